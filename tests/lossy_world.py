@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.loop import DetokenizerLoop
-from tercet.detokenizer.outbox import Outbox as TextOutbox
+from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard as TextBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -38,7 +38,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.loop import SchedulerLoop
-from tercet.scheduler.outbox import Outbox
+from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeExecutor, small_capacity
 
@@ -180,7 +180,7 @@ class SchedulerPart:
         self.executor = executor
         self.core = Scheduler(CoreConfig(token_budget=24), executor.capacity)
         self.board = StatusBoard(clock)
-        outbox = Outbox(port.send, clock)
+        outbox = BacklogSender(port.send, clock)
         self.loop = SchedulerLoop(self.core, executor, port.drain, outbox, self.board, clock, overlap=overlap)
 
     def turn(self) -> None:
@@ -196,7 +196,7 @@ class DetokenizerPart:
         store = TokenizerStore()
         self.manager = DetokenizerManager(store)
         self.board = TextBoard(self.manager, clock)
-        outbox = TextOutbox(port, 100, self.manager.counters)
+        outbox = FrontendOutbox(port, 100, self.manager.counters)
         self.loop = DetokenizerLoop(port, self.manager, store, outbox, self.board, clock)
 
     def turn(self) -> None:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.loop import SETTLE_SECONDS, DetokenizerLoop
-from tercet.detokenizer.outbox import Outbox as TextOutbox
+from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard as TextBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -33,7 +33,7 @@ from tercet.protocol.messages.messages import (
 )
 from tercet.protocol.messages.values import Grammar, ModelIdentity, ModelLimits, Role, Task
 from tercet.protocol.node_core import Answer, unanswered
-from tercet.protocol.system.clock import AwakeClock
+from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.testing import ScriptedClock
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
@@ -42,7 +42,7 @@ from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.loop import SchedulerLoop
-from tercet.scheduler.outbox import Outbox
+from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeEncoder, FakeExecutor, small_capacity
 from tests.lossy_world import InlineExecutor, tokenizer_file
@@ -126,13 +126,13 @@ class SchedulerPart(Part):
     """`dies_in_step` kills it in the next one, `dies_sending` before so many more messages of its core have left."""
 
     def __init__(self, network: Network, clock: ScriptedClock, peer: str, loads: float, overlap: int = 0) -> None:
-        self.status = StatusBoard(AwakeClock(clock))
+        self.status = StatusBoard(SuspendAwareClock(clock))
         self._ready_at = clock() + loads
         self._arrived: list[Delivery] = []
         self.dies_in_step = False
         self.dies_sending: int | None = None
         super().__init__(network, clock, Role.SCHEDULER, peer, SchedulerInbox)
-        self._outbox = Outbox(self._send, clock)
+        self._outbox = BacklogSender(self._send, clock)
         self._overlap = overlap
         self._build()
 
@@ -243,11 +243,11 @@ class DetokenizerPart(Part):
     def __init__(self, network: Network, clock: ScriptedClock, peer: str) -> None:
         store = TokenizerStore()
         self.manager = DetokenizerManager(store)
-        self.status = TextBoard(self.manager, AwakeClock(clock))
+        self.status = TextBoard(self.manager, SuspendAwareClock(clock))
         self._arrived: list[Delivery] = []
         self._leaves_at: float | None = None
         super().__init__(network, clock, Role.DETOKENIZER, peer, DetokenizerInbox)
-        self.outbox = TextOutbox(self, 100, self.manager.counters)
+        self.outbox = FrontendOutbox(self, 100, self.manager.counters)
         self.loop = DetokenizerLoop(self, self.manager, store, self.outbox, self.status, clock)
 
     def heartbeat(self, peer: str) -> Heartbeat:
@@ -298,7 +298,9 @@ class FrontendPart(Part):
         super().__init__(network, clock, Role.FRONTEND, peer, FrontendInbox)
         pool = InlineExecutor()
         controller = DataParallelController(POLICIES[policy]())
-        self.manager = TokenizerManager(peer, self.board, ModelRegistry(pool), controller, clock=AwakeClock(clock))
+        self.manager = TokenizerManager(
+            peer, self.board, ModelRegistry(pool), controller, clock=SuspendAwareClock(clock)
+        )
         self.manager.grammars = AnyGrammar()
 
     def heartbeat(self, peer: str) -> Heartbeat:

@@ -14,7 +14,7 @@ from typing import Any
 LIMIT = 120.0
 
 
-class PartProcess:
+class ChildProcess:
     """One part, and what it says in a file."""
 
     def __init__(

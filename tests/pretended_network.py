@@ -15,11 +15,11 @@ from tercet.protocol.config import NodeConfig
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.messages import Heartbeat, Message
 from tercet.protocol.messages.values import Role
-from tercet.protocol.node_core import Answer, Switchboard
+from tercet.protocol.node_core import Answer, NodeCore
 from tercet.protocol.sockets import GOODBYE_TIME, Sockets
 from tercet.protocol.transport.channel import Connection, Inbox, Outbox, Received
 from tercet.protocol.transport.endpoints import bind_address
-from tercet.protocol.transport.poller import Waiter
+from tercet.protocol.transport.poller import Poller
 from tercet.protocol.transport.resolver import Resolver
 
 QUEUE = 60
@@ -162,7 +162,7 @@ class Network:
         return outbox
 
 
-class PretendedWaiter(Waiter):
+class PretendedWaiter(Poller):
     """Never waits; knows whether connections have news."""
 
     def __init__(self, news: Callable[[], bool]) -> None:
@@ -227,7 +227,7 @@ class PretendedResolver(Resolver):
         return found
 
 
-class PretendedBoard(Switchboard):
+class PretendedBoard(NodeCore):
     """A node's real links over the pretended network."""
 
     def __init__(

@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> int:
         print("no GPU is here: nothing was measured", file=sys.stderr)
         return 2
     if options.inside:
-        from tercet.frontend.engine.engine import Engine
+        from tercet.frontend.engine import Engine
 
         record = run_stage(options.stage[0], FULL, Engine, options.out, options.bundle)
         print(json.dumps(record["results"]), flush=True)

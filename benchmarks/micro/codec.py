@@ -11,10 +11,10 @@ from tercet.protocol.messages.messages import (
     BatchTokenIDOutput,
     ControlReply,
     DetokenizerInbox,
+    FirstRow,
     FlushCacheReq,
     FrontendInbox,
     Heartbeat,
-    Opening,
     SchedulerInbox,
     TokenizedGenerateReqInput,
 )
@@ -56,7 +56,7 @@ def batch_of(rows: int, *, openings: bool = False) -> BatchTokenIDOutput:
         offsets=pack_ints(range(rows + 1)),
         token_ids=pack_ints(range(1000, 1000 + rows)),
         openings=[
-            Opening(row=row, frontend="frontend-0", decode_spec=bytes(60), prompt_tokens=100, cached_tokens=64)
+            FirstRow(row=row, frontend="frontend-0", decode_spec=bytes(60), prompt_tokens=100, cached_tokens=64)
             for row in range(rows)
         ]
         if openings

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages.messages import BatchTokenIDOutput, DecodeSpec, DetokenizerInbox, Opening
+from tercet.protocol.messages.messages import BatchTokenIDOutput, DecodeSpec, DetokenizerInbox, FirstRow
 from tercet.protocol.messages.values import pack_ints
 
 Row = tuple[str, float, str, float]
@@ -74,13 +74,13 @@ class Bench:
         spec = msgspec.msgpack.encode(DecodeSpec(stop=stop or []))
         rids = [f"frontend-{n % frontends}-{chance.randbytes(12).hex()}" for n in range(REQUESTS)]
         openings = [
-            Opening(row=n, frontend=f"frontend-{n % frontends}", decode_spec=spec, prompt_tokens=9, cached_tokens=0)
+            FirstRow(row=n, frontend=f"frontend-{n % frontends}", decode_spec=spec, prompt_tokens=9, cached_tokens=0)
             for n in range(REQUESTS)
         ]
         self.step(self._batch(rids, 0, chance.choices(ids, k=REQUESTS), openings))
         self._steps = [self._batch(rids, step, chance.choices(ids, k=REQUESTS), []) for step in range(1, STEPS + 1)]
 
-    def _batch(self, rids: list[str], position: int, ids: list[int], openings: list[Opening]) -> bytes:
+    def _batch(self, rids: list[str], position: int, ids: list[int], openings: list[FirstRow]) -> bytes:
         zeros = pack_ints([0] * REQUESTS)
         return self._encoder.encode(
             BatchTokenIDOutput(

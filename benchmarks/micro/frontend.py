@@ -25,10 +25,10 @@ from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import (
     BatchStrOutput,
     DetokenizerInbox,
+    FirstTextRow,
     Heartbeat,
     Ready,
     SchedulerInbox,
-    TextOpening,
     TokenizedGenerateReqInput,
     TokenizerFiles,
     TokenizerFilesReq,
@@ -108,7 +108,7 @@ class Engine:
             token_ids=pack_ints([TOKEN_ID] * len(rids)),
             texts=[text] * len(rids),
             openings=[
-                TextOpening(row=row, prompt_tokens=9, cached_tokens=0)
+                FirstTextRow(row=row, prompt_tokens=9, cached_tokens=0)
                 for row, place in enumerate(positions)
                 if place == 0
             ],

@@ -14,7 +14,7 @@ from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.executor_factory import EXECUTORS, build_torch
 from tercet.scheduler.ports import AdapterReader, Advance, Executor, GrammarReader, LateMasks, Pending, WeightsReader
-from tercet.scheduler.resolved_model import Found
+from tercet.scheduler.resolved_model import ResolvedModel
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
 
@@ -58,7 +58,11 @@ class FragileExecutor:
 
 
 def build_fragile(
-    options: ModelOptions, schedule: ScheduleOptions, found: Found, report: Callable[[int, int], None], advance: Advance
+    options: ModelOptions,
+    schedule: ScheduleOptions,
+    found: ResolvedModel,
+    report: Callable[[int, int], None],
+    advance: Advance,
 ) -> Executor:
     return FragileExecutor(build_torch(options, schedule, found, report, advance))
 

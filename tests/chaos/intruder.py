@@ -17,7 +17,7 @@ from tercet.protocol.messages.messages import DetokenizerInbox, FrontendInbox, H
 from tercet.protocol.messages.values import Phase, Role, pack_floats, pack_ints
 from tercet.protocol.node import NodeConfig, PeerDown, PeerUp, ThreadNode
 
-GOLDEN = Path(__file__).parents[2] / "packages/protocol/tests/golden/wire-1.1.txt"
+GOLDEN = Path(__file__).parents[2] / "packages/protocol/tests/messages/golden/wire-1.1.txt"
 INBOXES: dict[Role, UnionType] = {
     Role.FRONTEND: FrontendInbox,
     Role.SCHEDULER: SchedulerInbox,

@@ -13,7 +13,7 @@ from tests.chaos.conftest import ENVIRONMENT, OPTIONS, References
 from tests.chaos.judge import Judge
 from tests.chaos.load import SHORT, Load, shuffled
 from tests.chaos.parts import Parts, assert_nothing_is_left, watched
-from tests.part_process import PartProcess, until
+from tests.part_process import ChildProcess, until
 from tests.server_process import Server
 
 SCHEDULER, DETOKENIZER = "scheduler-joined", "detokenizer-joined"
@@ -41,10 +41,10 @@ def strangers(server: Server) -> set[str]:
     return {each["peer"] for each in (*info["schedulers"], *info["detokenizers"])} & {SCHEDULER, DETOKENIZER}
 
 
-def start(name: str, parts: Parts, tmp_path: Path, *options: str) -> PartProcess:
+def start(name: str, parts: Parts, tmp_path: Path, *options: str) -> ChildProcess:
     """A part more, at an address where the server's frontends look for one."""
     command = [sys.executable, "-m", f"tercet.{name.partition('-')[0]}", "--peer", name, "--listen", parts.listen]
-    return PartProcess([*command, *options], tmp_path / name, env=ENVIRONMENT)
+    return ChildProcess([*command, *options], tmp_path / name, env=ENVIRONMENT)
 
 
 @pytest.mark.parametrize(

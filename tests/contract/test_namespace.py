@@ -20,7 +20,7 @@ HEAVY = {"torch", "transformers", "triton", "safetensors", "tercet.scheduler", "
 
 API = Path(__file__).with_name("public_api.txt")
 API_MODULES = (
-    "protocol/src/tercet/protocol/*.py",
+    "protocol/src/tercet/protocol/**/*.py",
     "frontend/src/tercet/frontend/engine/engine.py",
     "scheduler/src/tercet/scheduler/ports.py",
     "scheduler/src/tercet/scheduler/testing/*.py",

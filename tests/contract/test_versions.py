@@ -16,7 +16,7 @@ import pytest
 
 import tercet.protocol.messages.values
 from tercet.protocol.messages.values import WIRE_VERSION
-from tests.part_process import PartProcess, complete, healthy, listener, until
+from tests.part_process import ChildProcess, complete, healthy, listener, until
 
 PROTOCOL = Path(tercet.protocol.messages.values.__file__).parent
 MAJOR, MINOR = WIRE_VERSION
@@ -24,17 +24,17 @@ OLD, NEW, ALIEN = f"{MAJOR}.{MINOR}", f"{MAJOR}.{MINOR + 1}", f"{MAJOR + 1}.0"
 
 LAUNCHER = """
 import json, runpy, sys
-from tercet.protocol.node_core import Switchboard
+from tercet.protocol.node_core import NodeCore
 
 part, counters = sys.argv.pop(1), sys.argv.pop(1)
-close = Switchboard.close
+close = NodeCore.close
 
 def close_and_tell(self, reason):
     with open(counters, "w") as file:
         json.dump(self.counters, file)
     close(self, reason)
 
-Switchboard.close = close_and_tell
+NodeCore.close = close_and_tell
 runpy.run_module(f"tercet.{part}", run_name="__main__")
 """
 """Runs a part that leaves its counters in a file."""
@@ -116,13 +116,13 @@ class Parts:
             NEW: newer(root / "newer", (MAJOR, MINOR + 1)),
             ALIEN: newer(root / "alien", (MAJOR + 1, 0)),
         }
-        self.running: dict[str, PartProcess] = {}
+        self.running: dict[str, ChildProcess] = {}
 
-    def start(self, role: str, version: str, *words: str, fds: tuple[int, ...] = ()) -> PartProcess:
+    def start(self, role: str, version: str, *words: str, fds: tuple[int, ...] = ()) -> ChildProcess:
         name = f"{role}-{version}"
         command = [sys.executable, "-c", LAUNCHER, role, str(self._counters(name)), "--peer", name]
         command += ["--listen", f"ipc://{self.root}/run", *words]
-        part = self.running[name] = PartProcess(command, self.root / f"{name}.log", env=self.env(version), fds=fds)
+        part = self.running[name] = ChildProcess(command, self.root / f"{name}.log", env=self.env(version), fds=fds)
         return part
 
     def env(self, version: str) -> dict[str, str]:
@@ -163,7 +163,7 @@ def test_the_newer_parts_really_are_newer(parts: Parts) -> None:
     for version, expected in ((NEW, f"({MAJOR}, {MINOR + 1}) True"), (OLD, f"({MAJOR}, {MINOR}) False")):
         path = parts.paths[version]
         env = {"PYTHONPATH": str(path)} if path else {}
-        part = PartProcess([sys.executable, "-c", probe], parts.root / "probe.log", env=env)
+        part = ChildProcess([sys.executable, "-c", probe], parts.root / "probe.log", env=env)
         assert part.process.wait(60) == 0, part.said
         assert part.said.strip() == expected
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from tests.part_process import PartProcess, healthy, listener, until
+from tests.part_process import ChildProcess, healthy, listener, until
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("protocol", "frontend", "scheduler", "kernels", "detokenizer")
@@ -133,7 +133,7 @@ class Deployment:
             ),
         }
         self.parts = {
-            part: PartProcess(
+            part: ChildProcess(
                 [str(programs[part] / f"tercet-{part}"), "--keys", str(keys / part), *map(str, words[part])],
                 directory / f"{part}.log",
                 fds=(self.socket.fileno(),) if part == "frontend" else (),

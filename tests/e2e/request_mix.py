@@ -120,7 +120,7 @@ class Mix:
 
 
 @dataclass
-class Said:
+class ParsedMessage:
     """One choice of an answer."""
 
     text: str = ""
@@ -148,16 +148,16 @@ class Said:
         self.scores += scored.get("token_logprobs", ())
 
 
-def said(path: str, parts: list[Body]) -> tuple[dict[Any, Said], Body]:
+def said(path: str, parts: list[Body]) -> tuple[dict[Any, ParsedMessage], Body]:
     """(the choices of an answer, its counts), from its one part or from all the chunks or events of a stream."""
     if path == RESPONSES:
         whole = parts[-1].get("response", parts[-1])
         texts = [json.dumps(item.get("content", item.get("arguments"))) for item in whole["output"]]
-        return {0: Said(calls=texts, finish=whole["status"])}, _counts(whole["usage"])
-    choices: dict[Any, Said] = {}
+        return {0: ParsedMessage(calls=texts, finish=whole["status"])}, _counts(whole["usage"])
+    choices: dict[Any, ParsedMessage] = {}
     for part in parts:
         for choice in part["choices"]:
-            choices.setdefault(choice["index"], Said()).add(choice)
+            choices.setdefault(choice["index"], ParsedMessage()).add(choice)
     return dict(sorted(choices.items())), _counts(parts[-1]["usage"])
 
 

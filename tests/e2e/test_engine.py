@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from tercet.frontend.engine.engine import Engine
+from tercet.frontend.engine import Engine
 from tercet.frontend.errors import ApiError
 from tercet.scheduler.model_files import resolve_model
 

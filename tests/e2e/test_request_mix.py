@@ -10,7 +10,7 @@ import pytest
 
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
 from tests.e2e.random_checkpoint import REASONING, write
-from tests.e2e.request_mix import RESPONSES, Body, Mix, Said, said
+from tests.e2e.request_mix import RESPONSES, Body, Mix, ParsedMessage, said
 from tests.server_process import Server
 
 REQUESTS = 60
@@ -50,7 +50,7 @@ def left(client: httpx2.Client, path: str, body: Body) -> None:
         next(answer.iter_bytes())
 
 
-def close(one: dict[Any, Said], other: dict[Any, Said]) -> bool:
+def close(one: dict[Any, ParsedMessage], other: dict[Any, ParsedMessage]) -> bool:
     """Whether their log-probabilities are: sums of floats depend on the batch."""
     scores = [[each for choice in answer.values() for each in choice.scores] for answer in (one, other)]
     return [0.0 if each is None else each for each in scores[0]] == pytest.approx(

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.request import GenerateRequest, TokenPrompt
-from tercet.frontend.routing.counters import Outcome
+from tercet.frontend.routing.counters import RequestOutcome
 from tercet.protocol.messages.values import FinishReason, SamplingParams
 from tests.lossy_world import Closed, Fate, Name, World, tokenizer_file
 
@@ -136,7 +136,7 @@ async def play(world: World) -> Played:
     for part in world.schedulers.values():
         memory = part.core.memory
         assert memory.pools.free + memory.cache.cached == memory.pools.total
-    assert world.manager.counters.outcomes == {Outcome.FINISHED: len(JOBS)}
+    assert world.manager.counters.outcomes == {RequestOutcome.FINISHED: len(JOBS)}
     return Played(world, clients, lingered)
 
 

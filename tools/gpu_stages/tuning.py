@@ -29,7 +29,7 @@ from tercet.kernels.tools.triton_benchmarks import QUANTISED
 from tercet.kernels.triton import embedding
 from tercet.kernels.triton.attention import rope
 from tercet.kernels.triton.launch import Tiling
-from tercet.kernels.triton.linear import dequantize as dequantise
+from tercet.kernels.triton.linear import dequantize
 from tercet.kernels.triton.linear import quantized as quantised
 from tercet.kernels.triton.linear import quantized_gemv as quantised_row
 from tercet.kernels.triton.sampling import argmax as largest
@@ -160,10 +160,10 @@ def _few_bits(scale: Scale, rows: Sequence[int], run: Callable[..., torch.Tensor
     width = scale.operation_width
     full = torch.randn(12 * width, width, device=scale.device).div(width**0.5)
     for kind, block in QUANTISED:
-        weight = quantised_reference.quantise(full, kind, block)
+        weight = quantised_reference.quantize(full, kind, block)
         for count in rows:
             x = torch.randn(count, width, device=scale.device).to(scale.dtype)
-            expected = quantised_reference.linear_quantised(x, weight)
+            expected = quantised_reference.linear_quantized(x, weight)
             call = partial(_one, run, x, weight, None)
             yield _Work(f"{kind}, {count} rows", call, [expected], weight.nbytes)
 
@@ -198,7 +198,7 @@ OPERATIONS: dict[str, tuple[Sequence[Tiling], Callable[[Scale], Iterator[_Work]]
     "sample all": (sampling.TILINGS, _sample),
     "row, few bits": (quantised_row.TILINGS, lambda scale: _few_bits(scale, [1], quantised_row.row_linear)),
     "tiles, few bits": (quantised.TILINGS, lambda scale: _few_bits(scale, scale.tiled_rows, quantised.tiled_linear)),
-    "in full, few bits": (dequantise.TILINGS, lambda scale: _few_bits(scale, scale.tiled_rows, quantised.full_linear)),
+    "in full, few bits": (dequantize.TILINGS, lambda scale: _few_bits(scale, scale.tiled_rows, quantised.full_linear)),
 }
 """Where tiles are no longer faster than a weight that is first written in full is `quantised._TILED_ROWS`."""
 

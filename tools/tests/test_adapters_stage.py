@@ -18,7 +18,7 @@ from tercet.scheduler.executor import tp_worker
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapter_config import AdapterConfig
-from tercet.scheduler.executor.lora.adapters import Adapters
+from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.models.layer_ops import TritonLayerOps
 from tercet.scheduler.models.lora import LoRABank
@@ -100,7 +100,7 @@ def test_adapters_are_right_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_graphs_that_read_no_adapters_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with_graphs(monkeypatch, Tape())
-    monkeypatch.setattr(Adapters, "put_in_place", lambda *_: None)
+    monkeypatch.setattr(StepAdapters, "put_in_place", lambda *_: None)
     assert compared()["wrong"] == ["first", "second"]
 
 

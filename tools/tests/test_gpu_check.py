@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="the GPU path needs it")
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
-from tercet.kernels.ops.quantized import QuantisedWeight, dequantise
+from tercet.kernels.ops.quantized import QuantizedWeight, dequantize
 from tercet.kernels.tools.bench import ceilings
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.executor.kv_pool import KVPool
@@ -251,10 +251,10 @@ def test_a_wrong_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_weight_that_is_put_in_full_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A scale that is a hundredth too large. Of mxfp4 are experts alone, which are not put in full."""
 
-    def slightly(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
-        return dequantise(replace(weight, scales=weight.scales * 1.01), dtype)
+    def slightly(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
+        return dequantize(replace(weight, scales=weight.scales * 1.01), dtype)
 
-    monkeypatch.setattr("tercet.scheduler.models.weights.quantized_checkpoints.dequantise", slightly)
+    monkeypatch.setattr("tercet.scheduler.models.weights.quantized_checkpoints.dequantize", slightly)
     *_, last = quantised.compare(TINY)
     kinds = {name: form.kind for name, form in quantised._COMPARED.items()}
     assert last["wrong"] == sorted(name for name, kind in kinds.items() if kind not in ("", "mxfp4"))

@@ -2,12 +2,12 @@
 
 import msgspec
 
-from tercet.protocol.messages.messages import BatchTokenIDOutput, DecodeSpec, Opening
+from tercet.protocol.messages.messages import BatchTokenIDOutput, DecodeSpec, FirstRow
 from tercet.protocol.messages.values import FinishReason, pack_ints
 
 
 def batch(ids: list[int], position: int = 0, finish: FinishReason | None = None) -> BatchTokenIDOutput:
-    opening = Opening(
+    opening = FirstRow(
         row=0, frontend="f", decode_spec=msgspec.msgpack.encode(DecodeSpec()), prompt_tokens=3, cached_tokens=1
     )
     return BatchTokenIDOutput(

@@ -8,7 +8,7 @@ import msgspec
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages.messages import BatchStrOutput, BatchTokenIDOutput, DecodeSpec, Opening
+from tercet.protocol.messages.messages import BatchStrOutput, BatchTokenIDOutput, DecodeSpec, FirstRow
 from tercet.protocol.messages.values import FinishReason, Logprobs, pack_ints, unpack_ints
 
 
@@ -33,7 +33,7 @@ def batch(rows: list[Row]) -> BatchTokenIDOutput:
     for row in rows:
         offsets.append(offsets[-1] + len(row.ids))
     openings = [
-        Opening(
+        FirstRow(
             row=n,
             frontend=row.frontend,
             decode_spec=row.spec if isinstance(row.spec, bytes) else msgspec.msgpack.encode(row.spec),

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from tercet.detokenizer.choice import MAX_PROMPT_TAIL, MAX_STOP_CHARS, MAX_STOPS, Plan
+from tercet.detokenizer.choice import MAX_PROMPT_TAIL, MAX_STOP_CHARS, MAX_STOPS, DecodePlan
 from tercet.detokenizer.errors import SpecError
 from tercet.protocol.messages.messages import DecodeSpec
 from tercet.protocol.messages.values import pack_ints
@@ -24,9 +24,9 @@ def spec(stop: list[str], tail: int = 0) -> bytes:
 )
 def test_a_spec_is_bounded(given: bytes, words: str) -> None:
     with pytest.raises(SpecError, match=words):
-        Plan(given)
+        DecodePlan(given)
 
 
 def test_a_spec_at_its_bounds_is_taken() -> None:
     stops = ["a" * (MAX_STOP_CHARS // MAX_STOPS)] * MAX_STOPS
-    assert Plan(spec(stops, MAX_PROMPT_TAIL)).stops is not None
+    assert DecodePlan(spec(stops, MAX_PROMPT_TAIL)).stops is not None

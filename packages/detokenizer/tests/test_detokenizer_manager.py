@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from packages.detokenizer.tests.script import Row, Script, batch
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages.messages import DecodeSpec, TextOpening
+from tercet.protocol.messages.messages import DecodeSpec, FirstTextRow
 from tercet.protocol.messages.values import (
     FinishReason,
     FinishType,
@@ -46,10 +46,10 @@ def test_each_frontend_gets_its_own_rows_and_openings(script: Script) -> None:
     outputs = dict(script.manager.handle(output))
     assert {peer: out.texts for peer, out in outputs.items()} == {"f": ["a", "c"], "g": ["b"]}
     assert outputs["f"].openings == [
-        TextOpening(row=0, prompt_tokens=7, cached_tokens=0, waited=0.0),
-        TextOpening(row=1, prompt_tokens=7, cached_tokens=2, waited=0.5),
+        FirstTextRow(row=0, prompt_tokens=7, cached_tokens=0, waited=0.0),
+        FirstTextRow(row=1, prompt_tokens=7, cached_tokens=2, waited=0.5),
     ]
-    assert outputs["g"].openings == [TextOpening(row=0, prompt_tokens=7, cached_tokens=1, waited=0.25)]
+    assert outputs["g"].openings == [FirstTextRow(row=0, prompt_tokens=7, cached_tokens=1, waited=0.25)]
     later = script.send(Row("1", a, 1), Row("2", b, 1, finish=LENGTH), Row("3", c, 1))
     assert [(row.frontend, row.rid, row.finish) for row in later] == [
         ("f", "1", None),

@@ -10,7 +10,7 @@ import pytest
 from packages.detokenizer.tests.batches import batch
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.loop import ASK_AGAIN_SECONDS, RETRY_SECONDS, SETTLE_SECONDS, DetokenizerLoop
-from tercet.detokenizer.outbox import Outbox
+from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
@@ -42,7 +42,7 @@ class Bench:
         self.node, self.clock, self.tokenizers = node or FakeNode(), clock or ScriptedClock(), TokenizerStore()
         self.manager = DetokenizerManager(self.tokenizers)
         self.board = StatusBoard(self.manager, self.clock)
-        outbox = Outbox(self.node, max_backlog, self.manager.counters)
+        outbox = FrontendOutbox(self.node, max_backlog, self.manager.counters)
         self.loop = DetokenizerLoop(self.node, self.manager, self.tokenizers, outbox, self.board, self.clock)
 
     def feed(self, source: str, message: Message | PeerUp | PeerDown, *frames: bytes) -> None:

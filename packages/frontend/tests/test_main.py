@@ -22,6 +22,7 @@ from tercet.frontend.config.config import FrontendConfig
 from tercet.protocol.messages.messages import (
     BatchStrOutput,
     ControlReply,
+    FirstTextRow,
     FrontendInbox,
     Heartbeat,
     LoadLoRAAdapterReq,
@@ -29,7 +30,6 @@ from tercet.protocol.messages.messages import (
     Ready,
     SchedulerInbox,
     SupervisorInbox,
-    TextOpening,
     TokenizedGenerateReqInput,
     TokenizerFiles,
     TokenizerFilesReq,
@@ -150,7 +150,7 @@ def says(request: TokenizedGenerateReqInput, text: str) -> Message:
         offsets=pack_ints([0, 1]),
         token_ids=pack_ints([5]),
         texts=[text],
-        openings=[TextOpening(row=0, prompt_tokens=3, cached_tokens=0)],
+        openings=[FirstTextRow(row=0, prompt_tokens=3, cached_tokens=0)],
         finishes={0: FinishReason(FinishType.STOP)},
     )
 

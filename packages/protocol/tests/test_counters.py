@@ -4,11 +4,11 @@ import threading
 
 import pytest
 
-from tercet.protocol.counters import Counters
+from tercet.protocol.counters import LinkCounters
 
 
 def test_counts_from_many_threads_add_up() -> None:
-    counters = Counters()
+    counters = LinkCounters()
 
     def count() -> None:
         for _ in range(2000):
@@ -24,7 +24,7 @@ def test_counts_from_many_threads_add_up() -> None:
 
 
 def test_complaints_are_at_most_one_a_second(caplog: pytest.LogCaptureFixture) -> None:
-    counters = Counters()
+    counters = LinkCounters()
     for tenth in range(25):
         counters.drop("dropped", f"number {tenth}", tenth / 10)
     assert [record.message for record in caplog.records] == [

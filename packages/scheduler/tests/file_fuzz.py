@@ -24,7 +24,7 @@ from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWork
 from tercet.scheduler.executor.lora.adapter_files import AdapterError
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.resolved_model import find_model, identity_of
+from tercet.scheduler.resolved_model import identity_of, resolve_served_model
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
 
@@ -55,7 +55,7 @@ def start(directory: Path, random: Random) -> str:
     damage(directory, random)
     named = ModelOptions(model=str(directory), device="cpu")
     try:
-        found = find_model(named)
+        found = resolve_served_model(named)
         identity_of(named, found)
         if found.task is Task.GENERATE:
             TpModelWorker(options(directory)).close()

@@ -14,7 +14,7 @@ from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.loop import SchedulerLoop
-from tercet.scheduler.outbox import Outbox
+from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.ports import GrammarReader
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
@@ -42,7 +42,7 @@ class World:
             self.core,
             FakeExecutor(capacity),
             self.drain,
-            Outbox(self.send, lambda: next(ticks) * 0.05),
+            BacklogSender(self.send, lambda: next(ticks) * 0.05),
             self.board,
             lambda: next(ticks) * 0.05,
             overlap=overlap,

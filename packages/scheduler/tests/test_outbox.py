@@ -1,7 +1,7 @@
 from tercet.protocol.messages.messages import Message, Rejected
 from tercet.protocol.testing import ScriptedClock
 from tercet.scheduler.core.config import Arrival, PeerBlocked, PeerDrained
-from tercet.scheduler.outbox import KEPT_FOR, MOST_KEPT, Outbox
+from tercet.scheduler.outbox import KEPT_FOR, MOST_KEPT, BacklogSender
 
 
 class Wire:
@@ -27,7 +27,7 @@ def say(*pairs: tuple[str, str]) -> list[tuple[str, Message]]:
 
 def test_a_full_peer_gets_its_messages_later_and_in_order() -> None:
     wire = Wire()
-    outbox = Outbox(wire.send, ScriptedClock())
+    outbox = BacklogSender(wire.send, ScriptedClock())
     wire.full = {"a"}
     outbox.send(say(("a", "1"), ("b", "2")))
     assert outbox.flush() == [Arrival("a", PeerBlocked("a"))]
@@ -41,7 +41,7 @@ def test_a_full_peer_gets_its_messages_later_and_in_order() -> None:
 
 def test_raw_frames_stay_with_their_message() -> None:
     wire = Wire()
-    outbox = Outbox(wire.send, ScriptedClock())
+    outbox = BacklogSender(wire.send, ScriptedClock())
     wire.full = {"a"}
     [(peer, message)] = say(("a", "1"))
     outbox.send([(peer, message, b"vectors")])
@@ -53,7 +53,7 @@ def test_raw_frames_stay_with_their_message() -> None:
 
 def test_a_peer_that_is_gone_leaves_nothing_behind() -> None:
     wire = Wire()
-    outbox = Outbox(wire.send, ScriptedClock())
+    outbox = BacklogSender(wire.send, ScriptedClock())
     wire.full = {"a"}
     outbox.send(say(("a", "1")))
     outbox.forget("a")
@@ -66,7 +66,7 @@ def test_a_peer_that_is_gone_leaves_nothing_behind() -> None:
 def test_what_a_peer_never_takes_is_given_up_in_the_end() -> None:
     """A peer that never linked must not keep the loop polling, nor a leaving scheduler waiting."""
     wire, clock = Wire(), ScriptedClock()
-    outbox = Outbox(wire.send, clock)
+    outbox = BacklogSender(wire.send, clock)
     wire.full = {"never"}
     outbox.send(say(("never", "1")))
     clock.advance(KEPT_FOR)
@@ -85,7 +85,7 @@ def test_a_peer_that_takes_anything_is_waited_for() -> None:
         room[0] -= 1
         return room[0] >= 0
 
-    outbox = Outbox(trickle, clock)
+    outbox = BacklogSender(trickle, clock)
     outbox.send(say(("slow", "1"), ("slow", "2"), ("slow", "3")))
     for left in (2, 1, 0):
         clock.advance(KEPT_FOR)
@@ -96,7 +96,7 @@ def test_a_peer_that_takes_anything_is_waited_for() -> None:
 
 def test_a_peer_that_never_listens_costs_bounded_memory() -> None:
     wire = Wire()
-    outbox = Outbox(wire.send, ScriptedClock())
+    outbox = BacklogSender(wire.send, ScriptedClock())
     wire.full = {"a"}
     outbox.send(say(("a", "r")) * (MOST_KEPT + 10))
     assert outbox.backlog == MOST_KEPT

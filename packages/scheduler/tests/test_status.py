@@ -1,6 +1,6 @@
 from tercet.protocol.membership.heartbeat_timer import is_stuck
 from tercet.protocol.messages.values import Held, Load, Phase
-from tercet.protocol.system.clock import AwakeClock
+from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.testing import ScriptedClock
 from tercet.scheduler.status import StatusBoard
 
@@ -66,7 +66,7 @@ def test_a_step_that_tells_nothing_is_stuck_when_it_is_older_than_any_piece() ->
 
 def test_a_step_is_no_older_for_what_the_machine_slept() -> None:
     clock = ScriptedClock()
-    board = StatusBoard(AwakeClock(clock))
+    board = StatusBoard(SuspendAwareClock(clock))
     board.begin_step()
     clock.advance(1.0)
     board.heartbeat("f")

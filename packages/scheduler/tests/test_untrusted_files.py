@@ -21,10 +21,10 @@ from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.__main__ import EXIT_CONFIG, main
 from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.executor.lora.adapter_files import Adapter
-from tercet.scheduler.executor.lora.loader import AdapterDesk
+from tercet.scheduler.executor.lora.loader import AdapterLoader
 from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.executor.weights_loader import WeightsDesk
+from tercet.scheduler.executor.weights_loader import WeightsLoader
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import FileTooLargeError, ModelError, read_file, read_header, reading
 from tercet.scheduler.reading_threads import ReadingThreads, ReadTimeoutError
@@ -136,14 +136,14 @@ def test_whatever_looking_at_weights_raises_is_a_fault_of_one_line(error: Except
     def check(path: str) -> None:
         raise error
 
-    desk = WeightsDesk(check)
+    desk = WeightsLoader(check)
     desk.want("/new")
     [(_, fault)] = told(desk)
     assert fault
     assert "\n" not in fault
 
 
-def told(desk: WeightsDesk) -> list[tuple[str, str]]:
+def told(desk: WeightsLoader) -> list[tuple[str, str]]:
     end = time.monotonic() + 10
     while not (read := [*desk.take_read()]):
         assert time.monotonic() < end
@@ -221,7 +221,7 @@ def test_adapters_are_regular_files_of_bounded_size(checkpoints: Checkpoints, tm
     base = checkpoints("llama")
     with serving(base, max_loras=1, max_lora_rank=8) as run:
         desk = run.executor.adapters
-        assert isinstance(desk, AdapterDesk)
+        assert isinstance(desk, AdapterLoader)
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             piped = with_pipe(write_adapter(tmp_path / f"pipe {name}", base), name)
             assert "is not a regular file" in fault_of(desk, piped)
@@ -235,7 +235,7 @@ def test_adapters_are_regular_files_of_bounded_size(checkpoints: Checkpoints, tm
         assert fault_of(desk, write_adapter(tmp_path / "good", base)) == ""
 
 
-def fault_of(desk: AdapterDesk, path: Path) -> str:
+def fault_of(desk: AdapterLoader, path: Path) -> str:
     adapter = LoRAAdapter(str(path))
     desk.want(adapter)
     end = time.monotonic() + 10
@@ -278,7 +278,7 @@ def test_an_adapter_that_hangs_keeps_no_other_from_being_read() -> None:
                 call()
             return Adapter("1" * 64, 4, {})
 
-        desk = AdapterDesk(read, spare=2, patience=0.05)
+        desk = AdapterLoader(read, spare=2, patience=0.05)
         for number in range(8):
             desk.want(LoRAAdapter("/hangs", str(number) * 64))
         desk.want(LoRAAdapter("/good"))

@@ -37,7 +37,7 @@ from tercet.scheduler.event_log import read_events, replay
 from tercet.scheduler.executor_factory import EXECUTORS, build_fake
 from tercet.scheduler.model_files import tokenizer_files
 from tercet.scheduler.ports import Executor
-from tercet.scheduler.resolved_model import find_model, identity_of
+from tercet.scheduler.resolved_model import identity_of, resolve_served_model
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 from tercet.scheduler.wiring import SchedulerProcess
 
@@ -332,7 +332,7 @@ def test_other_weights_are_announced_and_served(
     assert (served.weights_path, served.path, served.files) == (str(new), old.path, old.files)
     assert second.ready.limits == first.ready.limits
     options = ModelOptions(model=str(model), executor="fake")
-    assert served == identity_of(options, find_model(options, str(new)))
+    assert served == identity_of(options, resolve_served_model(options, str(new)))
     assert served.weights != old.weights
     detokenizer.wait_for(PeerUp, timeout=PATIENCE)
     frontend.node.send("scheduler-0", request("r", PROMPT, max_new_tokens=4, ignore_eos=True))
@@ -348,7 +348,7 @@ def test_a_bad_model_ends_the_process_with_one_line(start: Start, tmp_path: Path
     assert errors.splitlines() == [f"tercet-scheduler: {tmp_path / 'config.json'} does not exist"]
 
 
-class Pulse(threading.Thread):
+class HeartbeatTimer(threading.Thread):
     """Drains a frontend's node, and measures the longest silence of a scheduler from one mark to the next."""
 
     def __init__(self, node: ThreadNode) -> None:
@@ -381,7 +381,7 @@ class Pulse(threading.Thread):
 @pytest.mark.slow
 def test_heartbeats_never_pause(network: Network, start: Start) -> None:
     """While a model loads, while 8000 tokens are prefilled in one step, and while a full cache is evicted."""
-    pulse = Pulse(network.node(Role.FRONTEND))
+    pulse = HeartbeatTimer(network.node(Role.FRONTEND))
     detokenizer = Listener(network.node(Role.DETOKENIZER))
     pulse.start()
     start("embedded", "--device", "cpu", "--chunked-prefill-size", "8192", "--page-size", "1")

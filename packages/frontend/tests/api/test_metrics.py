@@ -14,7 +14,7 @@ from tercet.frontend.config.config import HttpConfig
 from tercet.frontend.manager.latency import Histogram
 from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, Token, serving
 from tercet.protocol.membership.events import Delivery, PeerUp
-from tercet.protocol.messages.messages import Heartbeat, Series, SeriesReq
+from tercet.protocol.messages.messages import Heartbeat, MetricsReq, Series
 from tercet.protocol.messages.values import Load, Phase, Role, Sample
 
 EngineOf = Callable[..., FakeEngine]
@@ -241,7 +241,7 @@ async def test_whoever_is_asked_answers_for_all_frontends_at_the_socket(engine_o
         samples = await scrape(http)
         engine.full.clear()
         later = await scrape(http)
-        engine.deliver([Delivery("frontend-1", SeriesReq(id="theirs"))])
+        engine.deliver([Delivery("frontend-1", MetricsReq(id="theirs"))])
     assert ended(samples) == {"frontend-0": 1, "frontend-1": 3}
     assert ended(later) == {"frontend-0": 1, "frontend-1": 3, "frontend-2": 4}
     assert len([name for name in later if name.startswith("tercet_queued{")]) == 1
@@ -256,7 +256,7 @@ async def test_a_frontend_that_dies_while_it_is_asked_holds_up_nothing(engine_of
         began = time.monotonic()
         asked = asyncio.create_task(scrape(http_of(served)))
         async with asyncio.timeout(10):
-            while not any(isinstance(message, SeriesReq) for _, message in engine.sent):  # noqa: ASYNC110
+            while not any(isinstance(message, MetricsReq) for _, message in engine.sent):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         engine.down("frontend-1", Role.FRONTEND)
         samples = await asked

@@ -6,7 +6,7 @@ import pytest
 from packages.frontend.tests.chat.test_call_grammar import calls_in, grammar_of, written
 from packages.frontend.tests.chat.vocabulary import accepts, babble
 from tercet.frontend.chat.custom_calls import CustomCalls, custom_tool
-from tercet.frontend.chat.output_parser import add_up
+from tercet.frontend.chat.output_parser import merge_events
 from tercet.frontend.constraints import Lark, Regex
 from tercet.frontend.parsers.events import Event, TextDelta, ToolArgumentsDelta, ToolCallEnd, ToolCallStart
 from tercet.frontend.parsers.registry import TOOL_FORMATS, tool_parser
@@ -90,7 +90,7 @@ def test_a_text_may_begin_as_json_does_where_calls_stand_between_markers(text: s
         ("deepseek_v31", "<｜tool▁call▁begin｜>f<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
     ):
         parser = tool_parser(TOOL_FORMATS[name](), (custom_tool("f", ""),))
-        said = add_up(parser.feed(begin + text + end) + parser.finish())
+        said = merge_events(parser.feed(begin + text + end) + parser.finish())
         assert (said.text, [(call.arguments, call.complete) for call in said.calls]) == ("", [(text, True)])
 
 

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from packages.frontend.tests.parsers.transcripts import TRANSCRIPTS, Transcript
-from tercet.frontend.chat.output_parser import Call, ChoiceReader, Said, add_up, new_call_id
+from tercet.frontend.chat.output_parser import Call, OutputParser, ParsedMessage, merge_events, new_call_id
 from tercet.frontend.manager.req_state import Update
 from tercet.frontend.model.special_text import SpecialText, SpecialTexts
 from tercet.frontend.parsers.events import (
@@ -35,15 +35,17 @@ def pieces(text: str, cuts: list[int]) -> list[str]:
     return [text[begin:end] for begin, end in itertools.pairwise(places)]
 
 
-def read(reader: ChoiceReader, texts: list[str]) -> Said:
+def read(reader: OutputParser, texts: list[str]) -> ParsedMessage:
     events: list[Event] = []
     for text in texts:
         events += reader.read(update(text))
-    return add_up(events + reader.read(update("", STOP)))
+    return merge_events(events + reader.read(update("", STOP)))
 
 
-def without_ids(said: Said) -> Said:
-    return Said(said.text, said.reasoning, [Call("", call.name, call.arguments, call.complete) for call in said.calls])
+def without_ids(said: ParsedMessage) -> ParsedMessage:
+    return ParsedMessage(
+        said.text, said.reasoning, [Call("", call.name, call.arguments, call.complete) for call in said.calls]
+    )
 
 
 @pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda transcript: transcript.title)
@@ -52,10 +54,10 @@ def without_ids(said: Said) -> Said:
 def test_streamed_is_what_the_whole_is(transcript: Transcript, cuts: list[int]) -> None:
     """Of every notation's golden transcripts."""
 
-    def reader() -> ChoiceReader:
-        return ChoiceReader(transcript.parser(), SpecialText(SPECIALS))
+    def reader() -> OutputParser:
+        return OutputParser(transcript.parser(), SpecialText(SPECIALS))
 
-    whole = add_up(reader().read(update(transcript.output, STOP)))
+    whole = merge_events(reader().read(update(transcript.output, STOP)))
     streamed = read(reader(), pieces(transcript.output, cuts))
     assert without_ids(streamed) == without_ids(whole)
     assert (whole.text, whole.reasoning) == (transcript.found.text, transcript.found.reasoning)
@@ -75,22 +77,22 @@ def test_streamed_is_what_the_whole_is(transcript: Transcript, cuts: list[int]) 
 @example(parts=["<|", "<|im_end|>", "eot|>"], cuts=[2, 12])  # what is left looks like another
 def test_special_tokens_go_wherever_they_were_cut(parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
-    said = read(ChoiceReader(make_parser(ParserNames(None, "mistral")), SpecialText(SPECIALS)), pieces(text, cuts))
+    said = read(OutputParser(make_parser(ParserNames(None, "mistral")), SpecialText(SPECIALS)), pieces(text, cuts))
     assert said.text == re.sub(r"<\|im_end\|>|<\|eot\|>|\[/INST\]", "", text)
 
 
 def test_special_tokens_of_reasoning_and_text_are_told_apart() -> None:
-    reader = ChoiceReader(make_parser(ParserNames("qwen3", None)), SpecialText(SPECIALS))
+    reader = OutputParser(make_parser(ParserNames("qwen3", None)), SpecialText(SPECIALS))
     events = (
         reader.read(update("<think>hm <|e"))
         + reader.read(update("ot|>ok <|im</think>so <|im_end|>"))
         + [*reader.read(update("", STOP))]
     )
-    assert add_up(events) == Said("so ", "hm ok <|im", [])
+    assert merge_events(events) == ParsedMessage("so ", "hm ok <|im", [])
 
 
 def test_text_without_a_parser_is_text() -> None:
-    reader = ChoiceReader()
+    reader = OutputParser()
     assert reader.read(update("<tool_call>")) == [TextDelta("<tool_call>")]
     assert reader.read(update("", STOP)) == []
 
@@ -99,24 +101,24 @@ HERMES = '<tool_call>{"name": "a", "arguments": {"x": 1}}</tool_call><tool_call>
 
 
 def test_one_call_is_all_there_is_where_one_is_allowed() -> None:
-    reader = ChoiceReader(make_parser(ParserNames(None, "hermes")), one_call=True)
-    said = add_up(reader.read(update(HERMES, STOP)))
+    reader = OutputParser(make_parser(ParserNames(None, "hermes")), one_call=True)
+    said = merge_events(reader.read(update(HERMES, STOP)))
     assert [(call.name, call.arguments, call.complete) for call in said.calls] == [("a", '{"x": 1}', True)]
     assert reader.calls == 1
-    assert len(read(ChoiceReader(make_parser(ParserNames(None, "hermes"))), [HERMES]).calls) == 2
+    assert len(read(OutputParser(make_parser(ParserNames(None, "hermes"))), [HERMES]).calls) == 2
 
 
 def test_every_call_has_an_id_of_its_own_and_a_models_own_is_kept() -> None:
-    calls = read(ChoiceReader(make_parser(ParserNames(None, "hermes"))), [HERMES]).calls
+    calls = read(OutputParser(make_parser(ParserNames(None, "hermes"))), [HERMES]).calls
     assert all(re.fullmatch(r"call_[\w-]{24}", call.id) for call in calls)
     assert calls[0].id != calls[1].id
     [short] = read(
-        ChoiceReader(make_parser(ParserNames(None, "hermes")), one_call=True, short_ids=True), [HERMES]
+        OutputParser(make_parser(ParserNames(None, "hermes")), one_call=True, short_ids=True), [HERMES]
     ).calls
     assert re.fullmatch("[a-zA-Z0-9]{9}", short.id)
     assert new_call_id(short=True) != new_call_id(short=True)
     kimi = "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}"
-    [own] = read(ChoiceReader(make_parser(ParserNames(None, "kimi_k2"))), [kimi]).calls
+    [own] = read(OutputParser(make_parser(ParserNames(None, "kimi_k2"))), [kimi]).calls
     assert own.id == "functions.now:0"
 
 
@@ -132,4 +134,4 @@ def test_events_add_up_to_an_answer() -> None:
         ToolCallStart(1, "g", "2"),
     ]
     calls = [Call("1", "f", '{"a": 1}', complete=True), Call("2", "g", "", complete=False)]
-    assert add_up(events) == Said("So.", "hm", calls)
+    assert merge_events(events) == ParsedMessage("So.", "hm", calls)

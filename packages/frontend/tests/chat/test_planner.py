@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from packages.frontend.tests.chat.vocabulary import ENDS, accepts, tokenizer, tokens
-from tercet.frontend.chat.chat_request import Calls, ChatTurn, ToolChoice
+from tercet.frontend.chat.chat_request import Calls, ChatOptions, ToolChoice
 from tercet.frontend.chat.custom_calls import custom_tool
-from tercet.frontend.chat.output_parser import ChoiceReader, Said, add_up
-from tercet.frontend.chat.planner import TurnPlan, TurnPlanner
+from tercet.frontend.chat.output_parser import OutputParser, ParsedMessage, merge_events
+from tercet.frontend.chat.planner import ChatPlan, ChatPlanner
 from tercet.frontend.config.config import ServingConfig
 from tercet.frontend.constraints import JsonObject
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
@@ -40,22 +40,22 @@ def model_of(template: str) -> ServedModel:
     return ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="w"))
 
 
-def turn(**options: Any) -> ChatTurn:
+def turn(**options: Any) -> ChatOptions:
     chosen = {"messages": [{"role": "user", "content": "x"}], "sampling": SamplingParams(max_new_tokens=0), **options}
-    return ChatTurn(**chosen)
+    return ChatOptions(**chosen)
 
 
-async def planned(template: str, config: ServingConfig = ServingConfig(), **options: Any) -> tuple[TurnPlan, ReqState]:
+async def planned(template: str, config: ServingConfig = ServingConfig(), **options: Any) -> tuple[ChatPlan, ReqState]:
     """The plan, and the state that its request would have."""
     model = model_of(template)
-    plan = await TurnPlanner(config).plan(turn(**options), model)
+    plan = await ChatPlanner(config).plan(turn(**options), model)
     request = plan.request
     return plan, ReqState("1", request, model, model.prompt_ids(request.prompt), request.sampling, Wake())
 
 
-def read(reader: ChoiceReader, text: str) -> Said:
+def read(reader: OutputParser, text: str) -> ParsedMessage:
     ids = tokenizer().encode(text, add_special_tokens=False).ids
-    return add_up(reader.read(Update(0, text, ids, [], STOP)))
+    return merge_events(reader.read(Update(0, text, ids, [], STOP)))
 
 
 async def test_a_prompt_that_opens_reasoning_is_known_to_reader_and_grammar() -> None:
@@ -64,7 +64,7 @@ async def test_a_prompt_that_opens_reasoning_is_known_to_reader_and_grammar() ->
     assert accepts(plan.request.grammar, "hm</think>{}")
     assert not accepts(plan.request.grammar, "{}")
     reader = plan.make_reader(state)
-    assert read(reader, "hm\n</think>\n\nSo.") == Said("So.", "hm", [])
+    assert read(reader, "hm\n</think>\n\nSo.") == ParsedMessage("So.", "hm", [])
     assert reader.reasoning_tokens == len(tokenizer().encode("hm\n</think>").ids)
 
 
@@ -74,7 +74,7 @@ async def test_a_prompt_that_closes_reasoning_leaves_none() -> None:
     assert accepts(plan.request.grammar, "{}")
     assert not accepts(plan.request.grammar, "hm</think>{}")
     reader = plan.make_reader(state)
-    assert read(reader, "So.") == Said("So.", "", [])
+    assert read(reader, "So.") == ParsedMessage("So.", "", [])
     assert reader.reasoning_tokens == 0
 
 
@@ -96,7 +96,7 @@ async def test_a_stop_token_that_ends_calls_ends_the_open_one(
     plan, state = await planned(CHAT, ServingConfig(tool_call_parser="gpt_oss"), tools=tools)
     reader, stop = plan.make_reader(state), tokens().added["<|call|>" if ended else "<|return|>"]
     text = f"<|channel|>commentary to=functions.{name} code<|message|>{said}"
-    told = add_up(reader.read(Update(0, text, [], [], FinishReason(FinishType.STOP, stop))))
+    told = merge_events(reader.read(Update(0, text, [], [], FinishReason(FinishType.STOP, stop))))
     [call] = told.calls
     assert (told.text, call.name, call.complete, reader.in_call) == ("", name, ended, not ended)
     assert call.arguments == (arguments if ended else said)
@@ -106,7 +106,7 @@ async def test_harmony_without_tools_is_decoded_with_its_markers_and_shown_witho
     plan, state = await planned(CHAT + "{# <|channel|> #}")
     assert not plan.request.skip_special_tokens
     said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>So.<|return|>"
-    assert read(plan.make_reader(state), said) == Said("So.", "hm", [])
+    assert read(plan.make_reader(state), said) == ParsedMessage("So.", "hm", [])
 
 
 async def test_special_tokens_stay_where_the_client_wants_them() -> None:
@@ -132,8 +132,8 @@ async def test_text_alone_needs_no_reader() -> None:
     ],
 )
 def test_parsers_are_the_templates_unless_options_say_otherwise(config: ServingConfig, names: ParserNames) -> None:
-    assert TurnPlanner(config).parsers(model_of(THINKS + "<tool_call>")) == names
-    assert TurnPlanner().parsers(model_of(CHAT)) == ParserNames(None, "generic")
+    assert ChatPlanner(config).parsers(model_of(THINKS + "<tool_call>")) == names
+    assert ChatPlanner().parsers(model_of(CHAT)) == ParserNames(None, "generic")
 
 
 F = ToolSpec("f", {"type": "object", "properties": {"a": {"type": "integer"}}})

@@ -12,26 +12,26 @@ import pytest
 
 from tercet.frontend.engine.engine import Engine, EngineError
 from tercet.frontend.errors import ApiError
-from tercet.frontend.supervisor.launch import Part
+from tercet.frontend.supervisor.launch import PartSpec
 from tercet.frontend.supervisor.options import ConfigError, ServeConfig
 from tercet.protocol.messages.values import Role
 
 PARTS = Path(__file__).with_name("parts")
-Make = Callable[[ServeConfig, Path], Sequence[Part]]
+Make = Callable[[ServeConfig, Path], Sequence[PartSpec]]
 
 
 def echo_parts(step: float = 0.0, *options: str) -> Make:
     """A scheduler that says the prompt over and over, and a detokenizer to write it down."""
 
-    def make(config: ServeConfig, directory: Path) -> list[Part]:
+    def make(config: ServeConfig, directory: Path) -> list[PartSpec]:
         command = (sys.executable, str(PARTS / "echo.py"), str(step), *options)
-        return [Part("scheduler-0", Role.SCHEDULER, command), Part("detokenizer-0", Role.DETOKENIZER, command)]
+        return [PartSpec("scheduler-0", Role.SCHEDULER, command), PartSpec("detokenizer-0", Role.DETOKENIZER, command)]
 
     return make
 
 
-def failing_parts(config: ServeConfig, directory: Path) -> list[Part]:
-    return [Part("scheduler-0", Role.SCHEDULER, (sys.executable, str(PARTS / "part.py"), "refuse"))]
+def failing_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
+    return [PartSpec("scheduler-0", Role.SCHEDULER, (sys.executable, str(PARTS / "part.py"), "refuse"))]
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +159,7 @@ def test_options_are_checked() -> None:
 def test_an_adapter_is_read_before_the_engine_is_there(tmp_path: Path) -> None:
     told: list[ServeConfig] = []
 
-    def make_parts(config: ServeConfig, directory: Path) -> list[Part]:
+    def make_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
         told.append(config)
         return list(echo_parts()(config, directory))
 
@@ -188,7 +188,7 @@ def test_an_adapter_that_cannot_be_read_is_named() -> None:
 def test_a_path_and_a_number_of_bytes_are_told_as_on_a_command_line(tmp_path: Path) -> None:
     told: list[ServeConfig] = []
 
-    def make_parts(config: ServeConfig, directory: Path) -> list[Part]:
+    def make_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
         told.append(config)
         return list(echo_parts()(config, directory))
 

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from packages.frontend.tests.engine.test_engine import echo_parts
-from tercet.frontend.engine.engine import Engine
+from tercet.frontend.engine import Engine
 from tercet.frontend.errors import ApiError
 
 ONE_TOKEN = {"max_new_tokens": 1}

@@ -9,8 +9,8 @@ import pytest
 from starlette.types import Message
 
 from tercet.frontend.config.config import HttpConfig
-from tercet.frontend.http.backpressure import PacedSend, room_for_answers
-from tercet.frontend.http.memory_budget import BodyRoom
+from tercet.frontend.http.backpressure import BackpressuredSend, room_for_answers
+from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 
 EngineOf = Callable[..., FakeEngine]
@@ -57,9 +57,9 @@ async def test_a_long_answer_is_the_same_in_pieces(length: int) -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    room, body = BodyRoom(1 << 20), bytes(range(256)) * (length // 256) + b"x" * (length % 256)
+    room, body = MemoryBudget(1 << 20), bytes(range(256)) * (length // 256) + b"x" * (length % 256)
     with room.space("") as space:
-        paced = PacedSend(send, space)
+        paced = BackpressuredSend(send, space)
         await paced({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % length)]})
         await paced({"type": "http.response.body", "body": body})
         assert room.taken == max(0, length - 65_536)
@@ -79,7 +79,7 @@ async def test_any_answer_has_room_where_its_key_has_no_other(length: int) -> No
     begin = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % length)]}
     with room.space("other") as taken, room.space("key") as first, room.space("key") as second:
         taken.grow(8 * 32 << 20)
-        answers = [PacedSend(send, space) for space in (first, second)]
+        answers = [BackpressuredSend(send, space) for space in (first, second)]
         for answer in answers:
             await answer(begin)
         assert [answer.refusal is None for answer in answers] == [True, False]

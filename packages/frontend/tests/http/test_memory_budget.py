@@ -11,7 +11,7 @@ import pytest
 
 from tercet.frontend.config.config import HttpConfig
 from tercet.frontend.errors import UnavailableError
-from tercet.frontend.http.memory_budget import BodyRoom
+from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 
 EngineOf = Callable[..., FakeEngine]
@@ -58,7 +58,7 @@ async def test_what_many_clients_send_is_bounded_and_free_again_when_they_leave(
 
 
 def test_one_key_leaves_half_of_the_room_to_others() -> None:
-    room = BodyRoom(1 << 20)
+    room = MemoryBudget(1 << 20)
     with room.space("mine") as mine, room.space("yours") as yours:
         mine.grow(room.most // 2)
         with room.space("mine") as other, pytest.raises(UnavailableError, match="long requests"):
@@ -68,7 +68,7 @@ def test_one_key_leaves_half_of_the_room_to_others() -> None:
 
 
 def test_a_body_that_is_alone_may_be_parsed_whatever_it_costs() -> None:
-    room = BodyRoom(1 << 20)
+    room = MemoryBudget(1 << 20)
     with room.space("mine") as mine:
         for _ in range(16):
             mine.read(b"10,11," * (1 << 14))
@@ -85,7 +85,7 @@ def test_what_is_parsed_of_a_body_takes_no_more_than_is_counted(text: str) -> No
     body = (
         json.dumps([text] * 2000, ensure_ascii=False) if text[0] not in "[{" else f"[{','.join([text] * 9000)}]"
     ).encode()
-    room = BodyRoom(1 << 30)
+    room = MemoryBudget(1 << 30)
     with room.space("") as space:
         for start in range(0, len(body), 1000):
             space.read(body[start : start + 1000])
@@ -100,10 +100,10 @@ def test_what_is_parsed_of_a_body_takes_no_more_than_is_counted(text: str) -> No
 async def test_a_body_keeps_its_room_until_its_request_ends(engine_of: EngineOf, http_of: HttpOf) -> None:
     """What is parsed of it is held as long: a stream that goes on holds its prompt."""
     engine = engine_of(lambda _request, _index: [Token(5, "x")] * 3, auto=False)
-    room = BodyRoom(1)
+    room = MemoryBudget(1)
     body = json.dumps({**SHORT, "max_tokens": 3, "user": "x" * 200}).encode().ljust(LONGEST)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tercet.frontend.server.app.BodyRoom", lambda _longest: room)
+        patch.setattr("tercet.frontend.server.app.MemoryBudget", lambda _longest: room)
         room.most = 5 * LONGEST
         async with serving(engine, HttpConfig(max_body_bytes=LONGEST)) as served:
             http = http_of(served)
@@ -123,7 +123,7 @@ async def test_a_body_keeps_its_room_until_its_request_ends(engine_of: EngineOf,
 
 
 def test_a_body_is_counted_once_however_it_arrives() -> None:
-    room = BodyRoom(1 << 20)
+    room = MemoryBudget(1 << 20)
     with room.space("") as space:
         for length in range(0, 1 << 20, 10_000):
             space.grow(length)

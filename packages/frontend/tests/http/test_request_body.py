@@ -17,7 +17,7 @@ from tercet.frontend.api.openai.embedding_schema import EmbeddingCreate
 from tercet.frontend.api.sglang.generate_schema import Detokenize, NativeGenerate
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.loop_turns import LoopTurns
-from tercet.frontend.http.memory_budget import BodyRoom
+from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.request_body import MAX_ITEMS, MAX_VALUES, read_json, read_model
 from tercet.frontend.http.sse import ClientGoneError
 
@@ -36,7 +36,7 @@ def asking(value: Any, *, stays: bool = True) -> Request:
         return messages.pop()
 
     app = FastAPI()
-    app.state.body_room = BodyRoom(LIMIT)
+    app.state.body_room = MemoryBudget(LIMIT)
     app.state.loop_turns = LoopTurns()
     scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")], "app": app}
     return Request(scope, receive)

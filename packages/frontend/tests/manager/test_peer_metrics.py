@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from tercet.frontend.manager.peer_metrics import Siblings
-from tercet.protocol.messages.messages import Message, Series, SeriesReq
+from tercet.frontend.manager.peer_metrics import PeerMetrics
+from tercet.protocol.messages.messages import Message, MetricsReq, Series
 from tercet.protocol.messages.values import Sample
 from tercet.protocol.testing import FakeAsyncNode
 
@@ -25,7 +25,7 @@ class Asking:
     def __init__(self, patience: float = 10.0, full: str = "") -> None:
         self.wire = FakeAsyncNode(lambda _: None)
         self.wire.full.update(full)
-        self.siblings = Siblings(self.wire, ["a", "b"], own, patience)
+        self.siblings = PeerMetrics(self.wire, ["a", "b"], own, patience)
         self.answer = asyncio.create_task(self.siblings.series())
 
     async def sent(self) -> str:
@@ -44,13 +44,13 @@ class Asking:
 
 
 def _asked(message: Message) -> str:
-    assert isinstance(message, SeriesReq)
+    assert isinstance(message, MetricsReq)
     return message.id
 
 
 async def test_who_has_no_siblings_asks_nobody_and_waits_for_nothing() -> None:
     wire = FakeAsyncNode(lambda _: None)
-    assert await Siblings(wire, [], own).series() == {}
+    assert await PeerMetrics(wire, [], own).series() == {}
     assert wire.sent == []
 
 
@@ -128,6 +128,6 @@ async def test_nobody_but_siblings_is_heard_or_answered_and_each_once() -> None:
     asking.siblings.on_series("b", saying("series-9", 100))
     asking.siblings.on_series("b", saying(number, 2))
     assert await asking.done() == {"a": 1, "b": 2}
-    asking.siblings.on_request("stranger", SeriesReq(id="x"))
-    asking.siblings.on_request("b", SeriesReq(id="y"))
+    asking.siblings.on_request("stranger", MetricsReq(id="x"))
+    asking.siblings.on_request("b", MetricsReq(id="y"))
     assert asking.wire.take() == [("b", own("y"), ())]

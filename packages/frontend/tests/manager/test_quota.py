@@ -12,8 +12,8 @@ import pytest
 
 from tercet.frontend.config.config import HttpConfig, StoreConfig
 from tercet.frontend.errors import RateLimitError
-from tercet.frontend.http.auth import Visitor, remember, resume_for
-from tercet.frontend.manager.quota import Tenants
+from tercet.frontend.http.auth import Caller, remember, resume_for
+from tercet.frontend.manager.quota import ApiKeyQuota
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 from tercet.protocol.messages.messages import Rejected
 
@@ -166,7 +166,7 @@ async def test_work_in_the_background_is_in_flight_until_it_is_done(
 
 def test_a_limit_without_keys_to_count_by_is_refused() -> None:
     with pytest.raises(ValueError, match="--max-requests-per-key"):
-        Tenants.of(HttpConfig(max_requests_per_key=1))
+        ApiKeyQuota.of(HttpConfig(max_requests_per_key=1))
 
 
 async def salts(served: Served, http: httpx2.AsyncClient, *asked: tuple[dict[str, str], str | None]) -> list[str]:
@@ -293,10 +293,10 @@ async def test_a_response_taken_over_keeps_its_salt(engine_of: EngineOf, http_of
 
 
 def test_what_is_taken_over_is_counted_and_never_refused() -> None:
-    tenants = Tenants(most_requests=1)
+    tenants = ApiKeyQuota(most_requests=1)
     resume_for("owner")
     places = [tenants.place(), tenants.place()]
-    remember({}, Visitor("owner"))
+    remember({}, Caller("owner"))
     for place in places:
         with pytest.raises(RateLimitError):
             tenants.place()

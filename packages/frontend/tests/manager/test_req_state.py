@@ -6,12 +6,12 @@ import pytest
 
 from tercet.frontend.errors import ServerError
 from tercet.frontend.manager.generation import Generation
-from tercet.frontend.manager.quota import Tenants
-from tercet.frontend.manager.req_state import ReqState, Row, Verdict, rows_of
+from tercet.frontend.manager.quota import ApiKeyQuota
+from tercet.frontend.manager.req_state import OutputRow, ReqState, Verdict, rows_of
 from tercet.frontend.manager.request import GenerateRequest, TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.testing import decode_spec
-from tercet.protocol.messages.messages import BatchStrOutput, TextOpening
+from tercet.protocol.messages.messages import BatchStrOutput, FirstTextRow
 from tercet.protocol.messages.values import (
     FinishReason,
     FinishType,
@@ -37,7 +37,7 @@ def generation(model: ServedModel) -> Generation:
     """One request with two choices, dispatched once."""
     sampling = SamplingParams(max_new_tokens=8, n=2, seed=5)
     request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling, stop=["END"], include_stop=True)
-    generation = Generation(Tenants().place())
+    generation = Generation(ApiKeyQuota().place())
     state = ReqState("f-1", request, model, list(range(20)), sampling, generation.wake)
     state.attempt = 0
     generation.states.append(state)
@@ -46,8 +46,8 @@ def generation(model: ServedModel) -> Generation:
 
 def row(
     position: int, *ids: int, index: int = 0, attempt: int = 0, text: str = "", finish: FinishReason | None = None
-) -> Row:
-    return Row(index, attempt, position, ids, text, None, finish)
+) -> OutputRow:
+    return OutputRow(index, attempt, position, ids, text, None, finish)
 
 
 def test_rows_in_order_are_taken_once(generation: Generation) -> None:
@@ -141,8 +141,8 @@ def test_a_later_dispatch_resumes_each_open_choice_where_it_was(generation: Gene
     assert message.sampling.seed == 5
 
 
-def opened(index: int, attempt: int, cached: int) -> Row:
-    return Row(index, attempt, 0, [1], opening=TextOpening(row=0, prompt_tokens=20, cached_tokens=cached))
+def opened(index: int, attempt: int, cached: int) -> OutputRow:
+    return OutputRow(index, attempt, 0, [1], opening=FirstTextRow(row=0, prompt_tokens=20, cached_tokens=cached))
 
 
 def test_a_first_attempt_that_brought_nothing_does_not_hide_what_was_cached(generation: Generation) -> None:
@@ -162,10 +162,10 @@ def test_prompt_tokens_that_another_choice_has_just_computed_do_not_count_as_cac
 def test_prompt_tokens_count_as_cached_only_by_the_first_attempt(generation: Generation) -> None:
     [state] = generation.states
     scores = Logprobs(pack_floats([float("nan")]))
-    first = TextOpening(row=0, prompt_tokens=20, cached_tokens=4, prompt_logprobs=scores)
-    state.accept(Row(0, 0, 0, [1], opening=first))
+    first = FirstTextRow(row=0, prompt_tokens=20, cached_tokens=4, prompt_logprobs=scores)
+    state.accept(OutputRow(0, 0, 0, [1], opening=first))
     state.attempt = 1
-    state.accept(Row(0, 1, 1, [2], opening=TextOpening(row=0, prompt_tokens=20, cached_tokens=20)))
+    state.accept(OutputRow(0, 1, 1, [2], opening=FirstTextRow(row=0, prompt_tokens=20, cached_tokens=20)))
     assert state.cached_tokens == 4
     assert state.prompt_logprobs is scores
 
@@ -180,7 +180,7 @@ def test_a_batch_is_read_row_by_row() -> None:
         offsets=pack_ints([0, 2, 2]),
         token_ids=pack_ints([7, 8]),
         texts=["x", "end"],
-        openings=[TextOpening(row=0, prompt_tokens=1, cached_tokens=0)],
+        openings=[FirstTextRow(row=0, prompt_tokens=1, cached_tokens=0)],
         finishes={1: STOP},
         logprobs={0: scores},
     )

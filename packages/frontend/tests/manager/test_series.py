@@ -12,8 +12,8 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from tercet.frontend.manager.latency import LENGTH_BOUNDS
 from tercet.frontend.manager.series import check_series, families_of, own_series
-from tercet.frontend.routing.counters import Counters, Exchange, Outcome
-from tercet.frontend.routing.peers import Fleet
+from tercet.frontend.routing.counters import Counters, Exchange, RequestOutcome
+from tercet.frontend.routing.peers import PeerRegistry
 from tercet.protocol.messages.codec import Codec, encode
 from tercet.protocol.messages.messages import Series
 from tercet.protocol.messages.values import FinishType, HistogramSample, Sample
@@ -43,12 +43,12 @@ def as_openmetrics(frontends: Mapping[str, Series]) -> list[Metric]:
 
 def counted(finished: int, *models: str) -> Series:
     counters = Counters()
-    counters.outcomes[Outcome.FINISHED] = finished
+    counters.outcomes[RequestOutcome.FINISHED] = finished
     counters.exchanges[Exchange("GET", "/metrics", 200)] = 3
     for model in models:
         counters.models[model].finishes[FinishType.STOP] = finished
         counters.models[model].prompt_tokens.observe(5.0, finished)
-    return own_series("series-0", counters, Fleet(), 2, 1)
+    return own_series("series-0", counters, PeerRegistry(), 2, 1)
 
 
 @pytest.mark.parametrize("read", [as_text, as_openmetrics])

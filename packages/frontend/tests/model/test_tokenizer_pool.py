@@ -12,11 +12,11 @@ import pytest
 
 from packages.frontend.tests import encoders
 from tercet.frontend.errors import BadRequestError, UnavailableError
-from tercet.frontend.http.auth import Visitor, remember
+from tercet.frontend.http.auth import Caller, remember
 from tercet.frontend.model.chat_template import TemplateManager
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.model.tokenizer import PromptTokenizer
-from tercet.frontend.model.tokenizer_pool import LONG, Piece, TextWork, characters_in
+from tercet.frontend.model.tokenizer_pool import LONG, Piece, TokenizerPool, characters_in
 from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, serving
 from tercet.protocol.messages.values import Task
 
@@ -51,7 +51,7 @@ def pool(gate: threading.Event) -> Iterator[ThreadPoolExecutor]:
 async def test_what_is_slow_is_its_sender_s_and_what_has_to_wait_is_not(
     pool: ThreadPoolExecutor, gate: threading.Event
 ) -> None:
-    work = TextWork(pool, seconds=0.05)
+    work = TokenizerPool(pool, seconds=0.05)
     ran: list[str] = []
     slow = asyncio.create_task(work.run(Piece(gate.wait)))
     behind = asyncio.create_task(work.run(Piece(lambda: ran.append("behind"))))
@@ -61,12 +61,12 @@ async def test_what_is_slow_is_its_sender_s_and_what_has_to_wait_is_not(
         await behind
     assert late.value.retry_after == 1
     gate.set()
-    assert await TextWork(pool).run(Piece(lambda: "next")) == "next"
+    assert await TokenizerPool(pool).run(Piece(lambda: "next")) == "next"
     assert ran == [], "nobody waits for it any more"
 
 
 async def test_work_that_begins_late_has_its_whole_time(pool: ThreadPoolExecutor, gate: threading.Event) -> None:
-    work = TextWork(pool, seconds=0.2)
+    work = TokenizerPool(pool, seconds=0.2)
     first = asyncio.create_task(work.run(Piece(gate.wait)))
     asyncio.get_running_loop().call_later(0.15, gate.set)
     pause = threading.Event()
@@ -80,7 +80,7 @@ async def test_a_fault_of_the_work_is_told_as_it_is(pool: ThreadPoolExecutor) ->
         raise BadRequestError("no", param="prompt")
 
     with pytest.raises(BadRequestError) as refused:
-        await TextWork(pool).run(Piece(refuse))
+        await TokenizerPool(pool).run(Piece(refuse))
     assert refused.value.param == "prompt"
 
 
@@ -88,7 +88,7 @@ def by(owner: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Work for a visitor with that key."""
 
     async def visit() -> Any:
-        remember({}, Visitor(owner))
+        remember({}, Caller(owner))
         return await work
 
     return asyncio.create_task(visit())
@@ -105,7 +105,7 @@ async def test_a_batch_of_many_prompts_does_not_delay_another_request(
     pool: ThreadPoolExecutor, gate: threading.Event, owners: tuple[str, str]
 ) -> None:
     """Also where both are of one key, or of a server without keys: few prompts of a request wait at a time."""
-    work, ran = TextWork(pool), list[str]()
+    work, ran = TokenizerPool(pool), list[str]()
 
     def wait(name: str) -> None:
         gate.wait()
@@ -132,7 +132,7 @@ async def test_a_batch_of_many_prompts_does_not_delay_another_request(
 
 
 async def test_once_a_prompt_is_refused_no_other_of_its_request_is_tokenized(pool: ThreadPoolExecutor) -> None:
-    work, ran = TextWork(pool), list[int]()
+    work, ran = TokenizerPool(pool), list[int]()
 
     def tokenize(number: int) -> int:
         ran.append(number)
@@ -150,7 +150,7 @@ async def test_once_a_prompt_is_refused_no_other_of_its_request_is_tokenized(poo
 
 async def test_long_texts_leave_a_thread_to_short_ones(gate: threading.Event) -> None:
     with ThreadPoolExecutor(2) as pool:
-        work = TextWork(pool, threads=2)
+        work = TokenizerPool(pool, threads=2)
         long = [by(owner, work.run(Piece(gate.wait, LONG))) for owner in ("", "mallory", "")]
         await asyncio.sleep(0)
         for owner in ("", "alice"):
@@ -162,7 +162,7 @@ async def test_long_texts_leave_a_thread_to_short_ones(gate: threading.Event) ->
 
 async def test_one_key_leaves_a_thread_to_others(gate: threading.Event) -> None:
     with ThreadPoolExecutor(2) as pool:
-        work = TextWork(pool, threads=2)
+        work = TokenizerPool(pool, threads=2)
         flood = [by("mallory", work.run(Piece(gate.wait, 10))) for _ in range(3)]
         await asyncio.sleep(0)
         assert await by("alice", work.run(Piece(lambda: "hi", 2))) == "hi"
@@ -172,7 +172,7 @@ async def test_one_key_leaves_a_thread_to_others(gate: threading.Event) -> None:
 
 
 async def test_one_key_fills_half_of_the_queue(pool: ThreadPoolExecutor, gate: threading.Event) -> None:
-    work = TextWork(pool, most=1000)
+    work = TokenizerPool(pool, most=1000)
     asked = [by("mallory", work.run(Piece(gate.wait, 100))) for _ in range(9)]
     await asyncio.sleep(0)
     assert [each.done() for each in asked] == [False] * 6 + [True] * 3, "one has a thread, and 5 wait"
@@ -253,11 +253,11 @@ def engine_for(engine_of: EngineOf) -> Callable[[str], FakeEngine]:
 async def test_every_route_s_text_goes_there(
     engine_for: EngineFor, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
-    async def turned_away(self: TextWork, piece: Piece[Any]) -> Any:
+    async def turned_away(self: TokenizerPool, piece: Piece[Any]) -> Any:
         raise UnavailableError("Too many texts wait to be tokenized.", retry_after=1)
 
     async with serving(engine_for(path)) as served:
-        monkeypatch.setattr(TextWork, "run", turned_away)
+        monkeypatch.setattr(TokenizerPool, "run", turned_away)
         answer = await http_of(served).post(path, json=body)
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"

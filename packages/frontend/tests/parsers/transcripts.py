@@ -51,7 +51,7 @@ class Call(msgspec.Struct, frozen=True):
     complete: bool = True
 
 
-class Found(msgspec.Struct, frozen=True):
+class ResolvedModel(msgspec.Struct, frozen=True):
     """What deltas add up to."""
 
     text: str = ""
@@ -64,7 +64,7 @@ class Transcript(msgspec.Struct, frozen=True):
     names: ParserNames
     prompt: str
     output: str
-    found: Found
+    found: ResolvedModel
 
     def parser(self) -> Parser:
         return parser_of(self.names, self.prompt)
@@ -76,7 +76,7 @@ def parser_of(names: ParserNames, prompt: str = "") -> Parser:
     return parser
 
 
-def add_up(events: list[Event]) -> Found:
+def merge_events(events: list[Event]) -> ResolvedModel:
     """Concatenates deltas, and checks that calls begin, go on and end in order."""
     text, reasoning = "", ""
     calls: list[Call] = []
@@ -97,12 +97,12 @@ def add_up(events: list[Event]) -> Found:
                 assert index == len(calls) - 1
                 assert not calls[index].complete
                 calls[index] = msgspec.structs.replace(calls[index], complete=True)
-    return Found(text, reasoning, calls)
+    return ResolvedModel(text, reasoning, calls)
 
 
-def read(parser: Parser, pieces: list[str]) -> Found:
+def read(parser: Parser, pieces: list[str]) -> ResolvedModel:
     events = [event for piece in pieces for event in parser.feed(piece)]
-    return add_up(events + parser.finish())
+    return merge_events(events + parser.finish())
 
 
 def _load(path: Path) -> list[Transcript]:
@@ -115,7 +115,9 @@ def _load(path: Path) -> list[Transcript]:
             names=names,
             prompt=case.get("prompt", file.get("prompt", "")),
             output=case["output"],
-            found=msgspec.convert({key: case[key] for key in ("text", "reasoning", "calls") if key in case}, Found),
+            found=msgspec.convert(
+                {key: case[key] for key in ("text", "reasoning", "calls") if key in case}, ResolvedModel
+            ),
         )
         for case in file["case"]
     ]

@@ -23,13 +23,13 @@ from tercet.protocol.messages.messages import (
     BatchTokenIDOutput,
     ControlReply,
     DetokenizerInbox,
+    FirstRow,
+    FirstTextRow,
     Heartbeat,
     LoadLoRAAdapterReq,
     Message,
-    Opening,
     Ready,
     SchedulerInbox,
-    TextOpening,
     TokenizedGenerateReqInput,
     TokenizerFiles,
     TokenizerFilesReq,
@@ -86,7 +86,7 @@ class EchoScheduler:
         for (rid, index), (request, frontend, position, first) in list(self.running.items()):
             prompt = unpack_ints(request.input_ids)[:: -1 if request.lora else 1]
             last = position + 1 >= request.sampling.max_new_tokens
-            opening = Opening(
+            opening = FirstRow(
                 row=0, frontend=frontend, decode_spec=request.decode_spec, prompt_tokens=len(prompt), cached_tokens=0
             )
             output = BatchTokenIDOutput(
@@ -118,7 +118,7 @@ class EchoDetokenizer:
         openings = []
         for opening in message.openings:
             self._frontends[message.rids[opening.row]] = opening.frontend
-            openings.append(TextOpening(row=opening.row, prompt_tokens=opening.prompt_tokens, cached_tokens=0))
+            openings.append(FirstTextRow(row=opening.row, prompt_tokens=opening.prompt_tokens, cached_tokens=0))
         (token_id,) = unpack_ints(message.token_ids)
         text = BatchStrOutput(
             rids=message.rids,

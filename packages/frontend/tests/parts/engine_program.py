@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tercet.frontend.engine.engine import Engine, EngineError
-from tercet.frontend.supervisor.launch import Part
+from tercet.frontend.supervisor.launch import PartSpec
 from tercet.frontend.supervisor.options import ServeConfig
 from tercet.protocol.messages.values import Role
 
 
-def make_parts(config: ServeConfig, directory: Path) -> list[Part]:
+def make_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
     command = (sys.executable, str(Path(__file__).with_name("echo.py")), "0")
-    return [Part("scheduler-0", Role.SCHEDULER, command), Part("detokenizer-0", Role.DETOKENIZER, command)]
+    return [PartSpec("scheduler-0", Role.SCHEDULER, command), PartSpec("detokenizer-0", Role.DETOKENIZER, command)]
 
 
 def say(*words: object) -> None:

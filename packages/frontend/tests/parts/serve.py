@@ -4,7 +4,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tercet.frontend.supervisor.launch import Part
+from tercet.frontend.supervisor.launch import PartSpec
 from tercet.frontend.supervisor.options import ConfigError, FrontendOptions, ServeConfig, ServeOptions
 from tercet.frontend.supervisor.serve import serve
 from tercet.protocol.messages.values import Role
@@ -13,11 +13,11 @@ from tercet.protocol.system.streams import prepare_streams
 PART = Path(__file__).with_name("part.py")
 
 
-def tiny_parts(config: ServeConfig, directory: Path) -> list[Part]:
+def tiny_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
     """One part of each role, behaving as the command line says; restarts are marked in the run directory."""
     env = {"TERCET_API_KEYS": "\n".join(config.frontend.api_key)} if config.frontend.api_key else {}
     return [
-        Part(
+        PartSpec(
             f"{role}-0",
             role,
             (sys.executable, str(PART), mode, f"--once={directory / mode}.once"),

@@ -10,7 +10,7 @@ import pytest
 
 from tercet.frontend.config.config import HttpConfig
 from tercet.frontend.routing.control import Answer, Control
-from tercet.frontend.routing.peers import Fleet
+from tercet.frontend.routing.peers import PeerRegistry
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 from tercet.protocol.messages.messages import AbortReq, ControlReply, FlushCacheReq, Message, PauseGenerationReq
 from tercet.protocol.messages.values import Role
@@ -45,8 +45,8 @@ class Wire:
         return peer not in self.full
 
 
-def fleet_of(*schedulers: str) -> Fleet:
-    fleet = Fleet()
+def fleet_of(*schedulers: str) -> PeerRegistry:
+    fleet = PeerRegistry()
     for peer in schedulers:
         fleet.add(peer, Role.SCHEDULER, "1")
     return fleet
@@ -91,7 +91,7 @@ async def test_silence_ends_an_order() -> None:
 
 
 async def test_without_schedulers_there_is_nobody_to_wait_for() -> None:
-    assert await Control(Wire(), Fleet()).ask(lambda number: FlushCacheReq(id=number)) == {}
+    assert await Control(Wire(), PeerRegistry()).ask(lambda number: FlushCacheReq(id=number)) == {}
 
 
 @pytest.mark.parametrize("route", ["/flush_cache", "/pause_generation", "/continue_generation"])

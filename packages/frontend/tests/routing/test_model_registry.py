@@ -11,7 +11,7 @@ from tercet.frontend.errors import ModelNotFoundError, UnavailableError
 from tercet.frontend.model.served_model import ModelFiles, SamplingDefaults
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.peers import SchedulerPeer
-from tercet.frontend.routing.weight_versions import Successions
+from tercet.frontend.routing.weight_versions import WeightLineage
 from tercet.protocol.messages.messages import TokenizerFiles
 from tercet.protocol.messages.values import ModelIdentity, ModelLimits
 
@@ -40,20 +40,20 @@ async def test_files_and_limits_make_a_model(
 ) -> None:
     with pytest.raises(UnavailableError):
         registry.get("tiny")
-    registry.update([peer(limits)], Successions())
+    registry.update([peer(limits)], WeightLineage())
     assert list(registry) == []
     await registry.load("s", message(files), frames(files))
-    registry.update([peer(None)], Successions())
+    registry.update([peer(None)], WeightLineage())
     assert list(registry) == []
-    registry.update([peer(limits)], Successions())
+    registry.update([peer(limits)], WeightLineage())
     model = registry.get("tiny")
     with pytest.raises(ModelNotFoundError):
         registry.get("other")
-    registry.update([peer(limits)], Successions())
+    registry.update([peer(limits)], WeightLineage())
     assert registry.get("tiny") is model
-    registry.update([], Successions())
+    registry.update([], WeightLineage())
     assert registry.get("tiny") is model
-    registry.update([peer(limits, "v")], Successions())
+    registry.update([peer(limits, "v")], WeightLineage())
     assert registry.get("tiny").identity.weights == "v"
 
 
@@ -62,10 +62,10 @@ async def test_a_name_is_not_refused_while_a_scheduler_has_not_said_what_it_serv
 ) -> None:
     await registry.load("s", message(files), frames(files))
     loading = SchedulerPeer("t", "1")
-    registry.update([peer(limits), loading], Successions())
+    registry.update([peer(limits), loading], WeightLineage())
     with pytest.raises(UnavailableError):
         registry.get("other")
-    registry.update([peer(limits)], Successions())
+    registry.update([peer(limits)], WeightLineage())
     with pytest.raises(ModelNotFoundError):
         registry.get("other")
 
@@ -77,7 +77,7 @@ async def test_a_scheduler_whose_files_are_of_no_use_says_nothing_more(
     broken = files | {"tokenizer.json": b"{"}
     await registry.load("t", message(broken), frames(broken))
     registry.update(
-        [peer(limits), SchedulerPeer("t", "1", limits=limits, identity=ModelIdentity(weights="w"))], Successions()
+        [peer(limits), SchedulerPeer("t", "1", limits=limits, identity=ModelIdentity(weights="w"))], WeightLineage()
     )
     with pytest.raises(ModelNotFoundError):
         registry.get("other")
@@ -90,7 +90,7 @@ async def test_schedulers_that_are_expected_are_waited_for_with_patience(
     with ThreadPoolExecutor(1) as pool:
         registry = ModelRegistry(pool, expected=2, patience=60.0, clock=lambda: now)
         await registry.load("s", message(files), frames(files))
-        registry.update([peer(limits)], Successions())
+        registry.update([peer(limits)], WeightLineage())
         with pytest.raises(UnavailableError):
             registry.get("other")
         now = 61.0
@@ -104,7 +104,7 @@ async def test_of_models_that_an_operator_named_no_others_are_waited_for(
     with ThreadPoolExecutor(1) as pool:
         registry = ModelRegistry(pool, ["mine"], expected=2, patience=60.0)
         await registry.load("s", message(files), frames(files))
-        registry.update([peer(limits)], Successions())
+        registry.update([peer(limits)], WeightLineage())
         assert registry.get("mine")
         with pytest.raises(ModelNotFoundError):
             registry.get("other")
@@ -116,14 +116,14 @@ async def test_of_two_weights_under_one_name_the_first_stay_while_they_are_there
     for name in ("s", "t"):
         await registry.load(name, message(files), frames(files))
     first, second = peer(limits), SchedulerPeer("t", "1", limits=limits, identity=ModelIdentity(weights="v"))
-    registry.update([first], Successions())
+    registry.update([first], WeightLineage())
     for _ in range(3):
-        registry.update([second, first], Successions())
+        registry.update([second, first], WeightLineage())
     assert registry.get("tiny").identity.weights == "w"
     assert [record.getMessage() for record in caplog.records] == [
         "t gives the name tiny to other weights: it gets no requests for it"
     ]
-    registry.update([second], Successions())
+    registry.update([second], WeightLineage())
     assert registry.get("tiny").identity.weights == "v"
 
 
@@ -136,7 +136,7 @@ async def test_a_fingerprint_stays_while_any_scheduler_of_its_version_does(
         return SchedulerPeer(name, "1", limits=limits, identity=identity, software=software)
 
     def told(*schedulers: SchedulerPeer) -> str:
-        registry.update(schedulers, Successions())
+        registry.update(schedulers, WeightLineage())
         return registry.get("tiny").fingerprint
 
     stranger = await up("r", "1", weights="v")
@@ -156,7 +156,7 @@ async def test_every_models_schedulers_are_served(
         await registry.load(name, message(files), frames(files))
     other = msgspec.structs.replace(limits, model="other")
     registry.update(
-        [peer(limits), SchedulerPeer("t", "1", limits=other, identity=ModelIdentity(weights="v"))], Successions()
+        [peer(limits), SchedulerPeer("t", "1", limits=other, identity=ModelIdentity(weights="v"))], WeightLineage()
     )
     assert {(model.name, model.identity.weights) for model in registry} == {("tiny", "w"), ("other", "v")}
 
@@ -165,9 +165,9 @@ async def test_equal_files_are_read_once(registry: ModelRegistry, files: dict[st
     await registry.load("s", message(files), frames(files))
     await registry.load("t", message(files), frames(files))
     assert registry.peers == {"s", "t"}
-    registry.update([peer(limits)], Successions())
+    registry.update([peer(limits)], WeightLineage())
     first = registry.get("tiny")
-    registry.update([SchedulerPeer("t", "1", limits=limits, identity=ModelIdentity(weights="w"))], Successions())
+    registry.update([SchedulerPeer("t", "1", limits=limits, identity=ModelIdentity(weights="w"))], WeightLineage())
     assert registry.get("tiny") is first
     registry.forget("s")
     assert registry.peers == {"t"}

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tercet.frontend.routing.peers import Fleet, SchedulerPeer
+from tercet.frontend.routing.peers import PeerRegistry, SchedulerPeer
 from tercet.frontend.routing.policies import (
     POLICIES,
     UNEVEN_TOKENS,
@@ -69,7 +69,7 @@ def test_every_policy_orders_every_scheduler(name: str, count: int) -> None:
 
 
 def test_least_loaded_counts_what_came_and_ended_since_the_heartbeat() -> None:
-    fleet = Fleet()
+    fleet = PeerRegistry()
     for peer in ("s0", "s1"):
         fleet.add(peer, Role.SCHEDULER, "1")
         fleet.heartbeat(peer, Heartbeat(phase=Phase.IDLE))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from tercet.frontend.manager.req_state import ReqState, Row
+from tercet.frontend.manager.req_state import OutputRow, ReqState
 from tercet.frontend.manager.request import GenerateRequest, TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.routing.counters import Cause
@@ -137,7 +137,7 @@ def test_whatever_arrives_is_a_reason_to_wait(make: Make) -> None:
     for position in range(8):
         ahead = beat(("r", 0, 0, position + 2), ("r", 1, 0, 0))
         assert script.hear(ahead) == NOTHING
-        state.accept(Row(0, 0, position, [5]))
+        state.accept(OutputRow(0, 0, position, [5]))
 
 
 def test_each_fruitless_try_waits_twice_as_long(make: Make) -> None:
@@ -154,13 +154,13 @@ def test_each_fruitless_try_waits_twice_as_long(make: Make) -> None:
                 break
         assert state.attempt == attempt + 1
     assert waits == [3, 5, 9]
-    state.accept(Row(0, state.attempt, 0, [5]))
+    state.accept(OutputRow(0, state.attempt, 0, [5]))
     assert state.retries == 0
 
 
 def test_what_nobody_waits_for_is_called_off_after_two_heartbeats(make: Make) -> None:
     finished, elsewhere = make("done"), make("away", "scheduler-1")
-    finished.accept(Row(1, 0, 0, [5]))
+    finished.accept(OutputRow(1, 0, 0, [5]))
     script = Script(finished, elsewhere)
     held = beat(("gone", 0, 0, 4), ("gone", 3, 0, 4), ("away", 0, 0, 0), ("done", 0, 0, 0), ("done", 1, 0, 1))
     assert script.hear(held) == NOTHING
@@ -172,7 +172,7 @@ def test_what_nobody_waits_for_is_called_off_after_two_heartbeats(make: Make) ->
 
 def test_a_detokenizer_is_called_off_what_is_not_routed_there_after_two_heartbeats(make: Make) -> None:
     here, finished, elsewhere = make("here"), make("done"), make("away")
-    finished.accept(Row(1, 0, 0, [5], finish=FinishReason(FinishType.LENGTH)))
+    finished.accept(OutputRow(1, 0, 0, [5], finish=FinishReason(FinishType.LENGTH)))
     elsewhere.detokenizer = "another"
     states = {state.rid: state for state in (here, finished, elsewhere)}
     reconciler, peer = Reconciler(), here.detokenizer

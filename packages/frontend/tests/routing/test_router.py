@@ -5,7 +5,7 @@ import pytest
 from tercet.frontend.manager.req_state import ReqState
 from tercet.frontend.manager.request import GenerateRequest, TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
-from tercet.frontend.routing.peers import DetokenizerPeer, Fleet, SchedulerPeer
+from tercet.frontend.routing.peers import DetokenizerPeer, PeerRegistry, SchedulerPeer
 from tercet.frontend.routing.policies import LeastLoaded, RoundRobin
 from tercet.frontend.routing.router import DataParallelController
 from tercet.frontend.routing.wake import Wake
@@ -62,7 +62,7 @@ def test_detokenizers_take_turns() -> None:
 
 
 def test_only_ready_schedulers_of_the_same_weights_are_eligible(limits: ModelLimits) -> None:
-    fleet = Fleet()
+    fleet = PeerRegistry()
     for peer in ("ready", "other", "loading", "leaving"):
         assert fleet.add(peer, Role.SCHEDULER, "1")
     assert not fleet.add("ready", Role.SCHEDULER, "1")
@@ -79,7 +79,7 @@ def test_only_ready_schedulers_of_the_same_weights_are_eligible(limits: ModelLim
 
 
 def test_only_ready_detokenizers_are_eligible() -> None:
-    fleet = Fleet()
+    fleet = PeerRegistry()
     fleet.add("d", Role.DETOKENIZER, "1")
     assert fleet.eligible_detokenizers() == []
     fleet.detokenizer_ready("d")

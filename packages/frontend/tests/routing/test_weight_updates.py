@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tercet.frontend.config.config import HttpConfig
-from tercet.frontend.routing.weight_versions import MOST, Successions
+from tercet.frontend.routing.weight_versions import MOST, WeightLineage
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 from tercet.protocol.messages.messages import AbortReq, Heartbeat, Ready, UpdateWeightsFromDiskReq
 from tercet.protocol.messages.values import Load, ModelIdentity, Phase, Role
@@ -196,7 +196,7 @@ async def test_the_name_moves_on_with_the_first_scheduler_that_has_the_new_weigh
 
 
 def test_weights_that_come_back_succeed_what_followed_them() -> None:
-    successions = Successions()
+    successions = WeightLineage()
     for old, new in (("a", "b"), ("b", "c"), ("c", "a")):
         successions.note(old, new, f"/{new}")
     assert [successions.latest(each) for each in "abcd"] == ["a", "a", "a", "d"]
@@ -209,7 +209,7 @@ def test_weights_that_come_back_succeed_what_followed_them() -> None:
 
 
 def test_the_first_weights_and_the_last_are_remembered() -> None:
-    successions = Successions()
+    successions = WeightLineage()
     for number in range(MOST + 500):
         successions.note(str(number), str(number + 1), f"/{number + 1}")
     last = str(MOST + 500)

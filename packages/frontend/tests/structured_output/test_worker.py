@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tercet.frontend.constraints import Choice, Constraint, Ebnf, JsonSchema, Lark, Regex, Tokens
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.structured_output.compiler import to_grammar
-from tercet.frontend.structured_output.pipe import LENGTH, Check, Order, Vocabulary, decode_verdict, framed
+from tercet.frontend.structured_output.pipe import LENGTH, Check, GrammarVocabulary, Order, decode_verdict, framed
 from tercet.frontend.structured_output.worker import fault
 from tercet.protocol.messages.values import Grammar, GrammarKind
 
@@ -101,7 +101,7 @@ class Worker:
 def worker(files: dict[str, bytes], tokenizer: Tokenizer) -> Iterator[Worker]:
     running = Worker()
     size = tokenizer.get_vocab_size()
-    assert running.ask(Vocabulary(tokenizer_json=files["tokenizer.json"], vocab_size=size, eos=TOKENS.eos)) == ""
+    assert running.ask(GrammarVocabulary(tokenizer_json=files["tokenizer.json"], vocab_size=size, eos=TOKENS.eos)) == ""
     yield running
     running.process.kill()
     running.process.communicate()

@@ -8,26 +8,26 @@ from tercet.frontend.supervisor.launch import (
     GiveUp,
     Kill,
     Later,
-    Patience,
-    Roster,
+    PartTable,
     Slow,
     Start,
+    Timeouts,
     describe_exit,
 )
 from tercet.protocol.messages.messages import Heartbeat
 from tercet.protocol.messages.values import Phase
 
-PATIENCE = Patience()
+PATIENCE = Timeouts()
 
 
-def roster(*names: str) -> Roster:
+def roster(*names: str) -> PartTable:
     """Parts that have been started at 0."""
-    parts = Roster(names or ("a",), PATIENCE, 0.0)
+    parts = PartTable(names or ("a",), PATIENCE, 0.0)
     assert parts.tick(0.0) == [Start(name) for name in names or ("a",)]
     return parts
 
 
-def quiet(parts: Roster, start: float, end: float) -> list[Action]:
+def quiet(parts: PartTable, start: float, end: float) -> list[Action]:
     """What is to be done while time runs from start to end, ticking as the supervisor does."""
     actions: list[Action] = []
     now = start
@@ -149,7 +149,7 @@ def test_silence_kills_once_and_the_part_starts_again() -> None:
 
 
 def test_the_deadline_is_the_next_start_or_the_end_of_patience_with_the_longest_silent() -> None:
-    parts = Roster(("a", "b"), PATIENCE, 5.0)
+    parts = PartTable(("a", "b"), PATIENCE, 5.0)
     assert parts.deadline == 5.0
     parts.tick(5.0)
     assert parts.deadline == float("inf"), "what loads libraries may be silent"

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from tercet.frontend.supervisor import supervisor as supervisor_module
-from tercet.frontend.supervisor.launch import Part, Patience
+from tercet.frontend.supervisor.launch import PartSpec, Timeouts
 from tercet.frontend.supervisor.run_directory import run_directory
 from tercet.frontend.supervisor.supervisor import Supervisor
-from tercet.frontend.supervisor.terminal import PlainDisplay
+from tercet.frontend.supervisor.terminal import PlainTerminal
 from tercet.protocol.messages.messages import Ready
 from tercet.protocol.messages.values import Role
 
 PART = Path(__file__).with_name("parts") / "part.py"
-PATIENCE = Patience(backoff=0.1, silence=1.5, startup=30.0)
+PATIENCE = Timeouts(backoff=0.1, silence=1.5, startup=30.0)
 
 
-class Screen(PlainDisplay):
+class Screen(PlainTerminal):
     """Keeps every line, while it is not stopped."""
 
     def __init__(self) -> None:
@@ -41,15 +41,15 @@ class Screen(PlainDisplay):
         return any(text in line for line in self.lines)
 
 
-def part(name: str, mode: str, marker: Path | None = None) -> Part:
+def part(name: str, mode: str, marker: Path | None = None) -> PartSpec:
     once = (f"--once={marker}",) if marker else ()
-    return Part(name, Role(name.partition("-")[0]), (sys.executable, str(PART), mode, *once))
+    return PartSpec(name, Role(name.partition("-")[0]), (sys.executable, str(PART), mode, *once))
 
 
 class Run:
     """A supervisor at work in a thread of its own."""
 
-    def __init__(self, directory: Path, *parts: Part, patience: Patience = PATIENCE, drain: float = 10.0) -> None:
+    def __init__(self, directory: Path, *parts: PartSpec, patience: Timeouts = PATIENCE, drain: float = 10.0) -> None:
         self.directory = directory
         self.screen = Screen()
         self.ready = threading.Event()
@@ -95,7 +95,7 @@ class Run:
 def start() -> Iterator[Callable[..., Run]]:
     with run_directory() as directory, contextlib.ExitStack() as stack:
 
-        def start_parts(*parts: Part, patience: Patience = PATIENCE, drain: float = 10.0) -> Run:
+        def start_parts(*parts: PartSpec, patience: Timeouts = PATIENCE, drain: float = 10.0) -> Run:
             run = Run(directory, *parts, patience=patience, drain=drain)
             stack.callback(run.end)
             return run
@@ -189,7 +189,7 @@ def test_a_dead_parts_inbox_is_removed(start: Start) -> None:
 
 
 def test_a_part_that_is_asked_to_leave_is_replaced_at_once(start: Start) -> None:
-    run = start(part("scheduler-0", "serve"), patience=Patience(backoff=20.0, settled=0.0))
+    run = start(part("scheduler-0", "serve"), patience=Timeouts(backoff=20.0, settled=0.0))
     run.wait_ready()
     for restart in (1, 2):
         os.kill(run.supervisor.pids()["scheduler-0"], signal.SIGTERM)
@@ -227,7 +227,7 @@ def test_a_stopped_terminal_keeps_nobody_from_being_ready(start: Start) -> None:
 
 
 def test_a_part_that_cannot_be_started_at_all_is_told_and_given_up(start: Start) -> None:
-    run = start(Part("scheduler-0", Role.SCHEDULER, ("/no/such/program",)), part("detokenizer-0", "serve"))
+    run = start(PartSpec("scheduler-0", Role.SCHEDULER, ("/no/such/program",)), part("detokenizer-0", "serve"))
     run.wait(lambda: run.code is not None)
     assert run.code == 1
     assert "scheduler-0 died 3 times before it was ready: cannot be started: " in run.screen.lines[-1]
@@ -248,7 +248,7 @@ def test_a_part_stuck_in_a_step_is_killed_though_it_heartbeats(start: Start, tmp
 
 
 def test_a_start_that_takes_too_long_names_the_part(start: Start) -> None:
-    run = start(part("scheduler-0", "loading"), patience=Patience(startup=2.0))
+    run = start(part("scheduler-0", "loading"), patience=Timeouts(startup=2.0))
     run.wait(lambda: run.code is not None)
     assert run.code == 1
     assert "tercet: error: scheduler-0 was not ready within 2 s (--startup-timeout): it said " in run.screen.lines[-1]
@@ -258,8 +258,8 @@ def test_a_start_that_takes_too_long_names_the_part(start: Start) -> None:
 
 
 def test_a_slow_start_tells_how_far_each_part_is_linked(start: Start) -> None:
-    deaf = Part("detokenizer-0", Role.DETOKENIZER, (sys.executable, "-c", "import time; time.sleep(60)"))
-    run = start(deaf, patience=Patience(loading_silence=0.5))
+    deaf = PartSpec("detokenizer-0", Role.DETOKENIZER, (sys.executable, "-c", "import time; time.sleep(60)"))
+    run = start(deaf, patience=Timeouts(loading_silence=0.5))
     run.wait_line("its start: it has said nothing (it does not listen, and is not linked)")
 
 

@@ -3,10 +3,16 @@ from io import StringIO
 
 import pytest
 
-from tercet.frontend.supervisor.terminal import Display, PlainDisplay, QueuedDisplay, TerminalDisplay, choose_display
+from tercet.frontend.supervisor.terminal import (
+    Display,
+    InteractiveTerminal,
+    PlainTerminal,
+    QueuedTerminal,
+    choose_terminal,
+)
 
 
-@pytest.fixture(params=[PlainDisplay, TerminalDisplay])
+@pytest.fixture(params=[PlainTerminal, InteractiveTerminal])
 def shown(request: pytest.FixtureRequest) -> tuple[Display, StringIO]:
     stream = StringIO()
     return request.param(stream), stream
@@ -39,7 +45,7 @@ def test_progress_may_end_and_begin_again(shown: tuple[Display, StringIO]) -> No
 
 def test_plain_progress_has_a_line_for_every_tenth() -> None:
     stream = StringIO()
-    display = PlainDisplay(stream)
+    display = PlainTerminal(stream)
     for done in range(1001):
         display.progress("s", "weights", done, 1000)
     display.progress("s", "KV cache: 7 tokens", 0, 0)
@@ -61,7 +67,7 @@ class StoppedTerminal(StringIO):
 
 def test_a_stopped_terminal_holds_up_nobody_and_says_later_how_much_it_missed() -> None:
     stream = StoppedTerminal()
-    display = QueuedDisplay(PlainDisplay(stream))
+    display = QueuedTerminal(PlainTerminal(stream))
     for number in range(3000):
         display.output("s", f"line {number}")
     display.line("tercet: s died")
@@ -84,7 +90,7 @@ def test_a_screen_that_nobody_reads_any_more_ends_nothing(error: Exception) -> N
         def write(self, text: str) -> int:
             raise error
 
-    display = QueuedDisplay(PlainDisplay(Gone()))
+    display = QueuedTerminal(PlainTerminal(Gone()))
     display.line("lost")
     reached = threading.Event()
     display.call(reached.set)
@@ -93,7 +99,7 @@ def test_a_screen_that_nobody_reads_any_more_ends_nothing(error: Exception) -> N
 
 
 def test_bars_need_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(choose_display(), PlainDisplay)
+    assert isinstance(choose_terminal(), PlainTerminal)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert isinstance(choose_display(), TerminalDisplay)
-    assert isinstance(choose_display("debug"), PlainDisplay)
+    assert isinstance(choose_terminal(), InteractiveTerminal)
+    assert isinstance(choose_terminal("debug"), PlainTerminal)

@@ -13,8 +13,8 @@ from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear, p
 from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.native_decoder import DecoderLayer, DecoderWeights, LayerAdapters, NativeDecoder
 from tercet.kernels.ops.activation import Gate, act_and_mul
-from tercet.kernels.ops.linear import linear_int4, linear_int8, quantise_int4, quantise_weight
-from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Run, add_lora
+from tercet.kernels.ops.linear import linear_int4, linear_int8, quantize_int4, quantize_weight
+from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Segment, add_lora
 from tercet.kernels.ops.moe import Routing
 from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
@@ -113,7 +113,7 @@ class Model:
         pack = partial(pack_linears, library, biases=[None] * count)
         gate_ups = pack(weights["gate_up"] * scales, interleave=True)
         return Mixture(
-            router, list(map(PackedMLP, gate_ups, pack(weights["down"] / scales))), Routing(top_k=2, renormalise=True)
+            router, list(map(PackedMLP, gate_ups, pack(weights["down"] / scales))), Routing(top_k=2, renormalize=True)
         )
 
 
@@ -158,12 +158,12 @@ def lora_rows(rows: Rows, places: Sequence[int], ranks: Sequence[int] = RANKS) -
     runs, start = [], 0
     for (new, _), place in zip(rows, places, strict=True):
         if place != NONE:
-            runs += [Run(place, first, min(first + 16, start + new)) for first in range(start, start + new, 16)]
+            runs += [Segment(place, first, min(first + 16, start + new)) for first in range(start, start + new, 16)]
         start += new
     return table_of(runs, ranks)
 
 
-def table_of(runs: list[Run], ranks: Sequence[int] = RANKS) -> LoRARows:
+def table_of(runs: list[Segment], ranks: Sequence[int] = RANKS) -> LoRARows:
     return LoRARows(runs, torch.tensor(runs, dtype=torch.int32).view(-1, 3), ranks)
 
 
@@ -185,9 +185,9 @@ def rounded_linear(kind: Kind, x: torch.Tensor, weight: torch.Tensor) -> torch.T
         case "none":
             return x.to(kind.dtype).float() @ weight.float().T
         case "int8":
-            return linear_int8(x, *quantise_weight(weight))
+            return linear_int8(x, *quantize_weight(weight))
         case "int4":
-            return linear_int4(x, *quantise_int4(weight))
+            return linear_int4(x, *quantize_int4(weight))
 
 
 def run_plain(model: Model, adapters: list[LayerAdapters], ids: torch.Tensor, rows: Rows, lora: LoRARows) -> Any:

@@ -5,7 +5,7 @@ import torch
 
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import Quantization, pack_linear, pack_linears
-from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantise_int4, quantise_weight
+from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantize_int4, quantize_weight
 
 SIZES = [(1, 1), (16, 32), (7, 100), (50, 64), (160, 576), (33, 1000)]
 ROWS = [1, 2, 3, 4, 5, 8, 13, 16, 31, 32, 33, 70]
@@ -32,7 +32,7 @@ def test_int8_equals_torch(library: Library, outputs: int, inputs: int) -> None:
     packed = pack_linear(library, weight, bias, quantization="int8")
     for rows in ROWS:
         x = torch.randn(rows, inputs) * torch.randn(rows, 1).exp()
-        assert relative_error(packed(x), linear_int8(x, *quantise_weight(weight), bias)) < 1e-5
+        assert relative_error(packed(x), linear_int8(x, *quantize_weight(weight), bias)) < 1e-5
 
 
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
@@ -41,7 +41,7 @@ def test_int4_equals_torch(library: Library, outputs: int, inputs: int) -> None:
     packed = pack_linear(library, weight, bias, quantization="int4")
     for rows in ROWS:
         x = torch.randn(rows, inputs) * torch.randn(rows, 1).exp()
-        assert relative_error(packed(x), linear_int4(x, *quantise_int4(weight), bias)) < 1e-5
+        assert relative_error(packed(x), linear_int4(x, *quantize_int4(weight), bias)) < 1e-5
 
 
 def test_int4_at_its_extremes_does_not_overflow(library: Library) -> None:
@@ -50,7 +50,7 @@ def test_int4_at_its_extremes_does_not_overflow(library: Library) -> None:
     for largest in (weight, -weight):  # steps of 0 and of 15
         largest[:, ::32] *= -8 / 7
         packed = pack_linear(library, largest, quantization="int4")
-        assert relative_error(packed(x), linear_int4(x, *quantise_int4(largest))) < 1e-5
+        assert relative_error(packed(x), linear_int4(x, *quantize_int4(largest))) < 1e-5
 
 
 def test_int4_is_near_what_it_rounds(library: Library) -> None:
@@ -69,12 +69,12 @@ def test_weights_are_rounded_to_the_bit_as_in_torch(
     weight = (torch.randn(outputs, inputs) * torch.randn(outputs, 1).exp()).to(dtype)
     weight[-1, inputs // 2 :] = 0
     every = torch.arange(outputs)
-    steps, scales = quantise_weight(weight)
+    steps, scales = quantize_weight(weight)
     packed = pack_linear(library, weight, quantization="int8")
     assert packed.scales is not None
     assert torch.equal(packed.scales[:outputs], scales)
     assert torch.equal(packed.rows(every), steps.float() * scales[:, None])
-    steps, scales = quantise_int4(weight)
+    steps, scales = quantize_int4(weight)
     packed = pack_linear(library, weight, quantization="int4")
     meant = (steps.float() - 8) * scales.float().repeat_interleave(32, 1)
     assert torch.equal(packed.rows(every), meant[:, :inputs])
@@ -172,10 +172,10 @@ def test_rows_come_back_as_they_went_in(library: Library, dtype: torch.dtype, qu
     packed, index = pack_linear(library, weight, quantization=quantization), torch.tensor([49, 0, 17, 17])
     expected = weight.float()
     if quantization == "int8":
-        steps, scales = quantise_weight(weight)
+        steps, scales = quantize_weight(weight)
         expected = steps.float() * scales[:, None]
     elif quantization == "int4":
-        steps, scales = quantise_int4(weight)
+        steps, scales = quantize_int4(weight)
         expected = ((steps.float() - 8) * scales.float().repeat_interleave(32, 1))[:, :37]
     torch.testing.assert_close(packed.rows(index), expected[index], rtol=1e-6, atol=0)
     with pytest.raises(IndexError):

@@ -29,7 +29,7 @@ from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import Quantization
 from tercet.kernels.native_decoder import LayerAdapters
 from tercet.kernels.ops.activation import Gate
-from tercet.kernels.ops.lora import LoRARows, Run
+from tercet.kernels.ops.lora import LoRARows, Segment
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,7 @@ def test_runs_are_cut_anywhere(library: Library) -> None:
     model, adapters, rows = Model.random(layers=1), random_adapters(layers=1), [(40, 40)]
     ids = random_ids(rows)
     whole = model.native(library, adapters)(ids, rows, lora_rows(rows, [1]))
-    cut = table_of([Run(1, 0, 3), Run(0, 3, 3), Run(1, 3, 30), Run(1, 30, 40), Run(2, 40, 40)])
+    cut = table_of([Segment(1, 0, 3), Segment(0, 3, 3), Segment(1, 3, 30), Segment(1, 30, 40), Segment(2, 40, 40)])
     for lora in (cut, replace(cut, runs=None)):
         assert torch.equal(model.native(library, adapters)(ids, rows, lora), whole)
 
@@ -176,23 +176,28 @@ def test_steps_without_runs_are_as_without_adapters(library: Library) -> None:
     model, rows = Model.random(), STEPS[0]
     ids = random_ids(rows)
     plain = model.native(library)(ids, rows)
-    for lora in (None, table_of([]), table_of([Run(3, 0, 9)]), table_of([Run(1, 2, 2)])):  # place 3 is of rank 0
+    for lora in (
+        None,
+        table_of([]),
+        table_of([Segment(3, 0, 9)]),
+        table_of([Segment(1, 2, 2)]),
+    ):  # place 3 is of rank 0
         assert torch.equal(model.native(library, random_adapters())(ids, rows, lora), plain)
 
 
 @pytest.mark.parametrize(
     "runs",
     [
-        [Run(5, 0, 1)],
-        [Run(-1, 0, 1)],
-        [Run(0, -1, 1)],
-        [Run(0, 0, 7)],
-        [Run(0, 4, 3)],
-        [Run(0, 0, 3), Run(1, 2, 4)],
-        [Run(0, 3, 4), Run(1, 0, 2)],
+        [Segment(5, 0, 1)],
+        [Segment(-1, 0, 1)],
+        [Segment(0, -1, 1)],
+        [Segment(0, 0, 7)],
+        [Segment(0, 4, 3)],
+        [Segment(0, 0, 3), Segment(1, 2, 4)],
+        [Segment(0, 3, 4), Segment(1, 0, 2)],
     ],
 )
-def test_runs_that_cannot_be_are_refused(library: Library, runs: list[Run]) -> None:
+def test_runs_that_cannot_be_are_refused(library: Library, runs: list[Segment]) -> None:
     native = Model.random().native(library, random_adapters())
     with pytest.raises(ValueError, match=r"not at any place|not in the order of tokens"):
         native(torch.zeros(6, dtype=torch.int64), [(6, 6)], table_of(runs))
@@ -200,7 +205,7 @@ def test_runs_that_cannot_be_are_refused(library: Library, runs: list[Run]) -> N
 
 
 def test_rows_that_do_not_fit_are_refused(library: Library) -> None:
-    native, good = Model.random().native(library, random_adapters()), table_of([Run(0, 0, 2)])
+    native, good = Model.random().native(library, random_adapters()), table_of([Segment(0, 0, 2)])
     step = torch.zeros(6, dtype=torch.int64), [(6, 6)]
     for table in (
         good.table.long(),

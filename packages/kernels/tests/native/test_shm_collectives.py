@@ -10,17 +10,17 @@ import pytest
 import torch
 
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.kernels.native.shm_collectives import Meeting, meeting_bytes
+from tercet.kernels.native.shm_collectives import ShmCollectives, meeting_bytes
 
 pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 ROOM = 256
 
 
-def together(size: int, run: Callable[[Meeting, int], torch.Tensor]) -> list[torch.Tensor]:
+def together(size: int, run: Callable[[ShmCollectives, int], torch.Tensor]) -> list[torch.Tensor]:
     """What `run` gives each of `size` that meet."""
     library = load_library()
     memory = mmap.mmap(-1, meeting_bytes(library, size, ROOM))
-    meetings = [Meeting(library, rank, size, memory, ROOM) for rank in range(size)]
+    meetings = [ShmCollectives(library, rank, size, memory, ROOM) for rank in range(size)]
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(run, meetings, range(size)))
 
@@ -44,7 +44,7 @@ def test_sums_are_of_float32_in_the_order_of_ranks(size: int, dtype: torch.dtype
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_gathers_are_in_the_order_of_ranks(size: int) -> None:
-    def run(meeting: Meeting, rank: int) -> torch.Tensor:
+    def run(meeting: ShmCollectives, rank: int) -> torch.Tensor:
         return meeting.gather(some(rank, 1, *shape))
 
     for shape in ((5,), (3, 40), (2, 3, 50)):
@@ -56,7 +56,7 @@ def test_nobody_writes_over_what_others_still_read() -> None:
     """Each is late at other times."""
     turns = 200
 
-    def run(meeting: Meeting, rank: int) -> torch.Tensor:
+    def run(meeting: ShmCollectives, rank: int) -> torch.Tensor:
         chance = random.Random(rank)
         results = []
         for turn in range(turns):
@@ -72,7 +72,7 @@ def test_nobody_writes_over_what_others_still_read() -> None:
 
 
 def test_what_is_not_contiguous_is_left_as_it_was() -> None:
-    def run(meeting: Meeting, rank: int) -> torch.Tensor:
+    def run(meeting: ShmCollectives, rank: int) -> torch.Tensor:
         x = some(rank, 2, 4, 6)
         total = meeting.sum(x[:, ::2])
         assert torch.equal(x, some(rank, 2, 4, 6))
@@ -85,4 +85,4 @@ def test_what_is_not_contiguous_is_left_as_it_was() -> None:
 @pytest.mark.parametrize(("rank", "size", "room", "length"), [(2, 2, 64, 4096), (0, 2, 96, 4096), (0, 2, 2048, 4096)])
 def test_a_place_that_does_not_exist_is_refused(rank: int, size: int, room: int, length: int) -> None:
     with pytest.raises(ValueError, match="cannot meet others in 4096 bytes"):
-        Meeting(load_library(), rank, size, mmap.mmap(-1, length), room)
+        ShmCollectives(load_library(), rank, size, mmap.mmap(-1, length), room)

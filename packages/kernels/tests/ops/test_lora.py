@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Run, add_lora
+from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Segment, add_lora
 
 INPUTS, RANK = 24, 4
 PARTS = (8, 4, 4)
@@ -31,7 +31,7 @@ def merged(weights: LoRAWeights, place: int) -> torch.Tensor:
     return torch.cat(rows)
 
 
-def rows_of(runs: list[Run], ranks: list[int]) -> LoRARows:
+def rows_of(runs: list[Segment], ranks: list[int]) -> LoRARows:
     return LoRARows(runs, torch.tensor(runs, dtype=torch.int32).view(-1, 3), ranks)
 
 
@@ -40,12 +40,12 @@ def rows_of(runs: list[Run], ranks: list[int]) -> LoRARows:
     "runs",
     [
         [],
-        [Run(0, 0, 7)],
-        [Run(1, 2, 5)],
-        [Run(0, 0, 2), Run(2, 2, 3), Run(0, 5, 6), Run(1, 6, 7)],
+        [Segment(0, 0, 7)],
+        [Segment(1, 2, 5)],
+        [Segment(0, 0, 2), Segment(2, 2, 3), Segment(0, 5, 6), Segment(1, 6, 7)],
     ],
 )
-def test_every_token_has_its_own_adapter_added(parts: tuple[int, ...], runs: list[Run]) -> None:
+def test_every_token_has_its_own_adapter_added(parts: tuple[int, ...], runs: list[Segment]) -> None:
     ranks = [4, 1, 3]
     weights = weights_of(ranks, parts)
     x, out = torch.randn(7, INPUTS), torch.randn(7, sum(parts))
@@ -61,7 +61,7 @@ def test_sums_are_rounded_once() -> None:
     weights = weights_of([4], (16,), torch.bfloat16)
     x, out = torch.randn(5, INPUTS).bfloat16(), torch.randn(5, 16).bfloat16()
     exact = out.double() + x.double() @ merged(weights, 0).T
-    add_lora(out, x, weights, rows_of([Run(0, 0, 5)], [4]))
+    add_lora(out, x, weights, rows_of([Segment(0, 0, 5)], [4]))
     assert torch.equal(out, exact.float().bfloat16())
 
 

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from tercet.kernels.ops.activation import clamped_and_mul
-from tercet.kernels.ops.moe import ExpertBiases, QuantisedExperts, Routing, fused_moe, route
-from tercet.kernels.ops.quantized import Format, dequantise, quantise
+from tercet.kernels.ops.moe import ExpertBiases, QuantizedExperts, Routing, fused_moe, route
+from tercet.kernels.ops.quantized import Format, dequantize, quantize
 
 
 def token_by_token(
@@ -23,7 +23,7 @@ def test_every_token_goes_through_its_experts(tokens: int, count: int, top_k: in
     torch.manual_seed(0)
     x, logits = torch.randn(tokens, 12), torch.randn(tokens, count)
     gate_up, down = torch.randn(count, 10, 12) / 3, torch.randn(count, 12, 5) / 2
-    weights, experts = route(logits, Routing(top_k=top_k, renormalise=False))
+    weights, experts = route(logits, Routing(top_k=top_k, renormalize=False))
     out = fused_moe(x, weights, experts, gate_up, down)
     torch.testing.assert_close(out.double(), token_by_token(x, weights, experts, gate_up, down), rtol=1e-5, atol=1e-5)
 
@@ -34,10 +34,10 @@ def test_every_token_goes_through_its_experts(tokens: int, count: int, top_k: in
 def test_quantised_experts_are_those_they_stand_for(kind: Format, block: tuple[int, int]) -> None:
     torch.manual_seed(0)
     x = torch.randn(20, 64)
-    weights, experts = route(torch.randn(20, 3), Routing(top_k=2, renormalise=True))
-    gate_up, down = (quantise(torch.randn(3 * n, 64) / 8, kind, block) for n in (128, 64))
-    out = fused_moe(x, weights, experts, QuantisedExperts(gate_up, 3), QuantisedExperts(down, 3))
-    expected = fused_moe(x, weights, experts, dequantise(gate_up).view(3, 128, 64), dequantise(down).view(3, 64, 64))
+    weights, experts = route(torch.randn(20, 3), Routing(top_k=2, renormalize=True))
+    gate_up, down = (quantize(torch.randn(3 * n, 64) / 8, kind, block) for n in (128, 64))
+    out = fused_moe(x, weights, experts, QuantizedExperts(gate_up, 3), QuantizedExperts(down, 3))
+    expected = fused_moe(x, weights, experts, dequantize(gate_up).view(3, 128, 64), dequantize(down).view(3, 64, 64))
     torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -45,7 +45,7 @@ def test_each_expert_has_biases_and_the_gate_that_is_named() -> None:
     torch.manual_seed(0)
     x, gate_up, down = torch.randn(9, 12), torch.randn(4, 10, 12), torch.randn(4, 12, 5)
     biases = ExpertBiases(torch.randn(4, 10), torch.randn(4, 12))
-    weights, experts = route(torch.randn(9, 4), Routing(top_k=2, renormalise=True))
+    weights, experts = route(torch.randn(9, 4), Routing(top_k=2, renormalize=True))
     out = fused_moe(x, weights, experts, gate_up, down, gate="clamped", biases=biases)
     expected = torch.zeros(9, 12)
     for token in range(9):
@@ -56,9 +56,9 @@ def test_each_expert_has_biases_and_the_gate_that_is_named() -> None:
 
 
 def test_no_scale_belongs_to_two_experts() -> None:
-    weight = quantise(torch.randn(96, 64), "fp8", (64, 64))
+    weight = quantize(torch.randn(96, 64), "fp8", (64, 64))
     with pytest.raises(ValueError, match="96 rows in blocks of 64 are no 3 experts"):
-        QuantisedExperts(weight, 3)
+        QuantizedExperts(weight, 3)
 
 
 def test_results_are_added_up_in_float32() -> None:
@@ -74,10 +74,10 @@ def test_results_are_added_up_in_float32() -> None:
 
 
 def test_weights_are_the_routers() -> None:
-    weights, experts = route(torch.tensor([[0.0, 2.0, 1.0]]), Routing(top_k=2, renormalise=True))
+    weights, experts = route(torch.tensor([[0.0, 2.0, 1.0]]), Routing(top_k=2, renormalize=True))
     assert experts.tolist() == [[1, 2]]
     assert weights.tolist() == [pytest.approx([1 / (1 + 2.718281828**-1), 1 / (1 + 2.718281828)])]
-    assert route(torch.zeros(1, 4), Routing(top_k=2, renormalise=False))[0].tolist() == [[0.25, 0.25]]
+    assert route(torch.zeros(1, 4), Routing(top_k=2, renormalize=False))[0].tolist() == [[0.25, 0.25]]
 
 
 def by_the_book(logits: torch.Tensor, routing: Routing, correction: torch.Tensor) -> dict[int, float]:
@@ -90,17 +90,17 @@ def by_the_book(logits: torch.Tensor, routing: Routing, correction: torch.Tensor
     best = sorted(range(len(groups)), key=worth.__getitem__)[-routing.top_groups :]
     within = [expert for group in best for expert in groups[group]]
     chosen = sorted(within, key=corrected.__getitem__)[-routing.top_k :]
-    total = sum(float(scores[expert]) for expert in chosen) if routing.renormalise else 1.0
+    total = sum(float(scores[expert]) for expert in chosen) if routing.renormalize else 1.0
     return {expert: float(scores[expert]) / total * routing.scale for expert in chosen}
 
 
 @pytest.mark.parametrize(
     "routing",
     [
-        Routing(top_k=3, score="sigmoid", renormalise=True, scale=2.5, groups=4, top_groups=2, group_best=2),
+        Routing(top_k=3, score="sigmoid", renormalize=True, scale=2.5, groups=4, top_groups=2, group_best=2),
         Routing(top_k=5, score="sigmoid"),
         Routing(top_k=3, scale=16.0, groups=4, top_groups=2),
-        Routing(top_k=4, renormalise=True, scale=0.5),
+        Routing(top_k=4, renormalize=True, scale=0.5),
     ],
 )
 def test_scores_are_corrected_grouped_and_scaled(routing: Routing) -> None:
@@ -115,6 +115,6 @@ def test_scores_are_corrected_grouped_and_scaled(routing: Routing) -> None:
 
 
 def test_a_token_that_no_expert_scores_for_gets_nothing() -> None:
-    weights, _ = route(torch.full((1, 4), -1000.0), Routing(top_k=2, score="sigmoid", renormalise=True))
+    weights, _ = route(torch.full((1, 4), -1000.0), Routing(top_k=2, score="sigmoid", renormalize=True))
     assert weights.tolist() == [[0.0, 0.0]]
     assert route(torch.zeros(0, 4), Routing(top_k=2, groups=2))[0].shape == (0, 2)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
-from tercet.kernels.ops.quantized import dequantise, quantise
+from tercet.kernels.ops.quantized import dequantize, quantize
 
 X, RESIDUAL, FULL, BIAS, SCALES = (torch.randn(shape) for shape in [(3, 64), (3, 64), (10, 64), (10,), (64,)])
 
@@ -14,8 +14,8 @@ def weights(request: pytest.FixtureRequest) -> tuple[Weight, torch.Tensor]:
     """A weight, and the numbers that it stands for."""
     if request.param == "full":
         return FULL, FULL
-    rounded = quantise(FULL, "int8", (1, 32))
-    return rounded, dequantise(rounded)
+    rounded = quantize(FULL, "int8", (1, 32))
+    return rounded, dequantize(rounded)
 
 
 def test_a_product_and_its_gate(weights: tuple[Weight, torch.Tensor]) -> None:

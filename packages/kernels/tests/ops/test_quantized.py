@@ -3,11 +3,11 @@ import torch
 
 from tercet.kernels.ops.quantized import (
     Format,
-    QuantisedWeight,
-    dequantise,
-    linear_quantised,
+    QuantizedWeight,
+    dequantize,
+    linear_quantized,
     pack_int4,
-    quantise,
+    quantize,
     unpack_int4,
 )
 
@@ -26,9 +26,9 @@ def test_int4_keeps_every_code_in_its_place() -> None:
 @pytest.mark.parametrize("block", [(1, 32), (16, 64), (100, 1000)])
 def test_rounding_is_within_half_a_step(kind: Format, step: float, block: tuple[int, int]) -> None:
     weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
-    quantised = quantise(weight, kind, block)
+    quantised = quantize(weight, kind, block)
     assert quantised.shape == (40, 96)
-    error = (dequantise(quantised) - weight).abs()
+    error = (dequantize(quantised) - weight).abs()
     rows, columns = block
     for row in range(0, 40, rows):
         for column in range(0, 96, columns):
@@ -38,11 +38,11 @@ def test_rounding_is_within_half_a_step(kind: Format, step: float, block: tuple[
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
 def test_rows_are_those_of_the_full_weight(kind: Format) -> None:
-    weight = quantise(torch.randn(6, 64), kind, (1, 32))
+    weight = quantize(torch.randn(6, 64), kind, (1, 32))
     order = torch.tensor([4, 0, 0, 5])
-    assert torch.equal(dequantise(weight.rows(order)), dequantise(weight)[order])
+    assert torch.equal(dequantize(weight.rows(order)), dequantize(weight)[order])
     with pytest.raises(ValueError, match="2 rows share a scale"):
-        quantise(torch.randn(6, 64), kind, (2, 32)).rows(order)
+        quantize(torch.randn(6, 64), kind, (2, 32)).rows(order)
 
 
 @pytest.mark.parametrize(
@@ -59,10 +59,10 @@ def test_rows_are_those_of_the_full_weight(kind: Format) -> None:
 )
 def test_a_part_is_that_of_the_full_weight(kind: Format, width: int, columns: range) -> None:
     weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
-    whole = quantise(weight, kind, (1, width))
+    whole = quantize(weight, kind, (1, width))
     part = whole.part(range(3, 17), columns)
     assert part.shape == (14, len(columns))
-    assert torch.equal(dequantise(part), dequantise(whole)[3:17, columns.start : columns.stop])
+    assert torch.equal(dequantize(part), dequantize(whole)[3:17, columns.start : columns.stop])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_part_is_that_of_the_full_weight(kind: Format, width: int, columns: ra
 )
 def test_no_block_is_cut(kind: Format, block: tuple[int, int], columns: range, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        quantise(torch.ones(40, 96), kind, block).part(range(8), columns)
+        quantize(torch.ones(40, 96), kind, block).part(range(8), columns)
 
 
 @pytest.mark.parametrize("power", [-127, -126, -20, 0, 3, 120])
@@ -83,26 +83,26 @@ def test_codes_of_mxfp4_stand_for_these_numbers(power: int) -> None:
     numbers = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
     codes = pack_int4(torch.arange(32, dtype=torch.uint8)[None] % 16)
     scales = torch.tensor([[power + 127]], dtype=torch.uint8)
-    weight = QuantisedWeight(format="mxfp4", codes=codes, scales=scales, zeros=None, block=(1, 32))
-    assert dequantise(weight)[0].tolist() == [number * 2.0**power for number in numbers * 2]
+    weight = QuantizedWeight(format="mxfp4", codes=codes, scales=scales, zeros=None, block=(1, 32))
+    assert dequantize(weight)[0].tolist() == [number * 2.0**power for number in numbers * 2]
 
 
 def test_rounding_to_mxfp4_is_to_the_nearest_and_saturates() -> None:
     weight = torch.tensor([0.2, 0.3, 0.8, 1.2, 1.3, 1.7, 2.4, 2.6, 3.4, 3.6, 4.9, 5.1, 7.9, -7.9, -2.4, 0.0]) * 2**-9
     expected = [0.0, 0.5, 1.0, 1.0, 1.5, 1.5, 2.0, 3.0, 3.0, 4.0, 4.0, 6.0, 6.0, -6.0, -2.0, 0.0]
-    rounded = dequantise(quantise(torch.cat([weight, torch.zeros(48)])[None], "mxfp4", (1, 32)))
+    rounded = dequantize(quantize(torch.cat([weight, torch.zeros(48)])[None], "mxfp4", (1, 32)))
     assert (rounded[0] * 2**9).tolist() == expected + [0.0] * 48
 
 
 def test_the_linear_layer_is_that_of_the_full_weight() -> None:
     weight, x = torch.randn(6, 64), torch.randn(2, 3, 64)
-    quantised, bias = quantise(weight, "int8", (1, 64)), torch.randn(6)
-    expected = torch.nn.functional.linear(x, dequantise(quantised), bias)
-    torch.testing.assert_close(linear_quantised(x, quantised, bias), expected, rtol=1e-5, atol=1e-5)
+    quantised, bias = quantize(weight, "int8", (1, 64)), torch.randn(6)
+    expected = torch.nn.functional.linear(x, dequantize(quantised), bias)
+    torch.testing.assert_close(linear_quantized(x, quantised, bias), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("kind", "bytes_of_a_weight"), [("fp8", 1 + 4 / 32), ("int8", 1 + 4 / 32), ("int4", 0.5 + 8 / 32)]
 )
 def test_what_is_read_are_codes_and_scales_and_zeros_where_there_are(kind: Format, bytes_of_a_weight: float) -> None:
-    assert quantise(torch.randn(6, 64), kind, (1, 32)).nbytes == 6 * 64 * bytes_of_a_weight
+    assert quantize(torch.randn(6, 64), kind, (1, 32)).nbytes == 6 * 64 * bytes_of_a_weight

@@ -223,8 +223,8 @@ def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:
 
 def test_products_of_other_numbers_of_rows_compile_nothing_again() -> None:
     names = [name for name in compiled(PRODUCTS) if name != "gated_kernel"]
-    twice = ["add_splits_kernel", "count_pairs_kernel", *["dequantise_kernel"] * 2, *["grouped_gemm_kernel"] * 4]
-    twice += [*["place_pairs_kernel"] * 2, *["quantised_linear_kernel"] * 3, *["quantised_row_kernel"] * 2]
+    twice = ["add_splits_kernel", "count_pairs_kernel", *["dequantize_kernel"] * 2, *["grouped_gemm_kernel"] * 4]
+    twice += [*["place_pairs_kernel"] * 2, *["quantized_linear_kernel"] * 3, *["quantized_gemv_kernel"] * 2]
     assert names == twice, "of every kind, and for few and for many rows; those in int4 are unpacked first"
 
 

@@ -1,6 +1,6 @@
 """How kernels read and write global memory: run by itself, it writes a line of JSON for each instruction that does.
 
-`memory_access.py ARCHITECTURE CASE...`; see `Access` for what a line has.
+`memory_access.py ARCHITECTURE CASE...`; see `RequestMiddleware` for what a line has.
 """
 
 import json
@@ -23,7 +23,7 @@ _COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global\s+\[[^]]*\],\s*\[[^]]*\],\
 
 
 @dataclass(frozen=True)
-class Access:
+class RequestMiddleware:
     """One instruction of one kernel."""
 
     case: str
@@ -34,7 +34,7 @@ class Access:
     looped: bool
 
 
-def accesses(kernel: Compiled) -> Iterator[Access]:
+def accesses(kernel: Compiled) -> Iterator[RequestMiddleware]:
     """In the order of the kernel's code."""
     lines = kernel.ptx.splitlines()
     loops = list(_loops(lines))
@@ -48,7 +48,7 @@ def accesses(kernel: Compiled) -> Iterator[Access]:
             source = text[int(found[2]) - 1].strip() if 0 < int(found[2]) <= len(text) else ""
         for kind, size in _moved(line):
             looped = any(begin <= place <= end for begin, end in loops)
-            yield Access(kernel.case, kernel.kernel.rpartition(".")[2], source, kind, size, looped)
+            yield RequestMiddleware(kernel.case, kernel.kernel.rpartition(".")[2], source, kind, size, looped)
 
 
 def _moved(line: str) -> Iterator[tuple[str, int]]:

@@ -16,11 +16,11 @@ WIDE = [
     ("rope decode", "rope_decode_kernel", "v = tl.load(v_ptr", 16),
     ("latent decode", "latent_decode_kernel", "latent = tl.load(at", 16),
     ("linear of one row", "row_linear_kernel", "weight = tl.load(at", 16),
-    ("int4, one row", "quantised_row_kernel", "soon = tl.load(words_at", 8),
-    ("fp8 blocks", "quantised_linear_kernel", "codes = tl.load(at", 16),
-    ("fp8 rows, many outputs", "quantised_linear_kernel", "codes = tl.load(at", 16),
+    ("int4, one row", "quantized_gemv_kernel", "soon = tl.load(words_at", 8),
+    ("fp8 blocks", "quantized_linear_kernel", "codes = tl.load(at", 16),
+    ("fp8 rows, many outputs", "quantized_linear_kernel", "codes = tl.load(at", 16),
     ("fp8 blocks", "add_splits_kernel", "total += tl.load(", 16),
-    ("mxfp4", "quantised_linear_kernel", "codes = tl.load(codes_at", 8),
+    ("mxfp4", "quantized_linear_kernel", "codes = tl.load(codes_at", 8),
     ("moe, mxfp4, few", "experts_up_kernel", "soon = tl.load(words_at", 16),
     ("moe, mxfp4, few", "experts_down_kernel", "soon = tl.load(words_at", 16),
     ("moe, few", "full_experts_up_kernel", "weight = tl.load(weight_at", 16),
@@ -44,22 +44,22 @@ COPIED = [
     ("latent decode", "latent_decode_kernel", "latent = tl.load(at"),
     ("lora of prompts", "lora_shrink_kernel", "a = tl.load(a_at"),
     ("lora of prompts", "lora_shrink_kernel", "x = tl.load(x_at"),
-    ("fp8 blocks", "quantised_linear_kernel", "codes = tl.load(at"),
-    ("mxfp4", "quantised_linear_kernel", "codes = tl.load(codes_at"),
+    ("fp8 blocks", "quantized_linear_kernel", "codes = tl.load(at"),
+    ("mxfp4", "quantized_linear_kernel", "codes = tl.load(codes_at"),
 ]
 """What loops leave to copies on the side."""
 
 AHEAD = [
-    ("int4, one row", "quantised_row_kernel", "zero_soon = tl.load("),
-    ("fp8 blocks", "quantised_linear_kernel", "scale = tl.load(scales_at"),
-    ("mxfp4", "quantised_linear_kernel", "soon = tl.load(scales_at"),
+    ("int4, one row", "quantized_gemv_kernel", "zero_soon = tl.load("),
+    ("fp8 blocks", "quantized_linear_kernel", "scale = tl.load(scales_at"),
+    ("mxfp4", "quantized_linear_kernel", "soon = tl.load(scales_at"),
 ]
 """What loops load for the time after: first before they begin."""
 
 
 @pytest.fixture(scope="module")
 def accesses() -> list[dict[str, Any]]:
-    """Every `Access`, from a process of its own, for this one may hold interpreted kernels."""
+    """Every `RequestMiddleware`, from a process of its own, for this one may hold interpreted kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script, cases = Path(__file__).with_name("memory_access.py"), dict.fromkeys(case for case, *_ in WIDE)
     command = [sys.executable, str(script), "90", *cases]

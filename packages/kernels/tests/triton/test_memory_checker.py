@@ -13,7 +13,7 @@ import triton.language as tl
 
 from tercet.kernels.device import default_device
 from tercet.kernels.triton import missing_triton
-from tercet.kernels.triton.launch import await_previous, release_next
+from tercet.kernels.triton.launch import pdl_launch_next, pdl_wait
 
 pytestmark = pytest.mark.skipif(
     default_device().type == "cuda" or bool(missing_triton(default_device())), reason="a GPU checks nothing"
@@ -86,22 +86,22 @@ def halved_kernel(x_ptr, SIZE: tl.constexpr):  # noqa: N803
 def early_kernel(x_ptr, out_ptr, ORDER: tl.constexpr, EARLY: tl.constexpr):  # noqa: N803
     """Waits (w), reads (r), stores (s), and lets the next begin (n), as ORDER says."""
     if ORDER == "wrsn" or ORDER == "wnrs":
-        await_previous(EARLY)
+        pdl_wait(EARLY)
     if ORDER == "wnrs":
-        release_next(EARLY)
+        pdl_launch_next(EARLY)
     x = tl.load(x_ptr)
     if ORDER == "rwsn":
-        await_previous(EARLY)
+        pdl_wait(EARLY)
     if ORDER == "rnws":
-        release_next(EARLY)
-        await_previous(EARLY)
+        pdl_launch_next(EARLY)
+        pdl_wait(EARLY)
     if ORDER == "rsw":
         tl.store(out_ptr, x)
-        await_previous(EARLY)
+        pdl_wait(EARLY)
     else:
         tl.store(out_ptr, x)
     if ORDER == "wrsn" or ORDER == "rwsn":
-        release_next(EARLY)
+        pdl_launch_next(EARLY)
 
 
 def ints(*shape: int) -> torch.Tensor:

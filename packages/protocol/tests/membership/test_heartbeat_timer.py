@@ -2,25 +2,25 @@
 
 import pytest
 
-from tercet.protocol.membership.heartbeat_timer import RESTS_AFTER, Pulse, is_busy, is_stuck
+from tercet.protocol.membership.heartbeat_timer import RESTS_AFTER, HeartbeatTimer, is_busy, is_stuck
 from tercet.protocol.messages.messages import Heartbeat
 from tercet.protocol.messages.values import Held, Load, Phase
 
 
-def at_rest(interval: float = 0.25, silence: float = 2.0) -> Pulse:
+def at_rest(interval: float = 0.25, silence: float = 2.0) -> HeartbeatTimer:
     """Beaten at 90, long after anything went on."""
-    pulse = Pulse(interval, silence)
+    pulse = HeartbeatTimer(interval, silence)
     pulse.stir(90.0 - 2 * RESTS_AFTER)
     pulse.beaten(90.0)
     return pulse
 
 
 def test_the_first_beat_is_due_at_once() -> None:
-    assert Pulse(0.25, 2.0).due < 0
+    assert HeartbeatTimer(0.25, 2.0).due < 0
 
 
 def test_beats_are_quick_while_something_goes_on_and_slow_after_a_while_of_nothing() -> None:
-    pulse = Pulse(0.25, 2.0)
+    pulse = HeartbeatTimer(0.25, 2.0)
     pulse.stir(0.0)
     now, gaps = 0.0, []
     for _ in range(14):

@@ -25,7 +25,7 @@ from tercet.protocol.messages.messages import (
     SupervisorInbox,
 )
 from tercet.protocol.messages.values import Phase, Role
-from tercet.protocol.node_core import Switchboard
+from tercet.protocol.node_core import NodeCore
 from tercet.protocol.testing import INBOXES, ScriptedClock
 from tercet.protocol.transport.channel import Received
 
@@ -142,12 +142,12 @@ def test_a_message_is_read_only_by_the_inboxes_it_is_for(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Switchboard]:
+def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeCore]:
     """A scheduler's, with one frontend up, that is fed by hand."""
     directory = tmp_path_factory.mktemp("fuzz") / "run"
     config = NodeConfig(Role.SCHEDULER, "scheduler-0", f"ipc://{directory}", max_peers=8)
     beat = Heartbeat(phase=Phase.IDLE)
-    board = Switchboard(config, INBOXES[Role.SCHEDULER], lambda _: beat, clock=ScriptedClock())
+    board = NodeCore(config, INBOXES[Role.SCHEDULER], lambda _: beat, clock=ScriptedClock())
     board.open()
     yield board
     board.close("the test is over")
@@ -156,7 +156,7 @@ def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Switchboard]:
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.booleans(), FRAMES), min_size=1, max_size=4), st.floats(0, 1))
 def test_a_node_takes_whatever_comes_and_goes_on(
-    board: Switchboard, frames: list[tuple[bool, bytes]], pause: float
+    board: NodeCore, frames: list[tuple[bool, bytes]], pause: float
 ) -> None:
     before = board.counters
     for honest, frame in frames:

@@ -136,7 +136,7 @@ MESSAGES: list[m.Message] = [
     m.UnloadLoRAAdapterReq(id="c6", adapter=LoRAAdapter("/adapters/sql", "0f" * 32)),
     m.TokenizerFilesReq(id="c4"),
     m.Rejected(rid="r1", attempt=0, code="rate_limit_exceeded", message="the queue is full", retry=True),
-    m.ReadyAlone(rid="r1", attempt=2),
+    m.ExclusiveReady(rid="r1", attempt=2),
     m.ControlReply(id="c1", ok=False, message="busy", sha256="0f" * 32),
     m.TokenizerFiles(id="c4", model="demo", names=["tokenizer.json"], sha256=["0f" * 32]),
     m.BatchEmbeddingOutput(
@@ -148,19 +148,19 @@ MESSAGES: list[m.Message] = [
     ),
     m.BatchTokenIDOutput(
         openings=[
-            m.Opening(
+            m.FirstRow(
                 row=0, frontend="frontend-0", decode_spec=b"\x80", prompt_tokens=3, cached_tokens=2, waited=0.25
             ),
-            m.Opening(
+            m.FirstRow(
                 row=1, frontend="f", decode_spec=b"", prompt_tokens=1, cached_tokens=0, prompt_logprobs=LOGPROBS
             ),
         ],
         **ROWS,
     ),
     m.BatchStrOutput(
-        texts=["é", ""], openings=[m.TextOpening(row=0, prompt_tokens=3, cached_tokens=2, waited=0.25)], **ROWS
+        texts=["é", ""], openings=[m.FirstTextRow(row=0, prompt_tokens=3, cached_tokens=2, waited=0.25)], **ROWS
     ),
-    m.SeriesReq(id="s1"),
+    m.MetricsReq(id="s1"),
     m.Series(
         id="s1",
         samples={"requests_open": [Sample(value=2.0)], "requests": [Sample(labels=["finished"], value=7.0)]},

@@ -1,10 +1,10 @@
-from tercet.protocol.system.clock import PAUSE, AwakeClock
+from tercet.protocol.system.clock import PAUSE, SuspendAwareClock
 from tercet.protocol.testing import ScriptedClock
 
 
 def test_time_that_is_read_often_goes_by_as_it_does() -> None:
     clock = ScriptedClock()
-    awake = AwakeClock(clock)
+    awake = SuspendAwareClock(clock)
     began = awake()
     for _ in range(100):
         clock.advance(PAUSE)
@@ -14,7 +14,7 @@ def test_time_that_is_read_often_goes_by_as_it_does() -> None:
 
 def test_what_a_process_sleeps_does_not_count() -> None:
     clock = ScriptedClock()
-    awake = AwakeClock(clock)
+    awake = SuspendAwareClock(clock)
     began = awake()
     clock.advance(1.0)
     awake()

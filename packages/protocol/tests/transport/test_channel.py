@@ -13,7 +13,7 @@ import zmq
 from tercet.protocol.errors import AddressError, ChannelError
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.transport.channel import Bounds, Connection, Context, Inbox, Outbox, make_private
-from tercet.protocol.transport.poller import Waiter
+from tercet.protocol.transport.poller import Poller
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def address(tmp_path: Path) -> str:
 
 
 def receive(inbox: Inbox, timeout: float = 10.0) -> list[Frame]:
-    waiter = Waiter(inbox.filenos())
+    waiter = Poller(inbox.filenos())
     end = time.monotonic() + timeout
     while (received := inbox.receive()) is None:
         assert time.monotonic() < end, "nothing came"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tercet.protocol.transport.poller import Waiter
+from tercet.protocol.transport.poller import Poller
 
 LONG = 10.0
 
@@ -22,24 +22,24 @@ def pipe() -> Iterator[tuple[int, int]]:
 
 
 @pytest.fixture
-def waiter() -> Iterator[Waiter]:
-    waiter = Waiter([])
+def waiter() -> Iterator[Poller]:
+    waiter = Poller([])
     yield waiter
     waiter.close()
 
 
-def seconds(waiter: Waiter, limit: float = LONG) -> float:
+def seconds(waiter: Poller, limit: float = LONG) -> float:
     start = time.monotonic()
     waiter.wait(limit)
     return time.monotonic() - start
 
 
-def test_it_waits_as_long_as_it_is_told_when_nothing_happens(waiter: Waiter) -> None:
+def test_it_waits_as_long_as_it_is_told_when_nothing_happens(waiter: Poller) -> None:
     assert 0.05 <= seconds(waiter, 0.05) < 1.0
     assert seconds(waiter, -1.0) < 1.0
 
 
-def test_a_bell_wakes_it_from_any_thread_and_is_heard_once(waiter: Waiter) -> None:
+def test_a_bell_wakes_it_from_any_thread_and_is_heard_once(waiter: Poller) -> None:
     threading.Timer(0.05, waiter.ring).start()
     assert seconds(waiter) < LONG / 2
     for _ in range(100_000):
@@ -50,7 +50,7 @@ def test_a_bell_wakes_it_from_any_thread_and_is_heard_once(waiter: Waiter) -> No
     assert seconds(waiter, 0.05) >= 0.05
 
 
-def test_news_of_a_connection_is_told_from_other_things(waiter: Waiter, pipe: tuple[int, int]) -> None:
+def test_news_of_a_connection_is_told_from_other_things(waiter: Poller, pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     waiter.watch(reader)
     assert waiter.wait(LONG), "nobody has asked what happened before it was watched"
@@ -64,7 +64,7 @@ def test_news_of_a_connection_is_told_from_other_things(waiter: Waiter, pipe: tu
 
 def test_an_inbox_wakes_it_and_is_no_news(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
-    waiter = Waiter([reader])
+    waiter = Poller([reader])
     os.write(writer, b"x")
     assert select.select([waiter.fileno()], [], [], LONG)[0], "loops wait at its descriptor"
     start = time.monotonic()
@@ -73,7 +73,7 @@ def test_an_inbox_wakes_it_and_is_no_news(pipe: tuple[int, int]) -> None:
     waiter.close()
 
 
-def test_closing_twice_and_ringing_afterwards_are_harmless(waiter: Waiter) -> None:
+def test_closing_twice_and_ringing_afterwards_are_harmless(waiter: Poller) -> None:
     waiter.close()
     waiter.close()
     waiter.ring()

@@ -1,11 +1,11 @@
 """Who speaks is looked up, and what is remembered of one peer is little, whatever it shows."""
 
 from tercet.protocol.messages.values import Role
-from tercet.protocol.transport.sources import LARGEST, PER_PEER, Sources
+from tercet.protocol.transport.sources import LARGEST, PER_PEER, EnvelopeCache
 
 
 def test_it_is_found_by_key_and_envelope_until_forgotten() -> None:
-    sources = Sources()
+    sources = EnvelopeCache()
     sources.remember(Role.FRONTEND, b"e", "frontend-0")
     sources.remember(None, b"e", "scheduler-0")
     assert sources.find(Role.FRONTEND, b"e") == "frontend-0"
@@ -18,7 +18,7 @@ def test_it_is_found_by_key_and_envelope_until_forgotten() -> None:
 
 
 def test_one_peer_takes_no_room_from_others() -> None:
-    sources = Sources()
+    sources = EnvelopeCache()
     sources.remember(None, bytes(LARGEST + 1), "frontend-0")
     assert len(sources) == 0
     for number in range(100):

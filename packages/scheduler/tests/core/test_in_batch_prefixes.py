@@ -8,7 +8,7 @@ import pytest
 from tercet.protocol.messages.messages import AbortReq, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LogprobParams
 from tercet.scheduler.core.config import Arrival, CoreConfig, PeerBlocked
-from tercet.scheduler.core.in_batch_prefixes import ComingPrefixes
+from tercet.scheduler.core.in_batch_prefixes import InFlightPrefixes
 from tercet.scheduler.core.radix_cache import RadixCache
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.testing import Driver, request, small_capacity
@@ -136,7 +136,7 @@ def test_to_compare_long_prompts_that_begin_alike_takes_no_time() -> None:
     cache.insert(reqs[0].salt, reqs[0].cache_key(len(head)), [list(range(len(head)))])
     for req in running:
         req.computed = len(head)
-    coming = ComingPrefixes(running, page_size=1)
+    coming = InFlightPrefixes(running, page_size=1)
     began = time.process_time()
     assert not any(coming.is_worth_waiting(req, cache) for req in others)
     assert all(coming.is_worth_waiting(req, cache) for req in alike)

@@ -6,11 +6,11 @@ import pytest
 
 from tercet.protocol.messages.messages import BatchTokenIDOutput
 from tercet.protocol.messages.values import unpack_ints
-from tercet.scheduler.core.outputs import Outputs, SteadyRows
+from tercet.scheduler.core.outputs import FastPathRows, Outputs
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.testing import request
 
-Said = dict[str, set[tuple[str, int, int, int, tuple[int, ...]]]]
+ParsedMessage = dict[str, set[tuple[str, int, int, int, tuple[int, ...]]]]
 
 
 def choices(count: int = 40) -> list[Req]:
@@ -24,9 +24,9 @@ def choices(count: int = 40) -> list[Req]:
     return reqs
 
 
-def said(outputs: Outputs) -> Said:
+def said(outputs: Outputs) -> ParsedMessage:
     """Of each detokenizer: (rid, index, attempt, position, tokens) of every row."""
-    result: Said = {}
+    result: ParsedMessage = {}
     for peer, message, *_ in outputs.take():
         assert isinstance(message, BatchTokenIDOutput)
         offsets, tokens = unpack_ints(message.offsets), unpack_ints(message.token_ids)
@@ -41,7 +41,7 @@ def said(outputs: Outputs) -> Said:
 def test_rows_of_steady_choices_are_those_of_each(seed: int) -> None:
     """Over steps of which some have the same choices as the one before, and of which some have none."""
     chance = random.Random(seed)
-    together, alone, rows = choices(), choices(), SteadyRows()
+    together, alone, rows = choices(), choices(), FastPathRows()
     steps = [list(range(40)), list(range(40)), [], list(range(40)), *([chance.randrange(40)] for _ in range(3))]
     for step, steady in enumerate([*steps, list(range(30)), list(range(30))]):
         first, second = Outputs(), Outputs()
@@ -61,7 +61,7 @@ def test_rows_of_steady_choices_are_those_of_each(seed: int) -> None:
 
 
 def test_a_choice_that_took_another_route_is_no_steady_one_of_before() -> None:
-    reqs, rows = choices(2), SteadyRows()
+    reqs, rows = choices(2), FastPathRows()
     rows.update(reqs)
     rows.update(reqs[:1])
     reqs[1].attempt = 9

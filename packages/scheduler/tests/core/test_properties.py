@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
+    ExclusiveReady,
     FlushCacheReq,
     PauseGenerationReq,
-    ReadyAlone,
     TokenizedGenerateReqInput,
 )
 from tercet.protocol.messages.values import (
@@ -93,7 +93,7 @@ class World(Driver):
     def __init__(self, chance: random.Random, capacity: Capacity, config: CoreConfig, overlap: int) -> None:
         super().__init__(capacity, config, overlap=overlap, executor=FakeExecutor(capacity))
         self.chance = chance
-        self.offers: list[ReadyAlone] = []
+        self.offers: list[ExclusiveReady] = []
         self.start()
         self.sent: dict[str, TokenizedGenerateReqInput] = {}
         self.source: dict[str, str] = {}
@@ -140,7 +140,7 @@ class World(Driver):
 
     def _take(self, outgoing: list[Outgoing]) -> None:
         super()._take(outgoing)
-        self.offers += [message for _, message, *_ in self.others if isinstance(message, ReadyAlone)]
+        self.offers += [message for _, message, *_ in self.others if isinstance(message, ExclusiveReady)]
         self.others.clear()
 
     def look_at(self, plan: Plan) -> None:

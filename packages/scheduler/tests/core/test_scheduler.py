@@ -7,9 +7,9 @@ from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
     ControlReply,
+    ExclusiveReady,
     FlushCacheReq,
     PauseGenerationReq,
-    ReadyAlone,
 )
 from tercet.protocol.messages.values import FinishReason, FinishType, LogprobParams, Resume, pack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerBlocked, PeerDrained, PeerGone
@@ -353,7 +353,7 @@ def test_a_suspect_that_is_held_starts_when_its_frontend_has_heard_that_nothing_
     run.send(request("b", [6]))
     run.run()
     assert run.finishes.keys() == {("a", 0)}
-    assert run.others == [("frontend-0", ReadyAlone(rid="suspect", attempt=2))]
+    assert run.others == [("frontend-0", ExclusiveReady(rid="suspect", attempt=2))]
     run.send(request("eager", [8], attempt=1, resume=[Resume(0)], priority=9))
     run.run()
     assert ("eager", 0) not in run.finishes, "nobody starts before it"
@@ -378,7 +378,7 @@ def test_a_suspect_that_is_held_keeps_nobody_waiting_that_outlives_it(end: str) 
             run.send(PeerGone("frontend-1"))
         case _:
             run.send(msgspec.structs.replace(suspect, attempt=3), source="frontend-1")
-            assert [message for _, message, *_ in run.others[1:]] == [ReadyAlone(rid="suspect", attempt=3)]
+            assert [message for _, message, *_ in run.others[1:]] == [ExclusiveReady(rid="suspect", attempt=3)]
             run.send(msgspec.structs.replace(suspect, attempt=4, hold=False), source="frontend-1")
     run.run()
     assert ("b", 0) in run.finishes

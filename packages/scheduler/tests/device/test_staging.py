@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from packages.scheduler.tests.device.scarce_memory import take_memory
-from tercet.scheduler.device.staging import Array, Uploads, pack_into, starts, unpack
+from tercet.scheduler.device.staging import Array, HostToDevice, pack_into, starts, unpack
 
 ARRAYS: list[Array] = [
     np.array([3, -1, 1 << 62]),
@@ -27,11 +27,13 @@ def test_many_arrays_are_one_piece_and_come_out_as_they_went_in() -> None:
 
 def test_nothing_is_sent_as_nothing() -> None:
     assert unpack(torch.empty(starts([])[-1], dtype=torch.uint8), []) == []
-    assert [tensor.tolist() for tensor in Uploads(torch.device("cpu")).send([np.array([], dtype=np.int64)])] == [[]]
+    assert [tensor.tolist() for tensor in HostToDevice(torch.device("cpu")).send([np.array([], dtype=np.int64)])] == [
+        []
+    ]
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
-    (tensor,) = Uploads(torch.device("cpu")).send([ARRAYS[0]])
+    (tensor,) = HostToDevice(torch.device("cpu")).send([ARRAYS[0]])
     assert tensor.data_ptr() == ARRAYS[0].ctypes.data
 
 
@@ -41,7 +43,7 @@ def test_numbers_are_sent_from_any_memory_where_none_can_be_pinned(
 ) -> None:
     pinned = take_memory(monkeypatch, scarce=scarce)
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _, non_blocking: tensor.clone() if non_blocking else None)
-    uploads = Uploads(torch.device("cuda"))
+    uploads = HostToDevice(torch.device("cuda"))
     for sent, array in zip(uploads.send(ARRAYS), ARRAYS, strict=True):
         assert torch.equal(sent, torch.from_numpy(array))
     staged = uploads.stage(5)

@@ -20,15 +20,15 @@ from tercet.kernels.tools import compiling
 from tercet.kernels.triton.sampling import sampler_ops
 from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
-from tercet.scheduler.device.staging import Array, Uploads, pack_into, starts, unpack
+from tercet.scheduler.device.staging import Array, HostToDevice, pack_into, starts, unpack
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.latent_backends import OverLatents
-from tercet.scheduler.executor.lora.adapters import Adapters
+from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.warmup import ordinary_plans
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layer_ops import TritonLayerOps, use_ops
+from tercet.scheduler.models.layer_ops import TritonLayerOps, set_ops
 from tercet.scheduler.models.lora import LoRABank
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.weights import dummy_weights
@@ -59,12 +59,12 @@ def runner_of(directory: Path, places: int) -> ModelRunner:
     config = ModelConfig.load(directory, "bfloat16")
     model = build_model(config, CPU)
     dummy_weights(model, quantization=config.quantization)
-    use_ops(model, TritonLayerOps())
+    set_ops(model, TritonLayerOps())
     adapters = None
     if places:
         bank = LoRABank(model, places, 16, torch.bfloat16, CPU)
         bank.attach(model)
-        adapters = Adapters(bank, SLOTS, CPU)
+        adapters = StepAdapters(bank, SLOTS, CPU)
     rank = 0 if config.latent is None else config.latent.rank
     backend: Any = triton.TritonAttention if not rank else lambda: OverLatents(triton_latent.TritonLatent())
     shape = KVShape(page_size=16, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=torch.bfloat16, rank=rank)
@@ -109,7 +109,7 @@ def plans(places: int) -> Iterator[Plan]:
             yield Plan(step=step, introduce=inits, rows=rows)
 
 
-def send(_: Uploads, arrays: list[Array]) -> list[torch.Tensor]:
+def send(_: HostToDevice, arrays: list[Array]) -> list[torch.Tensor]:
     """As to a GPU: in one buffer."""
     staged = torch.empty(starts(arrays)[-1], dtype=torch.uint8)
     pack_into(staged, arrays)
@@ -139,6 +139,6 @@ if __name__ == "__main__":
     torch.empty = lambda *size, **how: empty(*size, **how).zero_()
     torch.empty_like = torch.zeros_like
     vars(triton_plan)["multiprocessors"] = lambda _: 132
-    Uploads.send = send  # type: ignore[assignment]
+    HostToDevice.send = send  # type: ignore[assignment]
     torch.set_num_threads(1)
     main(Path(sys.argv[1]), int(sys.argv[2]))

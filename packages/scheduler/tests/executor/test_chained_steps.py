@@ -15,7 +15,7 @@ from tercet.scheduler.core.plan import PageUpdate, Plan, Row, StepResult
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.shrinking import ShrinkingModel
+from tercet.scheduler.executor.shrinking import OomChunkedModel
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps
 
@@ -145,7 +145,7 @@ def test_assumed_tokens_that_are_right_give_what_steps_one_after_another_give(
 
     def runner(pool: KVPool, made: Callable[..., CudaGraphRunner] | None) -> ModelRunner:
         given = ModelRunner(
-            ShrinkingModel(attending),
+            OomChunkedModel(attending),
             pool,
             TorchNativeAttention,
             slots=SLOTS,

@@ -30,8 +30,8 @@ from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_bucket
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.sampling.sampler import Sampler
-from tercet.scheduler.executor.sampling.slot_grammars import GuidedRows, Outcome, SlotGrammars
-from tercet.scheduler.executor.shrinking import ShrinkingModel
+from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
+from tercet.scheduler.executor.shrinking import OomChunkedModel
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps
 
@@ -173,7 +173,7 @@ def test_without_spare_pages_nothing_can_be_recorded(attending: Any, steps: Any)
         CudaGraphRunner(attending, steps().pool, [LateReading], Tape(), tables, sampler)
 
 
-class Given(GuidedRows):
+class Given(ConstrainedRows):
     """Rows whose masks are there."""
 
     def __init__(self, masks: torch.Tensor) -> None:
@@ -182,8 +182,8 @@ class Given(GuidedRows):
     def masks(self) -> torch.Tensor:
         return self._given
 
-    def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> Outcome:
-        return Outcome()
+    def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> GrammarOutcome:
+        return GrammarOutcome()
 
 
 class Odd(SlotGrammars):
@@ -198,7 +198,7 @@ class Odd(SlotGrammars):
             if given.sampling.grammar is not None:
                 self.slots.add(given.slot)
 
-    def begin(self, step: int, slots: Array, assumed: Sequence[int | None] = ()) -> GuidedRows | None:
+    def begin(self, step: int, slots: Array, assumed: Sequence[int | None] = ()) -> ConstrainedRows | None:
         if self.slots.isdisjoint(slots.tolist()):
             return None
         free = torch.tensor([slot not in self.slots for slot in slots])
@@ -236,7 +236,7 @@ def test_a_runner_does_not_notice(
 
     def run(graphs: Callable[..., CudaGraphRunner] | None, pool: KVPool) -> list[StepResult]:
         runner = ModelRunner(
-            ShrinkingModel(attending),
+            OomChunkedModel(attending),
             pool,
             TorchNativeAttention,
             slots=SLOTS,

@@ -10,7 +10,7 @@ import torch
 from packages.scheduler.tests.executor.encoders import LENGTHS, Make, close, some_inputs, vectors_of
 from tercet.protocol.messages.values import Task, pack_ints, unpack_floats
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeRow
-from tercet.scheduler.device.staging import Uploads
+from tercet.scheduler.device.staging import HostToDevice
 from tercet.scheduler.executor import encoder_worker
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker, PendingVectors
 from tercet.scheduler.models.packed import Packed
@@ -111,13 +111,13 @@ def test_a_step_is_sent_as_steps_are_that_nobody_waits_for(make: Make, monkeypat
     directory, _ = make("BertModel", {})
     worker = EncoderWorker(EncoderOptions(model=directory, task=Task.EMBED, device="cpu"))
     sent: list[list[int]] = []
-    send = Uploads.send
+    send = HostToDevice.send
 
-    def noted(uploads: Uploads, arrays: Sequence[Any]) -> list[torch.Tensor]:
+    def noted(uploads: HostToDevice, arrays: Sequence[Any]) -> list[torch.Tensor]:
         sent.extend(array.tolist() for array in arrays)
         return send(uploads, arrays)
 
-    monkeypatch.setattr(Uploads, "send", noted)
+    monkeypatch.setattr(HostToDevice, "send", noted)
     rows = [EncodeRow(pack_ints([7, 8, 9]), pack_ints([0, 1, 1])), EncodeRow(pack_ints([5]), pack_ints([1]))]
     worker.submit(EncodePlan(step=0, rows=rows))
     assert sent == [[5, 7, 8, 9], [1, 0, 1, 1], [1, 0]]

@@ -16,7 +16,7 @@ from tercet.protocol.testing import ScriptedClock
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeRow
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
-from tercet.scheduler.executor.pacing import LONGEST_CALL, PacedModel, tell_layers
+from tercet.scheduler.executor.pacing import LONGEST_CALL, TimedChunkedModel, tell_layers
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.status import StatusBoard
@@ -160,7 +160,7 @@ class Timed:
         return result
 
 
-def run(model: PacedModel, watched: Watched, batch: Any) -> torch.Tensor:
+def run(model: TimedChunkedModel, watched: Watched, batch: Any) -> torch.Tensor:
     watched.board.begin_step()
     hidden = model(batch.input_ids, batch.positions, batch)
     watched.board.end_step()
@@ -170,7 +170,7 @@ def run(model: PacedModel, watched: Watched, batch: Any) -> torch.Tensor:
 def test_a_step_in_one_call_is_cut_into_parts_that_tell_and_gives_the_same(attending: Any, steps: Any) -> None:
     plain, cut, watched = steps(), steps(), Watched()
     timed = Timed(attending, watched, 0.5, 2.0)
-    model = PacedModel(timed, watched.board.advance, watched.clock)
+    model = TimedChunkedModel(timed, watched.board.advance, watched.clock)
     for rows in ([(0, 1, 1), (1, 5, 5), (2, 3, 3)], MIXED):
         expected_batch, batch = plain.step(rows), cut.step(rows)
         expected = attending(expected_batch.input_ids, expected_batch.positions, expected_batch)
@@ -189,7 +189,7 @@ def calls_of(given: Sequence[tuple[Rows, float]], attending: Any, steps: Any) ->
     """How steps of such rows, each taking so many seconds a token, are cut."""
     watched, made = Watched(), steps()
     timed = Timed(attending, watched, 0.0, 0.0)
-    model = PacedModel(timed, watched.board.advance, watched.clock)
+    model = TimedChunkedModel(timed, watched.board.advance, watched.clock)
     calls: list[list[int]] = []
     for rows, seconds in given:
         timed.seconds, timed.calls = seconds, []
@@ -219,7 +219,7 @@ def test_slow_decodes_cut_no_prompt(attending: Any, steps: Any) -> None:
 def test_logits_are_told_of(attending: Any) -> None:
     told: list[int] = []
     hidden = torch.randn(3, 8)
-    model = PacedModel(attending, lambda: told.append(1))
+    model = TimedChunkedModel(attending, lambda: told.append(1))
     assert torch.equal(model.compute_logits(hidden), attending.compute_logits(hidden))
     assert told == [1]
 
@@ -231,7 +231,7 @@ def test_a_call_that_fails_tells_nothing(attending: Any, steps: Any) -> None:
         def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Any) -> torch.Tensor:
             raise MemoryError
 
-    model = PacedModel(Failing(attending, Watched(), 0.0, 0.0), lambda: told.append(1))
+    model = TimedChunkedModel(Failing(attending, Watched(), 0.0, 0.0), lambda: told.append(1))
     batch = steps().step([(0, 1, 1)])
     with pytest.raises(MemoryError):
         model(batch.input_ids, batch.positions, batch)

@@ -22,7 +22,7 @@ from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.executor_factory import build_torch
-from tercet.scheduler.resolved_model import Found
+from tercet.scheduler.resolved_model import ResolvedModel
 from tercet.scheduler.testing import Driver, request
 
 PROMPT = [*range(3, 40)]
@@ -123,7 +123,7 @@ def test_a_model_that_began_with_random_weights_starts_again_with_those_it_had(
     model = checkpoints("llama")
     new = other_weights(model, tmp_path / "new")
     options = ModelOptions(model=str(model), device="cpu", load_format="dummy", kv_cache_bytes=1 << 20)
-    found = Found(model, "", Task.GENERATE, new)
+    found = ResolvedModel(model, "", Task.GENERATE, new)
     worker = build_torch(options, ScheduleOptions(), found, lambda *_: None, lambda: None)
     assert ask(Driver(worker.capacity, executor=worker), "r") == alone(new)
     worker.close()

@@ -18,7 +18,7 @@ from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.sampling.penalty_counts import PenaltyCounts
 from tercet.scheduler.executor.sampling.sampler import Sampled, TokenLogprobs, joined
-from tercet.scheduler.executor.sampling.slot_grammars import GuidedRows, Outcome, SlotGrammars
+from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
 
 VOCAB, STEPS = 50, 5
 CPU = torch.device("cpu")
@@ -77,7 +77,7 @@ class ScarceLogits:
         return self.model.compute_logits(hidden)
 
 
-class Given(GuidedRows):
+class Given(ConstrainedRows):
     """Rows whose masks are there."""
 
     def __init__(self, masks: torch.Tensor) -> None:
@@ -86,8 +86,8 @@ class Given(GuidedRows):
     def masks(self) -> torch.Tensor:
         return self._given
 
-    def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> Outcome:
-        return Outcome()
+    def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> GrammarOutcome:
+        return GrammarOutcome()
 
 
 class EverySecond(SlotGrammars):
@@ -97,7 +97,7 @@ class EverySecond(SlotGrammars):
 
     def introduce(self, inits: Sequence[SlotInit]) -> None: ...
 
-    def begin(self, step: int, slots: Array, assumed: Sequence[int | None] = ()) -> GuidedRows:
+    def begin(self, step: int, slots: Array, assumed: Sequence[int | None] = ()) -> ConstrainedRows:
         return Given(pack_bitmask(torch.arange(VOCAB) % 2 == torch.tensor(slots)[:, None] % 2))
 
 

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from tercet.scheduler.executor.shrinking import ShrinkingModel
+from tercet.scheduler.executor.shrinking import OomChunkedModel
 
 FIRST = [(0, 1, 1), (1, 5, 5), (2, 3, 3)]
 MIXED = [(0, 1, 2), (1, 7, 12), (2, 4, 7), (3, 9, 9)]
@@ -34,7 +34,7 @@ class Small:
 def test_a_step_in_parts_gives_the_same(room: int, attending: Any, steps: Any) -> None:
     plain, small = steps(), steps()
     released: list[int] = []
-    model = ShrinkingModel(Small(attending, room), lambda: released.append(1))
+    model = OomChunkedModel(Small(attending, room), lambda: released.append(1))
     for rows in (FIRST, MIXED):
         expected_batch, batch = plain.step(rows), small.step(rows)
         expected = attending(expected_batch.input_ids, expected_batch.positions, expected_batch)
@@ -47,7 +47,7 @@ def test_a_step_in_parts_gives_the_same(room: int, attending: Any, steps: Any) -
 
 def test_what_failed_once_is_not_tried_again(attending: Any, steps: Any, caplog: pytest.LogCaptureFixture) -> None:
     device = Small(attending, 10)
-    model = ShrinkingModel(device, lambda: None)
+    model = OomChunkedModel(device, lambda: None)
     given = steps()
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -62,7 +62,7 @@ def test_what_failed_once_is_not_tried_again(attending: Any, steps: Any, caplog:
 def test_a_limit_is_forgotten(attending: Any, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tercet.scheduler.device.oom._FORGOTTEN_AFTER", 3)
     device = Small(attending, 10)
-    model = ShrinkingModel(device, lambda: None)
+    model = OomChunkedModel(device, lambda: None)
     given = steps()
     for room in (10, 10, 100, 100):
         device.room = room
@@ -83,7 +83,7 @@ class Hiccup(Small):
 
 def test_what_is_over_when_memory_was_given_back_limits_nothing(attending: Any, steps: Any) -> None:
     device = Hiccup(attending, 1)
-    model = ShrinkingModel(device, lambda: None)
+    model = OomChunkedModel(device, lambda: None)
     given = steps()
     for rows in ([(0, 1, 1), (1, 1, 1)], [(0, 12, 13), (1, 8, 9)]):
         batch = given.step(rows)
@@ -114,7 +114,7 @@ def test_parts_are_put_together_when_memory_was_given_back(attending: Any, steps
     expected_batch, batch = plain.step(MIXED), small.step(MIXED)
     expected = attending(expected_batch.input_ids, expected_batch.positions, expected_batch)
     Scarce.fails = [torch.cat]
-    actual = ShrinkingModel(Wrapping(attending, 11), lambda: None)(batch.input_ids, batch.positions, batch)
+    actual = OomChunkedModel(Wrapping(attending, 11), lambda: None)(batch.input_ids, batch.positions, batch)
     torch.testing.assert_close(actual.as_subclass(torch.Tensor), expected)
     assert not Scarce.fails
 
@@ -122,7 +122,7 @@ def test_parts_are_put_together_when_memory_was_given_back(attending: Any, steps
 def test_no_memory_for_one_token_is_an_error(attending: Any, steps: Any) -> None:
     batch = steps().step([(0, 1, 1)])
     with pytest.raises(torch.OutOfMemoryError):
-        ShrinkingModel(Small(attending, 0), lambda: None)(batch.input_ids, batch.positions, batch)
+        OomChunkedModel(Small(attending, 0), lambda: None)(batch.input_ids, batch.positions, batch)
 
 
 class Full(Small):
@@ -142,7 +142,7 @@ def test_logits_are_computed_when_memory_was_given_back(attending: Any) -> None:
     def release() -> None:
         full.room = 100
 
-    assert torch.equal(ShrinkingModel(full, release).compute_logits(hidden), attending.compute_logits(hidden))
+    assert torch.equal(OomChunkedModel(full, release).compute_logits(hidden), attending.compute_logits(hidden))
     full.room = 0
     with pytest.raises(torch.OutOfMemoryError):
-        ShrinkingModel(full, lambda: None).compute_logits(hidden)
+        OomChunkedModel(full, lambda: None).compute_logits(hidden)

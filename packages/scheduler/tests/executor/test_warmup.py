@@ -7,7 +7,7 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.warmup import mask_once, measured_kv_bytes, ordinary_plans, rehearse, worst_plan
+from tercet.scheduler.executor.warmup import mask_once, measured_kv_bytes, ordinary_plans, profile_run, worst_plan
 
 
 class Device:
@@ -53,7 +53,7 @@ def test_the_worst_plan_fills_the_step_and_every_slot() -> None:
 
 
 def rehearsed(model: Any, ops: Any) -> None:
-    rehearse(
+    profile_run(
         model,
         TorchNativeAttention,
         ops,

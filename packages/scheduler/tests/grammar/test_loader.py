@@ -10,7 +10,7 @@ from packages.scheduler.tests.grammar.test_cache import Counting, Tape, grammar
 from tercet.protocol.messages.values import Grammar
 from tercet.scheduler.grammar import loader as desk
 from tercet.scheduler.grammar.cache import GrammarCache
-from tercet.scheduler.grammar.loader import GrammarDesk
+from tercet.scheduler.grammar.loader import GrammarLoader
 from tercet.scheduler.grammar.port import GrammarError
 
 A, B, C = grammar("a"), grammar("b"), grammar("c")
@@ -39,20 +39,20 @@ def cache(backend: Slow) -> GrammarCache[Tape]:
 
 
 @pytest.fixture
-def reader(backend: Slow, cache: GrammarCache[Tape]) -> Iterator[GrammarDesk]:
-    desk = GrammarDesk(cache)
+def reader(backend: Slow, cache: GrammarCache[Tape]) -> Iterator[GrammarLoader]:
+    desk = GrammarLoader(cache)
     yield desk
     backend.let.set()
     desk.close()
 
 
-def settle(reader: GrammarDesk, *grammars: Grammar) -> None:
+def settle(reader: GrammarLoader, *grammars: Grammar) -> None:
     """Wait until they are read."""
     for each in grammars:
         reader.reading(each).exception(10)
 
 
-def test_nobody_waits_for_a_grammar_and_it_is_told_once(reader: GrammarDesk, backend: Slow) -> None:
+def test_nobody_waits_for_a_grammar_and_it_is_told_once(reader: GrammarLoader, backend: Slow) -> None:
     assert not reader.want(A)
     assert not reader.want(A)
     assert reader.fault(A) == ""
@@ -65,7 +65,7 @@ def test_nobody_waits_for_a_grammar_and_it_is_told_once(reader: GrammarDesk, bac
     assert backend.compiled == ["a"]
 
 
-def test_every_copy_begins_anew(reader: GrammarDesk, backend: Slow) -> None:
+def test_every_copy_begins_anew(reader: GrammarLoader, backend: Slow) -> None:
     backend.let.set()
     reader.want(A)
     one = reader.copy(reader.reading(A))
@@ -76,14 +76,14 @@ def test_every_copy_begins_anew(reader: GrammarDesk, backend: Slow) -> None:
     assert (one.tokens, other.tokens) == ([1], [])
 
 
-def test_what_the_cache_has_is_read_at_once(reader: GrammarDesk, backend: Slow, cache: GrammarCache[Tape]) -> None:
+def test_what_the_cache_has_is_read_at_once(reader: GrammarLoader, backend: Slow, cache: GrammarCache[Tape]) -> None:
     backend.let.set()
     cache.matcher(A)
     assert reader.want(A)
     assert not reader.busy
 
 
-def test_a_grammar_that_cannot_be_read_fails_where_it_is_followed(reader: GrammarDesk, backend: Slow) -> None:
+def test_a_grammar_that_cannot_be_read_fails_where_it_is_followed(reader: GrammarLoader, backend: Slow) -> None:
     bad = grammar("bad")
     reader.want(bad)
     backend.let.set()
@@ -95,7 +95,7 @@ def test_a_grammar_that_cannot_be_read_fails_where_it_is_followed(reader: Gramma
 
 
 def test_kept_is_what_is_wanted_whatever_else_comes(
-    reader: GrammarDesk, backend: Slow, monkeypatch: pytest.MonkeyPatch
+    reader: GrammarLoader, backend: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tercet.scheduler.grammar.cache.MOST_GRAMMARS", 1)
     backend.let.set()
@@ -111,7 +111,7 @@ def test_kept_is_what_is_wanted_whatever_else_comes(
 
 
 def test_too_many_wait_until_some_are_wanted_no_longer(
-    reader: GrammarDesk, backend: Slow, monkeypatch: pytest.MonkeyPatch
+    reader: GrammarLoader, backend: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(desk, "MOST_READ", 1)
     for each in (A, B, C):

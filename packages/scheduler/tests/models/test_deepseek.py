@@ -27,7 +27,7 @@ from tercet.scheduler.executor.latent_backends import OverLatents, over_latents
 from tercet.scheduler.executor.loading import shape_of
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.executor.warmup import rehearse
+from tercet.scheduler.executor.warmup import profile_run
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.model_config import ModelConfig, parse_config
 from tercet.scheduler.models.latent_attention import HeadProjections
@@ -113,7 +113,7 @@ def test_what_transformers_was_equalled_in_counts(change: Any, checkpoints: Chec
 
 @pytest.mark.parametrize(
     "changes",
-    [{"renormalise": False}, {"scale": 1.0}, {"top_groups": 4}, {"groups": 2}, {"score": "softmax"}],
+    [{"renormalize": False}, {"scale": 1.0}, {"top_groups": 4}, {"groups": 2}, {"score": "softmax"}],
 )
 def test_how_experts_are_chosen_counts(changes: dict[str, Any], checkpoints: Checkpoints) -> None:
     """The checkpoint does tell a model that chooses or weighs experts otherwise."""
@@ -237,7 +237,7 @@ def test_the_worst_step_is_rehearsed(checkpoints: Checkpoints) -> None:
     model = load(checkpoints("deepseek_v3"))
     config = model.config
     assert config.latent is not None
-    rehearse(
+    profile_run(
         model,
         over_latents("torch_native", CPU),
         sampler_ops,

@@ -18,7 +18,7 @@ from tercet.scheduler.executor.latent_backends import over_latents
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.rope_config import RopeConfig
 from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.norms import CentredNorm
+from tercet.scheduler.models.norms import CenteredNorm
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.weights import load_weights
 
@@ -138,7 +138,7 @@ def test_bfloat16(family: Path, reference: Reference) -> None:
     tokens = some_tokens(41, 4)
     model = load(family, "bfloat16")
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
-    sums = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, CentredNorm)}
+    sums = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, CenteredNorm)}
     full = model.config.moe is not None and model.config.moe.full_router
     routers = {name for name in dtypes if full and ".mlp.gate." in name}
     assert {name for name, dtype in dtypes.items() if dtype != torch.bfloat16} == sums | routers

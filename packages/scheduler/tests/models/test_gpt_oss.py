@@ -14,7 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from packages.scheduler.tests.loaded_model import load
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.kernels.ops.moe import QuantisedExperts
+from tercet.kernels.ops.moe import QuantizedExperts
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -76,7 +76,7 @@ def options(directory: Path, **given: Any) -> WorkerOptions:
     return WorkerOptions(model=directory, device="cpu", page_size=4, slots=2, kv_cache_bytes=1 << 20, **given)
 
 
-class Whole:
+class FinishedChoice:
     """A step that is one whole prompt."""
 
     def attend(self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
@@ -93,7 +93,7 @@ class Whole:
 @torch.inference_mode()
 def logits(model: CausalLM) -> torch.Tensor:
     tokens = torch.tensor(PROMPTS[0])
-    return model.compute_logits(model(tokens, torch.arange(len(tokens)), Whole()))
+    return model.compute_logits(model(tokens, torch.arange(len(tokens)), FinishedChoice()))
 
 
 @torch.inference_mode()
@@ -111,7 +111,7 @@ def test_published_weights_give_what_transformers_gives(
 ) -> None:
     model = load(published, dequantised=dequantised)
     layers: Any = model.model.layers
-    assert {isinstance(layer.mlp.experts.down_proj.value, QuantisedExperts) for layer in layers} == {not dequantised}
+    assert {isinstance(layer.mlp.experts.down_proj.value, QuantizedExperts) for layer in layers} == {not dequantised}
     with torch.inference_mode():
         expected = reference(full(published))(torch.tensor([PROMPTS[0]])).logits[0]
     torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=1e-4)

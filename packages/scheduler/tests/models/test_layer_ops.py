@@ -28,7 +28,7 @@ from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.latent_backends import over_latents
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps, layer_ops, use_ops
+from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps, layer_ops, set_ops
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
@@ -53,7 +53,7 @@ def generate(
     config = ModelConfig.load(directory)
     model = build_model(config, DEVICE)
     load_weights(model, directory)
-    use_ops(model, TritonLayerOps() if fused else TORCH)
+    set_ops(model, TritonLayerOps() if fused else TORCH)
     latent, dtype = config.latent, cached or config.dtype
     rank = 0 if latent is None else latent.rank
     shape = KVShape(page_size=4, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=dtype, rank=rank)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from packages.scheduler.tests.conftest import ALL, LATENT, MIXTURES
 from packages.scheduler.tests.models.test_families import Paged, expected, load, some_tokens
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Run
+from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Segment
 from tercet.kernels.ops.projection import Norm
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.protocol.messages.values import LoRAAdapter
@@ -70,7 +70,7 @@ class Adapted(Paged):
             stop = start + len(tokens)
             if self.places[sequence] >= 0:
                 firsts = range(start, stop, 16)
-                runs += [Run(self.places[sequence], first, min(first + 16, stop)) for first in firsts]
+                runs += [Segment(self.places[sequence], first, min(first + 16, stop)) for first in firsts]
             start = stop
         return LoRARows(runs, torch.tensor(runs, dtype=torch.int32), self.bank.ranks) if runs else None
 
@@ -236,7 +236,7 @@ def test_what_adapters_multiply_is_normed_once(residual: torch.Tensor | None, no
             called.append("add_rmsnorm")
             return add_rmsnorm(*given)
 
-    rows = LoRARows([Run(0, 0, 2)], torch.tensor([[0, 0, 2]], dtype=torch.int32), [1])
+    rows = LoRARows([Segment(0, 0, 2)], torch.tensor([[0, 0, 2]], dtype=torch.int32), [1])
     weights = LoRAWeights(torch.ones(1, 1, 4), torch.ones(1, 1, 3), (3,))
     ops = AdaptedProjection(Noted(), weights, cast("LoRABank", SimpleNamespace(rows=rows)))
     x, norm = torch.arange(8.0).view(2, 4), Norm(torch.ones(4), 1e-6)
@@ -247,11 +247,11 @@ def test_what_adapters_multiply_is_normed_once(residual: torch.Tensor | None, no
 
 
 def test_a_part_of_a_step_has_the_adapters_of_its_tokens() -> None:
-    runs = [Run(0, 0, 5), Run(2, 5, 21), Run(1, 30, 31)]
+    runs = [Segment(0, 0, 5), Segment(2, 5, 21), Segment(1, 30, 31)]
     rows = LoRARows(runs, torch.tensor(runs, dtype=torch.int32), [4, 4, 4])
     part = rows.part(slice(3, 30))
     assert part is not None
-    assert part.runs == [Run(0, 0, 2), Run(2, 2, 18)]
+    assert part.runs == [Segment(0, 0, 2), Segment(2, 2, 18)]
     assert part.table.tolist() == [[0, 0, 2], [2, 2, 18]]
     assert rows.part(slice(21, 30)) is None
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from packages.scheduler.tests.loaded_model import logits
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layer_ops import TorchLayerOps, use_ops
+from tercet.scheduler.models.layer_ops import TorchLayerOps, set_ops
 from tercet.scheduler.models.layers import GatedMLP
 from tercet.scheduler.models.moe import MixtureOfExperts
 from tercet.scheduler.models.registry import build_model
@@ -36,7 +36,7 @@ def test_layers_are_what_the_config_says(checkpoints: Checkpoints) -> None:
     ("name", "changes"),
     [
         ("qwen3_moe", {"top_k": 2}),
-        ("qwen3_moe", {"renormalise": False}),
+        ("qwen3_moe", {"renormalize": False}),
         *(("glm4_moe", change) for change in ({"score": "softmax"}, {"scale": 1.0}, {"groups": 1, "top_groups": 1})),
         ("glm4_moe", {"group_best": 1}),
     ],
@@ -84,7 +84,7 @@ def test_experts_go_through_the_operations_passed_in(checkpoints: Checkpoints) -
 
     model = build_model(ModelConfig.load(checkpoints("qwen2_moe")))
     load_weights(model, checkpoints("qwen2_moe"))
-    use_ops(model, Counting())
+    set_ops(model, Counting())
     logits(model)
     assert Counting.shapes == [[40, 40, 40, 6, 6]]
 

@@ -14,7 +14,7 @@ from packages.scheduler.tests.conftest import FAMILIES
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.linear import Quantization
-from tercet.kernels.ops.linear import quantise_int4
+from tercet.kernels.ops.linear import quantize_int4
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.models.config.model_config import ModelConfig
@@ -100,7 +100,7 @@ def far(family: Path, dense: float) -> float:
 
 def rounded(weights: torch.Tensor) -> torch.Tensor:
     """To 4 bits, along the last dimension."""
-    steps, scales = quantise_int4(weights.reshape(-1, weights.shape[-1]))
+    steps, scales = quantize_int4(weights.reshape(-1, weights.shape[-1]))
     meant = (steps.float() - 8) * scales.float().repeat_interleave(32, 1)
     return meant[:, : weights.shape[-1]].view_as(weights)
 

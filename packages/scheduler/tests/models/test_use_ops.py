@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tercet.scheduler.models.layer_ops import TORCH, OpsModule, use_ops
+from tercet.scheduler.models.layer_ops import TORCH, OpsModule, set_ops
 from tercet.scheduler.models.norms import RMSNorm
 
 
@@ -17,7 +17,7 @@ class Pair(OpsModule):
 def test_what_is_set_again_is_what_is_found() -> None:
     """Loading other weights sets parameters, and native kernels take the place of modules."""
     pair = Pair()
-    use_ops(pair, TORCH)
+    set_ops(pair, TORCH)
     assert vars(pair)["norm"] is pair.norm
     pair.norm.weight = nn.Parameter(torch.full((4,), 3.0), requires_grad=False)
     assert pair.norm(torch.ones(1, 4)).tolist() == [pytest.approx([3.0] * 4, rel=1e-4)]

@@ -14,7 +14,7 @@ from tercet.detokenizer.config import DetokenizerConfig
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.errors import ConfigError
 from tercet.detokenizer.loop import DetokenizerLoop
-from tercet.detokenizer.outbox import Outbox
+from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.protocol.errors import AddressError, ChannelError, KeysError
@@ -22,7 +22,7 @@ from tercet.protocol.messages.messages import DetokenizerInbox, Heartbeat
 from tercet.protocol.messages.values import Role
 from tercet.protocol.node import NodeConfig, ThreadNode, unanswered
 from tercet.protocol.probe import probe as ask
-from tercet.protocol.system.clock import AwakeClock
+from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.system.file_limit import raise_file_limit
 from tercet.protocol.system.process import exit_with_parent, on_signals
 from tercet.protocol.system.streams import part_streams
@@ -43,9 +43,9 @@ def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
     links = _links(config)
     tokenizers = TokenizerStore()
     manager = DetokenizerManager(tokenizers, config.max_choices)
-    board = StatusBoard(manager, AwakeClock())
+    board = StatusBoard(manager, SuspendAwareClock())
     node = ThreadNode(links, DetokenizerInbox, board.heartbeat, {Heartbeat: unanswered})
-    outbox = Outbox(node, config.max_backlog, manager.counters)
+    outbox = FrontendOutbox(node, config.max_backlog, manager.counters)
     loop = DetokenizerLoop(node, manager, tokenizers, outbox, board, time.monotonic)
     on_signals((signal.SIGTERM, signal.SIGINT), loop.stop)
     if config.parent_fd is not None:

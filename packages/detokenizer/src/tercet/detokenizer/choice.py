@@ -17,7 +17,7 @@ MAX_STOP_CHARS = 4096
 MAX_PROMPT_TAIL = 1024
 
 
-class Plan:
+class DecodePlan:
     """A request's DecodeSpec, checked, with what its choices share."""
 
     def __init__(self, spec: bytes) -> None:
@@ -45,7 +45,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class ReplyRoute:
     """Which choice this is, who sends its ids and who gets its text."""
 
     rid: str
@@ -75,7 +75,7 @@ class Choice:
         "seen",
     )
 
-    def __init__(self, route: Route, plan: Plan, vocabulary: Vocabulary) -> None:
+    def __init__(self, route: ReplyRoute, plan: DecodePlan, vocabulary: Vocabulary) -> None:
         spec = plan.spec
         self.route = route
         self.attempt = route.attempt

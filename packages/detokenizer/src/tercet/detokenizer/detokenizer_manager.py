@@ -4,12 +4,12 @@ import logging
 from collections import Counter
 from collections.abc import Container, Sequence
 
-from tercet.detokenizer.choice import Choice, Plan, Route
+from tercet.detokenizer.choice import Choice, DecodePlan, ReplyRoute
 from tercet.detokenizer.errors import MalformedBatchError, SpecError
 from tercet.detokenizer.rows import Columns, TextRows
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
-from tercet.protocol.messages.messages import BatchStrOutput, BatchTokenIDOutput, Opening
+from tercet.protocol.messages.messages import BatchStrOutput, BatchTokenIDOutput, FirstRow
 from tercet.protocol.messages.values import FinishReason, FinishType, Held, pack_ints
 
 logger = logging.getLogger(__name__)
@@ -147,9 +147,9 @@ class DetokenizerManager:
             rows.finishes[row] = taken.finish
             del self._choices[_key(choice.route.rid, choice.route.index)]
 
-    def _open(self, openings: list[Opening], rows: TextRows, scheduler: str) -> None:
+    def _open(self, openings: list[FirstRow], rows: TextRows, scheduler: str) -> None:
         """Begin the choices whose first rows these are. A spec that cannot be followed ends its choice."""
-        columns, plans = rows.columns, dict[bytes, Plan]()
+        columns, plans = rows.columns, dict[bytes, DecodePlan]()
         for opening in openings:
             row = opening.row
             rid, index, attempt = columns.output.rids[row], columns.indices[row], columns.attempts[row]
@@ -158,9 +158,9 @@ class DetokenizerManager:
                 continue
             try:
                 if (plan := plans.get(opening.decode_spec)) is None:
-                    plan = plans[opening.decode_spec] = Plan(opening.decode_spec)
+                    plan = plans[opening.decode_spec] = DecodePlan(opening.decode_spec)
                 vocabulary = self._vocabulary(plan.spec.tokenizer, scheduler)
-                choice = Choice(Route(rid, index, attempt, opening.frontend, scheduler), plan, vocabulary)
+                choice = Choice(ReplyRoute(rid, index, attempt, opening.frontend, scheduler), plan, vocabulary)
             except SpecError as error:
                 self.counters["refused_specs"] += 1
                 self._refuse(rows, row, opening.frontend, str(error))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.errors import TokenizerError
-from tercet.detokenizer.outbox import Outbox
+from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.protocol.messages.messages import AbortReq, BatchTokenIDOutput, Ready, TokenizerFiles, TokenizerFilesReq
@@ -43,7 +43,7 @@ class DetokenizerLoop:
         node: Node,
         manager: DetokenizerManager,
         tokenizers: TokenizerStore,
-        outbox: Outbox,
+        outbox: FrontendOutbox,
         board: StatusBoard,
         clock: Callable[[], float],
     ) -> None:

@@ -9,7 +9,7 @@ from tercet.protocol.node import Sender
 logger = logging.getLogger(__name__)
 
 
-class Outbox:
+class FrontendOutbox:
     """A bounded backlog for each frontend whose queue is full.
 
     A message that finds the backlog full drives out the oldest one. That frontend then misses positions, which it sees

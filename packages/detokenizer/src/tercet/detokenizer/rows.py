@@ -3,7 +3,7 @@
 from collections import defaultdict
 
 from tercet.detokenizer.errors import MalformedBatchError
-from tercet.protocol.messages.messages import BatchStrOutput, BatchTokenIDOutput, TextOpening
+from tercet.protocol.messages.messages import BatchStrOutput, BatchTokenIDOutput, FirstTextRow
 from tercet.protocol.messages.values import FinishReason, Logprobs, pack_ints, unpack_ints
 
 _ONE_TOKEN_EACH: dict[int, bytes] = {}
@@ -117,9 +117,9 @@ class TextRows:
             logprobs={place[row]: self._logprobs(row, it) for row, it in output.logprobs.items() if row in place},
         )
 
-    def _openings(self, place: dict[int, int] | None) -> list[TextOpening]:
+    def _openings(self, place: dict[int, int] | None) -> list[FirstTextRow]:
         return [
-            TextOpening(
+            FirstTextRow(
                 row=opening.row if place is None else place[opening.row],
                 prompt_tokens=opening.prompt_tokens,
                 cached_tokens=opening.cached_tokens,

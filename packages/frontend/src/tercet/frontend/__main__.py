@@ -21,9 +21,9 @@ app = App(name="tercet-frontend", version=__version__, help="Serve the OpenAI AP
 def serve(config: FrontendConfig = FrontendConfig()) -> None:
     """Serve HTTP clients with the schedulers and detokenizers named, until told to stop."""
     logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from tercet.protocol.system.process import exit_with_parent, settling_in
+    from tercet.protocol.system.process import exit_with_parent, gc_disabled_during_imports
 
-    with settling_in():
+    with gc_disabled_during_imports():
         import uvloop
 
         from tercet.frontend.wiring import Frontend

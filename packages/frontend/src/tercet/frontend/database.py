@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tercet.frontend.config.config import StoreConfig
-from tercet.frontend.http.auth import current_visitor
+from tercet.frontend.http.auth import current_caller
 from tercet.frontend.round_robin import Rotation
 from tercet.protocol.system.private_files import make_private_directory, open_private
 
@@ -160,7 +160,7 @@ class _Line:
     async def do(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Return the result of `work` as one transaction; an error undoes it. Raises StoreError."""
         if self._taken:
-            await self._wait(current_visitor().owner)
+            await self._wait(current_caller().owner)
         self._taken = True
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, begin, work)

@@ -2,10 +2,10 @@
 
 from tercet.frontend.api.responses.background import Background
 from tercet.frontend.api.responses.conversation_store import ConversationStore
-from tercet.frontend.api.responses.draft import Drafter
+from tercet.frontend.api.responses.draft import ResponseDrafter
 from tercet.frontend.api.responses.store import ResponseStore
 from tercet.frontend.api.sglang.session_store import SessionStore
-from tercet.frontend.chat.planner import TurnPlanner
+from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.database import Database
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
@@ -13,11 +13,11 @@ from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 class Kept:
     """Everything that stands in the one file. It closes the file, too."""
 
-    def __init__(self, manager: TokenizerManager, planner: TurnPlanner, database: Database) -> None:
+    def __init__(self, manager: TokenizerManager, planner: ChatPlanner, database: Database) -> None:
         self._database = database
         self.responses = ResponseStore(database, manager.peer)
         self.conversations = ConversationStore(database)
-        drafter = Drafter(manager, planner, self.responses, self.conversations)
+        drafter = ResponseDrafter(manager, planner, self.responses, self.conversations)
         self.background = Background(manager, drafter, self.responses)
         self.sessions = SessionStore(database)
 

@@ -8,12 +8,12 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 
 from tercet.frontend.adapter_text import read_adapters
-from tercet.frontend.chat.planner import TurnPlanner
+from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import FrontendConfig
 from tercet.frontend.database import Database
 from tercet.frontend.kept import Kept
 from tercet.frontend.lora.store import AdaptersInFile
-from tercet.frontend.manager.quota import Tenants
+from tercet.frontend.manager.quota import ApiKeyQuota
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import POLICIES
@@ -27,7 +27,7 @@ from tercet.protocol.config import Dial, NodeConfig
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import FrontendInbox, Heartbeat, Ready
 from tercet.protocol.messages.values import Role
-from tercet.protocol.system.clock import AwakeClock
+from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.transport.endpoints import check_peer_id
 from tercet.protocol.transport.security import Security
 
@@ -73,7 +73,7 @@ class Frontend:
             insecure_loopback=link.insecure_loopback,
         )
         self._node = AsyncNode(node_config, FrontendInbox, self._status, self._on_deliveries)
-        clock = AwakeClock()
+        clock = SuspendAwareClock()
         database = Database.open(config.store)
         self._manager = TokenizerManager(
             link.peer,
@@ -92,12 +92,12 @@ class Frontend:
             serving.max_waiting,
             self._on_servable,
             clock,
-            tenants=Tenants.of(config.http),
+            tenants=ApiKeyQuota.of(config.http),
             lora=self._lora,
             adapter_names=AdaptersInFile(database) if database else None,
             siblings=link.sibling,
         )
-        self._kept = Kept(self._manager, TurnPlanner(serving), database) if database else None
+        self._kept = Kept(self._manager, ChatPlanner(serving), database) if database else None
         app = build_app(self._manager, config.http, serving, self._kept, local=is_local(self._listener))
         self._server = HttpServer(app, config.http, self._listener, self._on_started)
 

@@ -19,7 +19,7 @@ from tercet.frontend.api.docs.operations import OPERATIONS
 from tercet.frontend.api.openai.completion_schema import CompletionRequest
 from tercet.frontend.api.sglang.adapter_routes import UNLOAD_PATHS
 from tercet.frontend.config.config import HttpConfig, StoreConfig
-from tercet.frontend.server.middleware import Access
+from tercet.frontend.server.middleware import RequestMiddleware
 from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, serving
 from tercet.protocol.messages.values import ModelLimits, Task
 
@@ -44,7 +44,7 @@ def refs(value: Any) -> Iterator[str]:
 async def test_the_table_and_the_router_are_equal(engine_of: EngineOf) -> None:
     async with serving(engine_of()) as served:
         access = served.server.config.app
-        assert isinstance(access, Access)
+        assert isinstance(access, RequestMiddleware)
         assert isinstance(access.app, FastAPI)
         routes = {
             (method, route.path)

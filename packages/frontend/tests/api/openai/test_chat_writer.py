@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from tercet.frontend.api.openai.chat_writer import ChatForm
+from tercet.frontend.api.openai.chat_writer import ChatWriter
 from tercet.frontend.testing import FakeEngine, Served, serving
 
 EngineOf = Callable[..., FakeEngine]
@@ -22,7 +22,7 @@ async def test_rule_2_a_fault_of_ours_in_the_middle_is_one_event_that_tells_noth
     def broken(self: object, generation: object) -> bytes:
         raise RuntimeError("a secret")
 
-    monkeypatch.setattr(ChatForm, "end", broken)
+    monkeypatch.setattr(ChatWriter, "end", broken)
     async with serving(engine_of()) as served:
         answer = await http_of(served).post("/v1/chat/completions", json={**BODY, "stream": True})
         await served.until_idle()

@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from tercet.frontend.api.responses.scored_text import ScoredText
-from tercet.frontend.chat.output_parser import ChoiceReader
+from tercet.frontend.chat.output_parser import OutputParser
 from tercet.frontend.manager.req_state import Update
 from tercet.frontend.model.token_bytes import TokenBytes
 from tercet.frontend.model.tokenizer import PromptTokenizer
@@ -30,7 +30,7 @@ def update(ids: Sequence[int], text: str, finish: FinishReason | None = None) ->
 
 def told(scored: ScoredText, updates: Sequence[Update]) -> str:
     """What the tokens whose log-probabilities are told spell."""
-    reader = ChoiceReader(make_parser(ParserNames("qwen3", "hermes"), (ToolSpec("weather", {}),), ""))
+    reader = OutputParser(make_parser(ParserNames("qwen3", "hermes"), (ToolSpec("weather", {}),), ""))
     spelt = b""
     for each in updates:
         for piece in scored.pieces(each):

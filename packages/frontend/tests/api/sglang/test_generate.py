@@ -9,10 +9,10 @@ import httpx2
 import pytest
 from tokenizers import Tokenizer
 
-from tercet.frontend.api.sglang.generate_writer import NativeForm
-from tercet.frontend.manager.generation import Arrival, Generation
-from tercet.frontend.manager.quota import Tenants
-from tercet.frontend.manager.req_state import ReqState, Row, Verdict
+from tercet.frontend.api.sglang.generate_writer import GenerateWriter
+from tercet.frontend.manager.generation import Generation, GenerationUpdate
+from tercet.frontend.manager.quota import ApiKeyQuota
+from tercet.frontend.manager.req_state import OutputRow, ReqState, Verdict
 from tercet.frontend.manager.request import GenerateRequest, TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.testing import DETOKENIZER, FakeEngine, Served, Token, decode_spec, serving
@@ -80,7 +80,7 @@ def test_a_token_that_comes_while_an_event_is_made_belongs_to_the_next(
 ) -> None:
     sampling = SamplingParams(max_new_tokens=8, seed=5)
     request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling, logprobs=LogprobParams())
-    generation = Generation(Tenants().place())
+    generation = Generation(ApiKeyQuota().place())
     model = ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="w"))
     state = ReqState("f-1", request, model, [1], sampling, generation.wake)
     state.attempt = 0
@@ -88,15 +88,15 @@ def test_a_token_that_comes_while_an_event_is_made_belongs_to_the_next(
 
     def accept(position: int, text: str) -> None:
         scores = Logprobs(chosen=pack_floats([-0.5]))
-        assert state.accept(Row(0, 0, position, [10 + position], text, None, None, scores)) is Verdict.ACCEPTED
+        assert state.accept(OutputRow(0, 0, position, [10 + position], text, None, None, scores)) is Verdict.ACCEPTED
 
-    form = NativeForm()
+    form = GenerateWriter()
     told = []
     accept(0, "a")
     for position in (1, 2):
         [update] = state.take()
         accept(position, "b")
-        told.append(json.loads(form.events(generation, [Arrival(0, update)]).removeprefix(b"data: ")))
+        told.append(json.loads(form.events(generation, [GenerationUpdate(0, update)]).removeprefix(b"data: ")))
     assert [each["output_ids"] for each in told] == [[10], [10, 11]]
     assert [each["meta_info"]["completion_tokens"] for each in told] == [1, 2]
     assert told[-1]["meta_info"]["output_token_logprobs"] == [[-0.5, 10, None], [-0.5, 11, None]]

@@ -8,14 +8,14 @@ import torch
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import lora as reference
-from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Run
+from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Segment
 from tercet.kernels.triton.linear import lora
 from tercet.kernels.triton.linear.lora import add_lora
 
 INPUTS, TOKENS = 72, 90
 PARTS = [(70,), (130, 20, 33), (48, 48)]
-SHORT = [Run(0, 0, 16), Run(2, 16, 17), Run(0, 19, 21), Run(1, 30, 40)]
-MIXED = [Run(0, 0, 16), Run(2, 16, 17), Run(0, 19, 83), Run(1, 84, 90)]
+SHORT = [Segment(0, 0, 16), Segment(2, 16, 17), Segment(0, 19, 21), Segment(1, 30, 40)]
+MIXED = [Segment(0, 0, 16), Segment(2, 16, 17), Segment(0, 19, 83), Segment(1, 84, 90)]
 
 
 def weights_of(
@@ -34,7 +34,7 @@ def weights_of(
     return LoRAWeights(a.flatten(1, 2).to(dtype), b.to(dtype), parts)
 
 
-def rows_of(runs: list[Run], ranks: list[int], device: torch.device) -> LoRARows:
+def rows_of(runs: list[Segment], ranks: list[int], device: torch.device) -> LoRARows:
     table = torch.tensor(runs, dtype=torch.int32, device=device).view(-1, 3)
     return LoRARows(runs, table, ranks, max((run.stop - run.start for run in runs), default=0))
 
@@ -59,14 +59,14 @@ def assert_as_the_reference(
 @pytest.mark.parametrize(
     ("ranks", "runs"),
     [
-        ([1.0], [Run(0, 3, 4)]),
-        ([1.0], [Run(0, 0, 16), Run(0, 16, 23)]),
+        ([1.0], [Segment(0, 3, 4)]),
+        ([1.0], [Segment(0, 0, 16), Segment(0, 16, 23)]),
         ([1.0, 0.25, 0.5], SHORT),
         ([1.0, 0.25, 0.5], MIXED),
     ],
 )
 def test_every_token_has_its_own_adapter_added(
-    parts: tuple[int, ...], rank: int, ranks: list[float], runs: list[Run], device: torch.device
+    parts: tuple[int, ...], rank: int, ranks: list[float], runs: list[Segment], device: torch.device
 ) -> None:
     own = [int(rank * share) for share in ranks]
     weights = weights_of(own, rank, parts, device)
@@ -82,7 +82,7 @@ def test_ranks_that_are_no_whole_blocks(rank: int, device: torch.device) -> None
 
 @pytest.mark.parametrize("longest", [1, 16, 17, 64])
 def test_runs_may_be_shorter_than_said(longest: int, device: torch.device) -> None:
-    own, runs = [16] * 3, [Run(0, 3, 4), Run(2, 4, 5)]
+    own, runs = [16] * 3, [Segment(0, 3, 4), Segment(2, 4, 5)]
     weights, rows = weights_of(own, 16, (130, 20, 33), device), rows_of(runs, own, device)
     x = torch.randn(TOKENS, INPUTS, device=device)
     assert_as_the_reference(x, weights, replace(rows, longest=longest))
@@ -92,7 +92,7 @@ def test_runs_may_be_shorter_than_said(longest: int, device: torch.device) -> No
 def test_inputs_in_splits(count: int, device: torch.device) -> None:
     own = [16] * 3
     weights, x = weights_of(own, 16, (40, 40), device, inputs=1800), torch.randn(TOKENS, 1800, device=device)
-    runs = [Run(token % 3, token, token + 1) for token in range(count)]
+    runs = [Segment(token % 3, token, token + 1) for token in range(count)]
     first, second = (assert_as_the_reference(x, weights, rows_of(runs, own, device), 1e-5) for _ in range(2))
     assert torch.equal(first, second)
 
@@ -106,7 +106,7 @@ def test_inputs_in_splits(count: int, device: torch.device) -> None:
         (torch.float32, torch.bfloat16),
     ],
 )
-def test_other_types(dtype: torch.dtype, held: torch.dtype, runs: list[Run], device: torch.device) -> None:
+def test_other_types(dtype: torch.dtype, held: torch.dtype, runs: list[Segment], device: torch.device) -> None:
     weights = weights_of([16] * 3, 16, (130, 20, 33), device, held, 600)
     x = torch.randn(TOKENS, 600, device=device).to(dtype)
     tolerance = 2e-5 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
@@ -119,7 +119,7 @@ def test_sums_are_rounded_once(device: torch.device) -> None:
     a, b = torch.full((1, 4, INPUTS), 37.0, device=device), torch.ones(1, 4, 20, device=device)
     x, out = torch.ones(3, INPUTS, device=device).half(), torch.ones(3, 20, device=device).half()
     x[:, 5] = 2.0
-    add_lora(out, x, LoRAWeights(a.half(), b.half(), (20,)), rows_of([Run(0, 0, 3)], [4], device))
+    add_lora(out, x, LoRAWeights(a.half(), b.half(), (20,)), rows_of([Segment(0, 0, 3)], [4], device))
     assert (out == 10808).all()
 
 
@@ -176,7 +176,7 @@ def test_ranks_are_not_read(device: torch.device) -> None:
 
 
 def test_what_the_kernels_do_not_know(device: torch.device) -> None:
-    weights, rows = weights_of([4], 4, (20,), device), rows_of([Run(0, 0, 1)], [4], device)
+    weights, rows = weights_of([4], 4, (20,), device), rows_of([Segment(0, 0, 1)], [4], device)
     x, out = torch.randn(1, 2 * INPUTS, device=device), torch.zeros(1, 20, device=device)
     turned = replace(weights, b=weights.b.transpose(1, 2).contiguous().transpose(1, 2))
     for given in ((out, x[:, ::2], weights), (out, x[:, :INPUTS], turned), (out.expand(20, 20).T, x, weights)):

@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="the kernels are Triton's")
 from tercet.kernels.ops import projection as reference
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm, Weight
-from tercet.kernels.ops.quantized import Format, quantise
+from tercet.kernels.ops.quantized import Format, quantize
 from tercet.kernels.triton.linear import projection
 
 GATES = [None, *get_args(Gate)]
@@ -30,7 +30,7 @@ def weight_of(request: pytest.FixtureRequest, device: torch.device) -> MakeWeigh
 
     def make(outputs: int, size: int) -> Weight:
         full = torch.randn(outputs, size, device=device) / size**0.5
-        return full.half() if request.param == "full" else quantise(full, request.param, (1, 64))
+        return full.half() if request.param == "full" else quantize(full, request.param, (1, 64))
 
     return make
 

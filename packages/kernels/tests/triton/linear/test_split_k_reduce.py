@@ -31,11 +31,11 @@ def test_splits(
     kind: reference.Format, block: tuple[int, int], k: int, m: int, splits: int, device: torch.device
 ) -> None:
     """Of 16 splits some have no block."""
-    weight = reference.quantise(torch.randn(71, k, device=device) * torch.rand(71, 1, device=device), kind, block)
+    weight = reference.quantize(torch.randn(71, k, device=device) * torch.rand(71, 1, device=device), kind, block)
     x, bias = torch.randn(m, k, device=device), torch.randn(71, device=device)
     for tiling, given in zip(quantised.TILINGS[:3], (None, bias, bias), strict=True):
         actual, again = (quantised.tiled_linear(x, weight, given, tiling=tiling, splits=splits) for _ in range(2))
-        torch.testing.assert_close(actual, reference.linear_quantised(x, weight, given), rtol=1e-5, atol=1e-4)
+        torch.testing.assert_close(actual, reference.linear_quantized(x, weight, given), rtol=1e-5, atol=1e-4)
         assert torch.equal(actual, again)
 
 
@@ -45,9 +45,9 @@ def test_few_outputs_are_split_unasked(kind: reference.Format, device: torch.dev
     """Of inputs whose rows lie apart."""
     k = 2048 + 32
     assert quantised._cut(71, 32, k, PROCESSORS) == (Tiling(32, 4), 2)
-    weight = reference.quantise(torch.randn(71, k, device=device), kind, (1, 128))
+    weight = reference.quantize(torch.randn(71, k, device=device), kind, (1, 128))
     x, bias = torch.randn(2, 10, 2 * k, device=device)[..., :k], torch.randn(71, device=device)
-    actual, expected = (op(x, weight, bias) for op in (quantised.linear_quantised, reference.linear_quantised))
+    actual, expected = (op(x, weight, bias) for op in (quantised.linear_quantized, reference.linear_quantized))
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-3)
 
 
@@ -55,7 +55,7 @@ def test_few_outputs_are_split_unasked(kind: reference.Format, device: torch.dev
 def test_sums_are_rounded_once(splits: int, device: torch.device) -> None:
     """Of whole numbers: exact in float32, while float16 knows every eighth or sixteenth of so large ones."""
     codes = torch.randint(-127, 128, (70, 2048), dtype=torch.int8, device=device)
-    weight = reference.QuantisedWeight(
+    weight = reference.QuantizedWeight(
         format="int8", codes=codes, scales=torch.ones(1, 1, device=device), zeros=None, block=(70, 2048)
     )
     x, bias = torch.randint(-4, 5, (20, 2048), device=device), torch.randint(-999, 999, (70,), device=device).half()

@@ -6,7 +6,7 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 from tercet.kernels.ops import moe as reference
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import Routing
-from tercet.kernels.ops.quantized import Format, quantise
+from tercet.kernels.ops.quantized import Format, quantize
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.moe import moe_gemv as full_expert_rows
 from tercet.kernels.triton.moe import moe_gemv_quantized as expert_rows
@@ -20,7 +20,7 @@ from tercet.kernels.triton.moe.route import route
 def test_experts(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
     x = torch.randn(tokens, 40, device=device).to(dtype)
     gate_up, down = torch.randn(6, 48, 40, device=device) / 6, torch.randn(6, 40, 24, device=device) / 5
-    weights, experts = reference.route(torch.randn(tokens, 6, device=device), Routing(top_k=2, renormalise=True))
+    weights, experts = reference.route(torch.randn(tokens, 6, device=device), Routing(top_k=2, renormalize=True))
     given = (x, weights, experts, gate_up.to(dtype), down.to(dtype))
     tolerance = 8 * torch.finfo(dtype).eps if dtype == torch.float16 else 2e-6
     torch.testing.assert_close(fused_moe(*given), reference.fused_moe(*given), rtol=tolerance, atol=tolerance)
@@ -33,16 +33,16 @@ def test_experts(tokens: int, dtype: torch.dtype, device: torch.device) -> None:
 def test_quantised_experts(tokens: int, kind: Format, block: tuple[int, int], device: torch.device) -> None:
     x = torch.randn(tokens, 96, device=device)
     gate_up, down = (
-        reference.QuantisedExperts(quantise(torch.randn(4 * n, 96, device=device) / 8, kind, block), 4)
+        reference.QuantizedExperts(quantize(torch.randn(4 * n, 96, device=device) / 8, kind, block), 4)
         for n in (192, 96)
     )
-    weights, experts = reference.route(torch.randn(tokens, 4, device=device), Routing(top_k=2, renormalise=True))
+    weights, experts = reference.route(torch.randn(tokens, 4, device=device), Routing(top_k=2, renormalize=True))
     given = (x, weights, experts, gate_up, down)
     torch.testing.assert_close(fused_moe(*given), reference.fused_moe(*given), rtol=1e-5, atol=1e-5)
 
 
 Routed = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-Projections = tuple[reference.QuantisedExperts, reference.QuantisedExperts]
+Projections = tuple[reference.QuantizedExperts, reference.QuantizedExperts]
 
 
 def published(
@@ -51,13 +51,13 @@ def published(
     """(inputs, weights and experts of tokens; the projections of 4 experts in mxfp4; their biases)."""
     size, count = 32, 4
     gate_up, down = (
-        reference.QuantisedExperts(quantise(torch.randn(count * n, k, device=device) / 4, "mxfp4", (1, 32)), count)
+        reference.QuantizedExperts(quantize(torch.randn(count * n, k, device=device) / 4, "mxfp4", (1, 32)), count)
         for n, k in ((2 * size, hidden), (hidden, size))
     )
     biases = reference.ExpertBiases(
         torch.randn(count, 2 * size, device=device).to(dtype), torch.randn(count, hidden, device=device).to(dtype)
     )
-    routed = reference.route(torch.randn(tokens, count, device=device), Routing(top_k=top_k, renormalise=True))
+    routed = reference.route(torch.randn(tokens, count, device=device), Routing(top_k=top_k, renormalize=True))
     return (torch.randn(tokens, hidden, device=device).to(dtype), *routed), (gate_up, down), biases
 
 
@@ -121,22 +121,22 @@ def test_full_experts_with_biases(tokens: int, device: torch.device) -> None:
 
 
 @pytest.mark.parametrize(("tokens", "count", "top_k"), [(1, 32, 4), (3, 60, 6), (2, 4, 4), (2, 5, 1)])
-@pytest.mark.parametrize("renormalise", [False, True])
+@pytest.mark.parametrize("renormalize", [False, True])
 def test_a_token_goes_where_the_reference_sends_it(
-    tokens: int, count: int, top_k: int, renormalise: bool, device: torch.device
+    tokens: int, count: int, top_k: int, renormalize: bool, device: torch.device
 ) -> None:
     logits = torch.randn(tokens, count, device=device) * 4
-    weights, experts = route(logits, Routing(top_k=top_k, renormalise=renormalise))
-    expected = reference.route(logits, Routing(top_k=top_k, renormalise=renormalise))
+    weights, experts = route(logits, Routing(top_k=top_k, renormalize=renormalize))
+    expected = reference.route(logits, Routing(top_k=top_k, renormalize=renormalize))
     assert torch.equal(experts, expected[1])
     torch.testing.assert_close(weights, expected[0], rtol=1e-5, atol=1e-6)
 
 
 CHOICES = [
-    (12, Routing(top_k=3, score="sigmoid", renormalise=True)),
-    (384, Routing(top_k=8, score="sigmoid", renormalise=True, scale=2.5)),
+    (12, Routing(top_k=3, score="sigmoid", renormalize=True)),
+    (384, Routing(top_k=8, score="sigmoid", renormalize=True, scale=2.5)),
     (256, Routing(top_k=8, score="sigmoid", groups=8, top_groups=4, group_best=2)),
-    (20, Routing(top_k=3, renormalise=True, scale=1.5)),
+    (20, Routing(top_k=3, renormalize=True, scale=1.5)),
     (60, Routing(top_k=6, scale=16.0, groups=3, top_groups=2)),
 ]
 
@@ -162,7 +162,7 @@ def test_of_equal_scores_the_first_experts_of_the_first_groups_go_first(device: 
 
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf")])
 def test_whatever_logits_are_the_experts_exist(strange: float, device: torch.device) -> None:
-    _, experts = route(torch.full((2, 5), strange, device=device), Routing(top_k=3, renormalise=True))
+    _, experts = route(torch.full((2, 5), strange, device=device), Routing(top_k=3, renormalize=True))
     assert experts.min() >= 0
     assert experts.max() < 5
     _, experts = route(torch.full((2, 6), strange, device=device), Routing(top_k=3, groups=3, top_groups=2))

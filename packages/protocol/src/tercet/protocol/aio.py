@@ -10,7 +10,7 @@ from tercet.protocol.config import NodeConfig
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.membership.stall import StallWatch
 from tercet.protocol.messages.messages import Heartbeat, Message, Ready
-from tercet.protocol.node_core import Switchboard
+from tercet.protocol.node_core import NodeCore
 from tercet.protocol.search import Search
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class AsyncNode:
         on_deliveries: Callable[[list[Delivery]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._board = Switchboard(config, inbox_union, status, None, clock)
+        self._board = NodeCore(config, inbox_union, status, None, clock)
         self._clock = clock
         self._watch = StallWatch(lambda: self._board.beat_due, self._board.beat_again, config.heartbeat_interval, clock)
         self._search = Search(config.supervisor, clock())
@@ -61,7 +61,7 @@ class AsyncNode:
 
     @property
     def counters(self) -> dict[str, int]:
-        """See `Switchboard.counters`."""
+        """See `NodeCore.counters`."""
         return self._board.counters
 
     async def start(self) -> None:

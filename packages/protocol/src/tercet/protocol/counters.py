@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from tercet.protocol.logging import Complaints
+from tercet.protocol.logging import RateLimitedLogger
 
 logger = logging.getLogger(__name__)
 
@@ -13,13 +13,13 @@ COMPLAINT_INTERVAL = 1.0
 """Seconds between log lines."""
 
 
-class Counters:
+class LinkCounters:
     """Counts by name, from any thread."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._complaints = Complaints(logger, COMPLAINT_INTERVAL)
+        self._complaints = RateLimitedLogger(logger, COMPLAINT_INTERVAL)
 
     def count(self, name: str) -> None:
         """One more."""

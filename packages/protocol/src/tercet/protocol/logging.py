@@ -3,7 +3,7 @@
 import logging
 
 
-class Complaints:
+class RateLimitedLogger:
     """Warnings of one logger, no more than one in `interval` seconds. For one thread at a time."""
 
     def __init__(self, logger: logging.Logger, interval: float) -> None:

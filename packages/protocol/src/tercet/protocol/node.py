@@ -13,7 +13,7 @@ from tercet.protocol.errors import NodeFailed
 from tercet.protocol.membership.events import Delivery, PeerDown, PeerEvent, PeerInfo, PeerReady, PeerUp
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.messages import Heartbeat, Message
-from tercet.protocol.node_core import Answer, Switchboard, unanswered
+from tercet.protocol.node_core import Answer, NodeCore, unanswered
 from tercet.protocol.search import Search
 
 __all__ = [
@@ -62,7 +62,7 @@ class ThreadNode:
         answers: Mapping[type[Message], Answer] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._board = Switchboard(config, inbox_union, status, answers, clock)
+        self._board = NodeCore(config, inbox_union, status, answers, clock)
         self._ready_batches: queue.SimpleQueue[list[Delivery]] = queue.SimpleQueue()
         self._clock = clock
         self._search = Search(config.supervisor, clock())
@@ -87,7 +87,7 @@ class ThreadNode:
 
     @property
     def counters(self) -> dict[str, int]:
-        """See `Switchboard.counters`."""
+        """See `NodeCore.counters`."""
         return self._board.counters
 
     @property

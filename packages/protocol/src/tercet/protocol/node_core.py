@@ -13,10 +13,10 @@ import zmq
 
 from tercet.protocol.__about__ import __version__
 from tercet.protocol.config import NodeConfig
-from tercet.protocol.counters import Counters
+from tercet.protocol.counters import LinkCounters
 from tercet.protocol.errors import AddressError, DecodeError
 from tercet.protocol.membership.events import Delivery, PeerDown, PeerInfo, PeerReady, PeerUp
-from tercet.protocol.membership.heartbeat_timer import Pulse, is_busy
+from tercet.protocol.membership.heartbeat_timer import HeartbeatTimer, is_busy
 from tercet.protocol.membership.links import Close, Effect, Refused, Say, Timing
 from tercet.protocol.membership.peers import PeerTable
 from tercet.protocol.messages.codec import Codec, Envelope, Frame, decode_envelope, encode, encode_envelope, tag_of
@@ -24,10 +24,10 @@ from tercet.protocol.messages.messages import Goodbye, Heartbeat, Hello, Introdu
 from tercet.protocol.messages.values import WIRE_VERSION, Phase, Role
 from tercet.protocol.sockets import Sockets
 from tercet.protocol.transport.channel import Connection, Outbox, Received
-from tercet.protocol.transport.claims import Claims
+from tercet.protocol.transport.claims import PeerAuthorizer
 from tercet.protocol.transport.endpoints import address_towards
 from tercet.protocol.transport.resolver import Resolver
-from tercet.protocol.transport.sources import Sources
+from tercet.protocol.transport.sources import EnvelopeCache
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ def unanswered(source: str, message: Message) -> None:
     """An `Answer` to messages that mean nothing to a part: it need not wake for them."""
 
 
-class Route(NamedTuple):
+class PeerRoute(NamedTuple):
     """How to reach a peer that is up."""
 
     outbox: Outbox
@@ -47,7 +47,7 @@ class Route(NamedTuple):
     features: frozenset[str]
 
 
-class Switchboard:
+class NodeCore:
     """A node's links. One thread (or loop) opens it, receives, ticks and closes; any thread may send.
 
     `status(peer)` is the heartbeat for that peer; `answers` are given at once, before the part sees the message.
@@ -71,11 +71,11 @@ class Switchboard:
         self._make_sockets: Callable[[NodeConfig, str], Sockets] = Sockets
         self._sockets: Sockets | None = None
         self._resolver = Resolver(config.specs)
-        self._routes: dict[str, Route] = {}
-        self._sources = Sources()
-        self._claims = Claims(config.security if config.guarded else None)
-        self._counters = Counters()
-        self._pulse = Pulse(config.heartbeat_interval, config.silence)
+        self._routes: dict[str, PeerRoute] = {}
+        self._sources = EnvelopeCache()
+        self._claims = PeerAuthorizer(config.security if config.guarded else None)
+        self._counters = LinkCounters()
+        self._pulse = HeartbeatTimer(config.heartbeat_interval, config.silence)
         self._beats: dict[str, Heartbeat] = {}
         """The last heartbeat to each peer that was up then."""
         self._due = float("-inf")
@@ -371,7 +371,7 @@ class Switchboard:
                 case PeerUp(peer=peer, features=features) as event:
                     hello = self.table.peers[peer].hello
                     if outbox := self._dial(hello.address):
-                        self._routes[peer] = Route(outbox, self._envelope(hello.incarnation), frozenset(features))
+                        self._routes[peer] = PeerRoute(outbox, self._envelope(hello.incarnation), frozenset(features))
                     else:
                         todo.extendleft(reversed(self.table.connection(hello.address, False, now)))
                     deliveries.append(Delivery(peer, event))

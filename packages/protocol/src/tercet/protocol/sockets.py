@@ -9,7 +9,7 @@ from tercet.protocol.errors import ProtocolError
 from tercet.protocol.messages.values import Role
 from tercet.protocol.transport.channel import Bounds, Connection, Context, Inbox, Outbox
 from tercet.protocol.transport.endpoints import bind_address
-from tercet.protocol.transport.poller import Waiter
+from tercet.protocol.transport.poller import Poller
 
 GOODBYE_TIME = 0.2
 """Seconds that a Goodbye gets to leave before the sockets close."""
@@ -30,7 +30,7 @@ class Sockets:
         except ProtocolError:
             self._context.term()
             raise
-        self.waiter = Waiter(self.inbox.filenos())
+        self.waiter = Poller(self.inbox.filenos())
 
     def find(self, address: str) -> Outbox | None:
         """The outbox to an address, if there is one."""

@@ -11,7 +11,7 @@ from cyclopts import App, CycloptsError, Parameter
 
 from tercet.protocol.system.streams import part_streams
 from tercet.scheduler.__about__ import __version__
-from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions, ShortageError
+from tercet.scheduler.config import ConfigError, InsufficientMemoryError, ModelOptions, ProcessOptions, ScheduleOptions
 
 EXIT_SHORTAGE = 1
 """Exit status where memory or a GPU is not to be had now: starting again may help."""
@@ -29,9 +29,9 @@ def serve(
 ) -> None:
     """Load a model and serve it to frontends until told to stop."""
     logging.basicConfig(level=process.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from tercet.protocol.system.process import exit_with_parent, on_signals, settling_in
+    from tercet.protocol.system.process import exit_with_parent, gc_disabled_during_imports, on_signals
 
-    with settling_in():
+    with gc_disabled_during_imports():
         from tercet.protocol.errors import AddressError, ChannelError, KeysError
         from tercet.protocol.system.file_limit import raise_file_limit
         from tercet.scheduler.model_files import ModelError
@@ -44,7 +44,7 @@ def serve(
             exit_with_parent(process.parent_fd)
         on_signals((signal.SIGTERM, signal.SIGINT), scheduler.stop)
         scheduler.run()
-    except ShortageError as error:
+    except InsufficientMemoryError as error:
         fail(str(error))
         sys.exit(EXIT_SHORTAGE)
     except (AddressError, ChannelError, ConfigError, KeysError, ModelError) as error:

@@ -10,7 +10,7 @@ from tercet.scheduler.ports import AdapterReader, GrammarReader, Reader
 T = TypeVar("T")
 
 
-class Reading(Generic[T]):
+class AsyncLoader(Generic[T]):
     """Tells a core what is being read, and what has been. Without a reader there is nothing to tell."""
 
     def __init__(
@@ -47,21 +47,21 @@ class Reading(Generic[T]):
             self._reader.keep(self._held())
 
 
-def of_grammars(reader: GrammarReader | None, held: Callable[[], set[Grammar]]) -> Reading[Grammar]:
-    """A `Reading` of grammars."""
+def of_grammars(reader: GrammarReader | None, held: Callable[[], set[Grammar]]) -> AsyncLoader[Grammar]:
+    """A `AsyncLoader` of grammars."""
 
     def read(grammar: Grammar) -> GrammarRead:
         return GrammarRead(grammar, "" if reader is None else reader.fault(grammar))
 
-    return Reading(reader, held, GrammarPending, read)
+    return AsyncLoader(reader, held, GrammarPending, read)
 
 
-def of_adapters(reader: AdapterReader | None, held: Callable[[], set[LoRAAdapter]]) -> Reading[LoRAAdapter]:
-    """A `Reading` of adapters."""
+def of_adapters(reader: AdapterReader | None, held: Callable[[], set[LoRAAdapter]]) -> AsyncLoader[LoRAAdapter]:
+    """A `AsyncLoader` of adapters."""
 
     def read(adapter: LoRAAdapter) -> AdapterRead:
         if reader is None:
             return AdapterRead(adapter)
         return AdapterRead(adapter, reader.fault(adapter), reader.sha256(adapter))
 
-    return Reading(reader, held, AdapterPending, read)
+    return AsyncLoader(reader, held, AdapterPending, read)

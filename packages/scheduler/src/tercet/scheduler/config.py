@@ -24,7 +24,7 @@ class ConfigError(ValueError):
     """An option that cannot be meant; the text is one line that names it."""
 
 
-class ShortageError(ConfigError):
+class InsufficientMemoryError(ConfigError):
     """What a start needs and the machine does not give now: it may once others are done with it."""
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tercet.protocol.messages.values import Task
-from tercet.protocol.system.process import settling_in
+from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.scheduler.config import ConfigError, ModelOptions
 from tercet.scheduler.core.embedding.plan import EncoderCapacity
 from tercet.scheduler.model_files import ModelError, read_json
@@ -28,7 +28,7 @@ def build_torch(
     options: ModelOptions, task: Task, path: Path, report: Callable[[int, int], None], advance: Advance
 ) -> ServedEncoder:
     """The real thing."""
-    with settling_in():
+    with gc_disabled_during_imports():
         from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 
     if options.quantization != "none":

@@ -2,22 +2,22 @@
 
 from collections.abc import Callable
 
-from tercet.protocol.system.process import settling_in
+from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.scheduler.config import ConfigError, ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.model_files import ModelError, read_json
 from tercet.scheduler.ports import Advance, Executor
-from tercet.scheduler.resolved_model import Found, on_gpu
+from tercet.scheduler.resolved_model import ResolvedModel, on_gpu
 
 ReportBytes = Callable[[int, int], None]
 """Told (bytes done, bytes in all) while weights load."""
 
 
 def build_torch(
-    options: ModelOptions, schedule: ScheduleOptions, found: Found, report: ReportBytes, advance: Advance
+    options: ModelOptions, schedule: ScheduleOptions, found: ResolvedModel, report: ReportBytes, advance: Advance
 ) -> Executor:
     """The real thing."""
-    with settling_in():
+    with gc_disabled_during_imports():
         from tercet.scheduler.executor.tp_worker import TpModelWorker
         from tercet.scheduler.executor.worker_options import WorkerOptions
         from tercet.scheduler.models.registry import is_ours, named_architecture
@@ -58,7 +58,7 @@ def build_torch(
 def build_fake(
     options: ModelOptions,
     schedule: ScheduleOptions,
-    found: Found,
+    found: ResolvedModel,
     report: ReportBytes,  # noqa: ARG001
     advance: Advance,  # noqa: ARG001
 ) -> Executor:
@@ -84,7 +84,7 @@ def build_fake(
     return FakeExecutor(capacity, verify=False, weights=str(found.weights or ""))
 
 
-EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, Found, ReportBytes, Advance], Executor]] = {
+EXECUTORS: dict[str, Callable[[ModelOptions, ScheduleOptions, ResolvedModel, ReportBytes, Advance], Executor]] = {
     "torch": build_torch,
     "fake": build_fake,
 }

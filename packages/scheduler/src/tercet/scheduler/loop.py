@@ -21,7 +21,7 @@ from tercet.protocol.node import Delivery, PeerDown, PeerUp
 from tercet.scheduler.async_loader import of_adapters, of_grammars
 from tercet.scheduler.core.config import Arrival, Drain, MaskReady, PeerGone, WeightsRead
 from tercet.scheduler.core.outputs import Outgoing
-from tercet.scheduler.outbox import Outbox
+from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.ports import AdapterReader, GrammarReader, LateMasks, Pending, Runner, WeightsReader
 from tercet.scheduler.status import StatusBoard
 
@@ -67,7 +67,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         core: Core[PlanT, ResultT],
         executor: Runner[PlanT, ResultT],
         drain: Receive,
-        outbox: Outbox,
+        outbox: BacklogSender,
         board: StatusBoard,
         clock: Callable[[], float],
         *,

@@ -34,7 +34,7 @@ class Backlog:
     since: float
 
 
-class Outbox:
+class BacklogSender:
     """Sends in order for each peer, keeps what does not go, and tells the core which peers to plan nothing for."""
 
     def __init__(self, send: Send, clock: Callable[[], float]) -> None:

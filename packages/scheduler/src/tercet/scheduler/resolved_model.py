@@ -19,7 +19,7 @@ from tercet.scheduler.model_task import task_of
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ResolvedModel:
     """The model that is served."""
 
     path: Path
@@ -31,12 +31,12 @@ class Found:
     """The directory of its weights, if it is another."""
 
 
-def find_model(options: ModelOptions, weights: str = "") -> Found:
+def resolve_served_model(options: ModelOptions, weights: str = "") -> ResolvedModel:
     """The model that options name, downloaded if need be, which may take long. Raises ModelError."""
     with reading(options.model):
         path = resolve_model(options.model)
         name = path.name if Path(options.model).is_dir() else options.model
-        found = Found(path, name, task_of(path, options.task), Path(weights).absolute() if weights else None)
+        found = ResolvedModel(path, name, task_of(path, options.task), Path(weights).absolute() if weights else None)
         if found.weights is not None and found.task is not Task.GENERATE:
             raise ModelError(f"{name} generates no text, and has its own weights alone")
         check_tokenizer(path)
@@ -47,7 +47,7 @@ def find_model(options: ModelOptions, weights: str = "") -> Found:
 def on_gpu(options: ModelOptions) -> bool:
     """Whether a model runs on a GPU, which wants more at once than a CPU.
 
-    Raises ConfigError for a GPU that cannot be used, ShortageError for one that cannot be used now.
+    Raises ConfigError for a GPU that cannot be used, InsufficientMemoryError for one that cannot be used now.
     """
     if options.executor != "torch" or options.device == "cpu":
         return False
@@ -56,7 +56,7 @@ def on_gpu(options: ModelOptions) -> bool:
     return first_gpu(options.device) is not None
 
 
-def identity_of(options: ModelOptions, found: Found) -> ModelIdentity:
+def identity_of(options: ModelOptions, found: ResolvedModel) -> ModelIdentity:
     """By which a model is known: where it is computed decides with the options in which dtype that is.
 
     Raises ModelError.

@@ -22,9 +22,9 @@ from tercet.protocol.messages.messages import (
 )
 from tercet.protocol.messages.values import ModelLimits, Role, Task
 from tercet.protocol.node import Answer, NodeConfig, ThreadNode, unanswered
-from tercet.protocol.system.clock import AwakeClock
+from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.system.private_files import open_private
-from tercet.protocol.system.process import settling_in
+from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.protocol.transport.security import Security
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.announcing import AnnouncingExecutor
@@ -39,9 +39,9 @@ from tercet.scheduler.event_log import RecordingScheduler
 from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes
 from tercet.scheduler.loop import Core, PlanT, ResultT, SchedulerLoop
 from tercet.scheduler.model_files import ModelError, file_hashes, tokenizer_files
-from tercet.scheduler.outbox import Outbox
+from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.ports import Runner
-from tercet.scheduler.resolved_model import Found, find_model, identity_of, on_gpu
+from tercet.scheduler.resolved_model import ResolvedModel, identity_of, on_gpu, resolve_served_model
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)
@@ -60,10 +60,10 @@ class SchedulerProcess:
         self._process = process
         self._model = model
         self._schedule = schedule
-        self._found: Found | None = None
+        self._found: ResolvedModel | None = None
         self._asked_early: dict[str, TokenizerFilesReq] = {}
         """By peer: what was asked of the model before it was found."""
-        self._board = StatusBoard(AwakeClock())
+        self._board = StatusBoard(SuspendAwareClock())
         config = NodeConfig(
             role=Role.SCHEDULER,
             peer=process.peer,
@@ -133,12 +133,12 @@ class SchedulerProcess:
             self._loop.stopping = True
         self._node.wake()
 
-    def _find(self) -> Found:
+    def _find(self) -> ResolvedModel:
         """The model, of which those who have asked are told."""
         if self._model.device.startswith("cuda"):  # may not be there, and a model takes long to fetch
-            with settling_in():
+            with gc_disabled_during_imports():
                 on_gpu(self._model)
-        found = find_model(self._model, self._process.weights)
+        found = resolve_served_model(self._model, self._process.weights)
         if found.task is not Task.GENERATE and self._process.event_log:
             raise ConfigError("--event-log: what an encoder does is not recorded")
         self._found = found
@@ -147,7 +147,7 @@ class SchedulerProcess:
                 self._node.send(source, *answer)
         return found
 
-    def _generating(self, found: Found, stack: ExitStack, log: BinaryIO | None) -> tuple[AnyLoop, ModelLimits]:
+    def _generating(self, found: ResolvedModel, stack: ExitStack, log: BinaryIO | None) -> tuple[AnyLoop, ModelLimits]:
         """The loop of a model that generates, and what frontends must know of it."""
         build = EXECUTORS[self._model.executor]
         executor = _checked(
@@ -169,12 +169,12 @@ class SchedulerProcess:
         )
         return loop, limits
 
-    def _announce(self, found: Found, limits: ModelLimits) -> None:
+    def _announce(self, found: ResolvedModel, limits: ModelLimits) -> None:
         """Tell peers what is served from now on."""
         software = f"tercet-scheduler {__version__}"
         self._node.set_ready(Ready(limits=limits, identity=identity_of(self._model, found), software=software))
 
-    def _encoding(self, found: Found, stack: ExitStack) -> tuple[AnyLoop, ModelLimits]:
+    def _encoding(self, found: ResolvedModel, stack: ExitStack) -> tuple[AnyLoop, ModelLimits]:
         """The same of a model that gives vectors or scores. Raises ConfigError for adapters."""
         if self._schedule.max_loras:
             raise ConfigError(f"--max-loras {self._schedule.max_loras}: {found.name} generates no text")
@@ -197,7 +197,7 @@ class SchedulerProcess:
     def _looped(
         self, core: Core[PlanT, ResultT], executor: Runner[PlanT, ResultT], **more: Any
     ) -> SchedulerLoop[PlanT, ResultT]:
-        outbox = Outbox(self._node.send, time.monotonic)
+        outbox = BacklogSender(self._node.send, time.monotonic)
         overlap = self._schedule.steps_ahead(gpu=on_gpu(self._model))
         drain, board = self._node.drain, self._board
         return SchedulerLoop(core, executor, drain, outbox, board, time.monotonic, overlap=overlap, **more)
@@ -251,7 +251,7 @@ class SchedulerProcess:
         return _files_of(self._found, message)
 
 
-def _files_of(found: Found, request: TokenizerFilesReq) -> tuple[Message, *tuple[bytes, ...]] | None:
+def _files_of(found: ResolvedModel, request: TokenizerFilesReq) -> tuple[Message, *tuple[bytes, ...]] | None:
     try:
         files = tokenizer_files(found.path)
     except ModelError as error:  # they could be read when the model was found
@@ -261,7 +261,7 @@ def _files_of(found: Found, request: TokenizerFilesReq) -> tuple[Message, *tuple
     return TokenizerFiles(id=request.id, model=found.name, names=list(files), sha256=sha256), *files.values()
 
 
-def _limits(found: Found, capacity: Capacity, tokens: int) -> ModelLimits:
+def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimits:
     return ModelLimits(
         model=found.name,
         context_length=capacity.context_length,
@@ -274,7 +274,7 @@ def _limits(found: Found, capacity: Capacity, tokens: int) -> ModelLimits:
 
 
 def _checked(load: Callable[[], _Loaded]) -> _Loaded:
-    """What is loaded. Raises ConfigError where an option and the model do not go together, or ShortageError."""
+    """What is loaded. Raises ConfigError where an option and the model do not go together, or InsufficientMemoryError."""
     try:
         return load()
     except ConfigError:

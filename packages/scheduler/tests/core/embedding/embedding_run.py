@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from tercet.protocol.messages.messages import BatchEmbeddingOutput, ControlReply, ReadyAlone, Rejected
+from tercet.protocol.messages.messages import BatchEmbeddingOutput, ControlReply, ExclusiveReady, Rejected
 from tercet.protocol.messages.values import FinishReason, unpack_floats, unpack_ints
 from tercet.scheduler.core.config import Arrival, CoreConfig, CoreMessage
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
@@ -26,7 +26,7 @@ class Run:
         self.finishes: dict[tuple[str, str, int], FinishReason] = {}
         self.rejected: dict[str, Rejected] = {}
         self.replies: list[ControlReply] = []
-        self.offers: list[ReadyAlone] = []
+        self.offers: list[ExclusiveReady] = []
 
     def send(self, *messages: CoreMessage, source: str = "f0") -> None:
         self._take(self.core.handle(*(Arrival(source, message) for message in messages)))
@@ -70,7 +70,7 @@ class Run:
                 case Rejected():
                     assert not frames
                     self.rejected[message.rid] = message
-                case ReadyAlone():
+                case ExclusiveReady():
                     self.offers.append(message)
                 case _:
                     self.replies.append(message)

@@ -10,7 +10,7 @@ from packages.scheduler.tests.core.embedding.embedding_run import Run
 from tercet.protocol.messages.messages import AbortReq
 from tercet.protocol.messages.values import pack_ints
 from tercet.scheduler.core.config import PeerBlocked, PeerDrained, PolicyName
-from tercet.scheduler.core.token_counters import Account, Accounts
+from tercet.scheduler.core.token_counters import Account, VirtualTokenCounters
 from tercet.scheduler.testing import embedding_request
 
 
@@ -18,7 +18,7 @@ def fair(**config: Any) -> Run:
     return Run(**{"policy": PolicyName.FAIR, "token_budget": 4, **config})
 
 
-def accounts(run: Run) -> Accounts:
+def accounts(run: Run) -> VirtualTokenCounters:
     assert run.core.waiting.accounts is not None
     return run.core.waiting.accounts
 

@@ -10,9 +10,9 @@ from tercet.protocol.messages.messages import (
     AbortReq,
     BatchEmbeddingOutput,
     ContinueGenerationReq,
+    ExclusiveReady,
     FlushCacheReq,
     PauseGenerationReq,
-    ReadyAlone,
 )
 from tercet.protocol.messages.values import FinishReason, FinishType, unpack_floats, unpack_ints
 from tercet.scheduler.core.config import (
@@ -211,13 +211,13 @@ def test_an_input_that_is_held_starts_when_its_frontend_has_heard_that_nothing_e
     assert run.plan() is None
     assert run.offers == []
     run.commit()
-    assert run.offers == [ReadyAlone(rid="killer", attempt=2)]
+    assert run.offers == [ExclusiveReady(rid="killer", attempt=2)]
     run.send(embedding_request("eager", [5], attempt=1, priority=9))
     assert run.plan() is None
     run.send(embedding_request("killer", [2], attempt=3, alone=True))
     assert run.plan() == [[2]]
     run.commit()
-    assert run.offers[1:] == [ReadyAlone(rid="other", attempt=2)]
+    assert run.offers[1:] == [ExclusiveReady(rid="other", attempt=2)]
     assert run.run() == []
     run.send(PeerGone("f1"))
     assert run.run() == [[[5], [3]]]

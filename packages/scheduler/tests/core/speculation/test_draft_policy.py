@@ -10,8 +10,8 @@ from tercet.scheduler.core.speculation.draft_policy import (
     LONGEST_PAUSE,
     LONGEST_SEARCHED,
     TOKEN,
-    Drafting,
-    Prediction,
+    DraftPolicy,
+    PredictedText,
     recurrence,
 )
 
@@ -73,7 +73,7 @@ class Reader:
     """A prediction beside the output that it is of."""
 
     def __init__(self, text: list[int]) -> None:
-        self.prediction = Prediction(pack_ints(text))
+        self.prediction = PredictedText(pack_ints(text))
         self.output: list[int] = []
 
     def say(self, *tokens: int) -> list[int]:
@@ -124,7 +124,7 @@ def test_an_output_that_is_resumed_is_found_in_its_prediction() -> None:
 
 
 def test_width_follows_how_much_was_right() -> None:
-    drafting = Drafting()
+    drafting = DraftPolicy()
     first = drafting.width
     assert 2 < first < 9
     drafting.learn(first, first)
@@ -142,7 +142,7 @@ def test_width_follows_how_much_was_right() -> None:
 
 @pytest.mark.parametrize(("share", "least", "most"), [(0.5, 2, 5), (0.85, 7, 24), (0.95, 16, 64)])
 def test_a_row_more_is_worth_it_as_long_as_it_is_right_one_time_in_ten(share: float, least: int, most: int) -> None:
-    chance, drafting, widths = random.Random(1), Drafting(), []
+    chance, drafting, widths = random.Random(1), DraftPolicy(), []
     for _ in range(400):
         drafted = min(8, drafting.width)
         right = next((place for place in range(drafted) if chance.random() > share), drafted)
@@ -153,7 +153,7 @@ def test_a_row_more_is_worth_it_as_long_as_it_is_right_one_time_in_ten(share: fl
 
 
 def test_misses_make_pauses_longer_and_a_hit_ends_them() -> None:
-    drafting = Drafting()
+    drafting = DraftPolicy()
     pauses = []
     for _ in range(9):
         drafting.learn(2, 0)

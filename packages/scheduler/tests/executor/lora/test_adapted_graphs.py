@@ -16,7 +16,7 @@ from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapter_files import Adapter
-from tercet.scheduler.executor.lora.adapters import Adapters
+from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import ModelRunner, Replays
 from tercet.scheduler.models.lora import LoRABank
 
@@ -65,7 +65,7 @@ def numbered(number: int) -> LoRAAdapter:
 def run(attending: Any, pool: KVPool, graphs: Graphs | None) -> tuple[list[StepResult], Adding]:
     """Three choices: one with an adapter, one with none, one with another, which goes; a fourth takes its place."""
     bank = Bank(2)
-    adapters = Adapters(cast("LoRABank", bank), SLOTS, torch.device("cpu"))
+    adapters = StepAdapters(cast("LoRABank", bank), SLOTS, torch.device("cpu"))
     adapters.desk._read_files = lambda adapter: Adapter("", int(adapter.path[-1]), {})
     model = Adding(attending, bank)
     runner = ModelRunner(
@@ -128,7 +128,7 @@ def test_a_runner_does_not_notice(buckets: int, attending: Any, steps: Any) -> N
 def test_nobody_records_graphs_with_adapters_before_one_comes(attending: Any, steps: Any) -> None:
     given, tape = steps(), Tape()
     bank = Bank(1)
-    adapters = Adapters(cast("LoRABank", bank), SLOTS, torch.device("cpu"))
+    adapters = StepAdapters(cast("LoRABank", bank), SLOTS, torch.device("cpu"))
     runner = ModelRunner(
         Adding(attending, bank),
         given.pool,

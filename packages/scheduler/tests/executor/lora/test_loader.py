@@ -7,7 +7,7 @@ import pytest
 
 from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.executor.lora.adapter_files import Adapter, AdapterError
-from tercet.scheduler.executor.lora.loader import AdapterDesk
+from tercet.scheduler.executor.lora.loader import AdapterLoader
 
 
 def named(name: str) -> LoRAAdapter:
@@ -34,14 +34,14 @@ class Files:
         return Adapter(adapter.sha256 or self.sha256, 4, {})
 
 
-def have(desk: AdapterDesk, *adapters: LoRAAdapter) -> None:
+def have(desk: AdapterLoader, *adapters: LoRAAdapter) -> None:
     """Want adapters, and wait for them."""
     for each in adapters:
         desk.want(each)
     settle(desk)
 
 
-def settle(desk: AdapterDesk) -> list[LoRAAdapter]:
+def settle(desk: AdapterLoader) -> list[LoRAAdapter]:
     """All that is read by the time that everything is."""
     read = []
     deadline = time.monotonic() + 10
@@ -54,7 +54,7 @@ def settle(desk: AdapterDesk) -> list[LoRAAdapter]:
 def test_an_adapter_is_read_once_and_told_once() -> None:
     files = Files()
     files.may.clear()
-    desk = AdapterDesk(files, spare=2)
+    desk = AdapterLoader(files, spare=2)
     assert [desk.want(A), desk.want(A), desk.want(B)] == [False] * 3
     assert desk.take_read() == []
     files.may.set()
@@ -69,7 +69,7 @@ def test_an_adapter_is_read_once_and_told_once() -> None:
 
 def test_what_fails_is_told_in_one_line_and_tried_again() -> None:
     files = Files()
-    desk = AdapterDesk(files, spare=2)
+    desk = AdapterLoader(files, spare=2)
     bad = named("bad")
     have(desk, bad)
     assert desk.fault(bad).startswith("it is bad xxx")
@@ -85,7 +85,7 @@ def test_what_fails_is_told_in_one_line_and_tried_again() -> None:
 
 def test_what_lies_at_a_path_is_looked_at_anew_each_time_and_known_by_its_contents() -> None:
     files = Files()
-    desk = AdapterDesk(files, spare=2)
+    desk = AdapterLoader(files, spare=2)
     path = LoRAAdapter("/adapters/a")
     for sha256 in ("1" * 64, "2" * 64):
         files.sha256 = sha256
@@ -101,7 +101,7 @@ def test_what_lies_at_a_path_is_looked_at_anew_each_time_and_known_by_its_conten
 
 def test_some_that_nobody_has_are_kept() -> None:
     files = Files()
-    desk = AdapterDesk(files, spare=1)
+    desk = AdapterLoader(files, spare=1)
     for each in (A, B, C):
         have(desk, each)
     desk.want(B)
@@ -115,7 +115,7 @@ def test_some_that_nobody_has_are_kept() -> None:
 
 def test_what_is_unloaded_stays_for_those_who_have_it_and_for_nobody_else() -> None:
     files = Files()
-    desk = AdapterDesk(files, spare=2)
+    desk = AdapterLoader(files, spare=2)
     have(desk, A)
     desk.forget(A)
     desk.keep([A])
@@ -132,7 +132,7 @@ def test_what_is_unloaded_stays_for_those_who_have_it_and_for_nobody_else() -> N
 
 def test_no_more_are_read_than_there_is_room_for_and_the_others_wait_in_line() -> None:
     files = Files()
-    desk = AdapterDesk(files, spare=2, most=2)
+    desk = AdapterLoader(files, spare=2, most=2)
     have(desk, A)
     have(desk, B)
     assert not desk.want(C)
@@ -153,7 +153,7 @@ def test_no_more_are_read_than_there_is_room_for_and_the_others_wait_in_line() -
 def test_what_is_being_read_is_not_forgotten() -> None:
     files = Files()
     files.may.clear()
-    desk = AdapterDesk(files, spare=0)
+    desk = AdapterLoader(files, spare=0)
     desk.want(A)
     desk.keep([])
     files.may.set()

@@ -18,9 +18,9 @@ from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.ranks import worker_group as followers_module
 from tercet.scheduler.executor.ranks.collectives import collectives_of
-from tercet.scheduler.executor.ranks.rank_messages import Step
+from tercet.scheduler.executor.ranks.rank_messages import RankStep
 from tercet.scheduler.executor.ranks.ranks import Ranks
-from tercet.scheduler.executor.ranks.worker_group import Followers
+from tercet.scheduler.executor.ranks.worker_group import WorkerGroup
 from tercet.scheduler.executor.worker_options import WorkerOptions
 
 NOWHERE: Sequence[Sequence[int]] = [[], []]
@@ -32,7 +32,7 @@ def main(mode: str, model: str) -> None:
     if mode in {"meeting", "refused"}:
         wrong = replace(options, attention_backend="none") if mode == "refused" else options
         followers_module._OWN_WORDS = 0.1
-        followers = Followers([options, wrong], NOWHERE)
+        followers = WorkerGroup([options, wrong], NOWHERE)
         say("rank 1 is", *followers.pids)
         if mode == "refused":
             collectives_of(0, 2, followers.directory, torch.device("cpu"))
@@ -53,7 +53,7 @@ def run(ranks: Ranks, mode: str) -> None:
     ranks.submit(first).result()
     again = Plan(step=1, rows=[Row(0, 0, 2, sample=True)])
     if mode == "waiting":
-        ranks._followers.give(Step(plan=again))
+        ranks._followers.give(RankStep(plan=again))
         say("the step is left")
         time.sleep(60)
     for step in count(1):

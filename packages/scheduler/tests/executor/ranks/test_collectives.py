@@ -12,7 +12,7 @@ import torch
 from packages.scheduler.tests.executor.ranks.collectives_peer import DTYPES, SUMMED, given, play
 from tercet.kernels.native.library import missing_library
 from tercet.scheduler.executor.ranks.collectives import Telling
-from tercet.scheduler.models.shard import Alone
+from tercet.scheduler.models.shard import SingleRankShard
 
 Told = dict[str, Any]
 
@@ -56,7 +56,7 @@ def test_nothing_listens_beyond_loopback(told: tuple[Told, Told]) -> None:
 
 def test_every_collective_of_a_step_is_a_sign_of_life() -> None:
     signs: list[int] = []
-    collectives = Telling(Alone(), lambda: signs.append(1))
+    collectives = Telling(SingleRankShard(), lambda: signs.append(1))
     x = torch.ones(2, 3)
     for number, collective in enumerate((collectives.all_reduce, collectives.all_gather, collectives.broadcast), 1):
         assert collective(x) is x

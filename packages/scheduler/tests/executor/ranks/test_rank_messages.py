@@ -9,8 +9,8 @@ from tercet.protocol.errors import DecodeError
 from tercet.protocol.messages.values import Grammar, GrammarKind, SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageCopy, PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.rank_strategy import RankError
-from tercet.scheduler.executor.ranks.rank_links import OrdersGiven, OrdersTaken, address_of
-from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, Prepare, Step, decode_order, encode_order
+from tercet.scheduler.executor.ranks.rank_links import PlanReceiver, PlanSender, address_of
+from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, Prepare, RankStep, decode_order, encode_order
 
 PLAN = Plan(
     step=7,
@@ -30,7 +30,7 @@ PLAN = Plan(
     copies=[PageCopy(0, 5, 9)],
     rows=[Row(2, 0, 3, sample=True)],
 )
-ORDERS: list[Order] = [Step(plan=PLAN, forced=[Forced(1, 30, pack_ints([8, 9]))]), Step(plan=PLAN), Prepare()]
+ORDERS: list[Order] = [RankStep(plan=PLAN, forced=[Forced(1, 30, pack_ints([8, 9]))]), RankStep(plan=PLAN), Prepare()]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -54,7 +54,7 @@ def test_what_is_no_order_is_refused(frame: bytes) -> None:
         decode_order(frame)
 
 
-def give_many(given: OrdersGiven, order: Order, count: int) -> None:
+def give_many(given: PlanSender, order: Order, count: int) -> None:
     for _ in range(count):
         given.give(order)
 
@@ -67,8 +67,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_orders_arrive_in_order_at_every_follower(directory: Path) -> None:
     addresses = [address_of(directory, rank) for rank in (1, 2)]
-    given = OrdersGiven(addresses)
-    taken = [OrdersTaken(address) for address in addresses]
+    given = PlanSender(addresses)
+    taken = [PlanReceiver(address) for address in addresses]
     given.wait_for_all()
     for order in ORDERS:
         given.give(order)
@@ -80,7 +80,7 @@ def test_orders_arrive_in_order_at_every_follower(directory: Path) -> None:
 
 def test_a_follower_that_is_gone_is_noticed(directory: Path) -> None:
     address = address_of(directory, 1)
-    given, taken = OrdersGiven([address]), OrdersTaken(address)
+    given, taken = PlanSender([address]), PlanReceiver(address)
     given.wait_for_all()
     taken.close()
     with pytest.raises(RankError, match=r"rank-1\.ipc takes no more orders"):
@@ -90,9 +90,11 @@ def test_a_follower_that_is_gone_is_noticed(directory: Path) -> None:
 
 def test_a_follower_that_falls_behind_is_noticed(directory: Path) -> None:
     address = address_of(directory, 1)
-    given, taken = OrdersGiven([address]), OrdersTaken(address)
+    given, taken = PlanSender([address]), PlanReceiver(address)
     given.wait_for_all()
-    large = Step(plan=PLAN, forced=[Forced(1, 0, bytes(1 << 20))])  # nothing of this waits in the system's own buffers
+    large = RankStep(
+        plan=PLAN, forced=[Forced(1, 0, bytes(1 << 20))]
+    )  # nothing of this waits in the system's own buffers
     with pytest.raises(RankError):
         give_many(given, large, 40)
     assert taken.next() == large

@@ -16,13 +16,13 @@ from tercet.protocol.messages.values import Grammar, GrammarKind, LogprobParams,
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.device.cpu_threads import core_share
-from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, Step
+from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, RankStep
 from tercet.scheduler.executor.ranks.ranks import PendingShared, Ranks, forced_by, shared_options
 from tercet.scheduler.executor.ranks.worker_main import follow
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions, decode_options, encode_options
 from tercet.scheduler.models.config.model_config import computed_dtype
-from tercet.scheduler.models.shard import Alone, Shard
+from tercet.scheduler.models.shard import Shard, SingleRankShard
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.thread_ranks import on_ranks
 
@@ -117,7 +117,7 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
             adapters, weights, late_masks = worker.adapters, worker.weights, worker.late_masks
 
             def submit(self, plan: Plan) -> Any:
-                orders.put(Step(plan=plan, forced=[*forced]))
+                orders.put(RankStep(plan=plan, forced=[*forced]))
                 forced.clear()
                 return PendingShared(worker.submit(plan), plan, forced)
 
@@ -178,7 +178,7 @@ def test_a_cpu_and_its_memory_are_divided(options: WorkerOptions, monkeypatch: p
 
 
 def test_the_fewest_pages_of_any_process_are_those_of_all(options: WorkerOptions) -> None:
-    class Poor(Alone):
+    class Poor(SingleRankShard):
         def smallest(self, number: int) -> int:
             return min(number, 3)
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from packages.scheduler.tests.executor.sampling.test_sampler import KINDS, VOCAB, init, logits_of
-from tercet.scheduler.device.staging import Uploads
-from tercet.scheduler.executor.sampling.draft_penalties import Ahead
+from tercet.scheduler.device.staging import HostToDevice
+from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
 from tercet.scheduler.executor.sampling.sampler import Sampler, SamplingOps, joined
 
 CPU = torch.device("cpu")
@@ -46,7 +46,7 @@ def test_tokens_that_are_assumed_rightly_change_nothing(kind: str, parts: int, s
         assumed: list[int | None] = [None, None, None, *told, 3, 3]
         positions = [others, len(said), 0, *(len(said) + 1 + more for more in range(len(told))), 1, 2]
         logits = torch.cat([logits_of(position, 1) for position in positions])
-        ahead = Ahead(slots, assumed)
+        ahead = DraftTokens(slots, assumed)
         cuts = [0, len(slots) // 2, len(slots)] if parts == 2 else [0, len(slots)]
         sampled = joined(
             [
@@ -71,7 +71,7 @@ def test_which_rows_were_assumed_rightly() -> None:
     #            0  1  2     3  4  5     6  7
     slots = [5, 1, 2, 5, 5, 5, 2, 2]
     assumed = [None, None, None, 10, 11, 12, 20, 21]
-    ahead = Ahead(slots, assumed)
+    ahead = DraftTokens(slots, assumed)
     assert ahead.tokens == [[], [], [], [10], [10, 11], [10, 11, 12], [20], [20, 21]]
     cases: list[tuple[dict[int, int], list[int]]] = [
         ({0: 10, 3: 11, 4: 12, 2: 20, 6: 21}, [0, 1, 2, 3, 4, 5, 6, 7]),
@@ -82,11 +82,11 @@ def test_which_rows_were_assumed_rightly() -> None:
     ]
     for given, right in cases:
         sampled = torch.tensor([given.get(row, 0) for row in range(len(slots))])
-        assert ahead.right(sampled, Uploads(CPU)).nonzero()[:, 0].tolist() == right
+        assert ahead.right(sampled, HostToDevice(CPU)).nonzero()[:, 0].tolist() == right
 
 
 def test_tokens_ahead_are_counted_as_often_as_they_come() -> None:
-    ahead = Ahead([0, 1, 0, 0, 0], [None, None, 4, 4, 7])
+    ahead = DraftTokens([0, 1, 0, 0, 0], [None, None, 4, 4, 7])
     assert ahead.repeated(np.array([1]), 0) is None
     found = ahead.repeated(np.array([0, 2, 3]), 1)
     assert found is not None

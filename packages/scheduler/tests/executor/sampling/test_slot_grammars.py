@@ -10,7 +10,7 @@ import pytest
 
 from tercet.protocol.messages.values import Grammar, GrammarKind, SamplingParams, pack_ints
 from tercet.scheduler.core.plan import SlotInit
-from tercet.scheduler.executor.sampling.slot_grammars import SPENT, GuidedRows, SlotGrammars
+from tercet.scheduler.executor.sampling.slot_grammars import SPENT, ConstrainedRows, SlotGrammars
 from tercet.scheduler.grammar.port import Masks
 
 LONG = 60.0
@@ -91,7 +91,9 @@ def init(slot: int, grammar: Grammar, request: int, output: Sequence[int] = ()) 
     )
 
 
-def begun(grammars: SlotGrammars, step: int, slots: Sequence[int], assumed: Sequence[int | None] = ()) -> GuidedRows:
+def begun(
+    grammars: SlotGrammars, step: int, slots: Sequence[int], assumed: Sequence[int | None] = ()
+) -> ConstrainedRows:
     rows = grammars.begin(step, np.array(slots), assumed)
     assert rows is not None
     return rows

@@ -370,7 +370,7 @@ def test_fields_left_out_of_a_mixture_mean_what_they_mean_to_transformers(config
     assert (moe.experts, moe.routing.top_k) == (theirs.num_experts, theirs.num_experts_per_tok)
     assert moe.intermediate_size == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
     assert moe.shared_size == getattr(theirs, "shared_expert_intermediate_size", 0)
-    assert moe.routing.renormalise is getattr(theirs, "norm_topk_prob", True)
+    assert moe.routing.renormalize is getattr(theirs, "norm_topk_prob", True)
     assert parse(config).rms_norm_eps == theirs.rms_norm_eps
     assert parse(config).rope.theta == theirs.rope_parameters["rope_theta"]
     assert parse(config).attention_bias is getattr(theirs, "qkv_bias", False)

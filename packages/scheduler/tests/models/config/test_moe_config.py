@@ -59,7 +59,7 @@ def test_weights_of_deepseek_v2_that_add_up_to_one_are_not_scaled() -> None:
     told = {"num_experts_per_tok": 6, "norm_topk_prob": True, "routed_scaling_factor": 16.0}
     moe = parse_moe(Fields(told), "DeepseekV2ForCausalLM", 2)
     assert moe is not None
-    assert (moe.routing.renormalise, moe.routing.scale) == (True, 1.0)
+    assert (moe.routing.renormalize, moe.routing.scale) == (True, 1.0)
 
 
 def test_which_layers_of_deepseek_have_experts() -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from packages.scheduler.tests.loaded_model import load, logits
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.kernels.ops.quantized import QuantisedWeight, dequantise
+from tercet.kernels.ops.quantized import QuantizedWeight, dequantize
 from tercet.protocol.messages.values import SamplingParams, Task, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
@@ -21,7 +21,7 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.model_config import ModelConfig, parse_config
 from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.layer_ops import TorchLayerOps, use_ops
+from tercet.scheduler.models.layer_ops import TorchLayerOps, set_ops
 from tercet.scheduler.models.linear import Linear
 from tercet.scheduler.models.native import NativeCausalLM
 from tercet.scheduler.models.registry import build_model
@@ -231,16 +231,16 @@ def test_quantised_layers_go_through_the_operations_passed_in(tmp_path: Path) ->
         calls = 0
 
         def project_normed(self, x: Any, residual: Any, norm: Any, weight: Any, *more: Any, **how: Any) -> Any:
-            Counting.calls += isinstance(weight, QuantisedWeight)
+            Counting.calls += isinstance(weight, QuantizedWeight)
             return TorchLayerOps.project_normed(x, residual, norm, weight, *more, **how)
 
         def project_onto(self, x: Any, residual: Any, weight: Any, *more: Any) -> Any:
-            Counting.calls += isinstance(weight, QuantisedWeight)
+            Counting.calls += isinstance(weight, QuantizedWeight)
             return TorchLayerOps.project_onto(x, residual, weight, *more)
 
     write("awq", tmp_path / "model")
     model = load(tmp_path / "model")
-    use_ops(model, Counting())
+    set_ops(model, Counting())
     logits(model)
     assert Counting.calls == 4 * LAYERS
 
@@ -334,7 +334,7 @@ def test_dummy_weights_are_in_full(tmp_path: Path) -> None:
     assert logits(model).isfinite().all()
 
 
-def quantised(model: CausalLM) -> dict[str, QuantisedWeight]:
+def quantised(model: CausalLM) -> dict[str, QuantizedWeight]:
     held = {name: getattr(module, "quantised", None) for name, module in model.named_modules()}
     return {name: getattr(found, "weight", found) for name, found in held.items() if found is not None}
 
@@ -355,7 +355,7 @@ def test_dummy_weights_take_the_layout_of_a_checkpoint(kind: str, mixture: bool,
             assert (None if ours is None else (ours.shape, ours.dtype, ours.is_contiguous())) == (
                 None if theirs is None else (theirs.shape, theirs.dtype, theirs.is_contiguous())
             )
-        assert dequantise(mine).std().item() == pytest.approx(0.02, rel=0.1)
+        assert dequantize(mine).std().item() == pytest.approx(0.02, rel=0.1)
     assert logits(dummy).isfinite().all()
 
 

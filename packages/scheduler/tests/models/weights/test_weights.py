@@ -14,7 +14,7 @@ from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.encoder_registry import build_encoder
 from tercet.scheduler.models.layers import Rotary
 from tercet.scheduler.models.linear import Linear
-from tercet.scheduler.models.norms import CentredNorm
+from tercet.scheduler.models.norms import CenteredNorm
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.weights import checkpoint_tensors, dummy_weights, load_weights
 
@@ -44,7 +44,7 @@ def test_every_stored_tensor_arrives_where_its_name_says(family: Path) -> None:
     stored = load_file(family / "model.safetensors")
     loaded = checkpoint_tensors(model, stored)
     assert loaded.keys() == stored.keys()
-    sums = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, CentredNorm)}
+    sums = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, CenteredNorm)}
     for name, tensor in stored.items():
         by_turns = family.name == "gpt_oss" and ".gate_up_proj" in name
         here = torch.cat([tensor[..., ::2], tensor[..., 1::2]], -1) if by_turns else tensor + (name in sums)

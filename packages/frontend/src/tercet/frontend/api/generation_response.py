@@ -10,10 +10,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.errors import ApiError, ServerError
-from tercet.frontend.http.auth import visitor_of
+from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.loop_turns import LoopTurns, Steps
 from tercet.frontend.http.sse import EventStream, event, unless_gone
-from tercet.frontend.manager.generation import Arrival, Generation
+from tercet.frontend.manager.generation import Generation, GenerationUpdate
 from tercet.frontend.manager.req_state import ReqState
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -26,7 +26,7 @@ STEP_TOKENS = 64
 """Tokens with log-probabilities that an event has, when more have come before it could be sent."""
 
 
-class Whole(msgspec.Struct):
+class FinishedChoice(msgspec.Struct):
     """One finished choice."""
 
     state: ReqState
@@ -49,7 +49,7 @@ class Form(Protocol):
         """Do the long part of the next `events` with news of a prompt, if that has one."""
         ...
 
-    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+    def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
         """Events for what is new."""
         ...
 
@@ -57,7 +57,7 @@ class Form(Protocol):
         """Events after the last token."""
         ...
 
-    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
+    def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
         """The one JSON body; choices come in the order of prompts, then of indices."""
         ...
 
@@ -81,10 +81,10 @@ async def answer(
     try:
         if stream:
             first = await unless_gone(request, anext(arrivals))
-            events = _events(generation, first, arrivals, form, partial(_turns(request).run, visitor_of(request).owner))
+            events = _events(generation, first, arrivals, form, partial(_turns(request).run, caller_of(request).owner))
             return EventStream(events, on_close=lambda: manager.release(generation))
         choices = await unless_gone(request, collect(generation, arrivals))
-        writing = _turns(request).run(visitor_of(request).owner, form.whole(generation, choices))
+        writing = _turns(request).run(caller_of(request).owner, form.whole(generation, choices))
         body = await unless_gone(request, writing)
     except BaseException:
         manager.release(generation)
@@ -99,7 +99,9 @@ def _turns(request: Request) -> LoopTurns:
     return turns
 
 
-async def _kept(generation: Generation, ended: Callable[[Generation], Awaitable[None]]) -> AsyncIterator[list[Arrival]]:
+async def _kept(
+    generation: Generation, ended: Callable[[Generation], Awaitable[None]]
+) -> AsyncIterator[list[GenerationUpdate]]:
     waits = True
     async for news in generation.arrivals():
         if waits and all(state.done and state.error is None for state in generation.states):
@@ -110,8 +112,8 @@ async def _kept(generation: Generation, ended: Callable[[Generation], Awaitable[
 
 async def _events(
     generation: Generation,
-    first: list[Arrival],
-    arrivals: AsyncIterator[list[Arrival]],
+    first: list[GenerationUpdate],
+    arrivals: AsyncIterator[list[GenerationUpdate]],
     form: Form,
     run: Callable[[Steps[bytes]], Awaitable[bytes]],
 ) -> AsyncIterator[bytes]:
@@ -129,22 +131,22 @@ async def _events(
         yield event(ServerError("The server failed this request.").body())
 
 
-def _event_steps(form: Form, generation: Generation, news: list[Arrival]) -> Steps[bytes]:
+def _event_steps(form: Form, generation: Generation, news: list[GenerationUpdate]) -> Steps[bytes]:
     """Write the events of a few tokens of one choice in each step."""
     written = []
     for arrival in news:
         yield from form.prepare(generation.states[arrival.prompt])
         for update in arrival.update.cut(STEP_TOKENS):
-            written.append(form.events(generation, [Arrival(arrival.prompt, update)]))
+            written.append(form.events(generation, [GenerationUpdate(arrival.prompt, update)]))
             yield
     return b"".join(written)
 
 
-async def collect(generation: Generation, arrivals: AsyncIterator[list[Arrival]]) -> list[Whole]:
+async def collect(generation: Generation, arrivals: AsyncIterator[list[GenerationUpdate]]) -> list[FinishedChoice]:
     """Every choice when all have ended, in the order of prompts, then of indices. Raises ApiError."""
     generation.tell_ends()
     choices = {
-        (prompt, choice.index): Whole(state, prompt, choice.index, "", [], None)
+        (prompt, choice.index): FinishedChoice(state, prompt, choice.index, "", [], None)
         for prompt, state in enumerate(generation.states)
         for choice in state.choices
     }

@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from tercet.frontend.api.anthropic.models import model_info, model_page
 from tercet.frontend.http.error_format import asks_anthropic
-from tercet.frontend.lora.registry import Adapters
+from tercet.frontend.lora.registry import AdapterRegistry
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.routing.model_registry import ModelRegistry
 
@@ -16,7 +16,7 @@ from tercet.frontend.routing.model_registry import ModelRegistry
 class OpenAIServingModels:
     """Lists what this frontend has learnt to serve: models, then their adapters."""
 
-    def __init__(self, models: ModelRegistry, adapters: Adapters) -> None:
+    def __init__(self, models: ModelRegistry, adapters: AdapterRegistry) -> None:
         self._models = models
         self._adapters = adapters
 

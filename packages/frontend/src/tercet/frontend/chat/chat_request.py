@@ -29,7 +29,7 @@ class ToolChoice(msgspec.Struct, frozen=True):
     """Those among them that are chosen as custom tools."""
 
 
-class ChatTurn(msgspec.Struct, frozen=True, kw_only=True):
+class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """One turn. Values are within the bounds of the API.
 
     `messages` are chat messages as OpenAI writes them: role, content (text or text parts), tool_calls with arguments

@@ -38,7 +38,7 @@ class Call(msgspec.Struct):
     custom: bool = False
 
 
-class Said(msgspec.Struct):
+class ParsedMessage(msgspec.Struct):
     """What events add up to."""
 
     text: str = ""
@@ -46,7 +46,7 @@ class Said(msgspec.Struct):
     calls: list[Call] = []
 
 
-def add_up(events: Iterable[Event]) -> Said:
+def merge_events(events: Iterable[Event]) -> ParsedMessage:
     """All events of one choice as one answer."""
     texts: list[str] = []
     thoughts: list[str] = []
@@ -67,7 +67,7 @@ def add_up(events: Iterable[Event]) -> Said:
                 calls[index].complete = True
     for call, parts in zip(calls, arguments, strict=True):
         call.arguments = "".join(parts)
-    return Said("".join(texts), "".join(thoughts), calls)
+    return ParsedMessage("".join(texts), "".join(thoughts), calls)
 
 
 def new_call_id(*, short: bool = False) -> str:
@@ -77,7 +77,7 @@ def new_call_id(*, short: bool = False) -> str:
     return f"call_{secrets.token_urlsafe(18)}"
 
 
-class ChoiceReader:
+class OutputParser:
     """Reads one choice. Without a parser its text is text.
 
     `call_end` is the stop token that ends a call, where one does: a parser reads nothing of it.

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import msgspec
 
 from tercet.frontend.chat.answer_grammar import EnforcedCalls, Thinking, answer_grammar
-from tercet.frontend.chat.chat_request import Calls, ChatTurn
+from tercet.frontend.chat.chat_request import Calls, ChatOptions
 from tercet.frontend.chat.custom_calls import CustomCalls
 from tercet.frontend.chat.messages import history
-from tercet.frontend.chat.output_parser import ChoiceReader
+from tercet.frontend.chat.output_parser import OutputParser
 from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
 from tercet.frontend.chat.template_variables import template_variables
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
@@ -33,21 +33,21 @@ _PROMPT_END = 24
 """Tokens at a prompt's end that may have opened or closed reasoning."""
 
 
-class TurnPlan(msgspec.Struct, frozen=True, kw_only=True):
+class ChatPlan(msgspec.Struct, frozen=True, kw_only=True):
     """What to generate for one turn, and how to read it."""
 
     request: GenerateRequest
     reads: bool
     """Whether answers have anything but text: otherwise readers need not be asked."""
-    make_reader: Callable[[ReqState], ChoiceReader]
+    make_reader: Callable[[ReqState], OutputParser]
 
-    def readers(self, generation: Generation) -> list[ChoiceReader]:
+    def readers(self, generation: Generation) -> list[OutputParser]:
         """A reader for each choice of a generation that has this plan's request alone."""
         [state] = generation.states
         return [self.make_reader(state) for _ in state.choices]
 
 
-class TurnPlanner:
+class ChatPlanner:
     """Plans turns for every model of this frontend."""
 
     def __init__(self, config: ServingConfig = ServingConfig()) -> None:
@@ -64,7 +64,7 @@ class TurnPlanner:
             tools=found.tools or "generic" if self._tools == AUTOMATIC else _named(self._tools),
         )
 
-    async def plan(self, turn: ChatTurn, model: ServedModel) -> TurnPlan:
+    async def plan(self, turn: ChatOptions, model: ServedModel) -> ChatPlan:
         """The plan for a turn. Raises BadRequestError."""
         names = self.parsers(model)
         tools = _checked_tools(turn, names)
@@ -80,9 +80,9 @@ class TurnPlanner:
         tokens = model.tokens
         customs = frozenset(tool.name for tool in turn.tools if tool.custom)
 
-        def make_reader(state: ReqState) -> ChoiceReader:
+        def make_reader(state: ReqState) -> OutputParser:
             end = _end_of_prompt(state) if names.reasoning else ""
-            return ChoiceReader(
+            return OutputParser(
                 make_parser(names, tools, end),
                 SpecialText(model.files.special_texts) if hidden else None,
                 _reasoning_tokens(names, model, end),
@@ -92,7 +92,7 @@ class TurnPlanner:
                 short_ids=bool(names.tools and tool_format(names.tools).framing.short_ids),
             )
 
-        return TurnPlan(
+        return ChatPlan(
             request=GenerateRequest(
                 model=model.base,
                 lora=model.lora,
@@ -119,7 +119,7 @@ class TurnPlanner:
 
 
 async def _grammar(
-    turn: ChatTurn, model: ServedModel, names: ParserNames, tools: tuple[ToolSpec, ...], prompt: ChatPrompt
+    turn: ChatOptions, model: ServedModel, names: ParserNames, tools: tuple[ToolSpec, ...], prompt: ChatPrompt
 ) -> Grammar | None:
     """What is enforced; None where everything is left to the model."""
     required = turn.tool_choice.calls is Calls.REQUIRED
@@ -143,7 +143,7 @@ async def _grammar(
     return await asyncio.to_thread(answer_grammar, model.tokens, thinking, calls, constraint)
 
 
-def _trials(turn: ChatTurn, model: ServedModel) -> list[tuple[Grammar, str]]:
+def _trials(turn: ChatOptions, model: ServedModel) -> list[tuple[Grammar, str]]:
     """The grammars of custom tools' inputs, enforced or not. Raises BadRequestError for too many, or too long ones."""
     asked = [tool.grammar for tool in turn.tools if tool.grammar is not None]
     if len(asked) > MAX_TOOL_GRAMMARS:
@@ -151,7 +151,7 @@ def _trials(turn: ChatTurn, model: ServedModel) -> list[tuple[Grammar, str]]:
     return [(to_grammar(each, model.tokens), each.param) for each in asked]
 
 
-def _grammar_param(turn: ChatTurn) -> str:
+def _grammar_param(turn: ChatOptions) -> str:
     """Which parameter to name when the grammar is refused: of a format and tools, the one that rules."""
     if turn.constraint is not None and turn.tool_choice.calls is not Calls.REQUIRED:
         return turn.constraint.param
@@ -162,7 +162,7 @@ def _named(option: str) -> str | None:
     return None if option == NONE else option
 
 
-def _checked_tools(turn: ChatTurn, names: ParserNames) -> tuple[ToolSpec, ...]:
+def _checked_tools(turn: ChatOptions, names: ParserNames) -> tuple[ToolSpec, ...]:
     """The tools that the answer may call. Raises BadRequestError for a choice among tools that there are not."""
     choice, known = turn.tool_choice, {tool.name: tool.custom for tool in turn.tools}
     if len(known) < len(turn.tools):
@@ -179,7 +179,7 @@ def _checked_tools(turn: ChatTurn, names: ParserNames) -> tuple[ToolSpec, ...]:
     return tools
 
 
-def _prompt(turn: ChatTurn, model: ServedModel, *, reasons: bool) -> ChatPrompt:
+def _prompt(turn: ChatOptions, model: ServedModel, *, reasons: bool) -> ChatPrompt:
     """What the template gets. Tools that must not be called are not mentioned."""
     template = model.files.template
     messages = history(turn.messages)

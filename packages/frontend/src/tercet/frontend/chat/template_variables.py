@@ -3,7 +3,7 @@
 from collections.abc import Set
 from typing import Any
 
-from tercet.frontend.chat.chat_request import ChatTurn
+from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.errors import UnsupportedParameterError
 
 SWITCHES = ("enable_thinking", "thinking")
@@ -12,7 +12,7 @@ ALLOWED = frozenset({*SWITCHES, "reasoning_effort", "thinking_budget"})
 """What a request may set itself, as `chat_template_kwargs`."""
 
 
-def template_variables(turn: ChatTurn, known: Set[str], *, reasons: bool) -> dict[str, Any]:
+def template_variables(turn: ChatOptions, known: Set[str], *, reasons: bool) -> dict[str, Any]:
     """The variables, of those that the template knows. Raises BadRequestError for an effort it cannot be told of.
 
     A model that `reasons` and knows no such variable always does: it takes any effort, without effect, but not none.

@@ -1,1 +1,6 @@
 """`Engine`: a whole server in one Python object, without HTTP."""
+
+from tercet.frontend.engine.client import EngineError
+from tercet.frontend.engine.engine import Engine
+
+__all__ = ["Engine", "EngineError"]

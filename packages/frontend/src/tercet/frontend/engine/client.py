@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from tercet.frontend.api.generation_response import Whole, collect
+from tercet.frontend.api.generation_response import FinishedChoice, collect
 from tercet.frontend.lora.registry import PATIENCE
 from tercet.frontend.manager.embedding_batch import EmbeddingBatch
 from tercet.frontend.manager.generation import Generation
@@ -45,7 +45,7 @@ class EngineError(RuntimeError):
     """The engine could not be started, or is shut down; the text says why."""
 
 
-class AnswerStream(Generic[_Result]):
+class OutputStream(Generic[_Result]):
     """What a generator yields, one at a time, on the loop. `close` may come while `next` is still being cancelled."""
 
     def __init__(self, answers: AsyncGenerator[_Result, None]) -> None:
@@ -149,7 +149,7 @@ class EngineClient:
         """Have all schedulers load the weights of a directory. Raises ApiError."""
         await self._manager.weights.update(path)
 
-    async def whole(self, request: GenerateRequest) -> tuple[Generation, list[Whole]]:
+    async def whole(self, request: GenerateRequest) -> tuple[Generation, list[FinishedChoice]]:
         """Every choice when all have ended. Raises ApiError."""
         async with self._limit:
             generation = await self._manager.submit([request])
@@ -163,13 +163,13 @@ class EngineClient:
         async with self._limit:
             return await self._manager.embed(request)
 
-    async def choices(self, request: GenerateRequest) -> AsyncGenerator[tuple[Generation, Whole], None]:
+    async def choices(self, request: GenerateRequest) -> AsyncGenerator[tuple[Generation, FinishedChoice], None]:
         """Each choice whenever there is more of it; the same object each time. Raises ApiError."""
         async with self._limit:
             generation = await self._manager.submit([request])
             try:
                 (state,) = generation.states
-                choices = [Whole(state, 0, choice.index, "", [], None) for choice in state.choices]
+                choices = [FinishedChoice(state, 0, choice.index, "", [], None) for choice in state.choices]
                 async for news in generation.arrivals():
                     for update in (arrival.update for arrival in news):
                         choice = choices[update.index]

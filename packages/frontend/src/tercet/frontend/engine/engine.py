@@ -12,9 +12,9 @@ from typing import Any, Self
 
 import orjson
 
-from tercet.frontend.api.sglang.generate_writer import NativeForm
-from tercet.frontend.engine.client import AnswerStream, EngineError
-from tercet.frontend.engine.processes import EngineParts, MakeParts, offline_parts
+from tercet.frontend.api.sglang.generate_writer import GenerateWriter
+from tercet.frontend.engine.client import EngineError, OutputStream
+from tercet.frontend.engine.processes import EngineProcesses, MakeParts, offline_parts
 from tercet.frontend.engine.requests import Ids, Sampling, Texts, note_prompt, to_chat, to_inputs, to_requests
 from tercet.frontend.http.loop_turns import result_of
 from tercet.frontend.manager.embedding_state import numbers
@@ -52,7 +52,7 @@ class Engine:
         adapters = FrontendOptions(lora=tuple(f"{name}={os.fspath(path)}" for name, path in (lora or {}).items()))
         scheduler = SchedulerOptions(**options)
         config = ServeConfig(model=os.fspath(model), serve=serve, frontend=adapters, scheduler=scheduler)
-        self._parts = EngineParts(config, make_parts)
+        self._parts = EngineProcesses(config, make_parts)
         self._client = self._parts.client
         self._model = self._parts.model
         self._lora = self._parts.lora
@@ -164,34 +164,34 @@ class Engine:
 
     async def _whole(self, request: GenerateRequest, options: Mapping[str, Any]) -> Any:
         generation, choices = await self._client.whole(request)
-        return orjson.loads(result_of(NativeForm(options.get("logprob_start_len")).whole(generation, choices)))
+        return orjson.loads(result_of(GenerateWriter(options.get("logprob_start_len")).whole(generation, choices)))
 
-    def _stream(self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]) -> AnswerStream[Answer]:
+    def _stream(self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]) -> OutputStream[Answer]:
         if len(requests) != 1:
             raise ValueError("one prompt can be streamed at a time")
-        return AnswerStream(self._growing(requests[0], options))
+        return OutputStream(self._growing(requests[0], options))
 
     async def _growing(self, request: GenerateRequest, options: Mapping[str, Any]) -> AsyncGenerator[Answer, None]:
-        form = NativeForm(options.get("logprob_start_len"))
+        form = GenerateWriter(options.get("logprob_start_len"))
         async with contextlib.aclosing(self._client.choices(request)) as arrivals:
             async for generation, choice in arrivals:
                 yield orjson.loads(result_of(form.whole(generation, [choice])))
 
-    def _iterate(self, answers: AnswerStream[Answer]) -> Iterator[Answer]:
+    def _iterate(self, answers: OutputStream[Answer]) -> Iterator[Answer]:
         try:
             while (answer := self._client.wait(answers.next)) is not None:
                 yield answer
         finally:
             self._leave(answers)
 
-    async def _aiterate(self, answers: AnswerStream[Answer]) -> AsyncGenerator[Answer, None]:
+    async def _aiterate(self, answers: OutputStream[Answer]) -> AsyncGenerator[Answer, None]:
         try:
             while (answer := await asyncio.wrap_future(self._client.run(answers.next))) is not None:
                 yield answer
         finally:
             self._leave(answers)
 
-    def _leave(self, answers: AnswerStream[Answer]) -> None:
+    def _leave(self, answers: OutputStream[Answer]) -> None:
         """End a stream without waiting for it: an iterator that is forgotten may be so in any thread."""
         with contextlib.suppress(EngineError):
             self._client.run(answers.close)

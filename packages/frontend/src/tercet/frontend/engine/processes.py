@@ -8,21 +8,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tercet.frontend.engine.client import EngineClient, EngineError
-from tercet.frontend.supervisor.launch import Part, Patience, local_parts
+from tercet.frontend.supervisor.launch import PartSpec, Timeouts, local_parts
 from tercet.frontend.supervisor.options import ServeConfig
 from tercet.frontend.supervisor.run_directory import run_directory
 from tercet.frontend.supervisor.supervisor import Supervisor
-from tercet.frontend.supervisor.terminal import choose_display
+from tercet.frontend.supervisor.terminal import choose_terminal
 
-MakeParts = Callable[[ServeConfig, Path], Sequence[Part]]
+MakeParts = Callable[[ServeConfig, Path], Sequence[PartSpec]]
 
 
-def offline_parts(config: ServeConfig, directory: Path) -> list[Part]:
+def offline_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
     """Everything but a frontend."""
     return local_parts(config, directory, frontends=False)
 
 
-class EngineParts:
+class EngineProcesses:
     """Started when made, and ended by `close` or with the process. Raises EngineError where they cannot start."""
 
     def __init__(self, config: ServeConfig, make_parts: MakeParts) -> None:
@@ -36,9 +36,9 @@ class EngineParts:
             self.supervisor = Supervisor(
                 make_parts(config, directory),
                 directory,
-                choose_display(config.serve.log_level),
+                choose_terminal(config.serve.log_level),
                 log_level=config.serve.log_level,
-                patience=Patience(startup=config.serve.startup_timeout),
+                patience=Timeouts(startup=config.serve.startup_timeout),
                 on_ready=self._began.set,
             )
             thread = threading.Thread(target=self._supervise, name="engine-supervisor", daemon=True)

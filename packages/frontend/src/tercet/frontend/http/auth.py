@@ -16,7 +16,7 @@ from tercet.frontend.key_text import check_keys
 _SCOPE = "tercet.visitor"
 
 
-class Visitor(msgspec.Struct, frozen=True):
+class Caller(msgspec.Struct, frozen=True):
     """The sender of a request. `owner` is a hash of its key, empty on a server that asks for none."""
 
     owner: str = ""
@@ -25,8 +25,8 @@ class Visitor(msgspec.Struct, frozen=True):
     """Its work was admitted before and is begun again: the key's limits do not apply."""
 
 
-_NOBODY = Visitor()
-_current: ContextVar[Visitor] = ContextVar("visitor")
+_NOBODY = Caller()
+_current: ContextVar[Caller] = ContextVar("visitor")
 
 
 class Keys:
@@ -41,16 +41,16 @@ class Keys:
         self._api = [_digest(key) for key in api]
         self._admin = [_digest(key) for key in admin]
 
-    def visitor(self, headers: Headers) -> Visitor | None:
+    def visitor(self, headers: Headers) -> Caller | None:
         """Who shows these headers; None for whoever may not come in. Without API keys everyone may."""
         shown = _digest(_shown(headers))
         admin, known = _among(shown, self._admin), _among(shown, self._api)
         if not (admin or known or not self._api):
             return None
-        return Visitor(shown.hex() if admin or known else "", admin)
+        return Caller(shown.hex() if admin or known else "", admin)
 
 
-def remember(scope: Scope, visitor: Visitor) -> None:
+def remember(scope: Scope, visitor: Caller) -> None:
     """Let the routes, and all that is done for them, know who asks."""
     scope[_SCOPE] = visitor
     _current.set(visitor)
@@ -58,24 +58,24 @@ def remember(scope: Scope, visitor: Visitor) -> None:
 
 def resume_for(owner: str) -> None:
     """From here on the current task works for a visitor who asked earlier, and need not be connected any more."""
-    _current.set(Visitor(owner, returning=True))
+    _current.set(Caller(owner, returning=True))
 
 
-def current_visitor() -> Visitor:
+def current_caller() -> Caller:
     """For whom the current task works: who sent the request that began it, at whatever route."""
     return _current.get(_NOBODY)
 
 
-def visitor_of(request: Request) -> Visitor:
+def caller_of(request: Request) -> Caller:
     """Who asks. What belongs to one `owner` is not there for another."""
-    visitor = request.scope.get(_SCOPE, Visitor())
-    assert isinstance(visitor, Visitor)
+    visitor = request.scope.get(_SCOPE, Caller())
+    assert isinstance(visitor, Caller)
     return visitor
 
 
 def require_admin(request: Request) -> None:
     """Raises ForbiddenError unless the request shows an admin key. A server without one has no administrators."""
-    if not visitor_of(request).admin:
+    if not caller_of(request).admin:
         raise ForbiddenError("This needs a key that was given to the server with --admin-key.")
 
 

@@ -4,7 +4,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Send
 
 from tercet.frontend.errors import UnavailableError
-from tercet.frontend.http.memory_budget import BodyRoom, Space
+from tercet.frontend.http.memory_budget import MemoryBudget, Space
 
 _PIECE = 65_536
 """Bytes that are written before a client is waited for."""
@@ -12,12 +12,12 @@ _LONG = 32 * 1024 * 1024
 """Bytes of an answer of which there is room for 16: few are longer."""
 
 
-def room_for_answers(longest_body: int) -> BodyRoom:
+def room_for_answers(longest_body: int) -> MemoryBudget:
     """Room for what has not been read yet of answers: as much as for bodies, which some of them repeat, or more."""
-    return BodyRoom(max(longest_body, _LONG))
+    return MemoryBudget(max(longest_body, _LONG))
 
 
-class PacedSend:
+class BackpressuredSend:
     """Sends one answer. One whose length is known takes space until its client has read it, but for the last of it.
 
     Streams know none, and wait for their client with each event.

@@ -33,7 +33,7 @@ def until_request_ends() -> Iterator[None]:
             space.give_back()
 
 
-class BodyRoom:
+class MemoryBudget:
     """Room for bodies. The clients of one key have half of it at the most, but for a body that is their only one."""
 
     def __init__(self, longest: int) -> None:
@@ -87,7 +87,7 @@ class BodyRoom:
 class Space:
     """The memory that one body takes."""
 
-    def __init__(self, room: BodyRoom, owner: str) -> None:
+    def __init__(self, room: MemoryBudget, owner: str) -> None:
         self._room = room
         self._owner = owner
         self._bytes = self._values = self._objects = 0

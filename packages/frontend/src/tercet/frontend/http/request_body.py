@@ -19,10 +19,10 @@ from tercet.frontend.errors import (
     UnknownParameterError,
     UnsupportedMediaTypeError,
 )
-from tercet.frontend.http.auth import visitor_of
+from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.json_cost import PIECE, ShapeCounter, most_marks
 from tercet.frontend.http.loop_turns import LoopTurns, Steps
-from tercet.frontend.http.memory_budget import BodyRoom
+from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.sse import ClientGoneError, unless_gone
 
 BODY_SECONDS = 60.0
@@ -96,9 +96,9 @@ def _check_headers(request: Request, limit: int) -> None:
 async def _received(request: Request, limit: int) -> tuple[bytearray, int]:
     """Return the bytes of a body and `most_marks` of it. Raises ApiError, and ClientGoneError."""
     body, marks, room = bytearray(), 0, request.app.state.body_room
-    assert isinstance(room, BodyRoom)
+    assert isinstance(room, MemoryBudget)
     try:
-        with room.space(visitor_of(request).owner) as space:
+        with room.space(caller_of(request).owner) as space:
             async with asyncio.timeout(BODY_SECONDS):
                 async for piece in request.stream():
                     body += piece
@@ -126,7 +126,7 @@ async def _check_cost(request: Request, body: bytearray) -> None:
                 raise BadRequestError(f"The body has more than {MAX_ITEMS} items in arrays and objects.")
             yield
 
-    await unless_gone(request, _turns(request).run(visitor_of(request).owner, count()))
+    await unless_gone(request, _turns(request).run(caller_of(request).owner, count()))
 
 
 def _turns(request: Request) -> LoopTurns:
@@ -136,7 +136,7 @@ def _turns(request: Request) -> LoopTurns:
 
 
 async def _turn(request: Request) -> None:
-    await _turns(request).turn(visitor_of(request).owner)
+    await _turns(request).turn(caller_of(request).owner)
 
 
 def _check_depth(data: object) -> None:

@@ -16,7 +16,7 @@ from tercet.frontend.lora.store import Adapter, AdapterNames, AdaptersInMemory
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.routing.control import Answer, Control
 from tercet.frontend.routing.model_registry import ModelRegistry
-from tercet.frontend.routing.peers import Fleet
+from tercet.frontend.routing.peers import PeerRegistry
 from tercet.protocol.messages.messages import LoadLoRAAdapterReq, UnloadLoRAAdapterReq
 from tercet.protocol.messages.values import LoRAAdapter
 
@@ -40,7 +40,7 @@ class _Given:
     """All schedulers that ran adapters then, by id and incarnation."""
 
 
-class Adapters:
+class AdapterRegistry:
     """The adapters that requests can name: those of the options (`given`: paths by name), and those loaded since.
 
     All methods run on the event loop's thread. `clock` gives seconds since 1970.
@@ -49,7 +49,7 @@ class Adapters:
     def __init__(
         self,
         models: ModelRegistry,
-        fleet: Fleet,
+        fleet: PeerRegistry,
         control: Control,
         given: Mapping[str, str],
         names: AdapterNames | None = None,

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from tercet.frontend.manager.embedding_state import EmbeddingState
-from tercet.frontend.manager.quota import Place
+from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.routing.wake import Wake
 
 AT_ONCE = 256
@@ -14,7 +14,7 @@ AT_ONCE = 256
 class EmbeddingBatch:
     """States that share one wake-up, in the order of the inputs."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RequestSlot) -> None:
         self.place = place
         self.wake = Wake()
         self.states: list[EmbeddingState] = []

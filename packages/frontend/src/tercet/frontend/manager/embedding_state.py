@@ -8,13 +8,13 @@ from tercet.frontend.errors import RequestAbortedError, ServerError, from_reject
 from tercet.frontend.manager.req_state import Verdict
 from tercet.frontend.model.embedding_request import EmbeddingRequest, EncodedInput
 from tercet.frontend.model.served_model import ServedModel
-from tercet.frontend.routing.request_state import InFlight
+from tercet.frontend.routing.request_state import RequestState
 from tercet.frontend.routing.wake import Wake
 from tercet.protocol.messages.messages import BatchEmbeddingOutput, TokenizedEmbeddingReqInput
 from tercet.protocol.messages.values import FinishReason, FinishType, unpack_floats, unpack_ints
 
 
-class EmbeddingState(InFlight):
+class EmbeddingState(RequestState):
     """An input of an embedding, a score or a classification. Its one choice has one position, the vector."""
 
     def __init__(

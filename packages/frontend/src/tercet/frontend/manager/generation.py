@@ -6,12 +6,12 @@ import msgspec
 
 from tercet.frontend.errors import ApiError
 from tercet.frontend.manager.prediction import predicted_tokens
-from tercet.frontend.manager.quota import Place
+from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.manager.req_state import ReqState, Update
 from tercet.frontend.routing.wake import Wake
 
 
-class Arrival(msgspec.Struct, frozen=True):
+class GenerationUpdate(msgspec.Struct, frozen=True):
     """News of one choice of the prompt numbered `prompt`."""
 
     prompt: int
@@ -21,7 +21,7 @@ class Arrival(msgspec.Struct, frozen=True):
 class Generation:
     """States that share one wake-up: whoever consumes them takes everything new at once."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: RequestSlot) -> None:
         self.place = place
         self.wake = Wake()
         self.states: list[ReqState] = []
@@ -31,15 +31,15 @@ class Generation:
         for state in self.states:
             state.tells_ends = True
 
-    async def arrivals(self) -> AsyncIterator[list[Arrival]]:
+    async def arrivals(self) -> AsyncIterator[list[GenerationUpdate]]:
         """Non-empty lists until every request has its final answer. Raises the ApiError of one that failed."""
         while True:
             await self.wake.wait()
-            news: list[Arrival] = []
+            news: list[GenerationUpdate] = []
             error: ApiError | None = None
             done = True
             for prompt, state in enumerate(self.states):
-                news += [Arrival(prompt, update) for update in state.take()]
+                news += [GenerationUpdate(prompt, update) for update in state.take()]
                 # What happens while the consumer has the news belongs to the next round.
                 error, done = error or state.error, done and state.done
             if news:

@@ -4,8 +4,8 @@ from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 
-from tercet.frontend.manager.req_state import ReqState, Row
-from tercet.frontend.routing.request_state import InFlight
+from tercet.frontend.manager.req_state import OutputRow, ReqState
+from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.messages.values import FinishType
 
 FIRST_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -32,7 +32,7 @@ class Histogram:
 
 
 @dataclass
-class Measures:
+class LatencyMeasures:
     """Of one model's requests, since this frontend started. A request is measured where it ends with an answer."""
 
     queue: Histogram = field(default_factory=lambda: Histogram(QUEUE_BOUNDS))
@@ -49,7 +49,7 @@ class Measures:
     finishes: Counter[FinishType] = field(default_factory=Counter)
     """Choices by why they ended."""
 
-    def heard(self, state: ReqState, row: Row, now: float) -> None:
+    def heard(self, state: ReqState, row: OutputRow, now: float) -> None:
         """A row was accepted."""
         if row.opening is not None and row.opening.waited is not None:
             self.begun(state, row.opening.waited)
@@ -65,13 +65,13 @@ class Measures:
             self.finishes[row.finish.type] += 1
             self.ended(state, now)
 
-    def begun(self, state: InFlight, waited: float) -> None:
+    def begun(self, state: RequestState, waited: float) -> None:
         """A step has had a request. What its later attempts and other choices waited says nothing of the queue."""
         if state.waited is None:
             state.waited = waited
             self.queue.observe(waited)
 
-    def ended(self, state: InFlight, now: float) -> None:
+    def ended(self, state: RequestState, now: float) -> None:
         """A request may have its final answer."""
         if state.done and state.error is None:
             self.request.observe(now - state.began_at)

@@ -8,33 +8,33 @@ from typing import assert_never, cast
 
 from tercet.frontend.errors import from_rejection
 from tercet.frontend.manager.embedding_state import EmbeddingState, vectors_of
-from tercet.frontend.manager.peer_metrics import Siblings
-from tercet.frontend.manager.req_state import ACCEPTED, ReqState, Row, Verdict, rows_of
+from tercet.frontend.manager.peer_metrics import PeerMetrics
+from tercet.frontend.manager.req_state import ACCEPTED, OutputRow, ReqState, Verdict, rows_of
 from tercet.frontend.model.served_model import context_of
 from tercet.frontend.routing.control import Control
 from tercet.frontend.routing.counters import Cause, Counters
 from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
-from tercet.frontend.routing.peers import Fleet, SchedulerPeer
+from tercet.frontend.routing.peers import PeerRegistry, SchedulerPeer
 from tercet.frontend.routing.reconciliation import Reconciler
 from tercet.frontend.routing.recovery import Recovery
-from tercet.frontend.routing.request_state import InFlight
+from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.membership.events import Delivery, PeerDown, PeerEvent, PeerReady, PeerUp
 from tercet.protocol.messages.messages import (
     BatchEmbeddingOutput,
     BatchStrOutput,
     ControlReply,
+    ExclusiveReady,
     FrontendInbox,
     Goodbye,
     Heartbeat,
     Hello,
     Introduce,
+    MetricsReq,
     Progress,
     Ready,
-    ReadyAlone,
     Rejected,
     Series,
-    SeriesReq,
     TokenizerFiles,
     TokenizerFilesReq,
 )
@@ -47,20 +47,20 @@ Incoming = FrontendInbox | PeerEvent
 """All that a frontend's node delivers: it decodes nothing else."""
 
 
-class Inbound:
+class MessageHandler:
     """Takes deliveries, one by one, on the event loop's thread. `changed` is called when who is there has changed."""
 
     def __init__(
         self,
         outbox: Sender,
-        fleet: Fleet,
+        fleet: PeerRegistry,
         models: ModelRegistry,
         dispatcher: Dispatcher,
         recovery: Recovery,
-        states: Mapping[str, InFlight],
+        states: Mapping[str, RequestState],
         counters: Counters,
         control: Control,
-        siblings: Siblings,
+        siblings: PeerMetrics,
         clock: Callable[[], float],
         changed: Callable[[], None],
     ) -> None:
@@ -106,7 +106,7 @@ class Inbound:
                 self._on_heartbeat(source, message)
             case Rejected():
                 self._on_rejected(source, message)
-            case ReadyAlone():
+            case ExclusiveReady():
                 self._on_ready_alone(source, message)
             case TokenizerFiles():
                 self._spawn(self._load(source, message, frames))
@@ -114,7 +114,7 @@ class Inbound:
                 self._on_peer(message)
             case ControlReply():
                 self._control.on_reply(source, message)
-            case SeriesReq():
+            case MetricsReq():
                 self._siblings.on_request(source, message)
             case Series():
                 self._siblings.on_series(source, message)
@@ -161,7 +161,7 @@ class Inbound:
             if state.alone:
                 self._recovery.retry(now)
 
-    def _on_row(self, state: ReqState, row: Row, now: float) -> None:
+    def _on_row(self, state: ReqState, row: OutputRow, now: float) -> None:
         verdict = state.accept(row)
         if verdict is ACCEPTED:
             self._counters.models[state.model.base].heard(state, row, now)
@@ -175,7 +175,7 @@ class Inbound:
         elif verdict is Verdict.ABORTED:
             self._recovery.again(state, now, Cause.ABORTED)
 
-    def _on_ready_alone(self, source: str, message: ReadyAlone) -> None:
+    def _on_ready_alone(self, source: str, message: ExclusiveReady) -> None:
         state = self._states.get(message.rid)
         if state is not None and not state.done and (state.attempt, state.scheduler) == (message.attempt, source):
             self._recovery.offered(state, self._clock())

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterable
 
 from tercet.frontend.manager.series import check_series
-from tercet.protocol.messages.messages import Series, SeriesReq
+from tercet.protocol.messages.messages import MetricsReq, Series
 from tercet.protocol.node import Sender
 
 logger = logging.getLogger(__name__)
@@ -15,7 +15,7 @@ _PATIENCE = 1.0
 """Seconds for an answer, which takes some milliseconds. Prometheus gives a scrape ten seconds unless told otherwise."""
 
 
-class Siblings:
+class PeerMetrics:
     """Questions in flight, by id. `own` answers those of others. All methods run on the event loop's thread."""
 
     def __init__(
@@ -31,7 +31,7 @@ class Siblings:
     async def series(self) -> dict[str, Series]:
         """What each counts, by peer id. One that is not up, or says nothing in time, is left out."""
         number, loop = f"series-{next(self._ids)}", asyncio.get_running_loop()
-        message = SeriesReq(id=number)
+        message = MetricsReq(id=number)
         asked = {peer: loop.create_future() for peer in self._peers if self._outbox.send(peer, message)}
         self._asked[number] = asked
         try:
@@ -41,7 +41,7 @@ class Siblings:
             del self._asked[number]
         return {peer: each.result() for peer, each in asked.items() if each.done() and each.result() is not None}
 
-    def on_request(self, source: str, request: SeriesReq) -> None:
+    def on_request(self, source: str, request: MetricsReq) -> None:
         """A sibling is asked for /metrics. Nobody else gets an answer."""
         if source in self._peers:
             self._outbox.send(source, self._own(request.id))

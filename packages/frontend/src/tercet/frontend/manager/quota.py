@@ -7,14 +7,14 @@ import msgspec
 
 from tercet.frontend.config.config import HttpConfig
 from tercet.frontend.errors import BadRequestError, RateLimitError
-from tercet.frontend.http.auth import current_visitor
+from tercet.frontend.http.auth import current_caller
 from tercet.frontend.manager.request import GenerateRequest
 
 _TENANT_DIGITS = 32
 """As many as keep keys apart: they travel with each request."""
 
 
-class Place:
+class RequestSlot:
     """The places that one request takes of those that its key may have. Giving them back again is harmless."""
 
     def __init__(self, taken: Counter[str], owner: str, answers: int) -> None:
@@ -32,8 +32,8 @@ class Place:
                 del self._taken[self._owner]
 
 
-class Tenants:
-    """Counts and separates by the key of `current_visitor`. Requests without a key are not limited.
+class ApiKeyQuota:
+    """Counts and separates by the key of `current_caller`. Requests without a key are not limited.
 
     A key may have `most_requests` answers in flight: prompts times choices. 0 is no limit.
     """
@@ -44,20 +44,20 @@ class Tenants:
         self._taken: Counter[str] = Counter()
 
     @classmethod
-    def of(cls, config: HttpConfig) -> "Tenants":
+    def of(cls, config: HttpConfig) -> "ApiKeyQuota":
         """The tenants that the options describe. Raises OSError, and ValueError for options that cannot be meant."""
         keys = set(config.api_keys())
         if config.max_requests_per_key and not keys:
             raise ValueError("--max-requests-per-key counts by API key, and this server has none: give it --api-key")
         return cls(config.max_requests_per_key, caches_apart=len(keys) > 1 and not config.share_cache_between_keys)
 
-    def place(self, answers: int = 1, param: str | None = None) -> Place:
+    def place(self, answers: int = 1, param: str | None = None) -> RequestSlot:
         """Return the place of one more request, which asks for so many `answers`.
 
         Raises RateLimitError while its key has all it may have, and BadRequestError, naming `param`, for a request that
         asks for more than its key may ever have.
         """
-        visitor = current_visitor()
+        visitor = current_caller()
         limited = self._most and visitor.owner and not (visitor.admin or visitor.returning)
         if limited and answers > self._most:
             raise BadRequestError(
@@ -71,11 +71,11 @@ class Tenants:
                 f"It may have {self._most} at a time.",
                 retry_after=1,
             )
-        return Place(self._taken, visitor.owner, answers)
+        return RequestSlot(self._taken, visitor.owner, answers)
 
     def tenant(self) -> str:
         """What tells schedulers whose a request is, but nothing of the key; empty where there are no keys."""
-        owner = current_visitor().owner
+        owner = current_caller().owner
         return _hashed("tercet tenant", owner)[:_TENANT_DIGITS] if owner else ""
 
     def marked(self, request: GenerateRequest) -> GenerateRequest:
@@ -85,7 +85,7 @@ class Tenants:
         times, what others have asked. Both are the same at every frontend and after every restart, and tell nothing of
         the key.
         """
-        owner = current_visitor().owner
+        owner = current_caller().owner
         if not owner:
             return request
         salt = _hashed("tercet cache salt", owner, request.cache_salt) if self._caches_apart else request.cache_salt

@@ -13,9 +13,9 @@ import msgspec
 from tercet.frontend.errors import RequestAbortedError, ServerError, from_rejection
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.served_model import ServedModel
-from tercet.frontend.routing.request_state import InFlight
+from tercet.frontend.routing.request_state import RequestState
 from tercet.frontend.routing.wake import Wake
-from tercet.protocol.messages.messages import BatchStrOutput, DecodeSpec, TextOpening, TokenizedGenerateReqInput
+from tercet.protocol.messages.messages import BatchStrOutput, DecodeSpec, FirstTextRow, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import (
     FinishReason,
     FinishType,
@@ -33,7 +33,7 @@ _FAILURES = (FinishType.ERROR, FinishType.ABORT)
 _encode_spec = msgspec.msgpack.Encoder().encode
 
 
-class Row(msgspec.Struct, frozen=True):
+class OutputRow(msgspec.Struct, frozen=True):
     """One row of a BatchStrOutput: `token_ids` from `position` on, and the text they added."""
 
     index: int
@@ -41,12 +41,12 @@ class Row(msgspec.Struct, frozen=True):
     position: int
     token_ids: Sequence[int]
     text: str = ""
-    opening: TextOpening | None = None
+    opening: FirstTextRow | None = None
     finish: FinishReason | None = None
     logprobs: Logprobs | None = None
 
 
-def rows_of(batch: BatchStrOutput) -> Iterator[tuple[str, Row]]:
+def rows_of(batch: BatchStrOutput) -> Iterator[tuple[str, OutputRow]]:
     """The rows of a batch, each with its rid. Raises ValueError for a batch whose lists are not of one length."""
     indices, attempts, positions = map(unpack_ints, (batch.indices, batch.attempts, batch.positions))
     offsets, ids = unpack_ints(batch.offsets), unpack_ints(batch.token_ids)
@@ -58,7 +58,7 @@ def rows_of(batch: BatchStrOutput) -> Iterator[tuple[str, Row]]:
     ):
         token_ids = ids[offsets[row] : offsets[row + 1]]
         finish, logprobs = batch.finishes.get(row), batch.logprobs.get(row)
-        yield rid, Row(index, attempt, position, token_ids, text, openings.get(row), finish, logprobs)
+        yield rid, OutputRow(index, attempt, position, token_ids, text, openings.get(row), finish, logprobs)
 
 
 class Verdict(Enum):
@@ -114,7 +114,7 @@ class ChoiceState:
         self._logprobs: list[Logprobs] = []
         self._ids_taken = 0
 
-    def accept(self, row: Row) -> Verdict:
+    def accept(self, row: OutputRow) -> Verdict:
         """Take a row of the current attempt."""
         if self.finish is not None or row.position < len(self.token_ids):
             return Verdict.STALE
@@ -142,7 +142,7 @@ class ChoiceState:
         return update
 
 
-class ReqState(InFlight):
+class ReqState(RequestState):
     """A request to generate: n choices, everything emitted of each, and what they were asked for."""
 
     def __init__(
@@ -237,7 +237,7 @@ class ReqState(InFlight):
         super().dispatched(scheduler, detokenizer, now, alone=alone)
         self._tokens_at_dispatch = self.output_tokens
 
-    def accept(self, row: Row) -> Verdict:
+    def accept(self, row: OutputRow) -> Verdict:
         """Take a row of output. Wakes the consumer, but only at a choice's end if it `tells_ends`."""
         if row.attempt != self.attempt or self.error is not None or not 0 <= row.index < len(self.choices):
             return Verdict.STALE

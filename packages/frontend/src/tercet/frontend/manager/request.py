@@ -104,5 +104,5 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
-    """Whose it is, by `Tenants.tenant`."""
+    """Whose it is, by `ApiKeyQuota.tenant`."""
     param_names: ParamNames = ParamNames()

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from tercet.frontend.manager.latency import Histogram, Measures
-from tercet.frontend.routing.counters import Cause, Counters, Outcome
-from tercet.frontend.routing.peers import Fleet
+from tercet.frontend.manager.latency import Histogram, LatencyMeasures
+from tercet.frontend.routing.counters import Cause, Counters, RequestOutcome
+from tercet.frontend.routing.peers import PeerRegistry
 from tercet.protocol.messages.messages import Series
 from tercet.protocol.messages.values import FinishType, HistogramSample, Role, Sample
 
@@ -23,7 +23,7 @@ _LONGEST = 1000
 """Characters of a label."""
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """What belongs to one name."""
 
     kind: Kind
@@ -33,24 +33,26 @@ class Family(NamedTuple):
 
 
 FAMILIES = {
-    "requests_open": Family(GaugeMetricFamily, "Requests not done with."),
-    "requests_waiting": Family(GaugeMetricFamily, "Requests that no part takes."),
-    "requests": Family(CounterMetricFamily, "Requests that ended, by how they did.", ("outcome",)),
-    "requests_over_limit": Family(
+    "requests_open": MetricFamily(GaugeMetricFamily, "Requests not done with."),
+    "requests_waiting": MetricFamily(GaugeMetricFamily, "Requests that no part takes."),
+    "requests": MetricFamily(CounterMetricFamily, "Requests that ended, by how they did.", ("outcome",)),
+    "requests_over_limit": MetricFamily(
         CounterMetricFamily, "Requests turned away because their API key had too many in flight."
     ),
-    "redispatches": Family(CounterMetricFamily, "Requests dispatched again, by why.", ("cause",)),
-    "requests_resumed_finished": Family(CounterMetricFamily, "Requests that were dispatched again, and finished."),
-    "http_responses": Family(
+    "redispatches": MetricFamily(CounterMetricFamily, "Requests dispatched again, by why.", ("cause",)),
+    "requests_resumed_finished": MetricFamily(
+        CounterMetricFamily, "Requests that were dispatched again, and finished."
+    ),
+    "http_responses": MetricFamily(
         CounterMetricFamily,
         "HTTP requests whose answer has begun, by the router's own paths.",
         ("method", "route", "status"),
     ),
-    "choices_finished": Family(
+    "choices_finished": MetricFamily(
         CounterMetricFamily, "Choices that were answered, by why they ended.", ("model", "reason")
     ),
-    "parts_ready": Family(GaugeMetricFamily, "Parts that take requests now.", ("role",)),
-    "part_deaths": Family(CounterMetricFamily, "Parts lost that had not said that they leave.", ("role",)),
+    "parts_ready": MetricFamily(GaugeMetricFamily, "Parts that take requests now.", ("role",)),
+    "part_deaths": MetricFamily(CounterMetricFamily, "Parts lost that had not said that they leave.", ("role",)),
 }
 _HISTOGRAMS = {
     "queue_seconds": ("queue", "From a request's arrival at a scheduler to the first step that has it."),
@@ -60,19 +62,19 @@ _HISTOGRAMS = {
     "request_prompt_tokens": ("prompt_tokens", "Length of the prompts that were answered."),
     "request_output_tokens": ("output_tokens", "Length of their answers, all choices together."),
 }
-"""By name: the field of a model's `Measures`."""
+"""By name: the field of a model's `LatencyMeasures`."""
 _BOUNDS: dict[str, tuple[float, ...]] = {
-    name: getattr(Measures(), field).bounds for name, (field, _) in _HISTOGRAMS.items()
+    name: getattr(LatencyMeasures(), field).bounds for name, (field, _) in _HISTOGRAMS.items()
 }
 
 
-def own_series(number: str, counters: Counters, fleet: Fleet, running: int, waiting: int) -> Series:
+def own_series(number: str, counters: Counters, fleet: PeerRegistry, running: int, waiting: int) -> Series:
     """What this frontend counts, as the answer to the request of that id."""
     exchanges, models = counters.exchanges.items(), counters.models.items()
     values: dict[str, Values] = {
         "requests_open": [((), running)],
         "requests_waiting": [((), waiting)],
-        "requests": [([each.value], counters.outcomes[each]) for each in Outcome],
+        "requests": [([each.value], counters.outcomes[each]) for each in RequestOutcome],
         "requests_over_limit": [((), counters.over_limit)],
         "redispatches": [([each.value], counters.redispatches[each]) for each in Cause],
         "requests_resumed_finished": [((), counters.resumed_finished)],

@@ -1,4 +1,4 @@
-"""Requests in, outputs out: validates, tokenizes, and sends every request on its way; `Inbound` brings the answers."""
+"""Requests in, outputs out: validates, tokenizes, and sends every request on its way; `MessageHandler` brings the answers."""
 
 import asyncio
 import itertools
@@ -16,15 +16,15 @@ from tercet.frontend.errors import (
     UnavailableError,
     UnsupportedParameterError,
 )
-from tercet.frontend.lora.registry import Adapters
+from tercet.frontend.lora.registry import AdapterRegistry
 from tercet.frontend.lora.store import AdapterNames
 from tercet.frontend.manager.embedding_batch import EmbeddingBatch
 from tercet.frontend.manager.embedding_state import EmbeddingState
 from tercet.frontend.manager.generation import Generation
-from tercet.frontend.manager.message_handler import Inbound
-from tercet.frontend.manager.peer_metrics import Siblings
+from tercet.frontend.manager.message_handler import MessageHandler
+from tercet.frontend.manager.peer_metrics import PeerMetrics
 from tercet.frontend.manager.prediction import LONGEST
-from tercet.frontend.manager.quota import Place, Tenants
+from tercet.frontend.manager.quota import ApiKeyQuota, RequestSlot
 from tercet.frontend.manager.req_state import ReqState
 from tercet.frontend.manager.request import GenerateRequest, TextPrompt
 from tercet.frontend.manager.series import own_series
@@ -34,14 +34,14 @@ from tercet.frontend.model.input_encoder import InputEncoder
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.model.tokenizer_pool import LONG, Piece
 from tercet.frontend.routing.control import Control
-from tercet.frontend.routing.counters import Counters, Outcome
+from tercet.frontend.routing.counters import Counters, RequestOutcome
 from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
-from tercet.frontend.routing.peers import Fleet
+from tercet.frontend.routing.peers import PeerRegistry
 from tercet.frontend.routing.recovery import Recovery
-from tercet.frontend.routing.request_state import InFlight
+from tercet.frontend.routing.request_state import RequestState
 from tercet.frontend.routing.router import DataParallelController
-from tercet.frontend.routing.weight_updates import Weights
+from tercet.frontend.routing.weight_updates import WeightUpdates
 from tercet.frontend.structured_output.checker import GrammarChecker
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import AbortReq, Heartbeat, Series
@@ -80,28 +80,28 @@ class TokenizerManager:
         max_waiting: int = 256,
         on_servable: Callable[[], None] = _nobody_asked,
         clock: Callable[[], float] = time.monotonic,
-        tenants: Tenants | None = None,
+        tenants: ApiKeyQuota | None = None,
         lora: Mapping[str, str] | None = None,
         adapter_names: AdapterNames | None = None,
         siblings: Iterable[str] = (),
     ) -> None:
         self.peer = peer
-        self.fleet = Fleet()
+        self.fleet = PeerRegistry()
         self.models = registry
         self.counters = Counters()
         self.control = Control(outbox, self.fleet)
-        self.siblings = Siblings(outbox, siblings, self.series)
-        self.adapters = Adapters(registry, self.fleet, self.control, lora or {}, adapter_names)
-        self.weights = Weights(registry, self.fleet, self.control)
+        self.siblings = PeerMetrics(outbox, siblings, self.series)
+        self.adapters = AdapterRegistry(registry, self.fleet, self.control, lora or {}, adapter_names)
+        self.weights = WeightUpdates(registry, self.fleet, self.control)
         self.grammars = GrammarChecker()
         self._refuses_at: float | None = None
         self._clock = clock
-        self._tenants = tenants or Tenants()
+        self._tenants = tenants or ApiKeyQuota()
         self._on_servable: Callable[[], None] | None = on_servable
-        self._states: dict[str, InFlight] = {}
+        self._states: dict[str, RequestState] = {}
         self._dispatcher = Dispatcher(outbox, self.fleet, controller)
         self._recovery = Recovery(self._dispatcher, self.counters, recovery_timeout, max_waiting)
-        self._inbound = Inbound(
+        self._inbound = MessageHandler(
             outbox,
             self.fleet,
             registry,
@@ -198,7 +198,7 @@ class TokenizerManager:
             place.give_back()
             raise
 
-    async def _submit(self, requests: Sequence[GenerateRequest], rid: str, place: Place) -> Generation:
+    async def _submit(self, requests: Sequence[GenerateRequest], rid: str, place: RequestSlot) -> Generation:
         model = self.models.get(requests[0].model)
         if model.limits.task is not Task.GENERATE:
             what = "classifies" if model.limits.task is Task.CLASSIFY else "embeds"
@@ -236,7 +236,7 @@ class TokenizerManager:
         finally:
             place.give_back()
 
-    async def _embed(self, request: EmbeddingRequest, rid: str, place: Place) -> EmbeddingBatch:
+    async def _embed(self, request: EmbeddingRequest, rid: str, place: RequestSlot) -> EmbeddingBatch:
         model = self.models.get(request.model)
         if model.limits.task is Task.GENERATE:
             message = f"The model {model.name!r} generates text: it makes no vectors or scores."
@@ -254,7 +254,7 @@ class TokenizerManager:
             self.release(batch)
         return batch
 
-    def _admit(self, answers: int = 1, param: str | None = None) -> Place:
+    def _admit(self, answers: int = 1, param: str | None = None) -> RequestSlot:
         """Return the place of a request for so many answers. Raises ApiError, naming `param` for too many."""
         if self._refuses_at is not None and self._clock() >= self._refuses_at:
             raise UnavailableError(_LEAVING, retry_after=1)
@@ -264,7 +264,7 @@ class TokenizerManager:
             self.counters.over_limit += 1
             raise
 
-    def _start(self, state: InFlight) -> None:
+    def _start(self, state: RequestState) -> None:
         """Send a request on its way. Raises UnavailableError when it can neither go nor wait."""
         now = self._clock()
         self._states[state.rid] = state
@@ -292,7 +292,7 @@ class TokenizerManager:
                 continue
             outcome = _outcome(state)
             self.counters.outcomes[outcome] += 1
-            self.counters.resumed_finished += outcome is Outcome.FINISHED and state.attempt > 0
+            self.counters.resumed_finished += outcome is RequestOutcome.FINISHED and state.attempt > 0
             self._recovery.forget(state)
             self._dispatcher.ended(state)
             if state.open_indices and state.scheduler:
@@ -367,7 +367,7 @@ def _pieces_of(request: EmbeddingRequest) -> Iterator[tuple[list[int], int]]:
     yield places, size
 
 
-def _outcome(state: InFlight) -> Outcome:
+def _outcome(state: RequestState) -> RequestOutcome:
     if state.error is not None:
-        return Outcome.FAILED if state.error.status == 500 else Outcome.REFUSED
-    return Outcome.FINISHED if state.done else Outcome.CLIENT_GONE
+        return RequestOutcome.FAILED if state.error.status == 500 else RequestOutcome.REFUSED
+    return RequestOutcome.FINISHED if state.done else RequestOutcome.CLIENT_GONE

@@ -57,7 +57,7 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens past which an input is cut; -1 is what the model can read, None cuts nothing."""
     priority: int = 0
     tenant: str = ""
-    """Whose it is, by `Tenants.tenant`."""
+    """Whose it is, by `ApiKeyQuota.tenant`."""
 
 
 class EncodedInput(NamedTuple):

@@ -19,7 +19,7 @@ from tercet.frontend.model.sentence_files import SentenceFiles
 from tercet.frontend.model.special_text import SpecialTexts
 from tercet.frontend.model.token_bytes import TokenBytes
 from tercet.frontend.model.tokenizer import PromptTokenizer
-from tercet.frontend.model.tokenizer_pool import Piece, TextWork
+from tercet.frontend.model.tokenizer_pool import Piece, TokenizerPool
 from tercet.protocol.json_files import error_line
 from tercet.protocol.messages.values import LoRAAdapter, ModelIdentity, ModelLimits
 
@@ -68,12 +68,12 @@ class ServedModel:
         files: ModelFiles,
         limits: ModelLimits,
         identity: ModelIdentity,
-        text_work: TextWork | None = None,
+        text_work: TokenizerPool | None = None,
         software: str = "",
     ) -> None:
         self.name = self.base = name
         self.lora: LoRAAdapter | None = None
-        self.text_work = text_work or TextWork()
+        self.text_work = text_work or TokenizerPool()
         self.files = files
         self.limits = limits
         self.identity = identity

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tercet.frontend.errors import BadRequestError, UnavailableError
-from tercet.frontend.http.auth import current_visitor
+from tercet.frontend.http.auth import current_caller
 from tercet.frontend.model.fair_queue import FairLine, Flow
 
 SECONDS = 30.0
@@ -50,7 +50,7 @@ class _Job(Generic[_T]):
         return self.piece.work()
 
 
-class TextWork:
+class TokenizerPool:
     """Work on texts, off the event loop, in so many `threads` of a pool at a time.
 
     Which piece is next is decided by what each API key was given so far (`FairLine`). One key has all threads but one,
@@ -119,7 +119,7 @@ class TextWork:
 
     def _queued(self, piece: Piece[_T]) -> _Job[_T]:
         """Put a piece into the queue. Raises UnavailableError where it is full, or has enough of the same owner."""
-        job = _Job(piece, current_visitor().owner)
+        job = _Job(piece, current_caller().owner)
         owner = job.flow.owner
         share = 2 if owner else 1
         if (pieces := self._pieces[owner]) and (

@@ -18,7 +18,7 @@ class ReasoningDelta(msgspec.Struct, frozen=True):
 class ToolCallStart(msgspec.Struct, frozen=True):
     """The model calls a tool; `index` counts the calls of one answer from 0. `id` only where the model wrote one.
 
-    Parsers know no `custom` tools, which have a text for arguments: a `ChoiceReader` tells them apart.
+    Parsers know no `custom` tools, which have a text for arguments: a `OutputParser` tells them apart.
     """
 
     index: int

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from tercet.frontend.routing.peers import Fleet
+from tercet.frontend.routing.peers import PeerRegistry
 from tercet.protocol.messages.messages import ControlReply, ControlReq
 from tercet.protocol.node import Sender
 
@@ -49,7 +49,7 @@ class _Round:
 class Control:
     """Orders in flight, by id. All methods run on the event loop's thread."""
 
-    def __init__(self, outbox: Sender, fleet: Fleet, patience: float = _PATIENCE) -> None:
+    def __init__(self, outbox: Sender, fleet: PeerRegistry, patience: float = _PATIENCE) -> None:
         self._outbox = outbox
         self._fleet = fleet
         self._patience = patience

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from tercet.frontend.manager.latency import Measures
+from tercet.frontend.manager.latency import LatencyMeasures
 from tercet.protocol.messages.values import Role
 
 
@@ -31,7 +31,7 @@ class Cause(StrEnum):
     REFUSED = "refused"
 
 
-class Outcome(StrEnum):
+class RequestOutcome(StrEnum):
     """How a request ended."""
 
     FINISHED = "finished"
@@ -56,11 +56,11 @@ class Counters:
     redispatches: Counter[Cause] = field(default_factory=Counter)
     deaths: Counter[Role] = field(default_factory=Counter)
     """Schedulers and detokenizers that were lost without having said that they leave."""
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    outcomes: Counter[RequestOutcome] = field(default_factory=Counter)
     resumed_finished: int = 0
     """Requests that were dispatched more than once, and finished."""
     over_limit: int = 0
     """Requests turned away because their API key had too many in flight."""
     exchanges: Counter[Exchange] = field(default_factory=Counter)
-    models: defaultdict[str, Measures] = field(default_factory=lambda: defaultdict(Measures))
+    models: defaultdict[str, LatencyMeasures] = field(default_factory=lambda: defaultdict(LatencyMeasures))
     """By the first name each model is served by."""

@@ -2,8 +2,8 @@
 
 import logging
 
-from tercet.frontend.routing.peers import Fleet
-from tercet.frontend.routing.request_state import InFlight
+from tercet.frontend.routing.peers import PeerRegistry
+from tercet.frontend.routing.request_state import RequestState
 from tercet.frontend.routing.router import DataParallelController
 from tercet.protocol.messages.messages import AbortReq
 from tercet.protocol.node import Sender
@@ -14,12 +14,14 @@ logger = logging.getLogger(__name__)
 class Dispatcher:
     """Routes requests to parts that are ready, and calls them back."""
 
-    def __init__(self, outbox: Sender, fleet: Fleet, controller: DataParallelController) -> None:
+    def __init__(self, outbox: Sender, fleet: PeerRegistry, controller: DataParallelController) -> None:
         self._outbox = outbox
         self._fleet = fleet
         self._controller = controller
 
-    def dispatch(self, state: InFlight, now: float, *, alone: bool = False, other_detokenizer: bool = False) -> bool:
+    def dispatch(
+        self, state: RequestState, now: float, *, alone: bool = False, other_detokenizer: bool = False
+    ) -> bool:
         """Start the next attempt. False, and nothing has changed, when no scheduler or no detokenizer takes it.
 
         A request that is to run `alone` is held by the scheduler until it has offered to run nothing else. With
@@ -43,7 +45,7 @@ class Dispatcher:
                 return True
         return False
 
-    def ended(self, state: InFlight) -> None:
+    def ended(self, state: RequestState) -> None:
         """A request is no longer with its scheduler."""
         self._controller.ended(state)
 
@@ -51,7 +53,7 @@ class Dispatcher:
         """A scheduler went down, and its cache with it."""
         self._controller.gone(scheduler)
 
-    def abort(self, state: InFlight, indices: list[int], reason: str) -> None:
+    def abort(self, state: RequestState, indices: list[int], reason: str) -> None:
         """Tell the scheduler to stop choices (all when empty); one that is gone has stopped."""
         self.call_off(state.scheduler, AbortReq(rid=state.rid, indices=indices, reason=reason))
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from tercet.frontend.errors import ModelNotFoundError, UnavailableError
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
-from tercet.frontend.model.tokenizer_pool import TextWork
+from tercet.frontend.model.tokenizer_pool import TokenizerPool
 from tercet.frontend.routing.peers import SchedulerPeer
-from tercet.frontend.routing.weight_versions import Successions
+from tercet.frontend.routing.weight_versions import WeightLineage
 from tercet.protocol.messages.messages import TokenizerFiles
 from tercet.protocol.messages.values import ModelIdentity, ModelLimits
 
@@ -42,7 +42,7 @@ class ModelRegistry:
         `on_useless` is told which scheduler's files cannot be read, and why.
         """
         self._pool = pool
-        self.text_work = TextWork(pool, threads=threads)
+        self.text_work = TokenizerPool(pool, threads=threads)
         """Of all models: they share the `threads` of the pool."""
         self._names = names
         self._expected = expected
@@ -108,7 +108,7 @@ class ModelRegistry:
     async def _read(self, contents: dict[str, bytes]) -> ModelFiles:
         return await asyncio.get_running_loop().run_in_executor(self._pool, ModelFiles, contents)
 
-    def update(self, schedulers: Iterable[SchedulerPeer], successions: Successions) -> None:
+    def update(self, schedulers: Iterable[SchedulerPeer], successions: WeightLineage) -> None:
         """Serve the models of all schedulers there are, once both the files and the limits of each are here.
 
         If schedulers give one name to different weights, those that came first keep it as long as one of them is there,
@@ -163,7 +163,7 @@ class _Offer(NamedTuple):
     def is_of(self, model: ServedModel) -> bool:
         return self.could_be(model) and self.software == model.software
 
-    def succeeds(self, model: ServedModel, successions: Successions) -> bool:
+    def succeeds(self, model: ServedModel, successions: WeightLineage) -> bool:
         """Whether it has the weights that replaced the model's."""
         return self.files is model.files and successions.follows(self.identity.weights, model.identity.weights)
 

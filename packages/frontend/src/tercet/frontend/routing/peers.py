@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 
-from tercet.frontend.routing.request_state import InFlight
-from tercet.frontend.routing.weight_versions import Successions
+from tercet.frontend.routing.request_state import RequestState
+from tercet.frontend.routing.weight_versions import WeightLineage
 from tercet.protocol.membership.heartbeat_timer import is_stuck
 from tercet.protocol.messages.messages import Heartbeat, Ready
 from tercet.protocol.messages.values import Load, ModelIdentity, ModelLimits, Phase, Role
 
 
 @dataclass
-class Part:
+class Peer:
     """A peer that requests are routed through, as its last heartbeat told of it."""
 
     peer: str
@@ -31,7 +31,7 @@ class Part:
 
 
 @dataclass
-class SchedulerPeer(Part):
+class SchedulerPeer(Peer):
     """A scheduler; it can take work once `limits` and `identity` are known."""
 
     limits: ModelLimits | None = None
@@ -57,7 +57,7 @@ class SchedulerPeer(Part):
 
 
 @dataclass
-class DetokenizerPeer(Part):
+class DetokenizerPeer(Peer):
     """A detokenizer."""
 
     has_tokenizer: bool = False
@@ -68,13 +68,13 @@ class DetokenizerPeer(Part):
         return self.has_tokenizer and not self.leaving and not self.stuck
 
 
-class Fleet:
+class PeerRegistry:
     """Peers by id, in the order they came up."""
 
     def __init__(self) -> None:
         self.schedulers: dict[str, SchedulerPeer] = {}
         self.detokenizers: dict[str, DetokenizerPeer] = {}
-        self.successions = Successions()
+        self.successions = WeightLineage()
 
     def get(self, peer: str) -> SchedulerPeer | DetokenizerPeer | None:
         """The part of that id."""
@@ -122,7 +122,7 @@ class Fleet:
         if detokenizer := self.detokenizers.get(peer):
             detokenizer.has_tokenizer = True
 
-    def remove(self, peer: str) -> Part | None:
+    def remove(self, peer: str) -> Peer | None:
         """Forget a peer that is gone. Returns what was known of it."""
         return self.schedulers.pop(peer, None) or self.detokenizers.pop(peer, None)
 
@@ -143,7 +143,7 @@ class Fleet:
             and (not adapters or (each.limits and each.limits.max_loras))
         ]
 
-    def able_schedulers(self, state: InFlight) -> list[SchedulerPeer]:
+    def able_schedulers(self, state: RequestState) -> list[SchedulerPeer]:
         """Schedulers that can run a request: those of its weights, or if these are gone, of what replaced them."""
         weights, adapters = state.model.identity.weights, state.lora is not None
         for each in dict.fromkeys([weights, self.successions.latest(weights)]):

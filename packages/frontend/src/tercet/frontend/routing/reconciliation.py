@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from tercet.frontend.routing.counters import Cause
-from tercet.frontend.routing.request_state import InFlight
+from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.messages.messages import AbortReq, Heartbeat
 from tercet.protocol.messages.values import Held, Phase, unpack_ints
 
@@ -28,7 +28,7 @@ Key = tuple[str, int]
 class Findings:
     """What to do about one heartbeat."""
 
-    lost: list[tuple[InFlight, Cause]] = field(default_factory=list)
+    lost: list[tuple[RequestState, Cause]] = field(default_factory=list)
     """Requests to dispatch again."""
     strangers: list[AbortReq] = field(default_factory=list)
     """What the part holds for nothing."""
@@ -63,7 +63,7 @@ class Reconciler:
         """A part is gone."""
         self._seen.pop(peer, None)
 
-    def detokenizer(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, InFlight], now: float) -> Findings:
+    def detokenizer(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, RequestState], now: float) -> Findings:
         """Find what a detokenizer holds for nothing. What it lacks shows at the scheduler: ahead, no arrivals."""
         last = self._seen.get(peer)
         if last is not None and now - last.at < APART:
@@ -76,7 +76,7 @@ class Reconciler:
         self._seen[peer] = _Seen(now, {}, strangers)
         return Findings(strangers=_aborts(strangers & last.strangers if last is not None else ()))
 
-    def scheduler(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, InFlight], now: float) -> Findings:
+    def scheduler(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, RequestState], now: float) -> Findings:
         """Find what a scheduler lacks and what it holds for nothing. Both raise ValueError for a list without sense."""
         last = self._seen.get(peer)
         if last is not None and now - last.at < APART:
@@ -114,7 +114,7 @@ def _table(held: Held) -> dict[Key, tuple[int, int]]:
     return dict(zip(keys, told, strict=True))
 
 
-def _watch(earlier: Mapping[Key, _Watch], state: InFlight, index: int, position: int, steps: int) -> _Watch:
+def _watch(earlier: Mapping[Key, _Watch], state: RequestState, index: int, position: int, steps: int) -> _Watch:
     """The watch kept on a choice, or a new one when it has moved since."""
     watch = earlier.get((state.rid, index))
     if watch is None or (watch.attempt, watch.position) != (state.attempt, position):

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from tercet.frontend.errors import DeadlyRequestError, ServerError, UnavailableError
 from tercet.frontend.routing.counters import Cause, Counters
 from tercet.frontend.routing.dispatcher import Dispatcher
-from tercet.frontend.routing.request_state import InFlight
+from tercet.frontend.routing.request_state import RequestState
 
 logger = logging.getLogger(__name__)
 
@@ -41,14 +41,14 @@ class Recovery:
         self._counters = counters
         self._timeout = timeout
         self._max_waiting = max_waiting
-        self._waiting: dict[str, tuple[InFlight, float]] = {}
-        self._alone: InFlight | None = None
+        self._waiting: dict[str, tuple[RequestState, float]] = {}
+        self._alone: RequestState | None = None
         """The last request that was dispatched to run alone."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def first(self, state: InFlight, now: float) -> bool:
+    def first(self, state: RequestState, now: float) -> bool:
         """Dispatch a new request, or let it wait. False when too many wait already."""
         if self._dispatch(state, now):
             return True
@@ -57,7 +57,7 @@ class Recovery:
         self.later(state, now)
         return True
 
-    def scheduler_lost(self, peer: str, states: Iterable[InFlight], now: float, cause: Cause) -> None:
+    def scheduler_lost(self, peer: str, states: Iterable[RequestState], now: float, cause: Cause) -> None:
         """A scheduler is gone or stuck. Unless it left on purpose, what had no token from it yet is suspect."""
         lost = [state for state in states if state.scheduler == peer and not state.done]
         if lost:
@@ -71,19 +71,19 @@ class Recovery:
             if not state.done:
                 self.again(state, now, cause)
 
-    def detokenizer_lost(self, peer: str, states: Iterable[InFlight], now: float, cause: Cause) -> None:
+    def detokenizer_lost(self, peer: str, states: Iterable[RequestState], now: float, cause: Cause) -> None:
         """A detokenizer is gone or stuck: every request routed through it takes another."""
         for state in [state for state in states if state.detokenizer == peer and not state.done]:
             if state.rid not in self._waiting:
                 self.again(state, now, cause)
 
-    def move(self, states: Iterable[InFlight], now: float) -> None:
+    def move(self, states: Iterable[RequestState], now: float) -> None:
         """Take requests away from a part that is leaving, if somebody else has them; else it finishes them."""
         for state in list(states):
             if not state.done and state.rid not in self._waiting and self._dispatch(state, now):
                 self._counters.redispatches[Cause.DRAINING] += 1
 
-    def again(self, state: InFlight, now: float, cause: Cause) -> None:
+    def again(self, state: RequestState, now: float, cause: Cause) -> None:
         """Dispatch a request again, or keep it until that is possible. Without any news for too long it is ended."""
         self._counters.redispatches[cause] += 1
         if cause in {Cause.ABSENT, Cause.SILENT}:
@@ -102,13 +102,13 @@ class Recovery:
         else:
             self.later(state, now)
 
-    def offered(self, state: InFlight, now: float) -> None:
+    def offered(self, state: RequestState, now: float) -> None:
         """A scheduler runs nothing else: the request that it holds may start."""
         state.offered_by = state.scheduler
         if not self._dispatch(state, now):
             state.offered_by = ""  # which has it asked for again
 
-    def later(self, state: InFlight, now: float) -> None:
+    def later(self, state: RequestState, now: float) -> None:
         """Keep a request for the next `retry`."""
         self._waiting.setdefault(state.rid, (state, now + self._timeout))
 
@@ -128,13 +128,13 @@ class Recovery:
                 del self._waiting[state.rid]
                 state.fail(_timed_out(state))
 
-    def forget(self, state: InFlight) -> None:
+    def forget(self, state: RequestState) -> None:
         """The client is gone."""
         self._waiting.pop(state.rid, None)
         if self._alone is state:
             self._alone = None
 
-    def _dispatch(self, state: InFlight, now: float, *, other_detokenizer: bool = False) -> bool:
+    def _dispatch(self, state: RequestState, now: float, *, other_detokenizer: bool = False) -> bool:
         if self._in_line(state):
             return False
         alone = state.suspicions >= SUSPICIONS
@@ -144,31 +144,31 @@ class Recovery:
             self._alone = state
         return True
 
-    def _in_line(self, state: InFlight) -> bool:
+    def _in_line(self, state: RequestState) -> bool:
         """Whether a request has to run alone, and waits until the one that does so now has shown to be harmless."""
         other = self._alone
         if state.suspicions < SUSPICIONS or other is None or other is state:
             return False
         return not other.done and other.alone and not other.has_progressed and bool(other.scheduler)
 
-    def _awaits_offer(self, state: InFlight, now: float) -> bool:
+    def _awaits_offer(self, state: RequestState, now: float) -> bool:
         """For too long already."""
         held = state.alone and state.scheduler and not (state.offered_by or state.done or state.has_progressed)
         return bool(held) and now >= state.dispatched_at + OFFER_PATIENCE
 
-    def _suspect(self, state: InFlight, *, alone: bool) -> None:
+    def _suspect(self, state: RequestState, *, alone: bool) -> None:
         state.suspicions += 1
         if alone or state.suspicions >= MOST_SUSPICIONS:
             logger.error("%s is given up: schedulers die of it; its fingerprint is %s", state.rid, fingerprint(state))
             state.fail(DeadlyRequestError("The server failed repeatedly while it ran this request."))
 
 
-def fingerprint(state: InFlight) -> str:
+def fingerprint(state: RequestState) -> str:
     """Tells a request again that comes again: by its input ids and sampling, not by its seed."""
     return hashlib.sha256(state.prompt_ids + state.signature).hexdigest()[:16]
 
 
-def _timed_out(state: InFlight) -> ServerError | UnavailableError:
+def _timed_out(state: RequestState) -> ServerError | UnavailableError:
     if state.output_tokens:
         return ServerError("The part of the server that ran this request died, and no other took over.")
     return UnavailableError("No part of the server took this request in time.", retry_after=1)

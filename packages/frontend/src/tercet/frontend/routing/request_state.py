@@ -9,7 +9,7 @@ from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput, Tokeni
 from tercet.protocol.messages.values import LoRAAdapter
 
 
-class InFlight(ABC):
+class RequestState(ABC):
     """A request from its first dispatch to its one final answer. `wake` may be shared with its siblings."""
 
     def __init__(self, rid: str, model: ServedModel, prompt_ids: bytes, wake: Wake) -> None:

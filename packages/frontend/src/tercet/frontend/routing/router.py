@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tercet.frontend.routing.peers import DetokenizerPeer, SchedulerPeer
 from tercet.frontend.routing.policies import LeastLoaded, RoutingPolicy
-from tercet.frontend.routing.request_state import InFlight
+from tercet.frontend.routing.request_state import RequestState
 
 
 class DataParallelController:
@@ -18,7 +18,7 @@ class DataParallelController:
         self._loads: dict[str, tuple[SchedulerPeer, int]] = {}
         """By rid: the scheduler that a request was sent to, and how many tokens it had then."""
 
-    def schedulers(self, state: InFlight, eligible: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
+    def schedulers(self, state: RequestState, eligible: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
         """Schedulers to try for a request, in order.
 
         Its present one comes first, then the others as the policy orders them, then those that are about to load other
@@ -30,7 +30,7 @@ class DataParallelController:
         vain = state.refused_by | state.unheard_at
         return sorted(ordered, key=lambda each: (each.peer in vain, each.load.updating, each.peer != state.scheduler))
 
-    def sent(self, state: InFlight, scheduler: SchedulerPeer) -> None:
+    def sent(self, state: RequestState, scheduler: SchedulerPeer) -> None:
         """A request was sent to a scheduler."""
         self.ended(state)
         tokens = state.prompt_tokens + state.output_tokens
@@ -39,7 +39,7 @@ class DataParallelController:
         if state.has_text:
             self._policy.sent(state, scheduler)
 
-    def ended(self, state: InFlight) -> None:
+    def ended(self, state: RequestState) -> None:
         """A request is no longer with its scheduler. Harmless for one that has none."""
         if load := self._loads.pop(state.rid, None):
             scheduler, tokens = load

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.routing.control import Answer, Control
 from tercet.frontend.routing.model_registry import ModelRegistry
-from tercet.frontend.routing.peers import Fleet
+from tercet.frontend.routing.peers import PeerRegistry
 from tercet.protocol.messages.messages import UpdateWeightsFromDiskReq
 
 logger = logging.getLogger(__name__)
@@ -18,10 +18,10 @@ _NEWS = 1.0
 """Seconds to wait for a scheduler's `Ready` with its new fingerprint, which may come after its answer."""
 
 
-class Weights:
+class WeightUpdates:
     """Has schedulers load other weights. All methods run on the event loop's thread."""
 
-    def __init__(self, models: ModelRegistry, fleet: Fleet, control: Control) -> None:
+    def __init__(self, models: ModelRegistry, fleet: PeerRegistry, control: Control) -> None:
         self._models = models
         self._fleet = fleet
         self._control = control

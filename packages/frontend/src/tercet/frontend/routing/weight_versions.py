@@ -5,7 +5,7 @@ from itertools import islice
 MOST = 1000
 
 
-class Successions:
+class WeightLineage:
     """Which weights replaced which, by fingerprint. Requests whose weights no scheduler has any more follow them.
 
     `MOST` are remembered: the first, for schedulers are started with those weights, and the latest.

@@ -19,7 +19,7 @@ _NOBODYS = (".localhost", ".internal")
 _SHOWN = 64
 
 
-class HostNames:
+class AllowedHosts:
     """Addresses, names that nobody can own, and those of `origins` whose pages may read answers anyway."""
 
     def __init__(self, origins: Iterable[str] = ()) -> None:

@@ -22,12 +22,12 @@ from tercet.frontend.errors import (
 from tercet.frontend.http.auth import Keys
 from tercet.frontend.http.backpressure import room_for_answers
 from tercet.frontend.http.loop_turns import LoopTurns
-from tercet.frontend.http.memory_budget import BodyRoom
+from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.sse import ClientGoneError
 from tercet.frontend.kept import Kept
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
-from tercet.frontend.server.allowed_hosts import HostNames
-from tercet.frontend.server.middleware import METRICS, OPEN_ROUTES, ROUTE, Access, error_response
+from tercet.frontend.server.allowed_hosts import AllowedHosts
+from tercet.frontend.server.middleware import METRICS, OPEN_ROUTES, ROUTE, RequestMiddleware, error_response
 from tercet.frontend.server.routes import Endpoint, routes
 
 logger = logging.getLogger(__name__)
@@ -71,10 +71,10 @@ def build_app(
     app.add_exception_handler(Exception, _on_failure)
     open_routes = OPEN_ROUTES | ({METRICS} if config.open_metrics else set())
     api_keys = config.api_keys()
-    app.state.body_room = BodyRoom(config.max_body_bytes)
+    app.state.body_room = MemoryBudget(config.max_body_bytes)
     app.state.loop_turns = LoopTurns()
-    hosts = HostNames(config.allowed_origin) if local and not api_keys else None
-    guarded = Access(
+    hosts = AllowedHosts(config.allowed_origin) if local and not api_keys else None
+    guarded = RequestMiddleware(
         app,
         Keys(api_keys, config.admin_key),
         lambda: manager.draining,
@@ -92,7 +92,7 @@ def build_app(
 
 
 def _named(path: str, endpoint: Endpoint) -> Endpoint:
-    """The endpoint; `Access` learns which it was."""
+    """The endpoint; `RequestMiddleware` learns which it was."""
 
     async def answer(request: Request) -> Response:
         request.scope[ROUTE] = path
@@ -107,7 +107,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """A fault of ours, which `Access` logs; its words stay inside."""
+    """A fault of ours, which `RequestMiddleware` logs; its words stay inside."""
     return error_response(ServerError("The server failed this request."), request.scope)
 
 

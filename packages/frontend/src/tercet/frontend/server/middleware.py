@@ -9,14 +9,14 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
-from tercet.frontend.http.auth import Keys, Visitor, remember, shows_key
-from tercet.frontend.http.backpressure import PacedSend
+from tercet.frontend.http.auth import Caller, Keys, remember, shows_key
+from tercet.frontend.http.backpressure import BackpressuredSend
 from tercet.frontend.http.error_format import anthropic_error, asks_anthropic
-from tercet.frontend.http.memory_budget import BodyRoom, until_request_ends
+from tercet.frontend.http.memory_budget import MemoryBudget, until_request_ends
 from tercet.frontend.http.request_id import identify, request_id_of
 from tercet.frontend.http.sse import ClientGoneError
 from tercet.frontend.routing.counters import Exchange
-from tercet.frontend.server.allowed_hosts import HostNames
+from tercet.frontend.server.allowed_hosts import AllowedHosts
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _NO_KEY = "No API key provided: send it as 'Authorization: Bearer KEY'."
 _WRONG_KEY = "Incorrect API key provided."
 
 
-class Access:
+class RequestMiddleware:
     """ASGI middleware around the whole app. Counts in `exchanges` how requests were answered.
 
     Without `hosts` a server may be called by any name. Answers that wait to be read are in the room for `answers`.
@@ -42,8 +42,8 @@ class Access:
         leaving: Callable[[], bool],
         exchanges: Counter[Exchange],
         open_routes: frozenset[str],
-        answers: BodyRoom,
-        hosts: HostNames | None = None,
+        answers: MemoryBudget,
+        hosts: AllowedHosts | None = None,
     ) -> None:
         self.app = app
         self._keys = keys
@@ -95,15 +95,15 @@ class Access:
             elif not ended:
                 raise
 
-    async def _answer(self, visitor: Visitor | None, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, visitor: Caller | None, scope: Scope, receive: Receive, send: Send) -> None:
         """Have the app answer, as fast as its client reads. Raises UnavailableError where too much is unread."""
         with self._answers.space(visitor.owner if visitor is not None else "") as space:
-            paced = PacedSend(send, space)
+            paced = BackpressuredSend(send, space)
             await self.app(scope, receive, paced)
         if paced.refusal is not None:
             raise paced.refusal
 
-    def _admit(self, scope: Scope, headers: Headers) -> Visitor | None:
+    def _admit(self, scope: Scope, headers: Headers) -> Caller | None:
         """Let a request in, or raise ApiError. None for whoever shows no key where it needs none."""
         visitor = self._keys.visitor(headers)
         if scope["path"] not in self._open_routes:

@@ -10,7 +10,7 @@ from tercet.frontend.http.request_id import new_request_id
 from tercet.frontend.http.sse import WRITE, Write
 from tercet.frontend.server.connection_limit import Connections
 from tercet.frontend.server.parser import OneProtocolParser
-from tercet.protocol.logging import Complaints
+from tercet.protocol.logging import RateLimitedLogger
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """All of the server's."""
     head_limit = 0
     """Bytes of a head, trailers included; and of what else surrounds a body, at a stretch."""
-    complaints: Complaints
+    complaints: RateLimitedLogger
     """Of what is no HTTP, at any of the connections."""
     _in_head = False
     _header_bytes = 0
@@ -246,7 +246,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def bounded_by(limit: int, crowd: Connections) -> type[BoundedProtocol]:
     """The protocol of one server, with this `head_limit`."""
-    complaints = Complaints(logger, _COMPLAINT_SECONDS)
+    complaints = RateLimitedLogger(logger, _COMPLAINT_SECONDS)
     return type("BoundedProtocol", (BoundedProtocol,), {"head_limit": limit, "crowd": crowd, "complaints": complaints})
 
 

@@ -20,7 +20,7 @@ from tercet.frontend.api.sglang.adapter_routes import LOAD_PATHS, UNLOAD_PATHS, 
 from tercet.frontend.api.sglang.control_routes import ControlRoutes
 from tercet.frontend.api.sglang.generate import Native
 from tercet.frontend.api.sglang.session_routes import Sessions
-from tercet.frontend.chat.planner import TurnPlanner
+from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import HttpConfig, ServingConfig
 from tercet.frontend.kept import Kept
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -33,7 +33,7 @@ def routes(
     manager: TokenizerManager, config: HttpConfig, serving: ServingConfig, kept: Kept | None
 ) -> list[tuple[str, str, Endpoint]]:
     """The routes of one frontend. Raises ValueError for options that cannot work."""
-    planner = TurnPlanner(serving)
+    planner = ChatPlanner(serving)
     chat = OpenAIServingChat(manager, config.max_body_bytes, planner)
     models = OpenAIServingModels(manager.models, manager.adapters)
     sessions = Sessions(kept.sessions if kept else None, config.max_body_bytes)

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from weakref import WeakValueDictionary
 
 from tercet.frontend.errors import BadRequestError, ServerError, UnavailableError
-from tercet.frontend.http.auth import current_visitor
+from tercet.frontend.http.auth import current_caller
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.structured_output.worker_process import WorkerDiedError, WorkerProcess
 from tercet.protocol.messages.values import Grammar
@@ -67,7 +67,7 @@ class GrammarChecker:
     def _task(self, key: str, grammar: Grammar, model: ServedModel) -> asyncio.Task[str]:
         task = self._running.get(key)
         if task is None:
-            owner = current_visitor().owner
+            owner = current_caller().owner
             if len(self._running) >= self._most or (owner and self._owners[owner] >= self._most // 2):
                 raise UnavailableError("Too many grammars wait to be checked.", code="overloaded", retry_after=1)
             self._owners[owner] += 1

@@ -7,7 +7,7 @@ from tercet.protocol.messages.values import Grammar
 LENGTH = 4
 
 
-class Vocabulary(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+class GrammarVocabulary(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """The tokenizer that the checks after it are made with. Answered with a Verdict, too."""
 
     tokenizer_json: bytes
@@ -22,20 +22,20 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     seconds: float
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class GrammarVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What is wrong; empty when nothing is."""
 
     error: str = ""
 
 
-Order = Vocabulary | Check
+Order = GrammarVocabulary | Check
 
 decode_order = msgspec.msgpack.Decoder(Order).decode
-decode_verdict = msgspec.msgpack.Decoder(Verdict).decode
+decode_verdict = msgspec.msgpack.Decoder(GrammarVerdict).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def framed(message: Order | Verdict) -> bytes:
+def framed(message: Order | GrammarVerdict) -> bytes:
     """A message as it is written."""
     data = _encode(message)
     return len(data).to_bytes(LENGTH, "little") + data

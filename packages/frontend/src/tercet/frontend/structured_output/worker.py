@@ -18,7 +18,14 @@ from typing import BinaryIO
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from tercet.frontend.structured_output.pipe import LENGTH, Check, Verdict, Vocabulary, decode_order, framed
+from tercet.frontend.structured_output.pipe import (
+    LENGTH,
+    Check,
+    GrammarVerdict,
+    GrammarVocabulary,
+    decode_order,
+    framed,
+)
 from tercet.protocol.grammar_limits import MOST_FORCED, PARSER_LIMITS, SECONDS_PER_TOKEN
 from tercet.protocol.messages.values import Grammar, GrammarKind
 
@@ -48,7 +55,7 @@ def main() -> None:
     while (data := _read(source)) is not None:
         error = ""
         match decode_order(data):
-            case Vocabulary() as vocabulary:
+            case GrammarVocabulary() as vocabulary:
                 resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
                 tokenizer = LLTokenizer(
                     vocabulary.tokenizer_json.decode(), n_vocab=vocabulary.vocab_size, eos_token=vocabulary.eos or None
@@ -59,7 +66,7 @@ def main() -> None:
                 signal.setitimer(signal.ITIMER_PROF, check.seconds)
                 error = fault(check.grammar, tokenizer)
                 signal.setitimer(signal.ITIMER_PROF, 0)
-        target.write(framed(Verdict(error=error)))
+        target.write(framed(GrammarVerdict(error=error)))
         target.flush()
 
 

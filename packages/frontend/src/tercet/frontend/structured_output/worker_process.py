@@ -8,7 +8,15 @@ import sys
 from asyncio.subprocess import PIPE, Process
 
 from tercet.frontend.model.served_model import ServedModel
-from tercet.frontend.structured_output.pipe import LENGTH, Check, Order, Verdict, Vocabulary, decode_verdict, framed
+from tercet.frontend.structured_output.pipe import (
+    LENGTH,
+    Check,
+    GrammarVerdict,
+    GrammarVocabulary,
+    Order,
+    decode_verdict,
+    framed,
+)
 from tercet.protocol.messages.values import Grammar
 
 PATIENCE = 20.0
@@ -73,7 +81,7 @@ class WorkerProcess:
         """Have it know the model's vocabulary."""
         if self.speaks(model):
             return
-        order = Vocabulary(
+        order = GrammarVocabulary(
             tokenizer_json=model.files.tokenizer_json,
             vocab_size=model.limits.vocab_size,
             eos=model.limits.eos_token_ids,
@@ -85,7 +93,7 @@ class WorkerProcess:
             raise
         self._vocabulary = _vocabulary(model)
 
-    async def _ask(self, order: Order, patience: float) -> Verdict:
+    async def _ask(self, order: Order, patience: float) -> GrammarVerdict:
         process = self._process
         assert process is not None
         assert process.stdin is not None

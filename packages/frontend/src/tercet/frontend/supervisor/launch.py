@@ -19,7 +19,7 @@ _MAX_LORAS = 8
 
 
 @dataclass(frozen=True)
-class Part:
+class PartSpec:
     """A process to keep alive. `command` lacks only what every part is given: peer id, addresses, parent pipe."""
 
     name: str
@@ -44,11 +44,11 @@ def is_own(peer: str) -> bool:
     return re.fullmatch(r"[a-z]+-\d+", peer) is not None
 
 
-def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True) -> list[Part]:
+def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True) -> list[PartSpec]:
     """The parts of a one-machine server whose inboxes lie in `directory`; without frontends it serves offline use."""
     module = (sys.executable, "-m")
     parts = [
-        Part(
+        PartSpec(
             own_name(Role.SCHEDULER, number),
             Role.SCHEDULER,
             (
@@ -62,7 +62,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
         for number in range(config.serve.dp_size)
     ]
     parts += [
-        Part(
+        PartSpec(
             own_name(Role.DETOKENIZER, number),
             Role.DETOKENIZER,
             (*module, "tercet.detokenizer", *extra_flags(config.detokenizer_extra)),
@@ -83,7 +83,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     names = [own_name(Role.FRONTEND, number) for number in range(config.serve.frontend_workers)]
     for name in names:
         siblings = (f"--sibling={other}" for other in names if other != name)
-        parts.append(Part(name, Role.FRONTEND, (*command, *siblings), env, gets_socket=True, at_first=at_first))
+        parts.append(PartSpec(name, Role.FRONTEND, (*command, *siblings), env, gets_socket=True, at_first=at_first))
     return parts
 
 
@@ -119,7 +119,7 @@ def _own_adapters(config: ServeConfig) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Patience:
+class Timeouts:
     """How long parts are waited for, in seconds, and how often they may fail."""
 
     backoff: float = 1.0
@@ -223,10 +223,10 @@ class _Watch:
         return f"it {saying} {max(0.0, now - self.heard):.0f} s ago"
 
 
-class Roster:
+class PartTable:
     """The parts and their fates. Mutated by what happened (`heard`, `ready`, `exited`) and by `tick`, which decide."""
 
-    def __init__(self, names: Iterable[str], patience: Patience, now: float) -> None:
+    def __init__(self, names: Iterable[str], patience: Timeouts, now: float) -> None:
         self._patience = patience
         self._began = self._ticked = now
         self._watches = {name: _Watch(now, restart_at=now) for name in names}

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
-from tercet.frontend.supervisor.launch import Part
+from tercet.frontend.supervisor.launch import PartSpec
 
 _FAREWELL = re.compile(r"tercet-[a-z]+: ")
 """How the line begins in which a part says why it ends."""
@@ -30,7 +30,7 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-class PartProcess:
+class ChildProcess:
     """A part from start to exit. It leads a process group of its own, so that Ctrl-C reaches the supervisor alone.
 
     `on_line` gets every line of its output, but for the last if that says why it ends, and `on_exit` its exit code
@@ -39,7 +39,7 @@ class PartProcess:
 
     def __init__(
         self,
-        part: Part,
+        part: PartSpec,
         arguments: Sequence[str],
         *,
         socket_fd: int | None,

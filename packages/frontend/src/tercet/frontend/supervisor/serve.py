@@ -16,11 +16,11 @@ from cyclopts import CycloptsError
 
 from tercet.frontend.config.config import FrontendConfig
 from tercet.frontend.server.listener import is_local, url_of
-from tercet.frontend.supervisor.launch import Part, Patience, frontend_flags, local_parts
+from tercet.frontend.supervisor.launch import PartSpec, Timeouts, frontend_flags, local_parts
 from tercet.frontend.supervisor.options import ConfigError, ServeConfig
 from tercet.frontend.supervisor.run_directory import run_directory
 from tercet.frontend.supervisor.supervisor import Supervisor
-from tercet.frontend.supervisor.terminal import choose_display
+from tercet.frontend.supervisor.terminal import choose_terminal
 from tercet.protocol.errors import ChannelError
 from tercet.protocol.messages.messages import Ready
 from tercet.protocol.messages.values import Task
@@ -95,7 +95,7 @@ def as_frontends_read_it(config: ServeConfig) -> FrontendConfig:
     return frontend
 
 
-def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[Part]] = local_parts) -> int:
+def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[PartSpec]] = local_parts) -> int:
     """Serve until Ctrl-C or SIGTERM. Returns the exit code.
 
     Raises ConfigError, and OSError for what this machine does not give.
@@ -104,7 +104,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
     keep_output()
     http = as_frontends_read_it(config).http
     locked = bool(config.frontend.api_key or http.api_keys())
-    display = choose_display(config.serve.log_level)
+    display = choose_terminal(config.serve.log_level)
     with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:
         parts = make_parts(config, directory)
         _require_files(len(parts))
@@ -124,7 +124,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             display,
             listener=listener,
             log_level=config.serve.log_level,
-            patience=Patience(startup=config.serve.startup_timeout),
+            patience=Timeouts(startup=config.serve.startup_timeout),
             drain=http.shutdown_grace,
             greet=announce,
         )

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
-from tercet.frontend.supervisor.launch import Action, GiveUp, Kill, Later, Part, Patience, Roster, Slow, Start
-from tercet.frontend.supervisor.process import PartProcess
-from tercet.frontend.supervisor.terminal import Display, QueuedDisplay
+from tercet.frontend.supervisor.launch import Action, GiveUp, Kill, Later, PartSpec, PartTable, Slow, Start, Timeouts
+from tercet.frontend.supervisor.process import ChildProcess
+from tercet.frontend.supervisor.terminal import Display, QueuedTerminal
 from tercet.protocol.messages.messages import Heartbeat, Message, Progress, Ready, SupervisorInbox
 from tercet.protocol.messages.values import Phase, Role, Task
 from tercet.protocol.node import Answer, NodeConfig, PeerReady, PeerUp, ThreadNode
@@ -40,34 +40,34 @@ class Supervisor:
 
     def __init__(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[PartSpec],
         directory: Path,
         display: Display,
         *,
         listener: socket.socket | None = None,
         log_level: str = "info",
-        patience: Patience | None = None,
+        patience: Timeouts | None = None,
         drain: float = 0.0,
         on_ready: Callable[[], None] = lambda: None,
         greet: Callable[[dict[str, Ready]], None] = lambda _: None,
     ) -> None:
         self._parts = {part.name: part for part in parts}
         self._directory = directory
-        self._display = QueuedDisplay(display)
+        self._display = QueuedTerminal(display)
         self._listener = listener
         self._on_ready = on_ready
         self._greet = greet
         self.failure: GiveUp | None = None
         self._announced = False
         self._drain = drain
-        patience = patience or Patience()
+        patience = patience or Timeouts()
         self._arguments = (
             *("--listen", f"ipc://{directory}", "--supervisor", f"ipc://{directory}/supervisor.*"),
             *("--log-level", log_level),
         )
-        self._roster = Roster(self._parts, patience, time.monotonic())
+        self._roster = PartTable(self._parts, patience, time.monotonic())
         self._readies: dict[str, Ready] = {}
-        self._processes: dict[str, PartProcess] = {}
+        self._processes: dict[str, ChildProcess] = {}
         self._exits: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()
         self._beats: deque[tuple[str, float, Heartbeat]] = deque()
         """Noted by the node's thread, which nobody need wake for."""
@@ -147,10 +147,10 @@ class Supervisor:
         links = [link for link in self._node.links if any(socket in link for socket in sockets)]
         return "; ".join(links) or f"it {'listens' if sockets else 'does not listen'}, and is not linked"
 
-    def _start(self, part: Part) -> None:
+    def _start(self, part: PartSpec) -> None:
         listener = self._listener if part.gets_socket else None
         try:
-            self._processes[part.name] = PartProcess(
+            self._processes[part.name] = ChildProcess(
                 part,
                 ("--peer", part.name, *self._arguments, *self._own_arguments(part)),
                 socket_fd=None if listener is None else listener.fileno(),
@@ -160,7 +160,7 @@ class Supervisor:
         except OSError as error:  # no memory, no process ids, no interpreter: a death like others
             self._from_exit(part.name, UNSTARTED, f"cannot be started: {error}")
 
-    def _own_arguments(self, part: Part) -> Sequence[str]:
+    def _own_arguments(self, part: PartSpec) -> Sequence[str]:
         """What a part is told until it has been ready; after that a scheduler, which other weights it has taken."""
         ready = self._readies.get(part.name)
         if ready is None:
@@ -243,7 +243,7 @@ class Supervisor:
             self._node.drain(TICK)
             self._take_exits()
 
-    def _terminate(self, group: Sequence[PartProcess], grace: float) -> None:
+    def _terminate(self, group: Sequence[ChildProcess], grace: float) -> None:
         """Ask these to end, and wait for them at most so long; a second stop ends the wait."""
         for process in group:
             process.terminate()

@@ -19,7 +19,7 @@ _CLOSING = 2.0
 """Seconds that what waits gets to be shown at the end."""
 
 
-class PlainDisplay:
+class PlainTerminal:
     """Lines for a log file; of a progress with a known end, one for every tenth."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -46,7 +46,7 @@ class PlainDisplay:
         """Leave the screen as it is."""
 
 
-class TerminalDisplay:
+class InteractiveTerminal:
     """A bar for each part that is starting, below the lines; it goes away when nothing is starting."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -94,10 +94,10 @@ class TerminalDisplay:
         )
 
 
-Display = PlainDisplay | TerminalDisplay
+Display = PlainTerminal | InteractiveTerminal
 
 
-class QueuedDisplay:
+class QueuedTerminal:
     """Shows everything from a thread of its own: a terminal that is stopped, or a part that floods, holds up nobody."""
 
     def __init__(self, display: Display) -> None:
@@ -162,6 +162,6 @@ class QueuedDisplay:
                 continue  # nobody reads this screen any more, and there is no other to say so on
 
 
-def choose_display(log_level: LogLevel = "info") -> Display:
+def choose_terminal(log_level: LogLevel = "info") -> Display:
     """Bars on a terminal, unless every line is wanted; plain lines otherwise."""
-    return TerminalDisplay() if sys.stderr.isatty() and log_level != "debug" else PlainDisplay()
+    return InteractiveTerminal() if sys.stderr.isatty() and log_level != "debug" else PlainTerminal()

@@ -9,8 +9,8 @@ from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.messages import (
     AbortReq,
     BatchEmbeddingOutput,
+    ExclusiveReady,
     Message,
-    ReadyAlone,
     TokenizedEmbeddingReqInput,
 )
 from tercet.protocol.messages.values import FinishReason, Role, pack_floats, pack_ints, unpack_ints
@@ -56,7 +56,7 @@ class EncodingEngine(FakeEngine):
         if refusal := self.refuse(message):
             asyncio.get_running_loop().call_soon(self._from, peer, refusal)
         elif message.hold:
-            offer = ReadyAlone(rid=message.rid, attempt=message.attempt)
+            offer = ExclusiveReady(rid=message.rid, attempt=message.attempt)
             asyncio.get_running_loop().call_soon(self._from, peer, offer)
         else:
             self.inputs.append((peer, message))

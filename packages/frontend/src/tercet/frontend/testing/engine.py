@@ -16,15 +16,15 @@ from tercet.protocol.messages.messages import (
     ContinueGenerationReq,
     ControlReply,
     DecodeSpec,
+    ExclusiveReady,
+    FirstTextRow,
     FlushCacheReq,
     LoadLoRAAdapterReq,
     Message,
+    MetricsReq,
     PauseGenerationReq,
     Ready,
-    ReadyAlone,
     Series,
-    SeriesReq,
-    TextOpening,
     TokenizedGenerateReqInput,
     TokenizerFiles,
     TokenizerFilesReq,
@@ -139,7 +139,7 @@ class FakeEngine:
                 self._answer(peer, self._read(peer, message))
             case UpdateWeightsFromDiskReq():
                 self._update(peer, message)
-            case SeriesReq():
+            case MetricsReq():
                 self._answer(peer, msgspec.structs.replace(self.siblings[peer], id=message.id))
         return True
 
@@ -196,7 +196,7 @@ class FakeEngine:
         """Tell requests that are held that nothing else runs; whoever tests sees to it that it is so."""
         held, self.held = self.held, []
         for peer, request in held:
-            self._from(peer, ReadyAlone(rid=request.rid, attempt=request.attempt))
+            self._from(peer, ExclusiveReady(rid=request.rid, attempt=request.attempt))
 
     def step(self, *, lost: bool = False) -> None:
         """One token of every running choice, in one message, which may get lost on its way."""
@@ -313,7 +313,7 @@ def decode_spec(request: TokenizedGenerateReqInput) -> DecodeSpec:
     return msgspec.msgpack.decode(request.decode_spec, type=DecodeSpec)
 
 
-def _opening(row: int, request: TokenizedGenerateReqInput, waited: float | None) -> TextOpening:
+def _opening(row: int, request: TokenizedGenerateReqInput, waited: float | None) -> FirstTextRow:
     prompt = unpack_ints(request.input_ids)
     scores = None
     if request.logprobs and request.logprobs.prompt:
@@ -321,7 +321,7 @@ def _opening(row: int, request: TokenizedGenerateReqInput, waited: float | None)
         likeliest = [Token(token_id, "", logprob=-1.0 - place) for place, token_id in enumerate(prompt[1:])]
         scores = _logprobs([Token(prompt[0], "", logprob=math.nan), *likeliest], top)
     cached = len(prompt) // 2
-    return TextOpening(row=row, prompt_tokens=len(prompt), cached_tokens=cached, prompt_logprobs=scores, waited=waited)
+    return FirstTextRow(row=row, prompt_tokens=len(prompt), cached_tokens=cached, prompt_logprobs=scores, waited=waited)
 
 
 def _logprobs(tokens: list[Token], top: int) -> Logprobs:

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from tercet.frontend.adapter_text import read_adapters
-from tercet.frontend.chat.planner import TurnPlanner
+from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import HttpConfig, ServingConfig, StoreConfig
 from tercet.frontend.database import Database
 from tercet.frontend.kept import Kept
 from tercet.frontend.lora.store import AdaptersInFile
-from tercet.frontend.manager.quota import Tenants
+from tercet.frontend.manager.quota import ApiKeyQuota
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import RoundRobin
@@ -76,7 +76,7 @@ async def serving(
             controller,
             recovery_timeout,
             max_waiting,
-            tenants=Tenants.of(http),
+            tenants=ApiKeyQuota.of(http),
             lora=read_adapters(config.lora),
             adapter_names=AdaptersInFile(database) if database else None,
             siblings=engine.siblings,
@@ -84,7 +84,7 @@ async def serving(
         engine.deliver = manager.on_deliveries
         started, ended = asyncio.Event(), asyncio.Event()
         listener = socket.create_server(("127.0.0.1", 0)) if http.fd is None else listening_socket(http)
-        kept = Kept(manager, TurnPlanner(config), database) if database else None
+        kept = Kept(manager, ChatPlanner(config), database) if database else None
         server = HttpServer(build_app(manager, http, config, kept), http, listener, started.set)
         url = url_of(listener)
         manager.start()

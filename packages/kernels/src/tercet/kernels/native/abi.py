@@ -72,7 +72,7 @@ class Choice(Structure):
     """`Choice` of mixture.h."""
 
     _fields_ = (
-        *_ints("top_k", "sigmoid", "renormalise", "groups", "top_groups", "group_best"),
+        *_ints("top_k", "sigmoid", "renormalize", "groups", "top_groups", "group_best"),
         ("scale", c_float),
         *_pointers("correction"),
     )
@@ -134,8 +134,8 @@ class Step(Structure):
     _fields_ = (*_ints("tokens", "groups"), *_pointers("input_ids", "positions", "rows", "adapted"))
 
 
-class Meeting(Structure):
-    """`Meeting` of meeting.h."""
+class ShmCollectives(Structure):
+    """`ShmCollectives` of meeting.h."""
 
     _fields_ = (*_ints("rank", "size", "room"), *_pointers("memory"), *_ints("turn"))
 
@@ -161,8 +161,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "apply_bitmask": (None, [_P, _I, _I, _P, _I]),
     "gumbel": (None, [_P, _P, _P, _I, _P]),
     "meeting_bytes": (_I, [_I, _I]),
-    "sum_over_ranks": (None, [POINTER(Meeting), _P, _I, _I]),
-    "gather_from_ranks": (None, [POINTER(Meeting), _P, _I, _P]),
+    "sum_over_ranks": (None, [POINTER(ShmCollectives), _P, _I, _I]),
+    "gather_from_ranks": (None, [POINTER(ShmCollectives), _P, _I, _P]),
     "sample": (None, [_P, _I, _I, _P, POINTER(Filter), _P, _P]),
 }
 """Each function without its prefix `tercet_`: what it returns, and what it is given. None is a status, see guard.h."""
@@ -188,7 +188,7 @@ def declare(library: ctypes.CDLL) -> dict[str, Any]:
         if result is None:
             function.errcheck = check
         functions[name] = function
-    shared = Model, Layer, Step, Rows, Scoring, Filter, Packing, Meeting, Mixture, Adapters, AdapterRows
+    shared = Model, Layer, Step, Rows, Scoring, Filter, Packing, ShmCollectives, Mixture, Adapters, AdapterRows
     if functions["struct_bytes"]() != sum(map(ctypes.sizeof, shared)):
         raise AttributeError("it was compiled from other sources")
     return functions

@@ -64,7 +64,7 @@ class Mixture:
 def _choice(routing: Routing, correction: torch.Tensor | None) -> abi.Choice:
     groups = routing.groups, routing.top_groups, routing.group_best
     return abi.Choice(
-        *(routing.top_k, routing.score == "sigmoid", routing.renormalise, *groups, routing.scale),
+        *(routing.top_k, routing.score == "sigmoid", routing.renormalize, *groups, routing.scale),
         None if correction is None else correction.data_ptr(),
     )
 

@@ -17,7 +17,7 @@ def meeting_bytes(library: Library, size: int, room: int = ROOM) -> int:
     return int(library.functions.meeting_bytes(size, room))
 
 
-class Meeting:
+class ShmCollectives:
     """What process `rank` of `size` does with the others. Belongs to one thread, which waits for theirs."""
 
     def __init__(self, library: Library, rank: int, size: int, memory: mmap.mmap, room: int = ROOM) -> None:
@@ -27,7 +27,7 @@ class Meeting:
         self._functions = library.functions
         self._size = size
         self._memory = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping while the struct points there
-        self._struct = abi.Meeting(rank, size, room, self._memory.data_ptr(), 0)
+        self._struct = abi.ShmCollectives(rank, size, room, self._memory.data_ptr(), 0)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
         """Every process's x, float32 or bfloat16 of any shape, added up; written over x where that is contiguous."""

@@ -6,7 +6,7 @@ INT4_BLOCK = 32
 """Inputs that share a scale."""
 
 
-def quantise_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(int8 [n, k], scales float32 [n]): each output's largest weight becomes 127 or -127."""
     wide = weight.float()
     scales = wide.abs().amax(-1) / 127
@@ -14,7 +14,7 @@ def quantise_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return steps.round().to(torch.int8), scales
 
 
-def quantise_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(codes uint8 [n, blocks * 32], scales bfloat16 [n, blocks]): a weight is (code - 8) * scale, a code 0 to 15.
 
     The largest of each block of 32 inputs becomes -8, or nearly: there is no +8. Inputs past k are zero (code 8).
@@ -37,8 +37,8 @@ def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
 def linear_int8(
     x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `linear`, for weights of `quantise_weight`: each row of inputs is rounded to int8 with a scale of its own."""
-    steps, step = quantise_weight(x)
+    """As `linear`, for weights of `quantize_weight`: each row of inputs is rounded to int8 with a scale of its own."""
+    steps, step = quantize_weight(x)
     products = (steps.double() @ weight.double().T).float()  # whole numbers, exact in float64
     out = products * scales * step[:, None]
     return out if bias is None else out + bias.float()
@@ -47,8 +47,8 @@ def linear_int8(
 def linear_int4(
     x: torch.Tensor, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """As `linear`, for weights of `quantise_int4`: inputs are rounded as in `linear_int8`."""
-    steps, step = quantise_weight(x)
+    """As `linear`, for weights of `quantize_int4`: inputs are rounded as in `linear_int8`."""
+    steps, step = quantize_weight(x)
     meant = (weight.double() - 8).view(*scales.shape, INT4_BLOCK) * scales.double()[:, :, None]
     out: torch.Tensor = (steps.double() @ meant.flatten(1)[:, : x.shape[1]].T).float() * step[:, None]
     return out if bias is None else out + bias.float()

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import torch
 
 LONGEST_RUN = 64
-"""Tokens of one `Run`, at most: a kernel reads an adapter once for each run."""
+"""Tokens of one `Segment`, at most: a kernel reads an adapter once for each run."""
 
 
-class Run(NamedTuple):
+class Segment(NamedTuple):
     """Tokens [start, stop) of a step, all of whom have the adapter at one place."""
 
     place: int
@@ -42,7 +42,7 @@ class LoRAWeights:
 class LoRARows:
     """Which tokens of a step have an adapter."""
 
-    runs: Sequence[Run] | None
+    runs: Sequence[Segment] | None
     """In the order of tokens, without overlap. None in a CUDA graph, where `table` alone says them."""
     table: torch.Tensor  # int32 [runs, 3]: the same, where the weights are
     ranks: Sequence[int]
@@ -51,7 +51,7 @@ class LoRARows:
     """Tokens of a run, at most, those of the table among them."""
 
     @property
-    def known(self) -> Sequence[Run]:
+    def known(self) -> Sequence[Segment]:
         """The runs. Raises RuntimeError where the table alone says which they are."""
         if self.runs is None:
             raise RuntimeError("only a kernel can read which tokens have adapters")
@@ -60,7 +60,7 @@ class LoRARows:
     def part(self, tokens: slice) -> "LoRARows | None":
         """The runs within `tokens`, counted from its start; None if there are none. Raises as `known` does."""
         first, last = tokens.start, tokens.stop
-        cut = [Run(place, max(start, first) - first, min(stop, last) - first) for place, start, stop in self.known]
+        cut = [Segment(place, max(start, first) - first, min(stop, last) - first) for place, start, stop in self.known]
         runs = [run for run in cut if run.start < run.stop]
         if not runs:
             return None

@@ -8,17 +8,17 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.ops.activation import Gate, act_and_mul
-from tercet.kernels.ops.quantized import QuantisedWeight, linear_quantised
+from tercet.kernels.ops.quantized import QuantizedWeight, linear_quantized
 
 
 @dataclass(frozen=True, eq=False)
-class QuantisedExperts:
+class QuantizedExperts:
     """Weights [count, n, k] of experts, stored as one weight [count * n, k], expert after expert.
 
     Raises ValueError where a block of rows would reach over two experts.
     """
 
-    weight: QuantisedWeight
+    weight: QuantizedWeight
     count: int
 
     def __post_init__(self) -> None:
@@ -35,11 +35,11 @@ class QuantisedExperts:
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, expert: int) -> QuantisedWeight:
+    def __getitem__(self, expert: int) -> QuantizedWeight:
         """The weight [n, k] of one of them."""
         weight, n = self.weight, self.shape[1]
         scaled = slice(expert * n // weight.block[0], (expert + 1) * n // weight.block[0])
-        return QuantisedWeight(
+        return QuantizedWeight(
             format=weight.format,
             codes=weight.codes[expert * n : (expert + 1) * n],
             scales=weight.scales[scaled],
@@ -48,7 +48,7 @@ class QuantisedExperts:
         )
 
 
-ExpertWeights = torch.Tensor | QuantisedExperts
+ExpertWeights = torch.Tensor | QuantizedExperts
 """One projection of all experts: [experts, outputs, inputs]."""
 
 
@@ -71,7 +71,7 @@ class Routing:
 
     top_k: int
     score: Score = "softmax"
-    renormalise: bool = False
+    renormalize: bool = False
     """Whether the weights of a token's experts are made to add up to 1, before they are scaled."""
     scale: float = 1.0
     """What weights are multiplied by."""
@@ -103,7 +103,7 @@ def route(
         chosen_by = _of_best_groups(chosen_by, routing)
     experts = chosen_by.topk(routing.top_k, -1).indices
     weights = scores.gather(-1, experts)
-    if routing.renormalise:
+    if routing.renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + LEAST)
     return weights * routing.scale, experts
 
@@ -164,5 +164,5 @@ def by_expert(
     return (results.float() * weights[..., None]).sum(1).to(x.dtype)
 
 
-def _project(x: torch.Tensor, weight: torch.Tensor | QuantisedWeight, bias: torch.Tensor | None) -> torch.Tensor:
-    return F.linear(x, weight, bias) if isinstance(weight, torch.Tensor) else linear_quantised(x, weight, bias)
+def _project(x: torch.Tensor, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> torch.Tensor:
+    return F.linear(x, weight, bias) if isinstance(weight, torch.Tensor) else linear_quantized(x, weight, bias)

@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.ops.activation import Gate, act_and_mul
-from tercet.kernels.ops.quantized import QuantisedWeight, linear_quantised
+from tercet.kernels.ops.quantized import QuantizedWeight, linear_quantized
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 
-Weight = torch.Tensor | QuantisedWeight
+Weight = torch.Tensor | QuantizedWeight
 """[outputs, inputs]"""
 
 
@@ -32,7 +32,7 @@ def project(
 
     With a `gate`, a weight holds gates and then as many ups, and `act_and_mul` of these [tokens, outputs / 2] is given.
     """
-    out = linear_quantised(x, weight, bias) if isinstance(weight, QuantisedWeight) else F.linear(x, weight, bias)
+    out = linear_quantized(x, weight, bias) if isinstance(weight, QuantizedWeight) else F.linear(x, weight, bias)
     return out if gate is None else act_and_mul(out, gate)
 
 

@@ -26,7 +26,7 @@ MXFP4_BLOCK = 1, 32
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class QuantisedWeight:
+class QuantizedWeight:
     """A weight [n, k]. Blocks at the edges may be smaller than `block`."""
 
     format: Format
@@ -46,21 +46,21 @@ class QuantisedWeight:
         """What is read of it when it is computed with."""
         return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
-    def to(self, device: torch.device) -> "QuantisedWeight":
+    def to(self, device: torch.device) -> "QuantizedWeight":
         """The same on another device."""
         zeros = None if self.zeros is None else self.zeros.to(device)
         codes, scales = self.codes.to(device), self.scales.to(device)
-        return QuantisedWeight(format=self.format, codes=codes, scales=scales, zeros=zeros, block=self.block)
+        return QuantizedWeight(format=self.format, codes=codes, scales=scales, zeros=zeros, block=self.block)
 
-    def rows(self, index: torch.Tensor) -> "QuantisedWeight":
+    def rows(self, index: torch.Tensor) -> "QuantizedWeight":
         """Those rows, in that order. Raises ValueError where several share a scale."""
         if self.block[0] != 1:
             raise ValueError(f"{self.block[0]} rows share a scale")
         codes, scales = self.codes[index], self.scales[index]
         zeros = None if self.zeros is None else self.zeros[index]
-        return QuantisedWeight(format=self.format, codes=codes, scales=scales, zeros=zeros, block=self.block)
+        return QuantizedWeight(format=self.format, codes=codes, scales=scales, zeros=zeros, block=self.block)
 
-    def part(self, rows: range, columns: range) -> "QuantisedWeight":
+    def part(self, rows: range, columns: range) -> "QuantizedWeight":
         """Those rows and columns, of the same memory. Raises ValueError where blocks or bytes would be cut."""
         (height, width), k = self.block, self.shape[1]
         if height != 1:
@@ -76,7 +76,7 @@ class QuantisedWeight:
             return values[rows.start : rows.stop, columns.start // each : -(-columns.stop // each)]
 
         scaled = min(width, k)
-        return QuantisedWeight(
+        return QuantizedWeight(
             format=self.format,
             codes=some(self.codes, 2 if self.format in PACKED else 1),
             scales=some(self.scales, scaled),
@@ -100,7 +100,7 @@ def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     return torch.stack([halves & 15, halves >> 4], 2).reshape(len(packed), -1)
 
 
-def dequantise(weight: QuantisedWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """The weight in full, [n, k]."""
     n, k = weight.shape
     match weight.format:
@@ -117,7 +117,7 @@ def dequantise(weight: QuantisedWeight, dtype: torch.dtype = torch.float32) -> t
     return (codes * _spread(weight.scales, weight.block, n, k)).to(dtype)
 
 
-def _dequantise_mxfp4(weight: QuantisedWeight, dtype: torch.dtype) -> torch.Tensor:
+def _dequantise_mxfp4(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
     """By the bits of float16, in few passes: on a CPU experts are unpacked whenever they are used.
 
     A code's sign is put where that of 16 bits is and comes along to the right, where the other bits become a mantissa's
@@ -140,13 +140,13 @@ def scales_of(e8m0: torch.Tensor) -> torch.Tensor:
     return torch.ldexp(torch.ones_like(e8m0, dtype=torch.float32), e8m0.int() - 127)
 
 
-def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear_quantized(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """X [..., k] @ weight [n, k].T + bias, in x's dtype, summed in float32."""
     rows = x.reshape(-1, x.shape[-1]).float()
-    return linear(rows, dequantise(weight), bias).to(x.dtype).view(*x.shape[:-1], -1)
+    return linear(rows, dequantize(weight), bias).to(x.dtype).view(*x.shape[:-1], -1)
 
 
-def quantise(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> QuantisedWeight:  # noqa: A002
+def quantize(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> QuantizedWeight:  # noqa: A002
     """Round a weight [n, k] by the largest of each block: what tests and dummy weights are made by.
 
     Blocks of mxfp4 are its own, whichever are given.
@@ -170,10 +170,10 @@ def quantise(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> Qu
         case "int4":
             codes = pack_int4((steps.round() + 8).to(torch.uint8))
             zeros = torch.full_like(scales, 8)
-    return QuantisedWeight(format=format, codes=codes, scales=scales, zeros=zeros, block=block)
+    return QuantizedWeight(format=format, codes=codes, scales=scales, zeros=zeros, block=block)
 
 
-def _quantise_mxfp4(weight: torch.Tensor) -> QuantisedWeight:
+def _quantise_mxfp4(weight: torch.Tensor) -> QuantizedWeight:
     """The largest of a block becomes 4 to 6 steps: what is above 6 is rounded down to that."""
     n, k = weight.shape
     blocks = weight.view(n, -1, MXFP4_BLOCK[1])
@@ -183,7 +183,7 @@ def _quantise_mxfp4(weight: torch.Tensor) -> QuantisedWeight:
     numbers = torch.tensor(E2M1, device=weight.device)
     codes = torch.bucketize(steps.abs(), (numbers[1:] + numbers[:-1]) / 2) | (steps < 0).int() * 8
     packed = pack_int4(codes.to(torch.uint8))
-    return QuantisedWeight(format="mxfp4", codes=packed, scales=scales, zeros=None, block=MXFP4_BLOCK)
+    return QuantizedWeight(format="mxfp4", codes=packed, scales=scales, zeros=None, block=MXFP4_BLOCK)
 
 
 def _spread(values: torch.Tensor, block: tuple[int, int], n: int, k: int) -> torch.Tensor:

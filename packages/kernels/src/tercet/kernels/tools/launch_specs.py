@@ -12,11 +12,11 @@ from tercet.kernels.attention.triton_latent import TritonLatent, missing_memory
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights
-from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts, Routing
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantizedExperts, Routing
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.projection import Norm, Weight
-from tercet.kernels.ops.quantized import MXFP4_BLOCK, PACKED, Format, QuantisedWeight
+from tercet.kernels.ops.quantized import MXFP4_BLOCK, PACKED, Format, QuantizedWeight
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.tools.check import make_batch
@@ -25,7 +25,7 @@ from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.triton.attention import rope
 from tercet.kernels.triton.attention.latent_rope import latent_rope_store
 from tercet.kernels.triton.launch import Tiling
-from tercet.kernels.triton.linear import dequantize as dequantise
+from tercet.kernels.triton.linear import dequantize
 from tercet.kernels.triton.linear import quantized as quantised
 from tercet.kernels.triton.linear import quantized_gemv as quantised_row
 from tercet.kernels.triton.linear.lora import add_lora
@@ -156,7 +156,7 @@ def _penalties() -> None:
 
 
 def _quantised(kind: Format, m: int, block: tuple[int, int], n: int = HIDDEN) -> None:
-    quantised.linear_quantised(_hidden(m), _weight(kind, n, HIDDEN, block))
+    quantised.linear_quantized(_hidden(m), _weight(kind, n, HIDDEN, block))
 
 
 def _normed(gate: Gate | None = None, weighs: torch.dtype = BF16) -> None:
@@ -167,15 +167,15 @@ def _onto(weight: Weight) -> None:
     project_onto(_hidden(1), _hidden(1), weight)
 
 
-def _weight(kind: Format, n: int, k: int, block: tuple[int, int] = (1, 128)) -> QuantisedWeight:
+def _weight(kind: Format, n: int, k: int, block: tuple[int, int] = (1, 128)) -> QuantizedWeight:
     dtype = torch.int8 if kind == "int8" else torch.uint8
     codes = torch.zeros(n, k // 2 if kind in PACKED else k, dtype=dtype)
     scales = torch.ones(-(-n // block[0]), -(-k // block[1]), dtype=torch.uint8 if kind == "mxfp4" else torch.float32)
     zeros = scales if kind == "int4" else None
-    return QuantisedWeight(format=kind, codes=codes, scales=scales, zeros=zeros, block=block)
+    return QuantizedWeight(format=kind, codes=codes, scales=scales, zeros=zeros, block=block)
 
 
-def _int4() -> QuantisedWeight:
+def _int4() -> QuantizedWeight:
     return _weight("int4", HIDDEN, HIDDEN)
 
 
@@ -185,8 +185,8 @@ def _moe(tokens: int, kind: Format | None = None, top_k: int = 2) -> None:
     down: ExpertWeights = torch.empty(8, 256, 256, dtype=BF16)
     if kind is not None:
         gate_up, down = (
-            QuantisedExperts(_weight(kind, 8 * 512, 256), 8),
-            QuantisedExperts(_weight(kind, 8 * 256, 256), 8),
+            QuantizedExperts(_weight(kind, 8 * 512, 256), 8),
+            QuantizedExperts(_weight(kind, 8 * 256, 256), 8),
         )
     fused_moe(torch.empty(tokens, 256, dtype=BF16), torch.ones(tokens, top_k), experts, gate_up, down)
 
@@ -194,7 +194,7 @@ def _moe(tokens: int, kind: Format | None = None, top_k: int = 2) -> None:
 def _mxfp4_moe(tokens: int, dtype: torch.dtype = BF16, tiling: Tiling | None = None) -> None:
     """As gpt-oss has it: 4 of 32 experts, whose sizes are no power of two."""
     size, count = 2880, 32
-    gate_up, down = (QuantisedExperts(_weight("mxfp4", count * n, size, MXFP4_BLOCK), count) for n in (2 * size, size))
+    gate_up, down = (QuantizedExperts(_weight("mxfp4", count * n, size, MXFP4_BLOCK), count) for n in (2 * size, size))
     biases = ExpertBiases(torch.empty(count, 2 * size, dtype=dtype), torch.empty(count, size, dtype=dtype))
     x, weights = torch.empty(tokens, size, dtype=dtype), torch.ones(tokens, 4)
     experts = torch.zeros(tokens, 4, dtype=torch.int64)
@@ -335,14 +335,14 @@ CASES: dict[str, Callable[[], object]] = {
     "int4, 64 rows": partial(_quantised, "int4", 64, (1, 128)),
     "int4, many rows": partial(_quantised, "int4", 200, (1, 128)),
     "int4, prefill": partial(_quantised, "int4", 512, (1, 128)),
-    "route": lambda: route(_hidden(4, 32), Routing(top_k=4, renormalise=True)),
+    "route": lambda: route(_hidden(4, 32), Routing(top_k=4, renormalize=True)),
     "route, softmax of all": lambda: route(_hidden(4, 60), Routing(top_k=4)),
     "route, corrected": lambda: route(
-        torch.zeros(4, 384), Routing(top_k=8, score="sigmoid", renormalise=True, scale=2.5), torch.zeros(384)
+        torch.zeros(4, 384), Routing(top_k=8, score="sigmoid", renormalize=True, scale=2.5), torch.zeros(384)
     ),
     "route, groups": lambda: route(
         torch.zeros(4, 256),
-        Routing(top_k=8, score="sigmoid", renormalise=True, groups=8, top_groups=4, group_best=2),
+        Routing(top_k=8, score="sigmoid", renormalize=True, groups=8, top_groups=4, group_best=2),
         torch.zeros(256),
     ),
     "route, groups by their best": lambda: route(_hidden(4, 160), Routing(top_k=6, scale=16.0, groups=8, top_groups=3)),
@@ -388,7 +388,7 @@ TILED: dict[str, tuple[tuple[Tiling, ...], Callable[[Tiling], object]]] = {
         quantised.TILINGS,
         lambda tiling: quantised.tiled_linear(_hidden(), _int4(), None, tiling=tiling),
     ),
-    "int4, in full": (dequantise.TILINGS, lambda tiling: dequantise.dequantise(_int4(), BF16, tiling=tiling)),
+    "int4, in full": (dequantize.TILINGS, lambda tiling: dequantize.dequantize(_int4(), BF16, tiling=tiling)),
 }
 """Operations that may be cut up otherwise than they are."""
 CASES |= {f"{name} {tiling}": partial(run, tiling) for name, (tilings, run) in TILED.items() for tiling in tilings[1:]}

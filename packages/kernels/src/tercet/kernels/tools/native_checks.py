@@ -14,7 +14,7 @@ from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear
 from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.native_decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.ops.activation import Gate, act_and_mul
-from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantise_int4, quantise_weight
+from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantize_int4, quantize_weight
 from tercet.kernels.ops.moe import ExpertBiases, Routing, fused_moe, route
 from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
@@ -37,9 +37,9 @@ def _linears(dtype: torch.dtype, quantization: Quantization = "none") -> Pair:
             case "none":
                 expected.append(linear(x, weight, bias).flatten())
             case "int8":
-                expected.append(linear_int8(x, *quantise_weight(weight), bias).flatten())
+                expected.append(linear_int8(x, *quantize_weight(weight), bias).flatten())
             case "int4":
-                expected.append(linear_int4(x, *quantise_int4(weight), bias).flatten())
+                expected.append(linear_int4(x, *quantize_int4(weight), bias).flatten())
     return torch.cat(actual), torch.cat(expected)
 
 
@@ -173,7 +173,7 @@ def _run_layer(
 
 def _mixture(gate: Gate) -> Pair:
     """Of no token, a few and many; of six experts two for each."""
-    routing = Routing(top_k=2, renormalise=True)
+    routing = Routing(top_k=2, renormalize=True)
     router, biases = torch.randn(6, _HIDDEN), ExpertBiases(torch.randn(6, 2 * _INNER), torch.randn(6, _HIDDEN))
     gate_up, down = (torch.randn(6, n, k) / k**0.5 for n, k in ((2 * _INNER, _HIDDEN), (_HIDDEN, _INNER)))
     pack = partial(pack_linear, load_library())

@@ -7,11 +7,11 @@ import torch
 
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.attention.triton_latent import TritonLatent
-from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, LoRAWeights, Run
+from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, LoRAWeights, Segment
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.projection import Norm
-from tercet.kernels.ops.quantized import Format, quantise
+from tercet.kernels.ops.quantized import Format, quantize
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.tools.bench import HEAD_DIM, HEADS, KV_HEADS, PAGE_SIZE, Figure, measure_recorded
 from tercet.kernels.tools.check import make_batch
@@ -20,7 +20,7 @@ from tercet.kernels.triton.attention.rope import rope_store
 from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.linear.lora import add_lora
 from tercet.kernels.triton.linear.projection import project, project_normed
-from tercet.kernels.triton.linear.quantized import linear_quantised
+from tercet.kernels.triton.linear.quantized import linear_quantized
 from tercet.kernels.triton.moe.moe import fused_moe
 from tercet.kernels.triton.rmsnorm import add_rmsnorm
 from tercet.kernels.triton.sampling.argmax import largest
@@ -65,9 +65,9 @@ def fused_figures(
     yield from _linear(x)
     yield _moe(device, dtype, tokens // 8, hidden // 4)
     yield _moe_token(device, dtype, hidden // 2, hidden * 3 // 16)
-    yield _lora(x[:rows], [Run(row, row, row + 1) for row in range(rows)], "an adapter each")
+    yield _lora(x[:rows], [Segment(row, row, row + 1) for row in range(rows)], "an adapter each")
     starts = range(0, tokens, LONGEST_RUN)
-    yield _lora(x, [Run(0, start, min(start + LONGEST_RUN, tokens)) for start in starts], "one adapter")
+    yield _lora(x, [Segment(0, start, min(start + LONGEST_RUN, tokens)) for start in starts], "one adapter")
 
 
 def _linear(x: torch.Tensor) -> Iterator[Figure]:
@@ -81,9 +81,9 @@ def _linear(x: torch.Tensor) -> Iterator[Figure]:
     seconds = _seconds(lambda: project_normed(x[:1], None, norm, weight, gate="silu"), x.device)
     yield Figure("fused linear of a norm, gated, 1 row", seconds, amount, "GB/s")
     for kind, block in QUANTISED:
-        packed = quantise(full, kind, block)
+        packed = quantize(full, kind, block)
         for rows in (1, 16):
-            seconds = _seconds(partial(linear_quantised, x[:rows], packed), x.device)
+            seconds = _seconds(partial(linear_quantized, x[:rows], packed), x.device)
             yield Figure(f"fused {kind} linear, {rows} row{'s' * (rows > 1)}", seconds, 1.0 * packed.nbytes, "GB/s")
 
 
@@ -176,7 +176,7 @@ def _moe_token(device: torch.device, dtype: torch.dtype, hidden: int, size: int)
     return Figure("fused moe, 1 token", seconds, (gate_up.nbytes + down.nbytes) / 2, "GB/s")
 
 
-def _lora(x: torch.Tensor, runs: list[Run], what: str) -> Figure:
+def _lora(x: torch.Tensor, runs: list[Segment], what: str) -> Figure:
     """Adapters of rank 64 of queries, keys and values: each read once, as are inputs, and outputs changed."""
     rank, size, places = 64, x.shape[1], max(run.place for run in runs) + 1
     parts = (size, size // 4, size // 4)

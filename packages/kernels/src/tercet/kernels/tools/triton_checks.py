@@ -129,7 +129,7 @@ def _projection(device: torch.device) -> Pair:
     full, norm = torch.randn(70, 1536, device=device) / 40, projection.Norm(_randn(device, 1536), 1e-5)
     weights: list[projection.Weight] = [full.to(x.dtype)]
     kinds: list[quantised.Format] = ["fp8", "int4"]
-    weights += [quantised.quantise(full, kind, (1, 128)) for kind in kinds]
+    weights += [quantised.quantize(full, kind, (1, 128)) for kind in kinds]
     actual, expected = (
         torch.cat(
             [
@@ -199,11 +199,11 @@ def _moe(device: torch.device) -> Pair:
     cases: list[tuple[moe.ExpertWeights, moe.ExpertWeights]] = [(gate_up, down)]
     kinds: list[quantised.Format] = ["fp8", "int4", "mxfp4"]
     for kind in kinds:
-        few = [quantised.quantise(weight.flatten(0, 1), kind, (1, 32)) for weight in (gate_up, down)]
-        cases.append((moe.QuantisedExperts(few[0], 4), moe.QuantisedExperts(few[1], 4)))
+        few = [quantised.quantize(weight.flatten(0, 1), kind, (1, 32)) for weight in (gate_up, down)]
+        cases.append((moe.QuantizedExperts(few[0], 4), moe.QuantizedExperts(few[1], 4)))
     found = []
     for route, op in ((fused_route, fused_moe.fused_moe), (moe.route, moe.fused_moe)):
-        routed = [route(logits[:tokens], moe.Routing(top_k=2, renormalise=True)) for tokens in (3, 40)]
+        routed = [route(logits[:tokens], moe.Routing(top_k=2, renormalize=True)) for tokens in (3, 40)]
         parts = [op(x[: len(w)], w, e, *given, gate="clamped", biases=biases) for w, e in routed for given in cases]
         found.append(torch.cat(parts))
     return found[0], found[1]
@@ -211,7 +211,10 @@ def _moe(device: torch.device) -> Pair:
 
 def _lora(device: torch.device) -> Pair:
     """Two adapters, over inputs in splits: runs of one token, of some, of many and none, in tiles of both sizes."""
-    some, many = [lora.Run(1, 0, 1), lora.Run(0, 1, 17), lora.Run(1, 17, 17), lora.Run(1, 20, 27)], lora.Run(0, 30, 90)
+    some, many = (
+        [lora.Segment(1, 0, 1), lora.Segment(0, 1, 17), lora.Segment(1, 17, 17), lora.Segment(1, 20, 27)],
+        lora.Segment(0, 30, 90),
+    )
     x, parts = _randn(device, 100, 1100), (200, 70, 70)
     weights = lora.LoRAWeights(_randn(device, 2, 3 * 24, 1100) / 33, _randn(device, 2, 24, sum(parts)) / 5, parts)
     actual = _randn(device, 2, 100, sum(parts))
@@ -231,9 +234,9 @@ def _quantised(device: torch.device) -> Pair:
         cases: list[tuple[quantised.Format, tuple[int, int]]] = [("fp8", (64, 128)), ("int8", (1, k))]
         cases += [("int4", (1, 64)), ("mxfp4", quantised.MXFP4_BLOCK)]
         for (kind, block), rows in itertools.product(cases, (1, 20, 300)):
-            weight = quantised.quantise(full, kind, block)
-            actual.append(fused_quantised.linear_quantised(x[:rows], weight))
-            expected.append(quantised.linear_quantised(x[:rows], weight))
+            weight = quantised.quantize(full, kind, block)
+            actual.append(fused_quantised.linear_quantized(x[:rows], weight))
+            expected.append(quantised.linear_quantized(x[:rows], weight))
     return torch.cat(actual), torch.cat(expected)
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.activation import LIMIT, SLOPE, Gate
-from tercet.kernels.triton.launch import await_previous, cdiv, early_start, release_next
+from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl_wait
 from tercet.kernels.triton.launch_cache import launch
 
 _BLOCK = 1024
@@ -47,10 +47,10 @@ def gated_kernel(x_ptr, out_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, 
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < size
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     gate = tl.load(x_ptr + row * 2 * size + column, mask=there, other=0.0)
     up = tl.load(x_ptr + row * 2 * size + size + column, mask=there, other=0.0)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     out = gated(gate.to(tl.float32), up.to(tl.float32), KIND, gate.dtype)
     tl.store(out_ptr + row * size + column, out.to(gate.dtype), mask=there)
 

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 
 TILINGS = (
@@ -28,11 +28,11 @@ def embedding_kernel(
     """One block of the vectors of some tokens; an id that is not in the vocabulary gives zeros."""
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     row = tl.load(ids_ptr + token, mask=token < tokens, other=-1).to(tl.int64)
     known = ((row >= 0) & (row < vocab))[:, None]
     vector = tl.load(weight_ptr + row[:, None] * size + column, mask=known & (column < size), other=0.0)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     tl.store(out_ptr + token[:, None] * size + column, vector, mask=(token < tokens)[:, None] & (column < size))
 
 

@@ -68,7 +68,7 @@ def _opted_in(device: torch.device) -> int:
 
 
 def early_start(device: torch.device) -> dict[str, bool]:
-    """Options of a kernel that calls `await_previous`: from Hopper on it may begin while the one before it still runs.
+    """Options of a kernel that calls `pdl_wait`: from Hopper on it may begin while the one before it still runs.
 
     Programmatic dependent launch: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
     """
@@ -101,7 +101,7 @@ def _played() -> int:
 
 
 @triton.jit
-def await_previous(EARLY: tl.constexpr):
+def pdl_wait(EARLY: tl.constexpr):
     """Wait for the kernel before: only then may what it gave be read, or memory written.
 
     What is read earlier must be what no kernel writes: weights.
@@ -111,7 +111,7 @@ def await_previous(EARLY: tl.constexpr):
 
 
 @triton.jit
-def release_next(EARLY: tl.constexpr):
+def pdl_launch_next(EARLY: tl.constexpr):
     """Let the next kernel begin: when this one has little left to do, for the next takes room from it."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 
 _ELEMENTS = 4096
@@ -35,14 +35,14 @@ def rmsnorm_kernel(
     x_at = x_ptr + (row // inner * stride_outer + row % inner * stride_inner)[:, None] + column[None, :]
     at = row[:, None] * SIZE + column[None, :]
     weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     x = tl.load(x_at, mask=there, other=0.0)
     wide = x.to(tl.float32)
     if residual_ptr is not None:
         total = (wide + tl.load(residual_ptr + at, mask=there, other=0.0).to(tl.float32)).to(x.dtype)
         tl.store(total_ptr + at, total, mask=there)
         wide = total.to(tl.float32)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + eps)[:, None]
     out = rounded_for(normed, x.dtype, weight_ptr) * weight[None, :]
     tl.store(out_ptr + at, out.to(x.dtype), mask=there)

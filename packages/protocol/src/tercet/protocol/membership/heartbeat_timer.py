@@ -38,7 +38,7 @@ def is_stuck(heartbeat: Heartbeat) -> bool:
     return in_step and heartbeat.step_age > max(_STUCK_STEP, _STUCK_FACTOR * heartbeat.longest_step)
 
 
-class Pulse:
+class HeartbeatTimer:
     """The time of the next beat. Any thread may `stir`, the others belong to the node's."""
 
     def __init__(self, interval: float, silence: float) -> None:

@@ -124,7 +124,7 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     alone: bool = False
     """Run while nothing else runs: earlier attempts may have killed a scheduler."""
     hold: bool = False
-    """With `alone`: do not start before an attempt without it, which answers ReadyAlone. Since 1.1."""
+    """With `alone`: do not start before an attempt without it, which answers ExclusiveReady. Since 1.1."""
     lora: LoRAAdapter | None = None
     """Since 1.1: send it only to a scheduler whose `ModelLimits.max_loras` is not 0."""
     prediction: bytes = b""
@@ -234,7 +234,7 @@ class Rejected(Message, frozen=True, kw_only=True):
     """Another scheduler, or this one later, might accept."""
 
 
-class ReadyAlone(Message, frozen=True, kw_only=True):
+class ExclusiveReady(Message, frozen=True, kw_only=True):
     """Nothing else runs here, nor will before this held request. Since 1.1.
 
     A death from then on is that request's: another that was only held is not to blame.
@@ -278,7 +278,7 @@ class BatchEmbeddingOutput(Message, frozen=True, kw_only=True):
 # Scheduler to detokenizer.
 
 
-class Opening(msgspec.Struct, frozen=True, kw_only=True):
+class FirstRow(msgspec.Struct, frozen=True, kw_only=True):
     """What comes once for each attempt of a choice, with its first row: for the detokenizer and the frontend."""
 
     row: int
@@ -303,7 +303,7 @@ class BatchTokenIDOutput(Message, frozen=True, kw_only=True):
     offsets: bytes
     """[rows + 1]"""
     token_ids: bytes
-    openings: list[Opening] = []
+    openings: list[FirstRow] = []
     finishes: dict[int, FinishReason] = {}
     """Row to finish, for the rows that end here."""
     logprobs: dict[int, Logprobs] = {}
@@ -312,8 +312,8 @@ class BatchTokenIDOutput(Message, frozen=True, kw_only=True):
 # Detokenizer to frontend.
 
 
-class TextOpening(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of an `Opening` that a frontend needs."""
+class FirstTextRow(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of an `FirstRow` that a frontend needs."""
 
     row: int
     prompt_tokens: int
@@ -332,7 +332,7 @@ class BatchStrOutput(Message, frozen=True, kw_only=True):
     offsets: bytes
     token_ids: bytes
     texts: list[str]
-    openings: list[TextOpening] = []
+    openings: list[FirstTextRow] = []
     finishes: dict[int, FinishReason] = {}
     """A stop string found by the detokenizer overrides the scheduler's finish; its row ends at the completing token."""
     logprobs: dict[int, Logprobs] = {}
@@ -341,14 +341,14 @@ class BatchStrOutput(Message, frozen=True, kw_only=True):
 # Frontend to frontend: those that share a socket.
 
 
-class SeriesReq(Message, frozen=True, kw_only=True):
+class MetricsReq(Message, frozen=True, kw_only=True):
     """Asks for what a frontend counts, since whichever is asked for /metrics answers for all. Since 1.1."""
 
     id: str
 
 
 class Series(Message, frozen=True, kw_only=True):
-    """The answer to SeriesReq: what its sender has counted since it started, by the names in /metrics. Since 1.1."""
+    """The answer to MetricsReq: what its sender has counted since it started, by the names in /metrics. Since 1.1."""
 
     id: str
     samples: dict[str, list[Sample]] = {}
@@ -361,12 +361,12 @@ Membership = Hello | Introduce | Ready | Progress | Heartbeat | Goodbye
 AdapterReq = LoadLoRAAdapterReq | UnloadLoRAAdapterReq
 ControlReq = FlushCacheReq | PauseGenerationReq | ContinueGenerationReq | UpdateWeightsFromDiskReq | AdapterReq
 FrontendToScheduler = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq | TokenizerFilesReq
-SchedulerToFrontend = Rejected | ReadyAlone | ControlReply | TokenizerFiles | BatchEmbeddingOutput
+SchedulerToFrontend = Rejected | ExclusiveReady | ControlReply | TokenizerFiles | BatchEmbeddingOutput
 SchedulerToDetokenizer = BatchTokenIDOutput | TokenizerFiles
 DetokenizerToScheduler = TokenizerFilesReq
 DetokenizerToFrontend = BatchStrOutput
 FrontendToDetokenizer = AbortReq
-FrontendToFrontend = SeriesReq | Series
+FrontendToFrontend = MetricsReq | Series
 
 SchedulerInbox = Membership | FrontendToScheduler | DetokenizerToScheduler
 DetokenizerInbox = Membership | SchedulerToDetokenizer | FrontendToDetokenizer

@@ -8,7 +8,7 @@ PAUSE = 2.0
 """Seconds between two readings after which nobody can have been awake."""
 
 
-class AwakeClock:
+class SuspendAwareClock:
     """Seconds in which this process ran. Call it for the time, from any thread, and more often than every `pause`.
 
     A longer gap between two readings means that the process was stopped, or its machine with everybody else. To reckon

@@ -16,7 +16,7 @@ GRACE = 10.0
 
 
 @contextmanager
-def settling_in() -> Iterator[None]:
+def gc_disabled_during_imports() -> Iterator[None]:
     """For imports: no garbage is collected within, and what is there at the end is never looked at again.
 
     It is much, and nearly all of it stays for good. Collections on the way take a sixth of the time of imports, and

@@ -25,7 +25,7 @@ from tercet.protocol.messages.values import Role
 from tercet.protocol.system.private_files import make_private_directory
 from tercet.protocol.transport.endpoints import Ipc, Reach, Tcp, check_dialable, check_spec, parse
 from tercet.protocol.transport.security import Security
-from tercet.protocol.transport.zap_auth import DOMAIN, Doorkeeper
+from tercet.protocol.transport.zap_auth import DOMAIN, ZapAuthenticator
 
 COPIED = 65536
 """Frames up to this many bytes are cheaper to copy than to share with ZeroMQ's thread."""
@@ -100,7 +100,7 @@ class Inbox:
         self, context: Context, address: str, bounds: Bounds = Bounds(), security: Security | None = None
     ) -> None:
         self._path: Path | None = None
-        self._door: Doorkeeper | None = None
+        self._door: ZapAuthenticator | None = None
         target = _check(address, security)
         if isinstance(target, Ipc):
             self._path = Path(target.path)
@@ -109,7 +109,7 @@ class Inbox:
         self._bounds = bounds
         self._socket = _open(context, zmq.PULL, address, bounds, security)
         if security and isinstance(target, Tcp):
-            self._door = Doorkeeper(context, security)
+            self._door = ZapAuthenticator(context, security)
             self._socket.curve_server = True
             self._socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
             self._socket.zap_enforce_domain = True

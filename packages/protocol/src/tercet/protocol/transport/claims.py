@@ -6,7 +6,7 @@ from tercet.protocol.messages.values import Role
 from tercet.protocol.transport.security import Security
 
 
-class Claims:
+class PeerAuthorizer:
     """Belongs to one node. Without `security` everybody may claim anything."""
 
     def __init__(self, security: Security | None) -> None:

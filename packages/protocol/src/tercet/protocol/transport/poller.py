@@ -14,7 +14,7 @@ class _Kind(Enum):
     BELL = auto()
 
 
-class Waiter:
+class Poller:
     """ZeroMQ's descriptors are edge-triggered: what waked us must be read until there is nothing left.
 
     Belongs to one thread; any other may `ring`.

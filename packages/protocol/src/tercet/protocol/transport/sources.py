@@ -8,7 +8,7 @@ LARGEST = 1024
 """Bytes of an envelope worth remembering."""
 
 
-class Sources:
+class EnvelopeCache:
     """Peers by what they show. What is not remembered must be read each time, which costs time but no memory."""
 
     def __init__(self) -> None:

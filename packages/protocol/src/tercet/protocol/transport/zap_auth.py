@@ -18,7 +18,7 @@ _FRAMES = 7
 """version, request id, domain, address, identity, mechanism, the client's public key"""
 
 
-class Doorkeeper:
+class ZapAuthenticator:
     """One to a context, made before the inbox is bound. What it lets in carries the role's name as its user id."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", security: Security) -> None:

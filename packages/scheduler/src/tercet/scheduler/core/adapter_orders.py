@@ -8,7 +8,7 @@ from tercet.scheduler.core.config import AdapterRead
 from tercet.scheduler.core.outputs import Outputs
 
 
-class AdapterOrders:
+class AdapterLoadRequests:
     """Orders that are not answered yet."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.core.plan import AdapterLoad
 
 
-class AdapterPlaces:
+class AdapterSlots:
     """An adapter stays at its place when its last user is gone, until another needs the place.
 
     The least recently used one goes first. A plan in flight may still read it: so a choice gives its adapter back only

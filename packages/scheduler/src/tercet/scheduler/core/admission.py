@@ -12,18 +12,18 @@ from tercet.protocol.messages.values import (
     pack_ints,
     unpack_ints,
 )
-from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.finish import finish_at_arrival
 from tercet.scheduler.core.outputs import Outputs
-from tercet.scheduler.core.pending_aborts import AskedAborts
+from tercet.scheduler.core.pending_aborts import PendingAborts
 from tercet.scheduler.core.plan import Capacity
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req, namespace_of
-from tercet.scheduler.core.request_table import Roster
-from tercet.scheduler.core.validation import fault_in, strange_ids
+from tercet.scheduler.core.request_table import RequestTable
+from tercet.scheduler.core.validation import invalid_ids, request_error
 
 
-class Intake:
+class RequestIntake:
     """Accepts, refuses and aborts requests."""
 
     def __init__(
@@ -32,8 +32,8 @@ class Intake:
         longest: int,
         max_queued: int,
         waiting: WaitingQueue,
-        roster: Roster,
-        counters: Counters,
+        roster: RequestTable,
+        counters: CoreCounters,
     ) -> None:
         self._vocab_size = capacity.vocab_size
         self._reads_grammars = bool(capacity.grammars)
@@ -45,7 +45,7 @@ class Intake:
         self._waiting = waiting
         self._roster = roster
         self._counters = counters
-        self._asked = AskedAborts()
+        self._asked = PendingAborts()
         self._arrivals = 0
         self.draining = False
 
@@ -161,7 +161,7 @@ class Intake:
 
         if self.draining:
             return rejected("draining", "this scheduler is leaving", retry=True)
-        fault = fault_in(request, self._vocab_size)
+        fault = request_error(request, self._vocab_size)
         if fault is not None:
             return rejected("invalid_request", fault)
         if request.sampling.grammar is not None and not self._reads_grammars:
@@ -174,9 +174,9 @@ class Intake:
         if total > self._longest or any(len(part) > request.sampling.max_new_tokens for part in known):
             message = f"prompt and output together have {total} tokens; at most {self._longest} are possible here"
             return rejected("context_length_exceeded", message)
-        if not ids or strange_ids(self._vocab_size, ids, *known):
+        if not ids or invalid_ids(self._vocab_size, ids, *known):
             return rejected("invalid_token_ids", "the prompt is empty or holds a token id outside the vocabulary")
-        if strange_ids(self._vocab_size, unpack_ints(request.prediction)):
+        if invalid_ids(self._vocab_size, unpack_ints(request.prediction)):
             return rejected("invalid_request", "the prediction holds a token id outside the vocabulary")
         if not request.resume and request.sampling.n > self._roster.room(request.tenant, self._max_queued):
             return rejected("overloaded", "too many requests are waiting", retry=True)

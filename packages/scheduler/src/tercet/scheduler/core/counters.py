@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Counters:
+class CoreCounters:
     """Running totals."""
 
     steps: int = 0

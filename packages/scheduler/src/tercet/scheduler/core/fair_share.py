@@ -17,7 +17,7 @@ from heapq import heapify, heappop, heapreplace
 
 from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
-from tercet.scheduler.core.token_counters import Account, Accounts
+from tercet.scheduler.core.token_counters import Account, VirtualTokenCounters
 
 PROMPT_TOKEN = 1
 OUTPUT_TOKEN = 2
@@ -31,7 +31,7 @@ class FairShare:
     """By what tenants were given, and within a tenant by arrival."""
 
     def __init__(self) -> None:
-        self.accounts = Accounts()
+        self.accounts = VirtualTokenCounters()
 
     def order(self, waiting: list[Req], cache: PrefixCache) -> Iterator[Req]:  # noqa: ARG002
         """Always the next of the tenant that has been given least so far, with what was admitted meanwhile."""

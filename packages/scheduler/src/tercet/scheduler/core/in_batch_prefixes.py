@@ -9,7 +9,7 @@ LEAST_SPARED = 64
 """Tokens that are worth being put off for: a step takes as long with fewer."""
 
 
-class ComingPrefixes:
+class InFlightPrefixes:
     """What the prefix cache will have as soon as prompts of running choices are computed.
 
     Of choices that arrive together with the same beginning, the first computes it and the others find it a few steps

@@ -8,7 +8,7 @@ wait in `_retired` until that step.
 from collections import deque
 from collections.abc import Iterable
 
-from tercet.scheduler.core.adapter_places import AdapterPlaces
+from tercet.scheduler.core.adapter_places import AdapterSlots
 from tercet.scheduler.core.pages import PageLists, PagePools
 from tercet.scheduler.core.plan import Capacity, PageCopy, PageUpdate
 from tercet.scheduler.core.prefix_cache import ChunkCache, PrefixCache
@@ -25,7 +25,7 @@ class KVMemory:
         self.pools = PagePools(group.pages for group in capacity.groups)
         self.cache: PrefixCache = RadixCache(capacity.page_size, groups) if radix_cache else ChunkCache(groups)
         self.free_slots = list(range(capacity.slots - 1, -1, -1))
-        self.adapters = AdapterPlaces(capacity.adapters)
+        self.adapters = AdapterSlots(capacity.adapters)
         self.updates: list[PageUpdate] = []
         """Page table changes that the next plan must carry."""
         self.retired: deque[tuple[int, PageLists]] = deque()

@@ -3,7 +3,7 @@
 from array import array
 from collections.abc import Sequence
 
-from tercet.protocol.messages.messages import BatchTokenIDOutput, Message, Opening
+from tercet.protocol.messages.messages import BatchTokenIDOutput, FirstRow, Message
 from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
 from tercet.scheduler.core.request import Req
 
@@ -23,7 +23,7 @@ class RowBatch:
         self.positions = array("i")
         self.offsets = array("i", [0])
         self.token_ids = array("i")
-        self.openings: list[Opening] = []
+        self.openings: list[FirstRow] = []
         self.finishes: dict[int, FinishReason] = {}
         self.logprobs: dict[int, Logprobs] = {}
 
@@ -63,7 +63,7 @@ class RowBatch:
         )
 
 
-class SteadyRows:
+class FastPathRows:
     """The `steady` choices of a step, and the columns of their rows, kept while the next step has the same choices."""
 
     def __init__(self) -> None:
@@ -128,7 +128,7 @@ class Outputs:
         """`emit` at `take`, unless `req` has ended by then: its end has emitted everything."""
         self._owed[req] = None
 
-    def emit_steady(self, rows: "SteadyRows", tokens: list[int]) -> None:
+    def emit_steady(self, rows: "FastPathRows", tokens: list[int]) -> None:
         """`emit`, of choices that are `steady` and have one token more, each its own of `tokens`: column by column."""
         for detokenizer, columns in rows.columns.items():
             self._batch(detokenizer).add_next(columns, columns.of(tokens))
@@ -156,9 +156,9 @@ class Outputs:
         return batch
 
     @staticmethod
-    def _opening(req: Req, row: int) -> Opening:
+    def _opening(req: Req, row: int) -> FirstRow:
         wanted = req.logprobs is not None and req.logprobs.prompt
-        return Opening(
+        return FirstRow(
             row=row,
             frontend=req.frontend,
             decode_spec=req.decode_spec,

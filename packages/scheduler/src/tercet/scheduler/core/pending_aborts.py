@@ -8,7 +8,7 @@ from tercet.protocol.messages.values import FinishReason, FinishType, belongs
 MOST = 4096
 
 
-class AskedAborts:
+class PendingAborts:
     """Remembers the last `MOST`: a request may still wait at its frontend, or be sent again for want of an answer."""
 
     def __init__(self) -> None:

@@ -1,13 +1,13 @@
-"""`FormingPlan`: a plan in the making, and how long prompts and short ones share the tokens that a step has."""
+"""`PlanBuilder`: a plan in the making, and how long prompts and short ones share the tokens that a step has."""
 
 from collections.abc import Sequence
 
-from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.plan import PageCopy, Row, SlotInit
 from tercet.scheduler.core.request import Req
 
 
-class FormingPlan:
+class PlanBuilder:
     """A plan in the making, and the choices behind its rows.
 
     A prompt that needs more tokens than a step has would keep everybody out until it is done. So while others wait, it
@@ -70,7 +70,7 @@ class FormingPlan:
             if self.budget:
                 self._lengthen(index, self.budget)
 
-    def tell(self, counters: Counters) -> None:
+    def tell(self, counters: CoreCounters) -> None:
         """Add the finished plan to the counters."""
         longer = sum(row.count > 1 for row in self.rows[self.decodes :])
         counters.steps += 1

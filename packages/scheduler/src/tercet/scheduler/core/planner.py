@@ -15,11 +15,11 @@ from tercet.scheduler.core.config import (
     PeerBlocked,
     PeerDrained,
 )
-from tercet.scheduler.core.counters import Counters
-from tercet.scheduler.core.in_batch_prefixes import ComingPrefixes
+from tercet.scheduler.core.counters import CoreCounters
+from tercet.scheduler.core.in_batch_prefixes import InFlightPrefixes
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
-from tercet.scheduler.core.plan_builder import FormingPlan
+from tercet.scheduler.core.plan_builder import PlanBuilder
 from tercet.scheduler.core.policy import LONGEST_MEASURED
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
@@ -39,7 +39,7 @@ step of half a batch costs almost as much as one of the whole."""
 class Planner:
     """Fills one token budget a step: running decodes, then running prefills, then waiting choices."""
 
-    def __init__(self, config: CoreConfig, memory: KVMemory, waiting: WaitingQueue, counters: Counters) -> None:
+    def __init__(self, config: CoreConfig, memory: KVMemory, waiting: WaitingQueue, counters: CoreCounters) -> None:
         self._config = config
         self._memory = memory
         self._waiting = waiting
@@ -58,7 +58,7 @@ class Planner:
         """The next step, or None when there is nothing to compute, or when it is better to wait for a result."""
         if self._awaiting() * FEW > len(self.running):
             return None
-        forming = FormingPlan(self._budget, now)
+        forming = PlanBuilder(self._budget, now)
         starved = self._plan_decodes(forming, step)
         reserved = len(starved)
         forming.budget -= reserved
@@ -120,7 +120,7 @@ class Planner:
             return True
         return req.sampling.grammar in self.pending_grammars or req.adapter in self.pending_adapters
 
-    def _plan_decodes(self, forming: FormingPlan, step: int) -> list[Req]:
+    def _plan_decodes(self, forming: PlanBuilder, step: int) -> list[Req]:
         """One token for every choice that has just one to compute; returns those that found no page for it.
 
         Leaves to `_plan_extends` those that have more.
@@ -164,7 +164,7 @@ class Planner:
                     req.unsure = self._drafter.waits_for(req) or req.unsure
         return sum(req.awaits_result for req in self.running if req.guided or req.unsure)
 
-    def _assume(self, forming: FormingPlan, room: int) -> None:
+    def _assume(self, forming: PlanBuilder, room: int) -> None:
         """Add rows of guessed tokens, `room` at most, shared evenly among the choices that decode."""
         asked = [req for req in forming.reqs if req.length == len(req.tokens) + 1]
         for left, req in zip(range(len(asked), 0, -1), asked, strict=True):
@@ -178,7 +178,7 @@ class Planner:
                 break
         return req.room - req.computed
 
-    def _plan_extends(self, forming: FormingPlan, step: int) -> list[Req]:
+    def _plan_extends(self, forming: PlanBuilder, step: int) -> list[Req]:
         """Go on with what needs several tokens: prompts that were cut into chunks, and what grammars forced.
 
         Returns those that found no pages for it; a prompt has had its own since admission.
@@ -220,7 +220,7 @@ class Planner:
         """Return the tenants that wait and may take a slot."""
         return {tenant for tenant in self._waiting.tenants if shares.may_run(tenant)}
 
-    def _admit(self, forming: FormingPlan, step: int) -> None:
+    def _admit(self, forming: PlanBuilder, step: int) -> None:
         """Let waiting choices in, in order, until budget, slots or memory are short.
 
         A new choice that finds no pages lets only those go by whose tenant has no slot, until its patience is at an
@@ -280,11 +280,11 @@ class Planner:
         if admitted:
             self._waiting.count_passed_over(admitted, overtaken)
 
-    def _coming_prefixes(self) -> ComingPrefixes:
+    def _coming_prefixes(self) -> InFlightPrefixes:
         """Prompts that are being computed, by choices that nothing holds up."""
-        return ComingPrefixes((req for req in self.running if not self.is_blocked(req)), self._memory.page_size)
+        return InFlightPrefixes((req for req in self.running if not self.is_blocked(req)), self._memory.page_size)
 
-    def _finds_more_later(self, req: Req, coming: ComingPrefixes) -> bool:
+    def _finds_more_later(self, req: Req, coming: InFlightPrefixes) -> bool:
         """Whether a waiting choice is put off for a prompt that begins as its own."""
         if not self._config.radix_cache or req.passed_over >= self._config.patience:
             return False
@@ -298,7 +298,7 @@ class Planner:
         offered = [req for req in self._waiting if req.offered and not self.is_blocked(req)]
         return offered or self._waiting.in_order(self._memory.cache, tenants)
 
-    def _introduce(self, req: Req, copies: list[PageCopy], forming: FormingPlan, step: int) -> None:
+    def _introduce(self, req: Req, copies: list[PageCopy], forming: PlanBuilder, step: int) -> None:
         self._waiting.admit(req)
         self.running[req] = None
         if req.cached < 0:
@@ -332,7 +332,7 @@ class Planner:
         tokens = min(req.end - len(req.tokens), LONGEST_FORESEEN) * self._reserve
         return self._memory.pages_for(int(tokens))
 
-    def _relieve(self, starved: list[Req], forming: FormingPlan, step: int) -> None:
+    def _relieve(self, starved: list[Req], forming: PlanBuilder, step: int) -> None:
         """Retract the choices that cost least to compute again, until everybody left has a page.
 
         Only choices that no plan names can go. While others make progress, a starved one rather sits out.

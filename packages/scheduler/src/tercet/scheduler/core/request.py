@@ -6,7 +6,7 @@ from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_array
 from tercet.scheduler.core.pages import PageLists
 from tercet.scheduler.core.prefix_cache import Node, PrefixCache
-from tercet.scheduler.core.speculation.draft_policy import Drafting
+from tercet.scheduler.core.speculation.draft_policy import DraftPolicy
 
 
 def namespace_of(request: TokenizedGenerateReqInput) -> str:
@@ -98,7 +98,7 @@ class Req:
         self.prompt_tokens = len(self.tokens)
         self.tokens.extend(output_ids)
         self.sampling = request.sampling
-        self.drafting = Drafting(bytes(request.prediction))
+        self.drafting = DraftPolicy(bytes(request.prediction))
         self.guided = request.sampling.grammar is not None
         self.logprobs = request.logprobs
         self.priority = request.priority

@@ -1,10 +1,10 @@
-"""`Roster`: every choice the core holds, and how one ends."""
+"""`RequestTable`: every choice the core holds, and how one ends."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from tercet.protocol.messages.values import FinishReason, FinishType, belongs
-from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import Outputs
 from tercet.scheduler.core.planner import Planner
@@ -13,14 +13,14 @@ from tercet.scheduler.core.queue import WaitingQueue, room
 from tercet.scheduler.core.request import Req
 
 
-class Roster:
+class RequestTable:
     """Choices by frontend, rid and index: waiting, following, or running.
 
     One that ended stays until no plan names it. Frontends choose rids by themselves: equal ones of two are strangers.
     """
 
     def __init__(
-        self, memory: KVMemory, policy: SchedulePolicy, waiting: WaitingQueue, planner: Planner, counters: Counters
+        self, memory: KVMemory, policy: SchedulePolicy, waiting: WaitingQueue, planner: Planner, counters: CoreCounters
     ) -> None:
         self._memory = memory
         self._policy = policy

@@ -12,10 +12,10 @@ from tercet.protocol.messages.messages import (
     ContinueGenerationReq,
     ControlReply,
     ControlReq,
+    ExclusiveReady,
     FlushCacheReq,
     LoadLoRAAdapterReq,
     PauseGenerationReq,
-    ReadyAlone,
     Rejected,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
@@ -32,8 +32,8 @@ from tercet.protocol.messages.values import (
     pack_ints,
     unpack_ints,
 )
-from tercet.scheduler.core.adapter_orders import AdapterOrders
-from tercet.scheduler.core.admission import Intake
+from tercet.scheduler.core.adapter_orders import AdapterLoadRequests
+from tercet.scheduler.core.admission import RequestIntake
 from tercet.scheduler.core.config import (
     AdapterPending,
     AdapterRead,
@@ -49,19 +49,19 @@ from tercet.scheduler.core.config import (
     PeerGone,
     WeightsRead,
 )
-from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.finish import finish_after
 from tercet.scheduler.core.memory import KVMemory
-from tercet.scheduler.core.outputs import Outgoing, Outputs, SteadyRows
+from tercet.scheduler.core.outputs import FastPathRows, Outgoing, Outputs
 from tercet.scheduler.core.plan import Capacity, Plan, Row, StepResult
 from tercet.scheduler.core.planner import Planner
 from tercet.scheduler.core.policy import POLICIES
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
-from tercet.scheduler.core.request_table import Roster
-from tercet.scheduler.core.speculation.verification import Guesses
-from tercet.scheduler.core.validation import strange_ids
-from tercet.scheduler.core.weight_update import WeightsOrder
+from tercet.scheduler.core.request_table import RequestTable
+from tercet.scheduler.core.speculation.verification import DraftVerifier
+from tercet.scheduler.core.validation import invalid_ids
+from tercet.scheduler.core.weight_update import WeightUpdate
 
 
 class Scheduler:
@@ -70,20 +70,22 @@ class Scheduler:
     def __init__(self, config: CoreConfig, capacity: Capacity) -> None:
         self.config = config
         self.capacity = capacity
-        self.counters = Counters()
+        self.counters = CoreCounters()
         self.memory = KVMemory(capacity, radix_cache=config.radix_cache)
         self.policy = POLICIES[config.policy]()
         self.waiting = WaitingQueue(self.policy, config.patience)
         self.planner = Planner(config, self.memory, self.waiting, self.counters)
-        self.roster = Roster(self.memory, self.policy, self.waiting, self.planner, self.counters)
-        self.intake = Intake(capacity, self.memory.tokens, config.max_queued, self.waiting, self.roster, self.counters)
+        self.roster = RequestTable(self.memory, self.policy, self.waiting, self.planner, self.counters)
+        self.intake = RequestIntake(
+            capacity, self.memory.tokens, config.max_queued, self.waiting, self.roster, self.counters
+        )
         self.in_flight: deque[tuple[Plan, list[Req]]] = deque()
         self.paused_by = ""
         """The frontend that paused generation; whoever continues it, or the end of that frontend, ends the pause."""
-        self.orders = AdapterOrders()
-        self.weights = WeightsOrder()
+        self.orders = AdapterLoadRequests()
+        self.weights = WeightUpdate()
         self._steps = 0
-        self._steady = SteadyRows()
+        self._steady = FastPathRows()
 
     @property
     def paused(self) -> bool:
@@ -220,7 +222,7 @@ class Scheduler:
             raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
         outputs = Outputs()
         vocab_size, special = self.capacity.vocab_size, _special(result)
-        guesses = Guesses(plan.assumed, reqs)
+        guesses = DraftVerifier(plan.assumed, reqs)
         special |= guesses.rows
         steady: list[Req] = []
         said: list[int] = []
@@ -306,7 +308,7 @@ class Scheduler:
         req = next((req for req in self.planner.line() if not self.planner.is_blocked(req)), None)
         if req is not None and req.hold and not req.offered:
             req.offered = True
-            outputs.tell(req.frontend, ReadyAlone(rid=req.rid, attempt=req.attempt))
+            outputs.tell(req.frontend, ExclusiveReady(rid=req.rid, attempt=req.attempt))
 
     def _take(self, result: StepResult, index: int, row: Row, req: Req, outputs: Outputs) -> None:
         """Whatever a result says of a row, of which a token alone is the least."""
@@ -340,7 +342,7 @@ class Scheduler:
         if index in result.errors:
             return FinishReason(FinishType.ERROR, message=result.errors[index], code="invalid_grammar")
         token, vocab_size = result.token_ids[index], self.capacity.vocab_size
-        if index in result.forced and strange_ids(vocab_size, unpack_ints(result.forced[index])):
+        if index in result.forced and invalid_ids(vocab_size, unpack_ints(result.forced[index])):
             return FinishReason(FinishType.ERROR, message="its grammar forced a token outside the vocabulary")
         if 0 <= token < vocab_size or (token == -1 and index in result.complete):
             return None

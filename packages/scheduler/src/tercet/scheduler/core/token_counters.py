@@ -1,4 +1,4 @@
-"""`Accounts`: what each tenant was given, for those who serve next whoever was given least.
+"""`VirtualTokenCounters`: what each tenant was given, for those who serve next whoever was given least.
 
 A tenant that begins to wait is lifted to the least counter of those that wait already. Otherwise it could save up what
 others were given while it asked for little, and come before them for as long once it asks for much. That holds for one
@@ -17,7 +17,7 @@ class Account:
     begun: int = 0
 
 
-class Accounts:
+class VirtualTokenCounters:
     """Of every tenant, but for those that have nothing here and would be lifted when they come again."""
 
     def __init__(self) -> None:

@@ -37,8 +37,8 @@ _REALS: tuple[tuple[str, float, float], ...] = (
 )
 
 
-def fault_in(request: TokenizedGenerateReqInput, vocab_size: int) -> str | None:
-    """What is wrong with the form of a request, in words; None if nothing is. Token ids are `strange_ids`'s matter."""
+def request_error(request: TokenizedGenerateReqInput, vocab_size: int) -> str | None:
+    """What is wrong with the form of a request, in words; None if nothing is. Token ids are `invalid_ids`'s matter."""
     names = ("rid", request.rid), ("salt", request.cache_salt), ("tenant", request.tenant)
     for name, text in (*names, ("detokenizer", request.detokenizer)):
         if len(text) > LONGEST_NAME:
@@ -53,7 +53,7 @@ def fault_in(request: TokenizedGenerateReqInput, vocab_size: int) -> str | None:
     )
 
 
-def strange_ids(vocab_size: int, *parts: Sequence[int]) -> bool:
+def invalid_ids(vocab_size: int, *parts: Sequence[int]) -> bool:
     """Whether any id is none of the vocabulary."""
     return any(min(part) < 0 or max(part) >= vocab_size for part in parts if len(part))
 
@@ -85,7 +85,7 @@ def _fault_in_sampling(sampling: SamplingParams, vocab_size: int) -> str | None:
     ids = [*sampling.stop_token_ids, *sampling.logit_bias]
     if len(sampling.stop_token_ids) > MOST_STOP_IDS or len(sampling.logit_bias) > MOST_BIASES:
         return f"more than {MOST_STOP_IDS} stop ids or {MOST_BIASES} biases"
-    if strange_ids(vocab_size, ids):
+    if invalid_ids(vocab_size, ids):
         return "a stop id or a biased id is outside the vocabulary"
     if sampling.grammar is not None and len(sampling.grammar.text) > LONGEST_GRAMMAR:
         return f"the grammar has more than {LONGEST_GRAMMAR} characters"

@@ -5,7 +5,7 @@ from tercet.scheduler.core.config import WeightsRead
 from tercet.scheduler.core.outputs import Outputs
 
 
-class WeightsOrder:
+class WeightUpdate:
     """One directory at a time: who orders the same meanwhile shares the answer, who orders another is refused."""
 
     def __init__(self) -> None:

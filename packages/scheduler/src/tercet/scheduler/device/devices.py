@@ -7,7 +7,7 @@ import torch
 
 from tercet.kernels.device import missing_gpu, sees_nvidia
 from tercet.kernels.errors import BusyDeviceError
-from tercet.scheduler.config import ConfigError, ShortageError
+from tercet.scheduler.config import ConfigError, InsufficientMemoryError
 from tercet.scheduler.model_files import SLOW_ON_CPU
 
 logger = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ def first_gpu(name: str) -> int | None:
     """The number behind a device's name, or 0; None where the model runs on a CPU.
 
     "auto" is a GPU that can be used, and the log says why it is none where there is one. Raises ConfigError for a GPU
-    that is named and cannot be used, and ShortageError for one that cannot be used now, with "auto", too: a scheduler
+    that is named and cannot be used, and InsufficientMemoryError for one that cannot be used now, with "auto", too: a scheduler
     that starts again must not end up on a CPU because another process is slow to leave.
     """
     kind, _, number = name.partition(":")
@@ -30,7 +30,7 @@ def first_gpu(name: str) -> int | None:
     try:
         missing = missing_gpu(first)
     except BusyDeviceError as error:
-        raise ShortageError(f"--device {name}: {error}") from error
+        raise InsufficientMemoryError(f"--device {name}: {error}") from error
     if not missing:
         return first
     if kind == "cuda":

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from tercet.scheduler.config import ShortageError
+from tercet.scheduler.config import InsufficientMemoryError
 
 logger = logging.getLogger(__name__)
 
@@ -36,8 +36,8 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 @contextmanager
-def needed_for(what: str) -> Iterator[None]:
-    """A block without which nothing is served. Raises ShortageError where there is no memory for `what`."""
+def require_memory(what: str) -> Iterator[None]:
+    """A block without which nothing is served. Raises InsufficientMemoryError where there is no memory for `what`."""
     try:
         yield
     except (MemoryError, RuntimeError) as error:
@@ -45,10 +45,10 @@ def needed_for(what: str) -> Iterator[None]:
             raise
         said = str(error).strip().partition("\n")[0]
         said = said.partition(" Of the allocated memory")[0]  # then torch explains its own
-        raise ShortageError(f"no memory for {what}: {said}") from error
+        raise InsufficientMemoryError(f"no memory for {what}: {said}") from error
 
 
-class OutlivingShortage:
+class SuppressOom:
     """A block that may find no memory: if so, what stands behind it goes on. Other errors pass.
 
     What the block computed is free there: no error holds it any longer.
@@ -74,13 +74,13 @@ def release_cached() -> None:
 
 def again(run: Callable[[], Given], release: Callable[[], None]) -> Given:
     """The result of `run`; if memory is short, of a second call after `release`. Raises what `run` raises then."""
-    with OutlivingShortage():
+    with SuppressOom():
         return run()
     release()
     return run()
 
 
-class Division(Protocol):
+class OomPolicy(Protocol):
     """Computes rows, all at once or in parts."""
 
     def __call__(
@@ -90,8 +90,8 @@ class Division(Protocol):
         ...
 
 
-class Undivided:
-    """The `Division` of a process among several: never tries again, for the others would wait for its second try."""
+class NoSplit:
+    """The `OomPolicy` of a process among several: never tries again, for the others would wait for its second try."""
 
     def __call__(
         self,
@@ -103,7 +103,7 @@ class Undivided:
         return [run(rows)]
 
 
-class Halving:
+class SplitOnOom:
     """Computes rows at once or, where there is no memory, in halves of halves, down to one row.
 
     What was too large even when memory was given back is halved at once from then on, until other computations have
@@ -131,7 +131,7 @@ class Halving:
             return [self._noted(again(lambda: run(rows), self._release))]
         if self._most is None or size(rows) <= self._most:
             for _ in range(2):
-                with OutlivingShortage():
+                with SuppressOom():
                     return [self._noted(run(rows))]
                 self._release()
             self._limit(size(rows))

@@ -47,7 +47,7 @@ def starts(arrays: Sequence[Array]) -> list[int]:
     return places
 
 
-class Uploads:
+class HostToDevice:
     """Sends arrays to one device.
 
     From pinned memory where there is some, so that the host does not wait for the copy. torch gives out a piece of

@@ -1,6 +1,6 @@
 """`CudaGraphRunner`: decode steps replayed as CUDA graphs, so that a GPU never waits for Python to launch kernels.
 
-A graph reads fixed memory (`DecodeMemory`), into which every decode is written, and has a fixed number of rows, its
+A graph reads fixed memory (`DecodeInputBuffers`), into which every decode is written, and has a fixed number of rows, its
 *bucket*: a step is replayed by the smallest that holds it, padding behind its rows. What is no decode, or fits no
 bucket, runs as it is. Graphs are recorded one at a time between steps, so that start-up does not wait for them, and the
 largest first: the others find room in the memory that it was given.
@@ -27,11 +27,11 @@ from typing import NamedTuple, Protocol
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
-from tercet.scheduler.device.oom import OutlivingShortage, release_cached
+from tercet.scheduler.device.oom import SuppressOom, release_cached
 from tercet.scheduler.executor.forward_batch import ForwardBatch
-from tercet.scheduler.executor.graph_inputs import DecodeViews
+from tercet.scheduler.executor.graph_inputs import DecodeInputViews
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.executor.lora.adapters import Adapters
+from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import Sampler
 from tercet.scheduler.executor.sampling.slot_params import Manner
@@ -176,7 +176,7 @@ class CudaGraphRunner:
         recorder: Recorder,
         tables: SlotTables,
         sampler: Sampler,
-        adapters: Adapters | None = None,
+        adapters: StepAdapters | None = None,
         *,
         decode_rows: int | None = None,
         chained_rows: int = 0,
@@ -315,7 +315,7 @@ class CudaGraphRunner:
         self._tables.clear_decodes()
         if self._adapters is not None:
             self._adapters.clear_in_place()
-        with OutlivingShortage():
+        with SuppressOom():
             recorded = _Recorded(*self._recorder.record(run))
             recorded.replay()
             return recorded
@@ -323,7 +323,7 @@ class CudaGraphRunner:
         release_cached()  # what a recording was given stays its pool's: the next, which is smaller, may need that
         return None
 
-    def _batch(self, kind: _Kind, views: DecodeViews) -> ForwardBatch:
+    def _batch(self, kind: _Kind, views: DecodeInputViews) -> ForwardBatch:
         """A decode over the fixed memory, with backends of its own."""
         ones: Sequence[int] = [1] * kind.rows
         attention = [

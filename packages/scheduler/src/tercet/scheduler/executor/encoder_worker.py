@@ -14,8 +14,8 @@ from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, En
 from tercet.scheduler.device.cpu_threads import limit_torch
 from tercet.scheduler.device.device_memory import total_bytes
 from tercet.scheduler.device.devices import take_device
-from tercet.scheduler.device.oom import Halving, OutlivingShortage, again, needed_for, release_cached
-from tercet.scheduler.device.staging import Uploads
+from tercet.scheduler.device.oom import SplitOnOom, SuppressOom, again, release_cached, require_memory
+from tercet.scheduler.device.staging import HostToDevice
 from tercet.scheduler.executor.loading import reading_model
 from tercet.scheduler.executor.pacing import tell_layers
 from tercet.scheduler.executor.step_output import start_copies
@@ -80,10 +80,10 @@ class EncoderWorker:
             causal = family_of(named_architecture(config))[0] in DECODERS and config.get("is_causal", True) is True
             sentences = read_sentences(options.model, causal=causal, task=options.task)
         longest = min(options.context_length or sentences.max_length, sentences.max_length, _most_positions(device))
-        with needed_for("the model's weights"), reading_model(options.model):
+        with require_memory("the model's weights"), reading_model(options.model):
             model = build_encoder(config, options.task, dtype, device, longest)
         context_length = _context_length(options, min(model.context_length, sentences.max_length))
-        with needed_for("the model's weights"), reading_model(options.model):
+        with require_memory("the model's weights"), reading_model(options.model):
             if options.load_format == "dummy":
                 dummy_weights(model.module)
             else:
@@ -92,8 +92,8 @@ class EncoderWorker:
             tell_layers(model.module, advance)
         self._model = model
         self._device = device
-        self._uploads = Uploads(device)
-        self._in_halves = Halving("tokens")
+        self._uploads = HostToDevice(device)
+        self._in_halves = SplitOnOom("tokens")
         self._pool = _POOLS[sentences.pooling]
         self._normalize = sentences.normalize
         self._dimensions = min(sentences.dimensions or model.hidden_size, model.hidden_size)
@@ -134,7 +134,7 @@ class EncoderWorker:
         def encode(part: slice) -> torch.Tensor:
             if part.stop - part.start > 1:
                 return self._compute(rows[part])
-            with OutlivingShortage():
+            with SuppressOom():
                 return again(lambda: self._compute(rows[part]), release_cached)
             release_cached()
             logger.warning("no memory for an input of %d tokens", tokens(part))

@@ -1,4 +1,4 @@
-"""`DecodeMemory`: where the integers of a decode lie on the device, in the same place at every step: graphs read them.
+"""`DecodeInputBuffers`: where the integers of a decode lie on the device, in the same place at every step: graphs read them.
 
 A graph has a fixed number of rows, so every row that there could be is written, in one copy. Those that a step has not
 are *padding*: decodes of the first token of a slot that nobody has, whose key and value go to the pool's spare page.
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tercet.scheduler.device.staging import Array, Uploads
+from tercet.scheduler.device.staging import Array, HostToDevice
 
 OFFSETS = 4
 """Columns that are a decode's position plus something: positions, places, sampled places, output positions."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class DecodeViews:
+class DecodeInputViews:
     """The memory of the first rows."""
 
     positions: torch.Tensor  # int64 [rows]
@@ -31,23 +31,23 @@ class DecodeViews:
     page_tables: Sequence[torch.Tensor]  # int32 [rows, pages], of each cache group
 
 
-class DecodeMemory:
+class DecodeInputBuffers:
     """Of steps of up to `slots` rows. All that reads it is started before the next step is written."""
 
     def __init__(self, slots: int, width: int, spare_pages: Sequence[int], device: torch.device) -> None:
         """`width` pages are the most that a slot holds; `spare_pages` are those of each cache group."""
         self.slots = slots
-        self._uploads = Uploads(device)
+        self._uploads = HostToDevice(device)
         self._shape = OFFSETS + len(spare_pages), slots
         self._memory = torch.zeros(self._shape[0] * slots + -(-slots // 2), dtype=torch.int64, device=device)
         self._columns = self._memory[: self._shape[0] * slots].view(self._shape)
         self._kv_lens = self._memory[self._shape[0] * slots :].view(torch.int32)[:slots]
         self._page_tables = [torch.full((slots, width), page, dtype=torch.int32, device=device) for page in spare_pages]
 
-    def first(self, rows: int) -> DecodeViews:
+    def first(self, rows: int) -> DecodeInputViews:
         """The memory of so many rows."""
         positions, places, sampled_places, output_positions, *slot_mappings = self._columns[:, :rows].unbind()
-        return DecodeViews(
+        return DecodeInputViews(
             positions=positions,
             places=places,
             sampled_places=sampled_places,

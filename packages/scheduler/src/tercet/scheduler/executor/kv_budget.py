@@ -11,7 +11,7 @@ from tercet.scheduler.device.device_memory import available_bytes, is_hosts_own,
 from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
-from tercet.scheduler.executor.warmup import measured_kv_bytes, rehearse
+from tercet.scheduler.executor.warmup import measured_kv_bytes, profile_run
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig
 from tercet.scheduler.models.shard import Shard
@@ -89,7 +89,7 @@ class KVBudget:
         if device.type != "cuda":
             return int(available_bytes(device) * share / self.shard.size)
         run = partial(
-            rehearse,
+            profile_run,
             model,
             backend,
             ops,

@@ -9,7 +9,7 @@ import torch
 from tercet.kernels import memory
 from tercet.kernels.ops.store_kv import E4M3, store_kv
 from tercet.scheduler.core.plan import PageCopy
-from tercet.scheduler.device.staging import Uploads
+from tercet.scheduler.device.staging import HostToDevice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +134,7 @@ class KVPool:
                 continue
             device = self._keys[group.layers[0]].device
             places = [copy.source for copy in mine], [copy.target for copy in mine]
-            source, target = Uploads(device).send([np.array(each, dtype=np.int64) for each in places])
+            source, target = HostToDevice(device).send([np.array(each, dtype=np.int64) for each in places])
             for layer in group.layers:
                 for cache in self.layer(layer)[: 1 if self.shape.rank else 2]:
                     cache[target] = cache[source]

@@ -23,7 +23,7 @@ from tercet.scheduler.model_files import ModelError, model_identity, read_header
 from tercet.scheduler.models import hugging_face
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.layer_ops import OpsModule, layer_ops, use_ops
+from tercet.scheduler.models.layer_ops import OpsModule, layer_ops, set_ops
 from tercet.scheduler.models.lora import LoRABank
 from tercet.scheduler.models.native import NativeCausalLM, missing_native
 from tercet.scheduler.models.native_linear import NativeProjection, unread, use_native_linears, use_native_projections
@@ -130,7 +130,7 @@ def load_model(
     if why_torch:
         if native:
             logger.warning("%s: %s runs on torch but for what they know", why_torch, config.architecture)
-        use_ops(model, layer_ops(device))
+        set_ops(model, layer_ops(device))
         if not no_linears and use_native_projections(model, load_library(), options.quantization):
             torch.set_num_threads(1)
         if bank is not None:

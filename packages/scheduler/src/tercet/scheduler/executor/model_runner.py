@@ -15,14 +15,14 @@ from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
-from tercet.scheduler.device.oom import Division, Halving, again, release_cached
+from tercet.scheduler.device.oom import OomPolicy, SplitOnOom, again, release_cached
 from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.executor.lora.adapters import Adapters
-from tercet.scheduler.executor.sampling.draft_penalties import Ahead
+from tercet.scheduler.executor.lora.adapters import StepAdapters
+from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
 from tercet.scheduler.executor.sampling.sampler import Agree, Sampled, Sampler, SamplingOps, joined
-from tercet.scheduler.executor.sampling.slot_grammars import GuidedRows, Outcome, SlotGrammars
+from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
 
@@ -84,11 +84,11 @@ class ModelRunner:
         device: torch.device,
         sampling_ops: SamplingOps = sampler_ops,
         grammars: SlotGrammars | None = None,
-        adapters: Adapters | None = None,
+        adapters: StepAdapters | None = None,
         release: Callable[[], None] = release_cached,
-        graphs: Callable[[SlotTables, Sampler, Adapters | None], Replays] | None = None,
+        graphs: Callable[[SlotTables, Sampler, StepAdapters | None], Replays] | None = None,
         agree: Agree = lambda tokens: tokens,
-        divided: Callable[[str, Callable[[], None]], Division] = Halving,
+        divided: Callable[[str, Callable[[], None]], OomPolicy] = SplitOnOom,
     ) -> None:
         """`graphs` makes what replays steps of these tables, sampler and adapters; the pool must have spare pages.
 
@@ -136,7 +136,7 @@ class ModelRunner:
         guided = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None  # fills masks meanwhile
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         hidden = self._forward(inputs, lora)
-        ahead = Ahead(slots.tolist(), assumed) if assumed and self._sampler.penalises(slots) else None
+        ahead = DraftTokens(slots.tolist(), assumed) if assumed and self._sampler.penalises(slots) else None
         sampled = self._sample(hidden, inputs, slots, guided, ahead, adapted=lora is not None)
         prompts = self._prompt_logprobs(hidden, plan.rows) if self._scored[inputs.slots].any() else []
         settle = None
@@ -177,8 +177,8 @@ class ModelRunner:
         hidden: torch.Tensor,
         inputs: StepInputs,
         slots: Array,
-        guided: GuidedRows | None,
-        ahead: Ahead | None,
+        guided: ConstrainedRows | None,
+        ahead: DraftTokens | None,
         *,
         adapted: bool,
     ) -> Sampled | None:
@@ -201,8 +201,8 @@ class ModelRunner:
         hidden: torch.Tensor,
         inputs: StepInputs,
         slots: Array,
-        guided: GuidedRows | None,
-        ahead: Ahead | None,
+        guided: ConstrainedRows | None,
+        ahead: DraftTokens | None,
         rows: slice,
     ) -> Sampled:
         """Sample for some of the rows that want it."""
@@ -219,7 +219,7 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def _settle(self, guided: GuidedRows, rows: Sequence[Row], tokens: Sequence[int]) -> Outcome:
+    def _settle(self, guided: ConstrainedRows, rows: Sequence[Row], tokens: Sequence[int]) -> GrammarOutcome:
         """Let matchers see the tokens, and give each slot those that are forced to follow.
 
         Runs where the result is asked for. No later plan names these slots yet: the core waits for the result.

@@ -22,7 +22,7 @@ def telling(model: Model, advance: Advance) -> Model:
     Not for an accelerator, which only takes orders in a forward: `advance` would say nothing of what is done.
     """
     if not isinstance(model, nn.Module):
-        return PacedModel(model, advance)
+        return TimedChunkedModel(model, advance)
     tell_layers(model, advance)
     return model
 
@@ -40,7 +40,7 @@ def _layers(module: nn.Module) -> list[nn.Module]:
     return [layer for child in module.children() for layer in _layers(child)]
 
 
-class PacedModel:
+class TimedChunkedModel:
     """A `Model` around one that computes a step in one call, which gives no sign before its end.
 
     A step is cut in halves if it would take more than `LONGEST_CALL`, by the time of a token in the last call of at

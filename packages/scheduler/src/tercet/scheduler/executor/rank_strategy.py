@@ -9,11 +9,11 @@ from typing import Protocol
 
 import torch
 
-from tercet.scheduler.device.oom import Division, Halving, Undivided, lacks_memory
+from tercet.scheduler.device.oom import NoSplit, OomPolicy, SplitOnOom, lacks_memory
 from tercet.scheduler.executor.cuda_graphs import Recorder
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.pacing import telling
-from tercet.scheduler.executor.shrinking import ShrinkingModel
+from tercet.scheduler.executor.shrinking import OomChunkedModel
 from tercet.scheduler.models.shard import Collectives, Shard
 from tercet.scheduler.ports import Advance
 
@@ -25,15 +25,15 @@ class RankError(Exception):
     """The processes of a model cannot go on together. Whoever raises it ends, and so do the others."""
 
 
-class Conduct(Protocol):
+class RankStrategy(Protocol):
     """How a worker does what it cannot decide alone where other processes share its model."""
 
     def agree(self, tokens: torch.Tensor) -> torch.Tensor:
         """The sampled tokens of all rows: the same in every process."""
         ...
 
-    def divided(self, unit: str, release: Callable[[], None]) -> Division:
-        """How rows are computed when memory may be short: `Halving`, or not in parts at all."""
+    def divided(self, unit: str, release: Callable[[], None]) -> OomPolicy:
+        """How rows are computed when memory may be short: `SplitOnOom`, or not in parts at all."""
         ...
 
     def wrapped(self, model: Model, device: torch.device, advance: Advance) -> Model:
@@ -45,36 +45,36 @@ class Conduct(Protocol):
         ...
 
 
-class Solo:
-    """The `Conduct` of a process that has its model to itself."""
+class SingleRank:
+    """The `RankStrategy` of a process that has its model to itself."""
 
     def agree(self, tokens: torch.Tensor) -> torch.Tensor:
         """With itself."""
         return tokens
 
-    def divided(self, unit: str, release: Callable[[], None]) -> Division:
+    def divided(self, unit: str, release: Callable[[], None]) -> OomPolicy:
         """In halves."""
-        return Halving(unit, release)
+        return SplitOnOom(unit, release)
 
     def wrapped(self, model: Model, device: torch.device, advance: Advance) -> Model:
         """One that is computed in parts where that helps."""
-        return ShrinkingModel(model) if device.type == "cuda" else telling(model, advance)
+        return OomChunkedModel(model) if device.type == "cuda" else telling(model, advance)
 
     def recording(self, recorder: Recorder) -> Recorder:
         """The same."""
         return recorder
 
 
-class InStep:
-    """The `Conduct` of a process among several: where it cannot do what all do, it raises and dies."""
+class MultiRank:
+    """The `RankStrategy` of a process among several: where it cannot do what all do, it raises and dies."""
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
         self.agree = collectives.broadcast
 
-    def divided(self, unit: str, release: Callable[[], None]) -> Division:  # noqa: ARG002
+    def divided(self, unit: str, release: Callable[[], None]) -> OomPolicy:  # noqa: ARG002
         """Not at all."""
-        return Undivided()
+        return NoSplit()
 
     def wrapped(self, model: Model, device: torch.device, advance: Advance) -> Model:  # noqa: ARG002
         """The same. Its collectives give signs of life."""
@@ -131,9 +131,9 @@ class JointRecorder:
 
 _ELSEWHERE: dict[int, type[Exception]] = {_CANNOT: RuntimeError, _LACKS_MEMORY: MemoryError}
 
-SOLO = Solo()
+SOLO = SingleRank()
 
 
-def conduct_of(shard: Shard) -> Conduct:
+def rank_strategy_of(shard: Shard) -> RankStrategy:
     """That of a worker that holds a shard."""
-    return SOLO if shard.size == 1 else InStep(shard.collectives)
+    return SOLO if shard.size == 1 else MultiRank(shard.collectives)

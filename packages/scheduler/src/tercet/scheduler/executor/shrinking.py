@@ -4,12 +4,12 @@ from collections.abc import Callable
 
 import torch
 
-from tercet.scheduler.device.oom import Halving, again, release_cached
+from tercet.scheduler.device.oom import SplitOnOom, again, release_cached
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.model_runner import Model
 
 
-class ShrinkingModel:
+class OomChunkedModel:
     """A `Model` around another. Once a step was too large, steps of that size are halved for a while before they fail.
 
     A step may be computed twice, which changes nothing: the same keys and values are written again.
@@ -18,7 +18,7 @@ class ShrinkingModel:
     def __init__(self, model: Model, release: Callable[[], None] = release_cached) -> None:
         self._model = model
         self._release = release
-        self._in_halves = Halving("tokens of a step", release)
+        self._in_halves = SplitOnOom("tokens of a step", release)
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """See `Model`. Raises what the model does where there is no memory for one token."""

@@ -14,8 +14,8 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.core.plan import PageUpdate, Row, SlotInit
-from tercet.scheduler.device.staging import Uploads
-from tercet.scheduler.executor.graph_inputs import OFFSETS, DecodeMemory, DecodeViews
+from tercet.scheduler.device.staging import HostToDevice
+from tercet.scheduler.executor.graph_inputs import OFFSETS, DecodeInputBuffers, DecodeInputViews
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]]
 
@@ -39,18 +39,18 @@ class StepInputs:
     sampling_rows: list[int]  # which rows sample
     output_positions: Integers  # [sampling rows], of the tokens to be sampled: 0 is the first after the prompt
     in_place: bool
-    """Whether it lies in `DecodeMemory`: each row has one token."""
+    """Whether it lies in `DecodeInputBuffers`: each row has one token."""
     chained: bool
     """Whether a slot has several rows, each of which sees what those before it store."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Decodes:
-    """How decodes of the same slots lie in `DecodeMemory`, padding behind them."""
+    """How decodes of the same slots lie in `DecodeInputBuffers`, padding behind them."""
 
     slots: Integers  # [all rows]
     offsets: Integers  # [OFFSETS, all rows]: what a row's position is added to
-    views: DecodeViews
+    views: DecodeInputViews
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -88,8 +88,8 @@ class SlotTables:
         device: torch.device,
         spare_pages: Sequence[int] = (),
     ) -> None:
-        """`length` tokens are the most that a slot holds. With `spare_pages`, decodes lie in `DecodeMemory`."""
-        self._uploads = Uploads(device)
+        """`length` tokens are the most that a slot holds. With `spare_pages`, decodes lie in `DecodeInputBuffers`."""
+        self._uploads = HostToDevice(device)
         self._slots = slots
         self._length = length
         self._page_size = page_size
@@ -100,7 +100,7 @@ class SlotTables:
         self._layout: _Layout | None = None
         width = -(-length // page_size)
         self._pages = [np.zeros((slots + 1, width), dtype=np.int32) for _ in range(groups)]
-        self.memory = DecodeMemory(slots, width, spare_pages, device) if spare_pages else None
+        self.memory = DecodeInputBuffers(slots, width, spare_pages, device) if spare_pages else None
         self._written = 0  # columns of the rows' page tables that `memory` has
         self._changed: list[PageUpdate] = []  # since then
         for table, page in zip(self._pages, spare_pages, strict=False):
@@ -186,7 +186,9 @@ class SlotTables:
             nobody = np.zeros(0, dtype=np.int64)
             self._write_decodes(self.memory, self._decodes(self.memory, nobody, nobody), nobody)
 
-    def _gather_decodes(self, memory: DecodeMemory, layout: _Layout, decodes: _Decodes, starts: Integers) -> StepInputs:
+    def _gather_decodes(
+        self, memory: DecodeInputBuffers, layout: _Layout, decodes: _Decodes, starts: Integers
+    ) -> StepInputs:
         views = decodes.views
         output_positions = self._write_decodes(memory, decodes, starts)[: len(starts)]
         ends = starts + 1
@@ -213,7 +215,7 @@ class SlotTables:
             chained=layout.chained,
         )
 
-    def _write_pages(self, memory: DecodeMemory, slots: Integers, width: int) -> None:
+    def _write_pages(self, memory: DecodeInputBuffers, slots: Integers, width: int) -> None:
         """Let the page tables of the slots be right up to a column: all of them, or only where they have changed."""
         if self._written < width:
             self._written = min(width + _SPARE_COLUMNS, self._pages[0].shape[1])
@@ -233,7 +235,7 @@ class SlotTables:
                 memory.change_pages(rows, columns, [pages[slots[rows], columns] for pages in self._pages])
         self._changed = []
 
-    def _decodes(self, memory: DecodeMemory, slots: Integers, prompts: Integers) -> _Decodes:
+    def _decodes(self, memory: DecodeInputBuffers, slots: Integers, prompts: Integers) -> _Decodes:
         """Of slots whose prompts have so many tokens."""
         rows = np.full(self._slots, self._slots)
         rows[: len(slots)] = slots
@@ -243,7 +245,7 @@ class SlotTables:
         offsets[3, : len(slots)] = 1 - prompts
         return _Decodes(slots=rows, offsets=offsets, views=memory.first(len(slots)))
 
-    def _write_decodes(self, memory: DecodeMemory, decodes: _Decodes, starts: Integers) -> Integers:
+    def _write_decodes(self, memory: DecodeInputBuffers, decodes: _Decodes, starts: Integers) -> Integers:
         """Write rows that begin there, and padding. Returns the output positions of all."""
         positions = np.zeros(self._slots, dtype=np.int64)
         positions[: len(starts)] = starts

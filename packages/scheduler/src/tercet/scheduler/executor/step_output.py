@@ -10,11 +10,11 @@ from tercet.kernels.pinned import pinned_empty
 from tercet.protocol.messages.values import Logprobs, pack_floats, pack_ints
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.executor.sampling.sampler import Sampled, TokenLogprobs
-from tercet.scheduler.executor.sampling.slot_grammars import Outcome
+from tercet.scheduler.executor.sampling.slot_grammars import GrammarOutcome
 
 _HOST = torch.device("cpu")
 
-Settle = Callable[[Sequence[int]], Outcome]
+Settle = Callable[[Sequence[int]], GrammarOutcome]
 """Called once a step with the tokens of its sampling rows: advances their grammars, gives what these say."""
 
 
@@ -77,7 +77,7 @@ class StepOutput:
             token_ids = [-1] * self._rows
             for row, token in zip(self._sampling_rows, sampled, strict=True):
                 token_ids[row] = token
-        outcome = Outcome() if self._settle is None else self._settle(sampled)
+        outcome = GrammarOutcome() if self._settle is None else self._settle(sampled)
         rows = self._sampling_rows
         return StepResult(
             step=self._step,

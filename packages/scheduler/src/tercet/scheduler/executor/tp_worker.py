@@ -19,7 +19,7 @@ from tercet.kernels.ops.store_kv import E4M3
 from tercet.protocol.json_files import error_line
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.device.devices import take_device
-from tercet.scheduler.device.oom import needed_for, release_cached
+from tercet.scheduler.device.oom import release_cached, require_memory
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
@@ -32,19 +32,19 @@ from tercet.scheduler.executor.loading import (
     sampling_ops,
     shape_of,
 )
-from tercet.scheduler.executor.lora.adapters import Adapters, desk_of
-from tercet.scheduler.executor.lora.loader import AdapterDesk
+from tercet.scheduler.executor.lora.adapters import StepAdapters, desk_of
+from tercet.scheduler.executor.lora.loader import AdapterLoader
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
-from tercet.scheduler.executor.rank_strategy import conduct_of
+from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.sampler import Sampler
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.warmup import mask_once, ordinary_plans
-from tercet.scheduler.executor.weights_loader import WeightsDesk
+from tercet.scheduler.executor.weights_loader import WeightsLoader
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.grammar.backends import grammar_backend
-from tercet.scheduler.grammar.loader import GrammarDesk
+from tercet.scheduler.grammar.loader import GrammarLoader
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, shortened
 from tercet.scheduler.models.shard import WHOLE, Shard
 from tercet.scheduler.models.weights.kv_scales import read_kv_scales
@@ -79,7 +79,7 @@ class TpModelWorker:
         device = take_device(options.device)
         config = shape_of(options, device)
         try:
-            with needed_for("a first kernel"):
+            with require_memory("a first kernel"):
                 backend = attention_backend(options.attention_backend, device)
         except UnavailableBackendError as error:
             raise ValueError(str(error)) from error
@@ -97,24 +97,24 @@ class TpModelWorker:
         scales = _kv_scales(options, config, shape)
         self._options, self._config, self._shape, self._device = options, config, shape, device
         self._backend, self._native, self._shard = backend, native, shard
-        self._conduct, self._advance, self._progress = conduct_of(shard), advance, progress
+        self._conduct, self._advance, self._progress = rank_strategy_of(shard), advance, progress
         budget.check()
         self._grammars = _grammars(options, config)
-        with needed_for("the model's weights"), reading_model(options.checkpoint):
+        with require_memory("the model's weights"), reading_model(options.checkpoint):
             loaded = self._load(options)
         ops = sampling_ops(loaded.model, device, native=self._native)
         pages = budget.pages(loaded.model, backend, ops)
         group = KVGroup(name="full", layers=range(config.layers), pages=pages)
-        with needed_for(f"a KV cache of {pages * options.page_size} tokens, lower kv_cache_bytes"):
+        with require_memory(f"a KV cache of {pages * options.page_size} tokens, lower kv_cache_bytes"):
             self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
         gibibytes = self._pool.bytes / 2**30
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
         self._desk = None if loaded.adapters is None else desk_of(loaded.adapters)
-        with needed_for("steps beside the KV cache, lower kv_cache_bytes or the slots"):
+        with require_memory("steps beside the KV cache, lower kv_cache_bytes or the slots"):
             self._runner = self._runner_of(loaded)
             if device.type == "cuda":
                 self._warm_up(loaded.model)
-        self.weights = WeightsDesk(self._check)
+        self.weights = WeightsLoader(self._check)
         self._capacity = _capacity(options, config, context_length, self._pool, self._grammars)
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
@@ -125,7 +125,7 @@ class TpModelWorker:
         return self._capacity
 
     @property
-    def grammars(self) -> GrammarDesk | None:
+    def grammars(self) -> GrammarLoader | None:
         """Where grammars are read before they are planned."""
         return None if self._grammars is None else self._grammars.desk
 
@@ -135,7 +135,7 @@ class TpModelWorker:
         return self._grammars
 
     @property
-    def adapters(self) -> AdapterDesk | None:
+    def adapters(self) -> AdapterLoader | None:
         """Where adapters are read before they are planned; None where none can be run."""
         return self._desk
 
@@ -191,7 +191,7 @@ class TpModelWorker:
             recorder = conduct.recording(CudaRecorder(wary=not isinstance(self._config, ModelConfig)))
             graphs = _graphs(options, model, self._pool, self._backend, recorder)
         bank = loaded.adapters
-        adapters = None if bank is None else Adapters(bank, options.rows, device, self._desk)
+        adapters = None if bank is None else StepAdapters(bank, options.rows, device, self._desk)
         return ModelRunner(
             conduct.wrapped(model, device, self._advance),
             self._pool,
@@ -280,7 +280,7 @@ def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], Step
 
 def _graphs(
     options: WorkerOptions, model: Model, pool: KVPool, backend: Callable[[], AttentionBackend], recorder: Recorder
-) -> Callable[[SlotTables, Sampler, Adapters | None], CudaGraphRunner] | None:
+) -> Callable[[SlotTables, Sampler, StepAdapters | None], CudaGraphRunner] | None:
     """Makes what replays decodes; None where the attention backend cannot be recorded."""
     backends = [made for _ in pool.groups if (made := graph_backend(backend))]
     if not backends:

@@ -9,7 +9,7 @@ import torch
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.ops.lora import LONGEST_RUN
 from tercet.protocol.messages.values import SamplingParams, pack_ints
-from tercet.scheduler.config import ShortageError
+from tercet.scheduler.config import InsufficientMemoryError
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.oom import lacks_memory
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
@@ -118,7 +118,7 @@ def mask_once(ops: SamplingOps, vocab_size: int, dtype: torch.dtype, device: tor
         ops.apply_bitmask_(torch.zeros(1, vocab_size, dtype=each, device=device), mask)
 
 
-def rehearse(
+def profile_run(
     model: Model,
     backend: Callable[[], AttentionBackend],
     ops: SamplingOps,
@@ -157,14 +157,14 @@ def _refuse() -> None:
 def measured_kv_bytes(available: Callable[[], int], run: Callable[[], None], share: float, tokens: int) -> int:
     """The `share` of what is available after a rehearsal, whose memory the allocator keeps for the steps to come.
 
-    Raises ShortageError where there is not even memory for the rehearsal.
+    Raises InsufficientMemoryError where there is not even memory for the rehearsal.
     """
     try:
         run()
     except (MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
-        raise ShortageError(
+        raise InsufficientMemoryError(
             f"there is no memory for a step of {tokens} tokens: lower chunked_prefill_size or max_running_requests"
         ) from error
     return int(available() * share)

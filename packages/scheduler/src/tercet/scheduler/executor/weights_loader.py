@@ -1,4 +1,4 @@
-"""`WeightsDesk`: looks at weights before the old ones are given up for them, so that no step waits for it."""
+"""`WeightsLoader`: looks at weights before the old ones are given up for them, so that no step waits for it."""
 
 import logging
 from collections.abc import Callable, Collection
@@ -13,7 +13,7 @@ _PATIENCE = 600.0
 """Seconds to look at a checkpoint. It is headers that are read, and what is tied."""
 
 
-class WeightsDesk:
+class WeightsLoader:
     """The `WeightsReader` port. Nothing is remembered: what lies at a path may be something else by the next time."""
 
     def __init__(self, check: Callable[[str], None], patience: float = _PATIENCE) -> None:

@@ -1,4 +1,4 @@
-"""`GrammarDesk`: reads grammars before the choices that follow them are planned, so that no step waits for one."""
+"""`GrammarLoader`: reads grammars before the choices that follow them are planned, so that no step waits for one."""
 
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +15,7 @@ _THREADS = 2
 _LONGEST_FAULT = 400
 
 
-class GrammarDesk:
+class GrammarLoader:
     """Reads each grammar once for all choices that follow it. One thread uses it; `copy` may be called in any."""
 
     def __init__(self, cache: GrammarCache[Any]) -> None:

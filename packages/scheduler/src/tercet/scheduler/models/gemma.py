@@ -7,7 +7,7 @@ import torch
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.decoder import CausalLM, DecoderLayer, Norms
 from tercet.scheduler.models.layers import Attention, GatedMLP, Rotary
-from tercet.scheduler.models.norms import CentredNorm
+from tercet.scheduler.models.norms import CenteredNorm
 from tercet.scheduler.models.shard import Shard
 
 
@@ -15,9 +15,9 @@ class GemmaLayer(DecoderLayer):
     """Attention, then MLP, each on the normalised sum of everything before it; what it gives is normalised, too."""
 
     def __init__(self, config: ModelConfig, attention: Attention, mlp: GatedMLP) -> None:
-        super().__init__(config, attention, mlp, CentredNorm)
-        self.pre_feedforward_layernorm = CentredNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
-        self.post_feedforward_layernorm = CentredNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        super().__init__(config, attention, mlp, CenteredNorm)
+        self.pre_feedforward_layernorm = CenteredNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        self.post_feedforward_layernorm = CenteredNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
 
     @property
     def norms(self) -> Norms:
@@ -46,8 +46,8 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
             input_bias=config.attention_bias,
             output_bias=config.attention_bias,
             qk_norm="none" if older else "heads",
-            norm=CentredNorm,
+            norm=CenteredNorm,
         )
         return GemmaLayer(config, attention, GatedMLP(config, shard, gate="gelu_tanh"))
 
-    return CausalLM(config, shard, layer, CentredNorm)
+    return CausalLM(config, shard, layer, CenteredNorm)

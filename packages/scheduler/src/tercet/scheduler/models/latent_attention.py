@@ -9,7 +9,7 @@ from functools import partial
 
 import torch
 
-from tercet.kernels.ops.quantized import dequantise
+from tercet.kernels.ops.quantized import dequantize
 from tercet.scheduler.models.config.latent_config import LatentConfig
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layer_ops import Batch, LatentQueries, NewLatents, OpsModule
@@ -35,11 +35,11 @@ class HeadProjections(FusedLinear):
         self._sizes = [latent.still_dim, latent.value_dim]
         self._full: torch.Tensor | None = None
 
-    def when_loaded(self) -> None:
+    def process_weights_after_loading(self) -> None:
         """Keep what was stored in few bits in full alone."""
-        super().when_loaded()
+        super().process_weights_after_loading()
         if self.quantised is not None:
-            self._full, self.quantised = dequantise(self.quantised, self.weight.dtype), None
+            self._full, self.quantised = dequantize(self.quantised, self.weight.dtype), None
 
     @property
     def by_head(self) -> tuple[torch.Tensor, torch.Tensor]:

@@ -292,25 +292,25 @@ def layer_ops(device: torch.device) -> LayerOps:
 
 
 class OpsModule(torch.nn.Module):
-    """A layer that computes with `ops`, which `use_ops` puts in place."""
+    """A layer that computes with `ops`, which `set_ops` puts in place."""
 
     ops: LayerOps = TORCH
     cuts: Mapping[str, Cut] = MappingProxyType({})
     """What is held of parameters, by their names in the module, where that need not be all that is stored of them."""
 
-    def when_loaded(self) -> None:
+    def process_weights_after_loading(self) -> None:
         """Make of what was loaded what is computed with."""
 
 
-def use_ops(model: torch.nn.Module, ops: LayerOps) -> None:
+def set_ops(model: torch.nn.Module, ops: LayerOps) -> None:
     """Let every layer of a model compute with `ops`, and find its parts at once."""
     for module in model.modules():
         if isinstance(module, OpsModule):
             module.ops = ops
-        _put_at_hand(module)
+        cache_submodules(module)
 
 
-def _put_at_hand(module: torch.nn.Module) -> None:
+def cache_submodules(module: torch.nn.Module) -> None:
     """Make what torch keeps in dicts of its own plain attributes, too: Python else fails to find them before it asks.
 
     Where one is set again, torch takes the plain one away; one that is deleted, or set to None, stays.

@@ -87,7 +87,7 @@ class Attention(OpsModule):
         self.sinks = empty_parameter(self.heads, dtype=config.dtype) if sinks else None
         self.cuts = {"sinks": Cut.span(config.heads, held)}
 
-    def when_loaded(self) -> None:
+    def process_weights_after_loading(self) -> None:
         """Lay norms of heads out as these are rotated (see `rotation`); `qkv_proj` does it with heads."""
         if self.rotary.order is not None and self.q_norm is not None and self.k_norm is not None:
             for norm in (self.q_norm, self.k_norm):

@@ -7,7 +7,7 @@ import torch
 
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Weight
-from tercet.kernels.ops.quantized import QuantisedWeight
+from tercet.kernels.ops.quantized import QuantizedWeight
 from tercet.scheduler.models.layer_ops import OpsModule
 from tercet.scheduler.models.norms import RMSNorm
 from tercet.scheduler.models.parameters import empty_parameter
@@ -67,11 +67,11 @@ class Linear(Matrix):
         runs = [outputs] if isinstance(outputs, int) else outputs
         super().__init__(inputs, runs, dtype, "meta" if quantised else None)
         self.bias = empty_parameter(sum(runs), dtype=dtype) if bias else None
-        self.quantised: QuantisedWeight | None = None
+        self.quantised: QuantizedWeight | None = None
         self.order: torch.Tensor | None = None
         """Which row of a checkpoint each row is, int64 [outputs], where it is not the same one."""
 
-    def when_loaded(self) -> None:
+    def process_weights_after_loading(self) -> None:
         """Follow `order`. Rows that were lent follow it when they are taken."""
         if self.order is None:
             return
@@ -136,9 +136,9 @@ class RowParallelLinear(Linear):
         self.cuts = {"weight": inputs.along(1)}
         self._shard = shard
 
-    def when_loaded(self) -> None:
+    def process_weights_after_loading(self) -> None:
         """Add the bias once."""
-        super().when_loaded()
+        super().process_weights_after_loading()
         if self.bias is not None and self._shard.rank:
             self.bias.data.zero_()
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from tercet.kernels.ops.activation import Gate
-from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantisedExperts
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantizedExperts
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeConfig
 from tercet.scheduler.models.layer_ops import OpsModule
@@ -40,7 +40,7 @@ class ExpertLinear(nn.Module):
         self._lent: dict[tuple[int, int], Lent] = {}
         self.weight = empty_parameter(experts, outputs, inputs, dtype=dtype, device="meta" if quantised else None)
         self.bias = empty_parameter(experts, outputs, dtype=dtype) if bias else None
-        self.quantised: QuantisedExperts | None = None
+        self.quantised: QuantizedExperts | None = None
 
     @property
     def value(self) -> ExpertWeights:
@@ -138,7 +138,7 @@ class MixtureOfExperts(OpsModule):
             Linear(config.hidden_size, 1, bias=False, dtype=config.dtype) if self.shared_expert is not None else None
         )
 
-    def when_loaded(self) -> None:
+    def process_weights_after_loading(self) -> None:
         """Add the bias of what comes down once, as `RowParallelLinear` does."""
         bias = self.experts.down_proj.bias
         if bias is not None and self._shard.rank:

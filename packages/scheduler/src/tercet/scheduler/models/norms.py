@@ -31,12 +31,12 @@ class RMSNorm(OpsModule):
         return self.ops.add_rmsnorm(x, residual, self.weight, self.eps)
 
 
-class CentredNorm(RMSNorm):
+class CenteredNorm(RMSNorm):
     """One of which checkpoints hold how far its weight is from 1. That sum is kept in float32, so that it is exact."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:  # noqa: ARG002 - the model's
         super().__init__(size, eps, torch.float32)
 
-    def when_loaded(self) -> None:
+    def process_weights_after_loading(self) -> None:
         """Make the weight of what a checkpoint holds."""
         self.weight.data += 1

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 
-class Run(NamedTuple):
+class Segment(NamedTuple):
     """Inputs of equal length side by side, so that each can be a row of one tensor."""
 
     start: int
@@ -105,18 +105,18 @@ class Packed:
         return self._masks[key]
 
 
-def _rows(x: torch.Tensor, run: Run) -> torch.Tensor:
+def _rows(x: torch.Tensor, run: Segment) -> torch.Tensor:
     """A run of x [tokens, ...] as [rows, length, ...]: a view."""
     return x[run.start : run.start + run.rows * run.length].view(run.rows, run.length, *x.shape[1:])
 
 
-def _runs(lengths: Sequence[int]) -> list[Run]:
-    runs: list[Run] = []
+def _runs(lengths: Sequence[int]) -> list[Segment]:
+    runs: list[Segment] = []
     start = 0
     for length in lengths:
         if runs and runs[-1].length == length:
             runs[-1] = runs[-1]._replace(rows=runs[-1].rows + 1)
         else:
-            runs.append(Run(start, 1, length))
+            runs.append(Segment(start, 1, length))
         start += length
     return runs

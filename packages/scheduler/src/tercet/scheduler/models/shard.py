@@ -36,7 +36,7 @@ class Collectives(Protocol):
         ...
 
 
-class Alone:
+class SingleRankShard:
     """The `Collectives` of a model in one process."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -56,7 +56,7 @@ class Shard:
 
     rank: int = 0
     size: int = 1
-    collectives: Collectives = field(default=Alone(), compare=False)
+    collectives: Collectives = field(default=SingleRankShard(), compare=False)
 
     def span(self, count: int, what: str) -> range:
         """Which of `count` this process holds. Raises ValueError when they do not divide evenly."""

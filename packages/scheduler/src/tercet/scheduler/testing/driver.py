@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from tercet.protocol.messages.messages import BatchTokenIDOutput, Opening, Rejected, TokenizedGenerateReqInput
+from tercet.protocol.messages.messages import BatchTokenIDOutput, FirstRow, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import (
     FinishReason,
     FinishType,
@@ -208,7 +208,7 @@ class Driver:
             if row in batch.finishes:
                 self.finishes[key] = batch.finishes[row]
 
-    def _opened(self, peer: str, rid: str, index: int, attempt: int, opening: Opening | None) -> Choice:
+    def _opened(self, peer: str, rid: str, index: int, attempt: int, opening: FirstRow | None) -> Choice:
         """Whose row this is. The first row of an attempt, and no other, says whom its text is for."""
         route = peer, rid, index, attempt
         assert (opening is None) == (route in self._frontends), f"{route} is opened never or twice"

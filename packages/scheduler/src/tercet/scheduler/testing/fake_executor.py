@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tercet.protocol.messages.values import Logprobs, LoRAAdapter, SamplingParams, pack_floats, pack_ints, unpack_ints
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, Row, SlotInit, StepResult
-from tercet.scheduler.executor.weights_loader import WeightsDesk
+from tercet.scheduler.executor.weights_loader import WeightsLoader
 
 _MASK = (1 << 61) - 1
 
@@ -153,7 +153,7 @@ class FakeExecutor:
         defers: Callable[[Plan, Row], bool] = lambda _, __: False,
     ) -> None:
         """`defers` says of a row that samples, of a choice with a grammar, that its mask is late."""
-        self.weights = WeightsDesk(_check_directory)
+        self.weights = WeightsLoader(_check_directory)
         self._loaded = weights
         self._capacity = capacity
         self._verify = verify

@@ -13,8 +13,8 @@ from tercet.frontend.api.anthropic.conversation import described, messages_of
 from tercet.frontend.api.anthropic.schema import CountTokens, CreateMessage, Prompted
 from tercet.frontend.api.anthropic.writer import Change, MessageWriter
 from tercet.frontend.api.openai.sampling_schema import SamplingFields
-from tercet.frontend.chat.chat_request import Calls, ChatTurn, ToolChoice
-from tercet.frontend.chat.planner import TurnPlan, TurnPlanner
+from tercet.frontend.chat.chat_request import Calls, ChatOptions, ToolChoice
+from tercet.frontend.chat.planner import ChatPlan, ChatPlanner
 from tercet.frontend.constraints import JsonSchema
 from tercet.frontend.errors import ApiError, BadRequestError, ServerError
 from tercet.frontend.http.error_format import anthropic_error
@@ -38,7 +38,7 @@ _CALLS = {"auto": Calls.AUTO, "any": Calls.REQUIRED, "tool": Calls.REQUIRED, "no
 class AnthropicServingMessages:
     """Messages of every served model. The headers that name a version and betas of the API are read by nobody."""
 
-    def __init__(self, manager: TokenizerManager, planner: TurnPlanner, body_limit: int) -> None:
+    def __init__(self, manager: TokenizerManager, planner: ChatPlanner, body_limit: int) -> None:
         self._manager = manager
         self._planner = planner
         self._body_limit = body_limit
@@ -82,7 +82,7 @@ class AnthropicServingMessages:
         return _json({"input_tokens": len(ids)})
 
 
-def _turn(body: Prompted, model: ServedModel) -> ChatTurn:
+def _turn(body: Prompted, model: ServedModel) -> ChatOptions:
     """The turn, but for what only an answer needs. A last message of the assistant's is gone on with."""
     thinking, config, choice = body.thinking, body.output_config, body.tool_choice
     schema = config.format.schema_ if config and config.format else None
@@ -90,7 +90,7 @@ def _turn(body: Prompted, model: ServedModel) -> ChatTurn:
     continues = last.role == "assistant"
     if continues and not isinstance(last.content, str) and any(block.type != "text" for block in last.content):
         raise BadRequestError("Only text of the assistant's can be gone on with.", param="messages")
-    return ChatTurn(
+    return ChatOptions(
         messages=messages_of(body.system, body.messages),
         sampling=SamplingFields(model=body.model).sampling(model.files.defaults),
         tools=tuple(
@@ -113,7 +113,7 @@ def _turn(body: Prompted, model: ServedModel) -> ChatTurn:
     )
 
 
-async def _changes(plan: TurnPlan, writer: MessageWriter, generation: Generation) -> AsyncIterator[list[Change]]:
+async def _changes(plan: ChatPlan, writer: MessageWriter, generation: Generation) -> AsyncIterator[list[Change]]:
     """What each arrival changes, to the last. Raises ApiError."""
     [reader] = plan.readers(generation)
     begun = False

@@ -8,12 +8,12 @@ from starlette.responses import Response
 from tercet.frontend.api.generation_response import Form, answer
 from tercet.frontend.api.openai.chat_messages import message_of
 from tercet.frontend.api.openai.chat_schema import ChatRequest, chat_request
-from tercet.frontend.api.openai.chat_writer import ChatForm
-from tercet.frontend.api.openai.parsed_chat_writer import ParsedChatForm
+from tercet.frontend.api.openai.chat_writer import ChatWriter
+from tercet.frontend.api.openai.parsed_chat_writer import ParsedChatWriter
 from tercet.frontend.api.openai.sampling_schema import stop_strings
 from tercet.frontend.api.openai.structured_schema import constraint_of
-from tercet.frontend.chat.chat_request import ChatTurn
-from tercet.frontend.chat.planner import TurnPlanner
+from tercet.frontend.chat.chat_request import ChatOptions
+from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.chat.template_variables import ALLOWED
 from tercet.frontend.errors import UnknownParameterError
 from tercet.frontend.http.request_body import read_model
@@ -26,7 +26,7 @@ from tercet.protocol.messages.values import LogprobParams
 class OpenAIServingChat:
     """Chat completions of every served model."""
 
-    def __init__(self, manager: TokenizerManager, body_limit: int, planner: TurnPlanner) -> None:
+    def __init__(self, manager: TokenizerManager, body_limit: int, planner: ChatPlanner) -> None:
         self._manager = manager
         self._body_limit = body_limit
         self._planner = planner
@@ -38,20 +38,20 @@ class OpenAIServingChat:
         model = await self._manager.adapters.model(body.model)
         plan = await self._planner.plan(to_turn(body, model), model)
         rid = self._manager.new_id()
-        form: Form = ChatForm(rid, body, model)
+        form: Form = ChatWriter(rid, body, model)
         if plan.reads:
-            form = ParsedChatForm(rid, body, model, plan, self._planner.reasoning_field)
+            form = ParsedChatWriter(rid, body, model, plan, self._planner.reasoning_field)
         return await answer(request, self._manager, [plan.request], form, stream=bool(body.stream), rid=rid)
 
 
-def to_turn(body: ChatRequest, model: ServedModel) -> ChatTurn:
+def to_turn(body: ChatRequest, model: ServedModel) -> ChatOptions:
     """The request as one turn of a chat. Raises BadRequestError."""
     max_tokens, max_tokens_param = body.output_limit
     continues = bool(body.continue_final_message)
     asked = body.add_generation_prompt
     budget, budget_param = _thinking_budget(body)
     effort, effort_param = _effort(body)
-    return ChatTurn(
+    return ChatOptions(
         messages=[message_of(message) for message in body.messages],
         sampling=body.sampling(model.files.defaults),
         tools=body.specs(),

@@ -16,7 +16,7 @@ from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_ints
 
 
-class ChatEnvelope:
+class ChatChunks:
     """Made once for each HTTP request. A chunk is a prefix, made here, and what is new."""
 
     def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:

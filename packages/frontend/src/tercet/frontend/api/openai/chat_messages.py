@@ -29,7 +29,7 @@ class RefusalPart(Strict):
 
 Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=4096)]
 SaidPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
-Said = Text | Annotated[list[SaidPart], Field(min_length=1, max_length=4096)]
+ParsedMessage = Text | Annotated[list[SaidPart], Field(min_length=1, max_length=4096)]
 
 
 class ChatMessage(Strict):
@@ -100,7 +100,7 @@ class AssistantMessage(ChatMessage):
     """What the model said and called before, or is to go on with. What is left out clients add to answers."""
 
     role: Literal["assistant"]
-    content: Said | None = None
+    content: ParsedMessage | None = None
     name: Name | None = None
     refusal: Text | None = None
     reasoning_content: Text | None = None

@@ -2,23 +2,23 @@
 
 import orjson
 
-from tercet.frontend.api.generation_response import Whole
-from tercet.frontend.api.openai.chat_chunks import ChatEnvelope
+from tercet.frontend.api.generation_response import FinishedChoice
+from tercet.frontend.api.openai.chat_chunks import ChatChunks
 from tercet.frontend.api.openai.chat_schema import ChatRequest
 from tercet.frontend.http.loop_turns import Steps, no_steps
-from tercet.frontend.manager.generation import Arrival, Generation
+from tercet.frontend.manager.generation import Generation, GenerationUpdate
 from tercet.frontend.manager.req_state import ReqState, Update
 from tercet.frontend.model.served_model import ServedModel
 
 
-class ChatForm:
+class ChatWriter:
     """Writes chunks and completions of plain text."""
 
     def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
-        self._envelope = ChatEnvelope(rid, body, model)
+        self._envelope = ChatChunks(rid, body, model)
         self._begun: set[int] = set()
 
-    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+    def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
         """One chunk for each choice with news, after one with its role where it is the first."""
         if self._envelope.continuous_usage:
             self._envelope.count(generation)
@@ -53,7 +53,7 @@ class ChatForm:
         """Do nothing: events have nothing of the prompt."""
         return no_steps(state)
 
-    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
+    def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
         """A chat.completion."""
         rows = []
         for choice in choices:

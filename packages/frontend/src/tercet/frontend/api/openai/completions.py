@@ -9,7 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.api.generation_response import Whole, answer
+from tercet.frontend.api.generation_response import FinishedChoice, answer
 from tercet.frontend.api.openai.completion_schema import CompletionRequest
 from tercet.frontend.api.openai.logprobs import (
     COMPLETION_FIELDS,
@@ -28,7 +28,7 @@ from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.http.loop_turns import Steps, result_of
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import DONE, event
-from tercet.frontend.manager.generation import Arrival, Generation
+from tercet.frontend.manager.generation import Generation, GenerationUpdate
 from tercet.frontend.manager.req_state import ReqState
 from tercet.frontend.manager.request import GenerateRequest, ParamNames, TextPrompt, TokenPrompt
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -53,7 +53,7 @@ class OpenAIServingCompletion:
         model = await self._manager.adapters.model(body.model)
         work = to_generate(body, model)
         rid = self._manager.new_id()
-        form = CompletionForm(rid, body, model)
+        form = CompletionWriter(rid, body, model)
         return await answer(request, self._manager, work, form, stream=bool(body.stream), rid=rid)
 
 
@@ -122,7 +122,7 @@ class _Echo(NamedTuple):
     scores: dict[str, Members] | None
 
 
-class CompletionForm:
+class CompletionWriter:
     """Writes completions. The choice of prompt i with index j is number i * n + j."""
 
     def __init__(self, rid: str, body: CompletionRequest, model: ServedModel) -> None:
@@ -152,7 +152,7 @@ class CompletionForm:
         self._prompts: dict[str, _Echo] = {}
         self._scored: dict[str, orjson.Fragment | None] = {}
 
-    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+    def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
         """One chunk for each choice with news."""
         chunks = b""
         if self._continuous_usage:
@@ -187,7 +187,7 @@ class CompletionForm:
                 scores = yield from echo_logprobs(names, specials, ids, text, state.prompt_logprobs, self._top)
             self._prompts[state.rid] = _Echo(text, scores)
 
-    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
+    def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
         """A text_completion."""
         shown = _best(choices, self._n) if self._chooses else choices
         rows = []
@@ -235,7 +235,7 @@ class CompletionForm:
             **told,
         }
 
-    def _score_steps(self, number: int, choice: Whole) -> Steps[dict[str, Members] | None]:
+    def _score_steps(self, number: int, choice: FinishedChoice) -> Steps[dict[str, Members] | None]:
         """Write the log-probabilities of a whole choice, if they are shown."""
         if self._top is None:
             return None
@@ -284,15 +284,15 @@ class CompletionForm:
         return tokenizer.decode([each for each in prompt_ids if tokenizer.has(each)], skip_special_tokens=False)
 
 
-def _best(choices: list[Whole], n: int) -> list[Whole]:
+def _best(choices: list[FinishedChoice], n: int) -> list[FinishedChoice]:
     """The n of each prompt whose tokens are likeliest on average, the best first."""
-    by_prompt: dict[int, list[Whole]] = {}
+    by_prompt: dict[int, list[FinishedChoice]] = {}
     for each in choices:
         by_prompt.setdefault(each.prompt, []).append(each)
     return [each for rivals in by_prompt.values() for each in sorted(rivals, key=_likelihood, reverse=True)[:n]]
 
 
-def _likelihood(choice: Whole) -> float:
+def _likelihood(choice: FinishedChoice) -> float:
     """Mean log-probability of its tokens."""
     scores = [score for part in choice.logprobs for score in unpack_floats(part.chosen)]
     return sum(scores) / len(scores) if scores else 0.0

@@ -4,13 +4,13 @@ from typing import Any
 
 import orjson
 
-from tercet.frontend.api.generation_response import Whole
-from tercet.frontend.api.openai.chat_chunks import ChatEnvelope
+from tercet.frontend.api.generation_response import FinishedChoice
+from tercet.frontend.api.openai.chat_chunks import ChatChunks
 from tercet.frontend.api.openai.chat_schema import ChatRequest
-from tercet.frontend.chat.output_parser import Call, ChoiceReader, add_up
-from tercet.frontend.chat.planner import TurnPlan
+from tercet.frontend.chat.output_parser import Call, OutputParser, merge_events
+from tercet.frontend.chat.planner import ChatPlan
 from tercet.frontend.http.loop_turns import Steps, no_steps
-from tercet.frontend.manager.generation import Arrival, Generation
+from tercet.frontend.manager.generation import Generation, GenerationUpdate
 from tercet.frontend.manager.req_state import ReqState, Update
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.parsers.events import (
@@ -28,24 +28,24 @@ _NO_TEXT = b'{"content":""}'
 """At the end of an answer that has neither text nor calls, for clients to add up to what is no null."""
 
 
-class ParsedChatForm:
+class ParsedChatWriter:
     """Writes a chunk for each event. Log-probabilities and ids go with the first chunk of their tokens.
 
     A client that asked with `functions` gets its call as `function_call`.
     """
 
-    def __init__(self, rid: str, body: ChatRequest, model: ServedModel, plan: TurnPlan, reasoning_field: str) -> None:
-        self._envelope = ChatEnvelope(rid, body, model)
+    def __init__(self, rid: str, body: ChatRequest, model: ServedModel, plan: ChatPlan, reasoning_field: str) -> None:
+        self._envelope = ChatChunks(rid, body, model)
         self._plan = plan
         self._reasoning_field = reasoning_field
         self._functions = body.speaks_of_functions
         self._called = "stop" if body.names_one else "function_call" if self._functions else "tool_calls"
-        self._readers: list[ChoiceReader] = []
+        self._readers: list[OutputParser] = []
         self._begun: set[int] = set()
         self._answered: set[int] = set()
         """Choices that have text or calls."""
 
-    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+    def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
         """Chunks for what is new, the role before all else."""
         if not self._readers:
             self._readers = self._plan.readers(generation)
@@ -98,7 +98,7 @@ class ParsedChatForm:
             case ToolCallEnd():
                 return None
 
-    def _reason(self, finish: FinishReason, reader: ChoiceReader) -> str:
+    def _reason(self, finish: FinishReason, reader: OutputParser) -> str:
         """An answer that ended on its own with whole calls says so, unless the client had named the tool itself."""
         called = reader.calls and not reader.in_call and finish.type is FinishType.STOP
         return self._called if called else finish.type
@@ -111,7 +111,7 @@ class ParsedChatForm:
         """Do nothing: events have nothing of the prompt."""
         return no_steps(state)
 
-    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:
+    def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
         """A chat.completion."""
         self._readers = self._plan.readers(generation)
         written = []
@@ -126,8 +126,8 @@ class ParsedChatForm:
     def _reasoning_tokens(self) -> int:
         return sum(reader.reasoning_tokens for reader in self._readers)
 
-    def _choice(self, choice: Whole, reader: ChoiceReader) -> dict[str, Any]:
-        said = add_up(reader.read(Update(choice.index, choice.text, choice.token_ids, [], choice.finish)))
+    def _choice(self, choice: FinishedChoice, reader: OutputParser) -> dict[str, Any]:
+        said = merge_events(reader.read(Update(choice.index, choice.text, choice.token_ids, [], choice.finish)))
         message: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
         if said.reasoning:
             message[self._reasoning_field] = said.reasoning

@@ -13,7 +13,7 @@ import orjson
 
 from tercet.frontend.api.responses.body import rid_of
 from tercet.frontend.api.responses.conversation_store import Past
-from tercet.frontend.api.responses.draft import Begun, Draft, Drafter, Origin
+from tercet.frontend.api.responses.draft import Begun, Draft, Origin, ResponseDrafter
 from tercet.frontend.api.responses.event_log import EventLog
 from tercet.frontend.api.responses.output_items import Change
 from tercet.frontend.api.responses.schema import CreateResponse
@@ -40,7 +40,7 @@ _MOST_RUNS = 3
 class Background:
     """Works on background responses of this frontend's. All methods run on the event loop's thread."""
 
-    def __init__(self, manager: TokenizerManager, drafter: Drafter, store: ResponseStore) -> None:
+    def __init__(self, manager: TokenizerManager, drafter: ResponseDrafter, store: ResponseStore) -> None:
         self._manager = manager
         self._drafter = drafter
         self._store = store

@@ -14,7 +14,7 @@ from tercet.frontend.api.responses.conversation_store import ConversationStore
 from tercet.frontend.api.responses.input_schema import InputItem
 from tercet.frontend.api.responses.items import Item, given_items
 from tercet.frontend.errors import NotFoundError
-from tercet.frontend.http.auth import visitor_of
+from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.query import number, order
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.kept import Kept
@@ -30,7 +30,7 @@ class OpenAIServingConversations:
     async def create(self, request: Request) -> Response:
         """Begin a conversation."""
         body = await read_model(request, CreateConversation, self._body_limit)
-        owner = visitor_of(request).owner
+        owner = caller_of(request).owner
         items = await self._given(owner, body.items or ())
         return _json(await self._store.create(owner, items, body.metadata or {}))
 
@@ -88,7 +88,7 @@ class OpenAIServingConversations:
 
 def _named(request: Request) -> tuple[str, str]:
     """Who asks, and of which conversation."""
-    return visitor_of(request).owner, request.path_params["conversation_id"]
+    return caller_of(request).owner, request.path_params["conversation_id"]
 
 
 def _json(value: dict[str, Any]) -> Response:

@@ -17,7 +17,7 @@ _USE_SECONDS = 3600.0
 _ADD = "INSERT INTO conversation_items VALUES (?, ?, ?, ?) ON CONFLICT (conversation, id) DO NOTHING"
 
 
-class Row(msgspec.Struct, frozen=True):
+class ConversationRow(msgspec.Struct, frozen=True):
     """A conversation without its items: `next` is the place of the next one, `size` the bytes of all."""
 
     id: str
@@ -27,7 +27,9 @@ class Row(msgspec.Struct, frozen=True):
     size: int
 
 
-def find(connection: sqlite3.Connection, owner: str, conversation: str, since: float, now: float) -> Row | None:
+def find(
+    connection: sqlite3.Connection, owner: str, conversation: str, since: float, now: float
+) -> ConversationRow | None:
     """A conversation of the owner's that was used after `since`. This, too, is a use."""
     query = "SELECT id, created, metadata, next, bytes FROM conversations WHERE id = ? AND owner = ? AND used >= ?"
     row = connection.execute(query, (conversation, owner, since)).fetchone()
@@ -35,7 +37,7 @@ def find(connection: sqlite3.Connection, owner: str, conversation: str, since: f
         return None
     query = "UPDATE conversations SET used = ? WHERE id = ? AND used NOT BETWEEN ? AND ?"
     connection.execute(query, (now, conversation, now - _USE_SECONDS, now))
-    return Row(*row)
+    return ConversationRow(*row)
 
 
 def append(connection: sqlite3.Connection, conversation: str, items: Sequence[Item], now: float) -> None:

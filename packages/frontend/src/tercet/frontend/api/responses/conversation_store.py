@@ -10,7 +10,7 @@ import msgspec
 import orjson
 
 from tercet.frontend.api.responses import conversation_rows as rows
-from tercet.frontend.api.responses.conversation_rows import Item, Row
+from tercet.frontend.api.responses.conversation_rows import ConversationRow, Item
 from tercet.frontend.api.responses.store import MOST_HISTORY
 from tercet.frontend.database import Database
 from tercet.frontend.errors import BadRequestError, NotFoundError
@@ -146,7 +146,7 @@ class ConversationStore:
 
     def _found(
         self, connection: sqlite3.Connection, owner: str, conversation: str, param: str = "conversation_id"
-    ) -> Row:
+    ) -> ConversationRow:
         now = self._clock()
         row = rows.find(connection, owner, conversation, self._database.oldest(now), now)
         if row is None:
@@ -184,7 +184,7 @@ def _no_item(item: str) -> NotFoundError:
     return NotFoundError(f"Item with id '{item}' not found.", param="item_id")
 
 
-def _shown(row: Row) -> Conversation:
+def _shown(row: ConversationRow) -> Conversation:
     return {
         "id": row.id,
         "object": "conversation",

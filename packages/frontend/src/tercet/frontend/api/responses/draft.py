@@ -24,8 +24,8 @@ from tercet.frontend.api.responses.scored_text import ScoredText
 from tercet.frontend.api.responses.store import ResponseStore
 from tercet.frontend.api.responses.tool_schema import choice_of, specs_of
 from tercet.frontend.api.responses.writer import ResponseWriter
-from tercet.frontend.chat.chat_request import ChatTurn
-from tercet.frontend.chat.planner import TurnPlan, TurnPlanner
+from tercet.frontend.chat.chat_request import ChatOptions
+from tercet.frontend.chat.planner import ChatPlan, ChatPlanner
 from tercet.frontend.constraints import Constraint, JsonObject, JsonSchema
 from tercet.frontend.errors import BadRequestError, NotFoundError
 from tercet.frontend.manager.generation import Generation
@@ -68,7 +68,7 @@ _PIECES = 32
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A response that can be made."""
 
-    plan: TurnPlan
+    plan: ChatPlan
     begun: Begun
     body: dict[str, Any]
     model: ServedModel
@@ -102,13 +102,13 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
         return ScoredText(self.model.files.token_bytes, hidden)
 
 
-class Drafter:
+class ResponseDrafter:
     """Makes drafts. Without stores there is nothing to go on from."""
 
     def __init__(
         self,
         manager: TokenizerManager,
-        planner: TurnPlanner,
+        planner: ChatPlanner,
         store: ResponseStore | None,
         conversations: ConversationStore | None,
     ) -> None:
@@ -150,7 +150,7 @@ class Drafter:
             wants_logprobs=request.wants_logprobs,
         )
 
-    async def prompt(self, owner: str, request: Prompted) -> tuple[TurnPlan, ServedModel]:
+    async def prompt(self, owner: str, request: Prompted) -> tuple[ChatPlan, ServedModel]:
         """What would be generated from, for a count of its tokens. Raises ApiError."""
         model = await self._manager.adapters.model(request.model)
         turn = await self._turn(owner, request, await self._begun(owner, request), model)
@@ -170,12 +170,12 @@ class Drafter:
                 raise missing_input()
         return Begun(given, past)
 
-    async def _turn(self, owner: str, request: Prompted, begun: Begun, model: ServedModel) -> ChatTurn:
+    async def _turn(self, owner: str, request: Prompted, begun: Begun, model: ServedModel) -> ChatOptions:
         """The turn that the items make, and those before them."""
         earlier = begun.past.items if begun.past else []
         if request.previous_response_id is not None:
             earlier = await self._history(owner, request.previous_response_id)
-        return ChatTurn(
+        return ChatOptions(
             messages=messages_of(earlier, begun.given, request.instructions),
             sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
             tools=tuple(specs_of(request.tools or ())),
@@ -204,7 +204,7 @@ class Drafter:
 
         return await given_items(request.input or (), "input", find)
 
-    async def _plan(self, turn: ChatTurn, model: ServedModel) -> TurnPlan:
+    async def _plan(self, turn: ChatOptions, model: ServedModel) -> ChatPlan:
         try:
             return await self._planner.plan(turn, model)
         except BadRequestError as error:

@@ -11,16 +11,16 @@ from starlette.responses import Response
 
 from tercet.frontend.api.responses.background import Background
 from tercet.frontend.api.responses.body import id_of, page, rid_of
-from tercet.frontend.api.responses.draft import Draft, Drafter, Origin, new_seed
+from tercet.frontend.api.responses.draft import Draft, Origin, ResponseDrafter, new_seed
 from tercet.frontend.api.responses.event_log import EventLog, encoded
 from tercet.frontend.api.responses.output_items import Change
 from tercet.frontend.api.responses.schema import CreateResponse, TokenCount
 from tercet.frontend.api.responses.store import ResponseStore
 from tercet.frontend.api.responses.writer import ResponseWriter
-from tercet.frontend.chat.planner import TurnPlanner
+from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.database import StoreError
 from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError, ServerError, UnsupportedParameterError
-from tercet.frontend.http.auth import visitor_of
+from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.query import flag, number, order
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import EventStream, unless_gone
@@ -37,14 +37,14 @@ class OpenAIServingResponses:
     def __init__(
         self,
         manager: TokenizerManager,
-        planner: TurnPlanner,
+        planner: ChatPlanner,
         kept: Kept | None,
         body_limit: int,
     ) -> None:
         self._manager = manager
         self._kept = kept.responses if kept else None
         self._background = kept.background if kept else None
-        self._drafter = Drafter(manager, planner, self._kept, kept.conversations if kept else None)
+        self._drafter = ResponseDrafter(manager, planner, self._kept, kept.conversations if kept else None)
         self._body_limit = body_limit
 
     async def create(self, request: Request) -> Response:
@@ -52,7 +52,7 @@ class OpenAIServingResponses:
         body = await read_model(request, CreateResponse, self._body_limit)
         if body.store and self._kept is None:
             raise UnsupportedParameterError("This server stores no responses.", param="store")
-        owner = visitor_of(request).owner
+        owner = caller_of(request).owner
         seed = new_seed() if body.seed is None else body.seed
         origin = Origin(id_of(self._manager.new_id()), int(time.time()), seed, body)
         draft = await self._drafter.draft(owner, origin)
@@ -63,7 +63,7 @@ class OpenAIServingResponses:
 
     async def retrieve(self, request: Request) -> Response:
         """A response as it stands, or with `stream=true` the events of one made in the background."""
-        owner, response = visitor_of(request).owner, request.path_params["response_id"]
+        owner, response = caller_of(request).owner, request.path_params["response_id"]
         body = await self._store.get(owner, response)
         if not flag(request, "stream"):
             return _json(body)
@@ -75,7 +75,7 @@ class OpenAIServingResponses:
     async def cancel(self, request: Request) -> Response:
         """End a response that is made in the background."""
         response = request.path_params["response_id"]
-        body = await self._store.cancel(visitor_of(request).owner, response)
+        body = await self._store.cancel(caller_of(request).owner, response)
         if self._background is not None:
             self._background.stop(response)
         return _json(body)
@@ -83,21 +83,21 @@ class OpenAIServingResponses:
     async def delete(self, request: Request) -> Response:
         """Forget a response."""
         response = request.path_params["response_id"]
-        await self._store.delete(visitor_of(request).owner, response)
+        await self._store.delete(caller_of(request).owner, response)
         if self._background is not None:
             self._background.stop(response)
         return _json({"id": response, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
         """What a response was made from, one page at a time."""
-        items = await self._store.input_items(visitor_of(request).owner, request.path_params["response_id"])
+        items = await self._store.input_items(caller_of(request).owner, request.path_params["response_id"])
         limit = number(request, "limit", 20, lowest=1, highest=100)
         return _json(page(items, limit, request.query_params.get("after"), order(request)))
 
     async def input_tokens(self, request: Request) -> Response:
         """How many tokens a response would be made from."""
         body = await read_model(request, TokenCount, self._body_limit)
-        plan, model = await self._drafter.prompt(visitor_of(request).owner, body)
+        plan, model = await self._drafter.prompt(caller_of(request).owner, body)
         ids = await model.tokenized(plan.request.prompt, must_fit=False)
         return _json({"object": "response.input_tokens", "input_tokens": len(ids)})
 

@@ -11,7 +11,7 @@ from tercet.frontend.adapter_text import LONGEST_NAME, LONGEST_PATH
 from tercet.frontend.api.openai.sampling_schema import Name, Strict
 from tercet.frontend.http.auth import require_admin
 from tercet.frontend.http.request_body import read_model
-from tercet.frontend.lora.registry import Adapters
+from tercet.frontend.lora.registry import AdapterRegistry
 
 LOAD_PATHS = ("/load_lora_adapter", "/v1/load_lora_adapter")
 UNLOAD_PATHS = ("/unload_lora_adapter", "/v1/unload_lora_adapter")
@@ -39,7 +39,7 @@ class UnloadAdapter(Strict):
 class AdapterRoutes:
     """Names that come and go. As they are everybody's, both routes need an admin key."""
 
-    def __init__(self, adapters: Adapters, body_limit: int) -> None:
+    def __init__(self, adapters: AdapterRegistry, body_limit: int) -> None:
         self._adapters = adapters
         self._body_limit = body_limit
 

@@ -14,7 +14,7 @@ from tercet.frontend.api.openai.chat_messages import message_of
 from tercet.frontend.api.openai.sampling_schema import biases, stop_strings
 from tercet.frontend.api.openai.structured_schema import native_constraint_of
 from tercet.frontend.api.sglang.generate_schema import Detokenize, NativeGenerate, Tokenize, tokenize_request
-from tercet.frontend.api.sglang.generate_writer import NativeForm
+from tercet.frontend.api.sglang.generate_writer import GenerateWriter
 from tercet.frontend.api.sglang.session_routes import Sessions
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
@@ -52,7 +52,7 @@ class Native:
         body = await read_model(request, NativeGenerate, self._body_limit)
         model, lora = await self._models(body)
         work, ended = to_generate(body, model, lora), None
-        form = NativeForm(body.logprob_start_len, batch=body.is_batch)
+        form = GenerateWriter(body.logprob_start_len, batch=body.is_batch)
         if body.session_params is not None:
             [turn] = work
             turn, ended = await self._sessions.continued(request, body.session_params, turn, model)

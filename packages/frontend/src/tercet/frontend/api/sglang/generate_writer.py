@@ -5,16 +5,16 @@ from typing import Any
 
 import orjson
 
-from tercet.frontend.api.generation_response import Whole
+from tercet.frontend.api.generation_response import FinishedChoice
 from tercet.frontend.api.openai.logprobs import Members, entries, sliced
 from tercet.frontend.http.loop_turns import Steps, result_of
 from tercet.frontend.http.sse import DONE, event
-from tercet.frontend.manager.generation import Arrival, Generation
+from tercet.frontend.manager.generation import Generation, GenerationUpdate
 from tercet.frontend.manager.req_state import ReqState
 from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_ints
 
 
-class NativeForm:
+class GenerateWriter:
     """Each event of a stream holds the whole text so far; a list of prompts, and n > 1, answer with a list.
 
     The choice of prompt i with index j is number i * n + j. Log-probabilities of a prompt are those from `start` on.
@@ -28,7 +28,7 @@ class NativeForm:
         self._scores: dict[int, _Scores] = {}
         self._prompts: dict[str, _Scores] = {}
 
-    def events(self, generation: Generation, arrivals: list[Arrival]) -> bytes:
+    def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
         """One event for each choice with news."""
         chunks = b""
         for arrival in arrivals:
@@ -55,7 +55,7 @@ class NativeForm:
             yield from scores.steps(unpack_ints(state.prompt_ids), [state.prompt_logprobs], self._start)
             self._prompts[state.rid] = scores
 
-    def whole(self, generation: Generation, choices: list[Whole]) -> Steps[bytes]:  # noqa: ARG002
+    def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:  # noqa: ARG002
         """One object, or a list of them."""
         rows = []
         for each in choices:
@@ -125,5 +125,5 @@ class _Scores:
         }
 
 
-def _number(choice: Whole) -> int:
+def _number(choice: FinishedChoice) -> int:
     return choice.prompt * choice.state.sampling.n + choice.index

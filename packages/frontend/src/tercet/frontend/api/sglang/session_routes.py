@@ -10,7 +10,7 @@ from starlette.responses import Response
 from tercet.frontend.api.sglang.session_schema import CloseSession, OpenSession, SessionParams
 from tercet.frontend.api.sglang.session_store import SessionStore, Turn
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
-from tercet.frontend.http.auth import visitor_of
+from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.request import GenerateRequest, TextPrompt, TokenPrompt
@@ -31,13 +31,13 @@ class Sessions:
     async def open(self, request: Request) -> Response:
         """Answers with the session's id."""
         body = await read_model(request, OpenSession, self._body_limit)
-        session = await self._store.open(visitor_of(request).owner, body.capacity_of_str_len, body.session_id)
+        session = await self._store.open(caller_of(request).owner, body.capacity_of_str_len, body.session_id)
         return Response(orjson.dumps(session), media_type="application/json")
 
     async def close(self, request: Request) -> Response:
         """Forget a session."""
         body = await read_model(request, CloseSession, self._body_limit)
-        await self._store.close(visitor_of(request).owner, body.session_id)
+        await self._store.close(caller_of(request).owner, body.session_id)
         return Response(b"null", media_type="application/json")
 
     async def continued(
@@ -46,7 +46,7 @@ class Sessions:
         """The request with the tokens it goes on from before its own, and how to keep its turn. Raises ApiError."""
         if work.sampling.n != 1:
             raise BadRequestError("A turn of a session has one choice.", param="sampling_params.n")
-        owner = visitor_of(request).owner
+        owner = caller_of(request).owner
         capacity, parent = await self._store.turn(owner, params.id, params.rid or None)
         tokenizer = model.files.tokenizer_sha
         if parent is not None and parent.tokenizer not in {None, tokenizer}:

@@ -18,7 +18,7 @@ from tercet.kernels.triton.attention.paged_attention import (
     split_places,
     taken,
 )
-from tercet.kernels.triton.launch import await_previous, release_next
+from tercet.kernels.triton.launch import pdl_launch_next, pdl_wait
 from tercet.kernels.triton.linear.fp8 import widened
 
 
@@ -109,7 +109,7 @@ def latent_decode_kernel(
 ):
     """One split of one row and block of GROUP heads; SEVERAL of a row are merged, by the last of them or afterwards."""
     block, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     row, split, used, share, kv_len = taken(listed_ptr, kv_lens_ptr, row, split, 0, splits, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = block * GROUP + index
@@ -124,7 +124,7 @@ def latent_decode_kernel(
         q, turned, acc, top, total, index, cache_ptr, pages_ptr + row * stride_pages, split * share,
         tl.minimum(split * share + share, kv_len), scale, RANK, ROPE, PAGE_SIZE, False, BLOCK_N,
     )  # fmt: skip
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     dim = tl.arange(0, BLOCK_R)
     kept = mine[:, None] & (dim < RANK)[None, :]
     out = acc / total[:, None]
@@ -171,7 +171,7 @@ def latent_extend_kernel(
 ):
     """BLOCK_M // GROUP new tokens of one row, with a block of GROUP heads."""
     QUERIES: tl.constexpr = BLOCK_M // GROUP
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     tile_at = tiles_ptr + tl.program_id(0) * 2
     row, offset = tl.load(tile_at), tl.load(tile_at + 1)
     start = tl.load(query_start_ptr + row)
@@ -197,7 +197,7 @@ def latent_extend_kernel(
         q, turned, acc, top, total, position, cache_ptr, pages_at, plain, last, scale,
         RANK, ROPE, PAGE_SIZE, True, BLOCK_N,
     )  # fmt: skip
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     dim = tl.arange(0, BLOCK_R)
     out = (acc / tl.where(total == 0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
     place = (token * HEADS + head)[:, None] * RANK + dim[None, :]

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from tercet.kernels.ops.projection import Norm
 from tercet.kernels.triton.attention.rope import for_each, halves, rotated
-from tercet.kernels.triton.launch import await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.rmsnorm import rounded_for
 
@@ -46,14 +46,14 @@ def latent_rope_kernel(
     in_rank, in_half = dim < RANK, column < HALF
     heads_there = (head < HEADS) & in_half
     weight = tl.load(weight_ptr + dim, mask=in_rank, other=0.0).to(tl.float32)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     position = tl.load(positions_ptr + token).to(tl.int64)
     place = cache_ptr + tl.load(slots_ptr + token).to(tl.int64) * WIDTH
     new_at = new_ptr + token * stride_new
     latent = tl.load(new_at + dim, mask=in_rank, other=0.0)
     key_low, key_high = halves(new_at + RANK + column, in_half, HALF)
     q_low, q_high = halves(turned_ptr + token * stride_token + head * stride_head + column, heads_there, HALF)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     wide = latent.to(tl.float32)
     normed = rounded_for(wide * tl.rsqrt(tl.sum(wide * wide, 0) / RANK + eps), latent.dtype, weight_ptr) * weight
     tl.store(place + dim, normed.to(latent.dtype).to(cache_ptr.dtype.element_ty), mask=in_rank)

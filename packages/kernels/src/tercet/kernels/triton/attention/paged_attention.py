@@ -19,7 +19,7 @@ would else compile a kernel again for each: seconds in the middle of serving.
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import await_previous, release_next
+from tercet.kernels.triton.launch import pdl_launch_next, pdl_wait
 from tercet.kernels.triton.linear.fp8 import widened
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -138,7 +138,7 @@ def decode_kernel(
 ):
     """One split of one row and KV head; SEVERAL of a row are merged, by the last of them or afterwards."""
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     row, split, used, share, kv_len = taken(listed_ptr, kv_lens_ptr, row, split, WINDOW, splits, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + index
@@ -196,7 +196,7 @@ def attend_split(
         q, acc, top, total, index, k_at, v_at, pages_ptr, tl.num_programs(0), first, last, scale,
         HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
     )  # fmt: skip
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     row_head = row * tl.num_programs(0) * GROUP + head
     merged_at = merged_ptr + row_head[:, None] * HEAD_DIM + dim[None, :]
     alone = used == 1 if ended_ptr is not None else not SEVERAL
@@ -316,9 +316,9 @@ def merge_kernel(
     place = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dim = tl.arange(0, BLOCK_D)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     lse = tl.load(lse_ptr + place * SPLITS + split)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     highest = tl.max(lse, 0)
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + place % heads).to(tl.float32) * LOG2_E
@@ -362,7 +362,7 @@ def extend_kernel(
 ):
     """BLOCK_M // GROUP new tokens of one row, with all query heads of one KV head."""
     QUERIES: tl.constexpr = BLOCK_M // GROUP
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     tile_at = tiles_ptr + tl.program_id(0) * 2
     row, offset = tl.load(tile_at), tl.load(tile_at + 1)
     kv_heads, kv_head = tl.num_programs(1), tl.program_id(1)
@@ -393,7 +393,7 @@ def extend_kernel(
         q, acc, top, total, position, k_at, v_at, pages_at, kv_heads, plain, last, scale,
         HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, True, BLOCK_N,
     )  # fmt: skip
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     out = _with_sink(acc, top, total, _sinks(sinks_ptr, head, index < QUERIES * GROUP))
     place = (token[:, None] * kv_heads * GROUP + head[:, None]) * HEAD_DIM + dim[None, :]
     tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=mine)

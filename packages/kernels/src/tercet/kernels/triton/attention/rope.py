@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.fp8 import as_bits, e4m3_bits
 from tercet.kernels.triton.rmsnorm import rounded_for
@@ -104,13 +104,13 @@ def rope_store_kernel(
     kv_there = (kv_index < TAKEN) & (kv_head < HEADS)
     k_there, v_there = kv_there & (column < HALF), kv_there & (whole < 2 * HALF)
     q_at, k_at, v_at = q_head * 2 * HALF + column, kv_head * 2 * HALF + column, kv_head * 2 * HALF + whole
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     position = tl.load(positions_ptr + token).to(tl.int64)
     place = tl.load(slots_ptr + token) * stride_slot
     q_low, q_high = halves(q_ptr + token * stride_q + q_at, q_there, HALF)
     k_low, k_high = halves(k_ptr + token * stride_k + k_at, k_there, HALF)
     v = tl.load(v_ptr + token * stride_v + v_at, mask=v_there, other=0.0)
-    release_next(EARLY)  # which also keeps what waits for the position behind what does not
+    pdl_launch_next(EARLY)  # which also keeps what waits for the position behind what does not
     table_at = table_ptr + position * 2 * HALF
     k_cos, k_sin = for_each(table_at, BLOCK_KV, HALF, BLOCK)
     q_cos, q_sin = for_each(table_at, BLOCK_Q, HALF, BLOCK)

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from tercet.kernels.triton.attention.paged_attention import attend_split, even_splits, leave_empty, listed
 from tercet.kernels.triton.attention.rope import as_cached, for_each, halves, rotated
-from tercet.kernels.triton.launch import await_previous
+from tercet.kernels.triton.launch import pdl_wait
 from tercet.kernels.triton.rmsnorm import rounded_for
 
 
@@ -52,7 +52,7 @@ def rope_decode_kernel(
 ):  # fmt: skip
     """One split of one row and KV head, as `decode_kernel`; the split of the row's last key writes it first."""
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     if listed_ptr is not None:
         row, split, used, share = listed(listed_ptr)
         if used == 0:

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from tercet.kernels.ops.quantized import HALF, QuantisedWeight
+from tercet.kernels.ops.quantized import HALF, QuantizedWeight
 
 E2M1_LEFT: tl.constexpr = tl.constexpr(2.0**64)
 """What is left to multiply a sum by whose weights are e2m1 numbers and e8m0 scales in bfloat16."""
@@ -60,7 +60,7 @@ def e8m0_scale(bits, dtype: tl.constexpr):
     return scale
 
 
-def columns_of(weight: QuantisedWeight) -> tuple[int, int]:
+def columns_of(weight: QuantizedWeight) -> tuple[int, int]:
     """(columns that share a scale, columns that are computed at once).
 
     Raises ValueError unless the first are a power of two, at least 32, or all there are.

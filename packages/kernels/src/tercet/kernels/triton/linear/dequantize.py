@@ -1,10 +1,10 @@
-"""Weights in full again. The reference is `tercet.kernels.ops.quantized.dequantise`."""
+"""Weights in full again. The reference is `tercet.kernels.ops.quantized.dequantize`."""
 
 import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.ops.quantized import HALF, QuantisedWeight
+from tercet.kernels.ops.quantized import HALF, QuantizedWeight
 from tercet.kernels.triton.launch import Tiling, cdiv, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.dequant_bits import e2m1_number, e4m3_number, e8m0_scale, int4_number
@@ -16,7 +16,7 @@ HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
 
 
 @triton.jit
-def dequantise_kernel(
+def dequantize_kernel(
     codes_ptr,
     scales_ptr,
     zeros_ptr,
@@ -61,7 +61,7 @@ def dequantise_kernel(
     tl.store(out_at, (number * scale).to(dtype), mask=there)
 
 
-def dequantise(weight: QuantisedWeight, dtype: torch.dtype, *, tiling: Tiling = TILINGS[0]) -> torch.Tensor:
+def dequantize(weight: QuantizedWeight, dtype: torch.dtype, *, tiling: Tiling = TILINGS[0]) -> torch.Tensor:
     """The weight in full, [n, k]."""
     n, k = weight.shape
     out = torch.empty(n, k, dtype=dtype, device=weight.codes.device)
@@ -69,7 +69,7 @@ def dequantise(weight: QuantisedWeight, dtype: torch.dtype, *, tiling: Tiling = 
     block = min(tiling.block, power_of_two(groups))
     rows = tiling.block // block
     launch(
-        dequantise_kernel,
+        dequantize_kernel,
         (cdiv(n, rows), cdiv(groups, block)),
         (weight.codes, weight.scales, weight.zeros, out),
         (n, k, weight.scales.stride(0)),

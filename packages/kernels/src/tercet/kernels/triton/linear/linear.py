@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm
-from tercet.kernels.triton.launch import await_previous, early_start, release_next
+from tercet.kernels.triton.launch import early_start, pdl_launch_next, pdl_wait
 from tercet.kernels.triton.linear.gemv import SHORTEST, piece_of, read_input, rows_of, store_outputs
 
 
@@ -48,7 +48,7 @@ def row_linear_kernel(
     column = tl.arange(0, BLOCK)
     at = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column[None, :]
     weight = tl.load(at, mask=there[:, None], other=0.0)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     x, squares = read_input(x_ptr, norm_ptr, column)
     sums = weight.to(tl.float32) * x[None, :]
     for first in tl.range(BLOCK, SIZE, BLOCK):
@@ -56,7 +56,7 @@ def row_linear_kernel(
         x, more = read_input(x_ptr, norm_ptr, first + column)
         sums += weight.to(tl.float32) * x[None, :]
         squares += more
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     out = tl.sum(sums, 1)
     if norm_ptr is not None:
         out *= tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)

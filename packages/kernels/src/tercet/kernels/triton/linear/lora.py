@@ -16,12 +16,12 @@ import triton.language as tl
 
 from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, LoRAWeights
 from tercet.kernels.triton.launch import (
-    await_previous,
     cdiv,
     early_start,
     multiprocessors,
+    pdl_launch_next,
+    pdl_wait,
     power_of_two,
-    release_next,
 )
 from tercet.kernels.triton.launch_cache import launch
 
@@ -96,7 +96,7 @@ def lora_shrink_kernel(
     x_at = x_ptr + token[:, None] * stride_x
     a_at = a_ptr + (place * RANKS + rank)[None, :] * inputs
     a = tl.load(a_at + column[:, None], mask=inside[:, None] & rank_there[None, :], other=0.0)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     x = tl.load(x_at + column[None, :], mask=token_there[:, None] & inside[None, :], other=0.0)
     low = _dot(x, a, tl.zeros([TOKENS, BLOCK_R], tl.float32))
     for begin in tl.range(first + BLOCK_K, last, BLOCK_K):
@@ -105,7 +105,7 @@ def lora_shrink_kernel(
         a = tl.load(a_at + column[:, None], mask=inside[:, None] & rank_there[None, :], other=0.0)
         x = tl.load(x_at + column[None, :], mask=token_there[:, None] & inside[None, :], other=0.0)
         low = _dot(x, a, low)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     row = (run * tl.num_programs(2) + split) * TOKENS + tl.arange(0, TOKENS)
     tl.store(low_ptr + row[:, None] * RANKS + rank[None, :], low, mask=token_there[:, None] & rank_there[None, :])
 
@@ -177,7 +177,7 @@ def lora_expand_kernel(
     rank = tl.arange(0, BLOCK_R)
     b_at = b_ptr + place * RANK * outputs + output[None, :]
     b = tl.load(b_at + rank[:, None] * outputs, mask=(rank < RANK)[:, None] & n_there[None, :], other=0.0)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     there = token_there[:, None] & n_there[None, :]
     out_at = out_ptr + token[:, None] * stride_out + output[None, :]
     before = tl.load(out_at, mask=there, other=0.0).to(tl.float32)
@@ -189,7 +189,7 @@ def lora_expand_kernel(
         b = tl.load(b_at + more[:, None] * outputs, mask=(more < RANK)[:, None] & n_there[None, :], other=0.0)
         low = _low(low_at, more, token_there, splits, RANK, RANKS)
         added = _add_product(low, b, added, out_ptr.dtype.element_ty)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     tl.store(out_at, (before + added).to(out_ptr.dtype.element_ty), mask=there)
 
 

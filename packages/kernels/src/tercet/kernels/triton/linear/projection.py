@@ -10,11 +10,11 @@ import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm, Weight
-from tercet.kernels.ops.quantized import QuantisedWeight
+from tercet.kernels.ops.quantized import QuantizedWeight
 from tercet.kernels.triton.activation import act_and_mul
 from tercet.kernels.triton.linear import linear
 from tercet.kernels.triton.linear import quantized_gemv as quantised_row
-from tercet.kernels.triton.linear.quantized import linear_quantised
+from tercet.kernels.triton.linear.quantized import linear_quantized
 from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 
 
@@ -24,7 +24,7 @@ def project(
     """As the reference."""
     if _is_row(x, weight):
         return _row_linear(x, weight, bias, gate=gate)
-    many = linear_quantised(x, weight, bias) if isinstance(weight, QuantisedWeight) else F.linear(x, weight, bias)
+    many = linear_quantized(x, weight, bias) if isinstance(weight, QuantizedWeight) else F.linear(x, weight, bias)
     return many if gate is None else act_and_mul(many, gate)
 
 
@@ -38,7 +38,7 @@ def project_normed(
     gate: Gate | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As the reference."""
-    if residual is None and not isinstance(weight, QuantisedWeight) and linear.is_row(x, weight):
+    if residual is None and not isinstance(weight, QuantizedWeight) and linear.is_row(x, weight):
         return linear.row_linear(x, weight, bias, norm=norm, gate=gate), x
     normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
     return project(normed, weight, bias, gate=gate), total
@@ -54,7 +54,7 @@ def project_onto(
 
 
 def _is_row(x: torch.Tensor, weight: Weight) -> bool:
-    return quantised_row.is_row(x, weight) if isinstance(weight, QuantisedWeight) else linear.is_row(x, weight)
+    return quantised_row.is_row(x, weight) if isinstance(weight, QuantizedWeight) else linear.is_row(x, weight)
 
 
 def _row_linear(
@@ -65,6 +65,6 @@ def _row_linear(
     residual: torch.Tensor | None = None,
     gate: Gate | None = None,
 ) -> torch.Tensor:
-    if isinstance(weight, QuantisedWeight):
+    if isinstance(weight, QuantizedWeight):
         return quantised_row.row_linear(x, weight, bias, residual=residual, gate=gate)
     return linear.row_linear(x, weight, bias, residual=residual, gate=gate)

@@ -1,8 +1,8 @@
 """Linear layers whose weights are unpacked on their way to the tensor cores.
 
-The reference is `tercet.kernels.ops.quantized.linear_quantised`. Codes are exact in 16 bits; a block's scale is applied
+The reference is `tercet.kernels.ops.quantized.linear_quantized`. Codes are exact in 16 bits; a block's scale is applied
 to its part of the sum, in float32. One row needs no tensor cores (`quantised_row`). Many rows have the weight unpacked
-before (`dequantise`) in place of once for every tile of them. Where outputs are few, inputs are cut into splits
+before (`dequantize`) in place of once for every tile of them. Where outputs are few, inputs are cut into splits
 (`split_sums`).
 """
 
@@ -11,16 +11,16 @@ import torch.nn.functional as F  # noqa: N812
 import triton
 import triton.language as tl
 
-from tercet.kernels.ops.quantized import HALF, QuantisedWeight
+from tercet.kernels.ops.quantized import HALF, QuantizedWeight
 from tercet.kernels.triton.launch import (
     Tiling,
-    await_previous,
     cdiv,
     early_start,
     multiplies_from_memory,
     multiprocessors,
+    pdl_launch_next,
+    pdl_wait,
     power_of_two,
-    release_next,
     shared_memory,
 )
 from tercet.kernels.triton.launch_cache import launch
@@ -33,7 +33,7 @@ from tercet.kernels.triton.linear.dequant_bits import (
     int4_number,
 )
 from tercet.kernels.triton.linear.dequantize import TILINGS as UNPACKING
-from tercet.kernels.triton.linear.dequantize import dequantise
+from tercet.kernels.triton.linear.dequantize import dequantize
 from tercet.kernels.triton.linear.quantized_gemv import is_row, row_linear
 from tercet.kernels.triton.linear.split_k_reduce import add_splits, range_of_split, splits_for
 
@@ -172,7 +172,7 @@ def product(
 
 
 @triton.jit(do_not_specialize=["m"])
-def quantised_linear_kernel(
+def quantized_linear_kernel(
     x_ptr,
     codes_ptr,
     scales_ptr,
@@ -198,7 +198,7 @@ def quantised_linear_kernel(
     m_there = row < m
     n_there = output < n
     first, last = range_of_split(k, BLOCK_K)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     acc = product(
         x_ptr,
         row.to(tl.int64) * stride_x,
@@ -219,14 +219,14 @@ def quantised_linear_kernel(
         BLOCK_N,
         BLOCK_K,
     )
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + output, mask=n_there, other=0.0).to(tl.float32)[None, :]
     out_at = out_ptr + (tl.program_id(2).to(tl.int64) * m + row)[:, None] * n + output[None, :]
     tl.store(out_at, acc.to(out_ptr.dtype.element_ty), mask=m_there[:, None] & n_there[None, :])
 
 
-def linear_quantised(x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear_quantized(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """As the reference, for blocks as `columns_of` has them."""
     if is_row(x, weight):
         return row_linear(x, weight, bias)
@@ -260,15 +260,15 @@ def _stages(block_m: int, block_n: int, room: int, *, split: bool) -> int:
 
 
 def full_linear(
-    x: torch.Tensor, weight: QuantisedWeight, bias: torch.Tensor | None, *, tiling: Tiling = UNPACKING[0]
+    x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, *, tiling: Tiling = UNPACKING[0]
 ) -> torch.Tensor:
     """By the weight in full."""
-    return F.linear(x, dequantise(weight, x.dtype, tiling=tiling), bias)
+    return F.linear(x, dequantize(weight, x.dtype, tiling=tiling), bias)
 
 
 def tiled_linear(
     x: torch.Tensor,
-    weight: QuantisedWeight,
+    weight: QuantizedWeight,
     bias: torch.Tensor | None,
     *,
     tiling: Tiling | None = None,
@@ -290,7 +290,7 @@ def tiled_linear(
     parts = torch.empty(splits, m, n, dtype=torch.float32, device=x.device) if splits and splits > 1 else None
     bias_in, out_in = (bias, out) if parts is None else (None, parts)
     launch(
-        quantised_linear_kernel,
+        quantized_linear_kernel,
         (cdiv(n, tiling.block), tiles, splits or 1),
         (rows, weight.codes, weight.scales, weight.zeros, bias_in, out_in),
         (m, n, k, rows.stride(0), weight.scales.stride(0)),

@@ -4,7 +4,7 @@ As in `linear`, a program takes a few outputs and sums up products. What takes t
 takes one instruction for most: bits are put where a float32 has them, and what this multiplies by is made up for in the
 inputs. A thread has the same columns of all rows of its program, and so reads and prepares their inputs once; for
 Triton to see to that, rows and columns are one dimension wherever memory is read. The reference is
-`tercet.kernels.ops.quantized.linear_quantised`.
+`tercet.kernels.ops.quantized.linear_quantized`.
 """
 
 import torch
@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.activation import Gate
-from tercet.kernels.ops.quantized import QuantisedWeight
+from tercet.kernels.ops.quantized import QuantizedWeight
 from tercet.kernels.triton.launch import (
     Tiling,
-    await_previous,
     early_start,
     multiprocessors,
+    pdl_launch_next,
+    pdl_wait,
     power_of_two,
-    release_next,
 )
 from tercet.kernels.triton.linear.dequant_bits import columns_of
 from tercet.kernels.triton.linear.gemv import SHORTEST, piece_of, rows_of, store_outputs
@@ -149,7 +149,7 @@ def _left(there, left, GROUPS: tl.constexpr, RAGGED: tl.constexpr):
 
 
 @triton.jit
-def quantised_row_kernel(
+def quantized_gemv_kernel(
     x_ptr,  # [SIZE]
     words_ptr,  # int32 [outputs, SIZE / codes in 4 bytes], or of [2 * outputs, ...] with a GATE, gates first
     scales_ptr,
@@ -184,7 +184,7 @@ def quantised_row_kernel(
     soon = tl.load(words_at, mask=words_there[:, None, None], other=0)
     if zeros_ptr is not None:  # they are needed as early as the codes
         zero_soon = tl.load(zeros_ptr + start + further, mask=there, other=0.0)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     for first in tl.range(0, PIECES, GROUPS):
         words, left, following = soon, PIECES - first, first + GROUPS
         words_soon = _left(words_there, left - GROUPS, GROUPS, RAGGED) & (following < PIECES)
@@ -201,7 +201,7 @@ def quantised_row_kernel(
                 zero_soon = tl.load(zeros_ptr + start + following // EACH + further, mask=inside, other=0.0)
             part = _group_sums(words, x_ptr + first * COLUMNS, zero, left, FORMAT, GROUPS, RAGGED)
             sums += part * tl.reshape(scale, [PLACES // GROUPS, GROUPS])
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     out = tl.sum(sums, 1)
     if SCALE_COLUMNS == SIZE and zeros_ptr is None:
         row, there = rows_of(outputs, ROWS, GATE)
@@ -211,20 +211,20 @@ def quantised_row_kernel(
     store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATE)
 
 
-def is_row(x: torch.Tensor, weight: QuantisedWeight) -> bool:
+def is_row(x: torch.Tensor, weight: QuantizedWeight) -> bool:
     """Whether `row_linear` knows this: one row, of a size of whole pieces that are worth reading. It knows no mxfp4."""
     k = weight.shape[1]
     return weight.format != "mxfp4" and x.numel() == k and x.is_contiguous() and piece_of(k) >= SHORTEST
 
 
-def _piece(weight: QuantisedWeight, tiling: Tiling) -> tuple[int, int]:
+def _piece(weight: QuantizedWeight, tiling: Tiling) -> tuple[int, int]:
     """(rows that a program takes, groups of each that it reads at a time)."""
     each = _GROUP * 2 if weight.format == "int4" else _GROUP
     groups = min(32 * tiling.warps, power_of_two(weight.shape[1] // each + 1) // 2)
     return tiling.block // _GROUP // groups, groups
 
 
-def _tiling(weight: QuantisedWeight, processors: int) -> Tiling:
+def _tiling(weight: QuantizedWeight, processors: int) -> Tiling:
     rows, _ = _piece(weight, TILINGS[0])
     warps = triton.cdiv(weight.shape[0], rows) * TILINGS[0].warps
     return TILINGS[0] if warps >= _BUSY * processors else TILINGS[1]
@@ -232,7 +232,7 @@ def _tiling(weight: QuantisedWeight, processors: int) -> Tiling:
 
 def row_linear(
     x: torch.Tensor,
-    weight: QuantisedWeight,
+    weight: QuantizedWeight,
     bias: torch.Tensor | None = None,
     *,
     residual: torch.Tensor | None = None,
@@ -246,7 +246,7 @@ def row_linear(
     out = torch.empty(*x.shape[:-1], outputs, dtype=x.dtype, device=x.device)
     tiling = tiling or _tiling(weight, multiprocessors(x.device))
     rows, groups = _piece(weight, tiling)
-    quantised_row_kernel[(triton.cdiv(n, rows),)](
+    quantized_gemv_kernel[(triton.cdiv(n, rows),)](
         x,
         weight.codes.view(torch.int32),
         weight.scales,

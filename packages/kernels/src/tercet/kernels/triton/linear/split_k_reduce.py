@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import await_previous, cdiv, early_start, release_next
+from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl_wait
 from tercet.kernels.triton.launch_cache import launch
 
 _SPLITS = 16
@@ -51,10 +51,10 @@ def add_splits_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + place % n, mask=there, other=0.0).to(tl.float32)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     for split in tl.static_range(SPLITS):
         total += tl.load(parts_ptr + split * size.to(tl.int64) + place, mask=there, other=0.0)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     if bias_ptr is not None:
         total += bias
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=there)

@@ -15,7 +15,7 @@ import triton.language as tl
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights
 from tercet.kernels.triton.activation import act_and_mul
-from tercet.kernels.triton.launch import await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.dequant_bits import columns_of
 from tercet.kernels.triton.linear.quantized import product
@@ -75,7 +75,7 @@ def grouped_gemm_kernel(
     EARLY: tl.constexpr,
 ):
     """Of one tile of pairs and one of outputs: out[pair] = factor * (weight[expert] @ x[pair // share] + bias)."""
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     expert = tl.load(experts_ptr + tl.program_id(1))
     if expert < experts:
         pair = tl.load(pairs_ptr + tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -91,7 +91,7 @@ def grouped_gemm_kernel(
                 x_ptr, x_rows, m_there, weight_ptr, scales_ptr, zeros_ptr, row, n_there, k, 0, k, stride_scales,
                 FORMAT, SCALE_ROWS, SCALE_COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
-        release_next(EARLY)
+        pdl_launch_next(EARLY)
         if bias_ptr is not None:
             acc += tl.load(bias_ptr + row, mask=n_there, other=0.0).to(tl.float32)[None, :]
         if factors_ptr is not None:

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 
 _LEAST = 32
@@ -43,12 +43,12 @@ def count_pairs_kernel(
     """How many of COUNTED pairs each expert has, and that no place was given yet."""
     program, expert = tl.program_id(0), tl.arange(0, EXPERTS)
     sizes = tl.zeros([EXPERTS], tl.int32)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     for first in tl.range(program * COUNTED, tl.minimum(program * COUNTED + COUNTED, pairs), PIECE):
         pair = first + tl.arange(0, PIECE)
         there = pair < pairs
         sizes += tl.histogram(tl.load(experts_ptr + pair, mask=there, other=0).to(tl.int32), EXPERTS, mask=there)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     tl.store(counts_ptr + program * experts + expert, sizes, mask=expert < experts)
     if program == 0:
         tl.store(given_ptr + expert, tl.zeros([EXPERTS], tl.int32), mask=expert < experts)
@@ -110,7 +110,7 @@ def place_pairs_kernel(
     """Of the first programs each gives TILES tiles what they need, of the others each PLACED pairs a place."""
     program, expert = tl.program_id(0), tl.arange(0, EXPERTS)
     sizes = tl.zeros([EXPERTS], tl.int32)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     for count in tl.range(counting):
         sizes += tl.load(counts_ptr + count * experts + expert, mask=expert < experts, other=0)
     padded = tl.cdiv(sizes, BLOCK) * BLOCK
@@ -121,7 +121,7 @@ def place_pairs_kernel(
     else:
         first = (program - tl.cdiv(tiles, TILES)) * PLACED
         _give_places(starts, first, experts_ptr, given_ptr, pairs_ptr, pairs, PLACED)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
 
 
 def align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.activation import Gate
-from tercet.kernels.triton.launch import await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.gemv import rows_of, store_outputs
 
@@ -57,11 +57,11 @@ def full_experts_up_kernel(
     """Of one pair, the gates of some outputs times their ups."""
     pair = tl.program_id(1).to(tl.int64)
     row, there = rows_of(outputs, ROWS, GATE)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     before = tl.load(experts_ptr + pair) * 2 * outputs  # rows of the experts before
     x_at = x_ptr + pair // share * size + tl.zeros([1], tl.int64)
     sums = _sums(x_at, weight_ptr + ((before + row) * size)[None, :], there[None, :], size, BLOCK)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     if bias_ptr is not None:
         bias_ptr += before
     store_outputs(tl.reshape(sums, [ROWS]), bias_ptr, None, out_ptr + pair * outputs, outputs, ROWS, GATE)
@@ -87,14 +87,14 @@ def full_experts_down_kernel(
     token, index = tl.program_id(1).to(tl.int64), tl.arange(0, PAIRS)
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     pair, chosen = token * top_k + index, index < top_k
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     expert = tl.load(experts_ptr + pair, mask=chosen, other=0)
     factor = tl.load(factors_ptr + pair, mask=chosen, other=0.0)
     there = chosen[:, None] & (output < outputs)[None, :]
     row = expert[:, None] * outputs + output[None, :]
     own = tl.where(chosen, pair, token * top_k)  # not another token's: nothing times no number is none
     sums = _sums(x_ptr + own * size, weight_ptr + row * size, there, size, BLOCK)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
     total = tl.sum(sums * factor[:, None], 0)

@@ -10,9 +10,9 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.activation import Gate
-from tercet.kernels.ops.moe import QuantisedExperts
+from tercet.kernels.ops.moe import QuantizedExperts
 from tercet.kernels.triton.activation import gated
-from tercet.kernels.triton.launch import Tiling, await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.linear.dequant_bits import e8m0_scale
 
 TILINGS = (Tiling(16, 4), Tiling(8, 4), Tiling(8, 2), Tiling(16, 2), Tiling(32, 4), Tiling(32, 8))
@@ -102,12 +102,12 @@ def experts_up_kernel(
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     output = local // 2
     there = output < outputs
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     row = tl.load(experts_ptr + pair) * 2 * outputs + output + local % 2 * outputs
     if bias_ptr is not None:  # before the sums, so that nothing waits for them afterwards
         bias = tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
     sums = _sums(x_ptr + pair // share * groups * 32, words_ptr, scales_ptr, row, there, groups, ROWS, GROUPS)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     if bias_ptr is not None:
         sums += bias
     gate, up = tl.split(tl.reshape(sums.to(dtype).to(tl.float32), [ROWS // 2, 2]))
@@ -137,7 +137,7 @@ def experts_down_kernel(
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = output < outputs
     total = tl.zeros([ROWS], tl.float32)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     for pair in tl.range(token * top_k, (token + 1) * top_k):
         row = tl.load(experts_ptr + pair) * outputs + output
         factor = tl.load(factors_ptr + pair)
@@ -147,11 +147,11 @@ def experts_down_kernel(
         if bias_ptr is not None:
             sums += bias
         total += sums * factor
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     tl.store(out_ptr + token * outputs + output, total.to(out_ptr.dtype.element_ty), mask=there)
 
 
-def few(experts: torch.Tensor, gate_up: QuantisedExperts, down: QuantisedExperts) -> bool:
+def few(experts: torch.Tensor, gate_up: QuantizedExperts, down: QuantizedExperts) -> bool:
     """Whether `few_tokens` knows this, and is worth it."""
     return experts.numel() <= _FEW and gate_up.weight.format == down.weight.format == "mxfp4"
 
@@ -160,8 +160,8 @@ def few_tokens(
     x: torch.Tensor,
     weights: torch.Tensor,
     experts: torch.Tensor,
-    gate_up: QuantisedExperts,
-    down: QuantisedExperts,
+    gate_up: QuantizedExperts,
+    down: QuantizedExperts,
     *,
     gate: Gate,
     biases: tuple[torch.Tensor | None, torch.Tensor | None],

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.moe import LEAST, Routing
-from tercet.kernels.triton.launch import await_previous, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 
 
@@ -28,9 +28,9 @@ def route_kernel(
     """Of one token, the best expert after the other. Whatever the logits are, the experts are some that there are."""
     token = tl.program_id(0).to(tl.int64)
     expert, rank = tl.arange(0, BLOCK), tl.arange(0, RANKS)
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     left = tl.load(logits_ptr + token * experts + expert, mask=expert < experts, other=-float("inf")).to(tl.float32)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     highest = tl.max(left, 0)
     total = tl.sum(tl.exp(left - highest), 0)
     weights = tl.zeros([RANKS], tl.float32)
@@ -98,9 +98,9 @@ def route_scored_kernel(
     size = experts // GROUPS
     held = (group[:, None] < GROUPS) & (place < size)
     expert = group[:, None] * size + place
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     logits = tl.load(logits_ptr + token * experts + expert, mask=held, other=-float("inf")).to(tl.float32)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     if SIGMOID:
         scores = 1 / (1 + tl.exp(-logits))
     else:
@@ -134,7 +134,7 @@ def route(
     tokens, experts = logits.shape
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
     chosen = torch.empty(tokens, top_k, dtype=torch.int64, device=logits.device)
-    how = {"TOP_K": top_k, "RENORMALISE": routing.renormalise, "RANKS": power_of_two(top_k), "num_warps": 1}
+    how = {"TOP_K": top_k, "RENORMALISE": routing.renormalize, "RANKS": power_of_two(top_k), "num_warps": 1}
     early = early_start(logits.device)
     if routing.score == "softmax" and correction is None and not routing.limited:
         given, numbers = (logits, weights, chosen), (experts, routing.scale)

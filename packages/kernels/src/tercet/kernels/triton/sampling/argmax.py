@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.sampling.ordering import key_of, token_of
 
@@ -53,7 +53,7 @@ def best_of_block_kernel(
     index = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     row = index
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     if rows_ptr is not None:
         row = tl.load(rows_ptr + index)
     logits_at = logits_ptr + row * stride
@@ -62,7 +62,7 @@ def best_of_block_kernel(
     else:
         token = first + tl.arange(0, BLOCK)
         logits = tl.load(logits_at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     nothing = -0x7FFFFFFFFFFFFFFF
     keys = tl.where(token < vocab, key_of(logits, token, vocab), nothing)
     at = keys_ptr + (index * tl.num_programs(1) + tl.program_id(1)) * COUNT
@@ -79,8 +79,8 @@ def best_of_row_kernel(
     """The largest of the best of all blocks: its token and its logit. Or the token alone, -1 if that is not finite."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
-    await_previous(EARLY)
-    release_next(EARLY)
+    pdl_wait(EARLY)
+    pdl_launch_next(EARLY)
     keys = tl.load(keys_ptr + row * blocks + index, mask=index < blocks, other=-0x7FFFFFFFFFFFFFFF)
     token = token_of(tl.max(keys, 0), vocab)
     logit = tl.load(logits_ptr + row * stride + token)

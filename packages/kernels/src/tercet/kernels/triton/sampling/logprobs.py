@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.sampling.argmax import TILINGS as FOR_LARGEST
 from tercet.kernels.triton.sampling.argmax import top_candidates
@@ -23,12 +23,12 @@ def partial_sum_kernel(
     """The largest logit of one block of one row, and the sum of exponentials below it."""
     index = tl.program_id(0).to(tl.int64)
     row = index
-    await_previous(EARLY)
+    pdl_wait(EARLY)
     if rows_ptr is not None:
         row = tl.load(rows_ptr + index)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    release_next(EARLY)
+    pdl_launch_next(EARLY)
     highest = tl.max(logits, 0)
     base = tl.where(highest == float("-inf"), 0.0, highest)
     at = index * tl.num_programs(1) + tl.program_id(1)
@@ -44,8 +44,8 @@ def logsumexp_kernel(
     """log(sum(exp(logits))) of one row, and the log-probability of its token."""
     index = tl.program_id(0).to(tl.int64)
     row = index
-    await_previous(EARLY)
-    release_next(EARLY)
+    pdl_wait(EARLY)
+    pdl_launch_next(EARLY)
     if rows_ptr is not None:
         row = tl.load(rows_ptr + index)
     block = tl.arange(0, BLOCK)

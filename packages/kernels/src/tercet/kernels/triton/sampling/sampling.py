@@ -14,7 +14,7 @@ import triton.language as tl
 
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.sampling import Filters
-from tercet.kernels.triton.launch import Tiling, await_previous, cdiv, early_start, power_of_two, release_next
+from tercet.kernels.triton.launch import Tiling, cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.sampling.noise import gumbel_nearly, row_uniforms
 from tercet.kernels.triton.sampling.scores import FARTHEST, NEVER, best_draw, highest_of, scaled_logits
@@ -35,8 +35,8 @@ def highest_kernel(logits_ptr, bests_ptr, vocab, stride, blocks, BLOCK: tl.const
     """The largest logit of one block of one row; infinity where there is a NaN: neither kind of row has a draw."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
-    await_previous(EARLY)
-    release_next(EARLY)
+    pdl_wait(EARLY)
+    pdl_launch_next(EARLY)
     logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER).to(tl.float32)
     broken = (logits.to(tl.int32, bitcast=True) & 0x7FFFFFFF) > FARTHEST
     tl.store(bests_ptr + row * blocks + block, tl.max(tl.where(broken, float("inf"), logits), 0))
@@ -81,8 +81,8 @@ def nearly_kernel(
 ):  # fmt: skip
     """The best score of one block of one row, by noise that is nearly exact; with filters, the block's mass, too."""
     row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
-    await_previous(EARLY)
-    release_next(EARLY)
+    pdl_wait(EARLY)
+    pdl_launch_next(EARLY)
     highest = highest_of(bests_ptr, row, blocks, BLOCKS)
     best = NEVER
     if tl.abs(highest) < float("inf"):
@@ -107,8 +107,8 @@ def winner_kernel(
 ):  # fmt: skip
     """The token of one row with the largest score and noise, both exact; -1 where there is none."""
     row, rows, index = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, BLOCKS)
-    await_previous(EARLY)
-    release_next(EARLY)
+    pdl_wait(EARLY)
+    pdl_launch_next(EARLY)
     nearly = tl.load(bests_ptr + (rows + row) * blocks + index, mask=index < blocks, other=NEVER)
     may_win = nearly > tl.max(nearly, 0) - 2 * MARGIN
     block = tl.min(tl.where(may_win, index, BLOCKS), 0)

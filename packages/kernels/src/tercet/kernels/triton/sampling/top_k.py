@@ -17,7 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import await_previous, release_next
+from tercet.kernels.triton.launch import pdl_launch_next, pdl_wait
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.sampling.scores import FARTHEST, NEVER, highest_of, scaled_logits
 
@@ -80,8 +80,8 @@ def level_kernel(
 ):  # fmt: skip
     """The counts of one level of one block of one row."""
     row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
-    await_previous(EARLY)
-    release_next(EARLY)
+    pdl_wait(EARLY)
+    pdl_launch_next(EARLY)
     top_k = tl.load(top_k_ptr + row)
     if (top_k > 0) & (tl.abs(highest_of(bests_ptr, row, blocks, BLOCKS)) < float("inf")):
         found = tl.zeros([], tl.int64)
@@ -109,8 +109,8 @@ def settle_kernel(
 ):  # fmt: skip
     """Of one block of one row: how many tokens lie nearer than the last that is kept, and how many are just as far."""
     row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
-    await_previous(EARLY)
-    release_next(EARLY)
+    pdl_wait(EARLY)
+    pdl_launch_next(EARLY)
     top_k = tl.load(top_k_ptr + row)
     highest = highest_of(bests_ptr, row, blocks, BLOCKS)
     if (top_k > 0) & (tl.abs(highest) < float("inf")):

@@ -10,7 +10,7 @@ which blocks of the vocabulary work on side by side (`sampling`), and one progra
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import await_previous, release_next
+from tercet.kernels.triton.launch import pdl_launch_next, pdl_wait
 from tercet.kernels.triton.sampling.noise import gumbel_nearly, row_uniforms
 from tercet.kernels.triton.sampling.scores import NEVER, best_draw, highest_of, scaled_logits
 
@@ -37,8 +37,8 @@ def before_kernel(
 ):  # fmt: skip
     """The mass of one block of one row that lies before the token drawn."""
     row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
-    await_previous(EARLY)
-    release_next(EARLY)
+    pdl_wait(EARLY)
+    pdl_launch_next(EARLY)
     drawn = tl.load(tokens_ptr + row)
     if (tl.load(top_p_ptr + row) < 1) & (drawn >= 0):
         highest, temperature = highest_of(bests_ptr, row, blocks, BLOCKS), tl.load(temperature_ptr + row)
@@ -67,8 +67,8 @@ def redraw_kernel(
     What top-k and min-p keep is a beginning, too: so they keep every token that is before one that they keep.
     """
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    await_previous(EARLY)
-    release_next(EARLY)
+    pdl_wait(EARLY)
+    pdl_launch_next(EARLY)
     top_p, drawn = tl.load(top_p_ptr + row), tl.load(tokens_ptr + row)
     if (top_p < 1) & (drawn >= 0):
         wanted = top_p.to(tl.float64) * _sum_of(masses_ptr, row, blocks, BLOCKS)

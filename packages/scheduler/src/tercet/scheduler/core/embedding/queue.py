@@ -8,7 +8,7 @@ from itertools import chain
 from tercet.scheduler.core.config import PolicyName
 from tercet.scheduler.core.embedding.req import EmbeddingReq
 from tercet.scheduler.core.queue import room
-from tercet.scheduler.core.token_counters import Accounts
+from tercet.scheduler.core.token_counters import VirtualTokenCounters
 
 
 class EmbeddingQueue:
@@ -20,7 +20,7 @@ class EmbeddingQueue:
 
     def __init__(self, policy: PolicyName, patience: int) -> None:
         self._by_priority = policy is PolicyName.PRIORITY
-        self.accounts = Accounts() if policy is PolicyName.FAIR else None
+        self.accounts = VirtualTokenCounters() if policy is PolicyName.FAIR else None
         self._patience = patience
         self.tenants: Counter[str] = Counter()
         """Inputs that wait, by tenant."""
@@ -76,7 +76,7 @@ class EmbeddingQueue:
             return chain(self._first, sorted(self._rest, key=self._rank))
         return self if self.accounts is None else self._in_turn(self.accounts)
 
-    def _in_turn(self, accounts: Accounts) -> Iterator[EmbeddingReq]:
+    def _in_turn(self, accounts: VirtualTokenCounters) -> Iterator[EmbeddingReq]:
         """As if each that comes were planned. Of equals, the tenant with fewer inputs goes first, and so a newcomer."""
         lines: dict[str, deque[EmbeddingReq]] = {}
         for req in self._rest:

@@ -14,10 +14,10 @@ from tercet.protocol.messages.messages import (
     ContinueGenerationReq,
     ControlReply,
     ControlReq,
+    ExclusiveReady,
     FlushCacheReq,
     LoadLoRAAdapterReq,
     PauseGenerationReq,
-    ReadyAlone,
     Rejected,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
@@ -48,14 +48,14 @@ from tercet.scheduler.core.config import (
     PeerGone,
     WeightsRead,
 )
-from tercet.scheduler.core.counters import Counters
+from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.embedding.outputs import EmbeddingOutputs
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
 from tercet.scheduler.core.embedding.queue import EmbeddingQueue
 from tercet.scheduler.core.embedding.req import EmbeddingReq
-from tercet.scheduler.core.embedding.validation import fault_in_input
+from tercet.scheduler.core.embedding.validation import input_error
 from tercet.scheduler.core.outputs import Outgoing
-from tercet.scheduler.core.pending_aborts import AskedAborts
+from tercet.scheduler.core.pending_aborts import PendingAborts
 
 _NOT_FINITE = FinishReason(FinishType.ERROR, message="the model gave no finite numbers")
 
@@ -66,7 +66,7 @@ class EmbeddingScheduler:
     def __init__(self, config: CoreConfig, capacity: EncoderCapacity) -> None:
         self.config = config
         self.capacity = capacity
-        self.counters = Counters()
+        self.counters = CoreCounters()
         self.waiting = EmbeddingQueue(config.policy, config.patience)
         self.roster: dict[tuple[str, str], EmbeddingReq] = {}
         """By frontend and rid: those that wait, and those in flight that still want an answer."""
@@ -75,7 +75,7 @@ class EmbeddingScheduler:
         self.paused_by = ""
         """The frontend that paused it; whoever continues it, or the end of that frontend, ends the pause."""
         self.draining = False
-        self._asked = AskedAborts()
+        self._asked = PendingAborts()
         self._arrivals = 0
 
     @property
@@ -197,7 +197,7 @@ class EmbeddingScheduler:
         req = next((req for req in self._line() if req.frontend not in self.blocked_peers), None)
         if req is not None and req.hold and not req.offered:
             req.offered = True
-            outputs.tell(req.frontend, ReadyAlone(rid=req.rid, attempt=req.attempt))
+            outputs.tell(req.frontend, ExclusiveReady(rid=req.rid, attempt=req.attempt))
 
     def _line(self) -> Iterable[EmbeddingReq]:
         """Who waits, in order; one to which the scheduler was offered has it to itself, unless its frontend is full."""
@@ -244,7 +244,7 @@ class EmbeddingScheduler:
         if held is not None and held.attempt >= request.attempt:
             self.counters.ignored += 1
             return
-        fault = fault_in_input(request, self.capacity)
+        fault = input_error(request, self.capacity)
         if held is not None and not self.draining and fault is None and held.is_of(request):
             held.route(request)
             return

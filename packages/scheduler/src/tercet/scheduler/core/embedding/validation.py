@@ -3,13 +3,13 @@
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput
 from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.core.embedding.plan import EncoderCapacity
-from tercet.scheduler.core.validation import INT32, LONGEST_NAME, strange_ids
+from tercet.scheduler.core.validation import INT32, LONGEST_NAME, invalid_ids
 
 Fault = tuple[str, str]
 """(an OpenAI error code, what is wrong in words)"""
 
 
-def fault_in_input(request: TokenizedEmbeddingReqInput, capacity: EncoderCapacity) -> Fault | None:
+def input_error(request: TokenizedEmbeddingReqInput, capacity: EncoderCapacity) -> Fault | None:
     """Why an input can have no vector here, if it cannot. What passes raises neither in the core nor the executor."""
     for name, given in (("rid", request.rid), ("tenant", request.tenant)):
         if len(given) > LONGEST_NAME:
@@ -22,8 +22,8 @@ def fault_in_input(request: TokenizedEmbeddingReqInput, capacity: EncoderCapacit
     if len(ids) > capacity.context_length:
         message = f"the input has {len(ids)} tokens; at most {capacity.context_length} are possible here"
         return "context_length_exceeded", message
-    if not ids or strange_ids(capacity.vocab_size, ids):
+    if not ids or invalid_ids(capacity.vocab_size, ids):
         return "invalid_token_ids", "the input is empty or holds a token id outside the vocabulary"
-    if capacity.token_types > 1 and strange_ids(capacity.token_types, unpack_ints(request.token_types)):
+    if capacity.token_types > 1 and invalid_ids(capacity.token_types, unpack_ints(request.token_types)):
         return "invalid_request", f"a token type is none of the model's {capacity.token_types}"
     return None

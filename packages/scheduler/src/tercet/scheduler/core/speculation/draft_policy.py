@@ -1,4 +1,4 @@
-"""`Drafting`: what a choice may say next, by what it and others have said, and how far that has come true.
+"""`DraftPolicy`: what a choice may say next, by what it and others have said, and how far that has come true.
 
 Texts are int32 bytes, as keys of the prefix cache are: they are searched without a loop over tokens.
 """
@@ -24,7 +24,7 @@ KEPT = 0.75
 LONGEST_PAUSE = 32
 
 
-class Prediction:
+class PredictedText:
     """The text that a sender expects as output, and the place in it that the output has reached."""
 
     def __init__(self, text: bytes) -> None:
@@ -63,13 +63,13 @@ class Prediction:
         return -1
 
 
-class Drafting:
+class DraftPolicy:
     """How many tokens of one choice to guess, by how many of its earlier guesses were right."""
 
     __slots__ = ("_right", "_tried", "misses", "pause", "prediction")
 
     def __init__(self, prediction: bytes = b"") -> None:
-        self.prediction = Prediction(prediction) if prediction else None
+        self.prediction = PredictedText(prediction) if prediction else None
         self._right = 0.0
         self._tried = 0.0
         self.misses = 0

@@ -33,7 +33,7 @@ class Drafter:
     def waits_for(self, req: Req) -> bool:
         """Whether a choice should wait for the one token in flight, for `WORTH_WAITING` tokens are expected from it on.
 
-        Call it once for each plan: it counts down the steps of `Drafting.pause`.
+        Call it once for each plan: it counts down the steps of `DraftPolicy.pause`.
         """
         drafting = req.drafting
         if req.finish is not None:

@@ -1,4 +1,4 @@
-"""`Guesses`: which of the tokens that a plan assumed have come true."""
+"""`DraftVerifier`: which of the tokens that a plan assumed have come true."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from tercet.scheduler.core.plan import Row
 from tercet.scheduler.core.request import Req
 
 
-class Guesses:
+class DraftVerifier:
     """The guesses of one plan. Ask `holds` for its rows in order, each once the tokens of earlier rows are in `Req`."""
 
     def __init__(self, assumed: Mapping[int, int], reqs: Sequence[Req]) -> None:

@@ -6,11 +6,11 @@ from functools import partial
 import numpy as np
 import torch
 
-from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, Run
+from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, Segment
 from tercet.scheduler.core.plan import AdapterLoad, Row, SlotInit
-from tercet.scheduler.device.staging import Array, Uploads
+from tercet.scheduler.device.staging import Array, HostToDevice
 from tercet.scheduler.executor.lora.adapter_files import read_adapter
-from tercet.scheduler.executor.lora.loader import MOST_READ, AdapterDesk
+from tercet.scheduler.executor.lora.loader import MOST_READ, AdapterLoader
 from tercet.scheduler.models.lora import LoRABank
 
 _NONE = -1
@@ -18,25 +18,25 @@ _READ_BYTES = 4 << 30
 """What adapters that were read take in the host's memory, at most, unless there are places for more."""
 
 
-def desk_of(bank: LoRABank) -> AdapterDesk:
+def desk_of(bank: LoRABank) -> AdapterLoader:
     """Where adapters are read that fit a bank."""
     some = next(iter(bank.weights.values()))
     read = partial(read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype)
     places = len(bank.ranks)
     most = max(2 * places, min(MOST_READ, _READ_BYTES * places // bank.bytes))
-    return AdapterDesk(read, spare=places, most=most)
+    return AdapterLoader(read, spare=places, most=most)
 
 
-class Adapters:
+class StepAdapters:
     """What `ModelRunner` asks of adapters."""
 
-    def __init__(self, bank: LoRABank, slots: int, device: torch.device, desk: AdapterDesk | None = None) -> None:
+    def __init__(self, bank: LoRABank, slots: int, device: torch.device, desk: AdapterLoader | None = None) -> None:
         """`desk` is that of a bank just like this one, which it takes the place of."""
         self.desk = desk or desk_of(bank)
         self._bank = bank
         self._places = np.full(slots, _NONE)  # of the adapter of each slot
-        self._last: tuple[list[Run], LoRARows] | None = None
-        self._uploads = Uploads(device)
+        self._last: tuple[list[Segment], LoRARows] | None = None
+        self._uploads = HostToDevice(device)
         self._table = torch.zeros(slots, 3, dtype=torch.int32, device=device)
         """A run for each row of a decode, which graphs read."""
         self._in_place: list[int] | None = None
@@ -93,18 +93,18 @@ class Adapters:
         self.desk.close()
 
 
-def _runs(places: Sequence[int], counts: Sequence[int]) -> list[Run]:
+def _runs(places: Sequence[int], counts: Sequence[int]) -> list[Segment]:
     """The runs of rows that have so many tokens, in the order of tokens."""
-    whole: list[Run] = []
+    whole: list[Segment] = []
     start = 0
     for place, count in zip(places, counts, strict=True):
         if whole and whole[-1].place == place:
             whole[-1] = whole[-1]._replace(stop=start + count)
         else:
-            whole.append(Run(place, start, start + count))
+            whole.append(Segment(place, start, start + count))
         start += count
     return [
-        Run(place, first, min(first + LONGEST_RUN, stop))
+        Segment(place, first, min(first + LONGEST_RUN, stop))
         for place, start, stop in whole
         if place != _NONE
         for first in range(start, stop, LONGEST_RUN)

@@ -1,4 +1,4 @@
-"""`AdapterDesk`: reads adapters before the choices that have them are planned, so that no step waits for a file."""
+"""`AdapterLoader`: reads adapters before the choices that have them are planned, so that no step waits for a file."""
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -17,7 +17,7 @@ _LONGEST_FAULT = 400
 MOST_READ = 256
 
 
-class AdapterDesk:
+class AdapterLoader:
     """The `AdapterReader` port. `get` may be called in another thread than the rest.
 
     An adapter is kept in memory while a choice has it; the last `spare` others stay, too. At most `most` are in memory;

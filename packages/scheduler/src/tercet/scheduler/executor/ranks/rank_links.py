@@ -7,7 +7,7 @@ from pathlib import Path
 import zmq
 
 from tercet.protocol.transport.channel import Bounds, Connection, Context, Inbox, Outbox
-from tercet.protocol.transport.poller import Waiter
+from tercet.protocol.transport.poller import Poller
 from tercet.scheduler.executor.rank_strategy import RankError
 from tercet.scheduler.executor.ranks.rank_messages import Order, decode_order, encode_order
 
@@ -22,7 +22,7 @@ def address_of(directory: Path, rank: int) -> str:
     return f"ipc://{directory}/rank-{rank}.ipc"
 
 
-class OrdersGiven:
+class PlanSender:
     """Rank 0's side. Belongs to one thread."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
@@ -49,14 +49,14 @@ class OrdersGiven:
         self._context.term()
 
 
-class OrdersTaken:
+class PlanReceiver:
     """A follower's side. Belongs to one thread."""
 
     def __init__(self, address: str) -> None:
         """Raises ChannelError where nothing can listen there."""
         self._context: Context = zmq.Context()
         self._inbox = Inbox(self._context, address, _BOUNDS)
-        self._waiter = Waiter(self._inbox.filenos())
+        self._waiter = Poller(self._inbox.filenos())
 
     def next(self) -> Order:
         """Wait for an order. Raises DecodeError for what is none."""

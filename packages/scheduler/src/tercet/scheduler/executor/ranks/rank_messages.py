@@ -15,7 +15,7 @@ class Forced(msgspec.Struct, frozen=True):
     tokens: bytes
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
+class RankStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
     """Give slots what was forced since the last step, then run a plan."""
 
     plan: Plan
@@ -26,7 +26,7 @@ class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
     """Do what `Executor.prepare` does."""
 
 
-Order = Step | Prepare
+Order = RankStep | Prepare
 """Everything that is sent. Orders are followed one after another, in the order in which they were given."""
 
 _encoder = msgspec.msgpack.Encoder()

@@ -12,16 +12,16 @@ from tercet.kernels.native.library import available_cores
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.device.cpu_threads import allowed_cores, bind_to, core_share
 from tercet.scheduler.device.devices import first_gpu, slow_dtype, take_device
-from tercet.scheduler.executor.lora.loader import AdapterDesk
+from tercet.scheduler.executor.lora.loader import AdapterLoader
 from tercet.scheduler.executor.ranks.collectives import Telling, collectives_of
-from tercet.scheduler.executor.ranks.rank_messages import Forced, Prepare, Step
-from tercet.scheduler.executor.ranks.worker_group import Followers
+from tercet.scheduler.executor.ranks.rank_messages import Forced, Prepare, RankStep
+from tercet.scheduler.executor.ranks.worker_group import WorkerGroup
 from tercet.scheduler.executor.ranks.worker_process import OnEnd
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.tp_worker import PendingStep, TpModelWorker
-from tercet.scheduler.executor.weights_loader import WeightsDesk
+from tercet.scheduler.executor.weights_loader import WeightsLoader
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.grammar.loader import GrammarDesk
+from tercet.scheduler.grammar.loader import GrammarLoader
 from tercet.scheduler.model_files import served_dtype
 from tercet.scheduler.models.shard import Shard
 from tercet.scheduler.models.weights.weights import Progress
@@ -56,7 +56,7 @@ class Ranks:
         advance: Advance = lambda: None,
         on_end: OnEnd | None = None,
     ) -> None:
-        """Keeps this thread to its share of the cores; `on_end` is that of `Followers`.
+        """Keeps this thread to its share of the cores; `on_end` is that of `WorkerGroup`.
 
         Raises ValueError for options that cannot work.
         """
@@ -65,7 +65,7 @@ class Ranks:
         allowed = allowed_cores() if device.type == "cpu" else []
         cores = [core_share(allowed, rank, size) for rank in range(size)]
         self._forced: list[Forced] = []
-        self._followers = Followers(shares, cores, on_end)
+        self._followers = WorkerGroup(shares, cores, on_end)
         try:
             bind_to(cores[0])
             collectives = collectives_of(0, size, self._followers.directory, device)
@@ -85,7 +85,7 @@ class Ranks:
         return self._worker.capacity
 
     @property
-    def grammars(self) -> GrammarDesk | None:
+    def grammars(self) -> GrammarLoader | None:
         """Where grammars are read before they are planned: here alone."""
         return self._worker.grammars
 
@@ -95,12 +95,12 @@ class Ranks:
         return self._worker.late_masks
 
     @property
-    def adapters(self) -> AdapterDesk | None:
+    def adapters(self) -> AdapterLoader | None:
         """Where adapters are read before they are planned. The others read theirs when they are told to."""
         return self._worker.adapters
 
     @property
-    def weights(self) -> WeightsDesk:
+    def weights(self) -> WeightsLoader:
         """Who looks at weights before all load them."""
         return self._worker.weights
 
@@ -111,7 +111,7 @@ class Ranks:
 
     def submit(self, plan: Plan) -> PendingShared:
         """Start a step, everywhere. Raises RankError where it cannot be told."""
-        self._followers.give(Step(plan=plan, forced=self._forced))
+        self._followers.give(RankStep(plan=plan, forced=self._forced))
         self._forced.clear()
         return PendingShared(self._worker.submit(plan), plan, self._forced)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tercet.kernels.native.library import load_library
-from tercet.kernels.native.shm_collectives import Meeting, meeting_bytes
+from tercet.kernels.native.shm_collectives import ShmCollectives, meeting_bytes
 
 _PAUSE = 0.01
 """Seconds between looks for what rank 0 has not made yet."""
@@ -29,7 +29,7 @@ class SharedMemoryCollectives:
             link.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
         else:
             descriptor = _opened(link)
-        self._meeting = Meeting(library, rank, size, mmap.mmap(descriptor, 0))
+        self._meeting = ShmCollectives(library, rank, size, mmap.mmap(descriptor, 0))
         self.smallest(0)  # by which all have opened it
         os.close(descriptor)
 

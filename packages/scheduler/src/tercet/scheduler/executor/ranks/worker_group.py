@@ -1,4 +1,4 @@
-"""`Followers`: the other processes of rank 0's model, started, given orders, watched and ended together."""
+"""`WorkerGroup`: the other processes of rank 0's model, started, given orders, watched and ended together."""
 
 import logging
 import os
@@ -8,10 +8,10 @@ import threading
 from collections.abc import Sequence
 
 from tercet.protocol.system.socket_directory import new_socket_directory
-from tercet.scheduler.executor.ranks.rank_links import OrdersGiven, address_of
+from tercet.scheduler.executor.ranks.rank_links import PlanSender, address_of
 from tercet.scheduler.executor.ranks.rank_messages import Order
 from tercet.scheduler.executor.ranks.worker_main import EXIT_CONFIG, Start
-from tercet.scheduler.executor.ranks.worker_process import FollowerProcess, OnEnd, describe_end
+from tercet.scheduler.executor.ranks.worker_process import OnEnd, RankProcess, describe_end
 from tercet.scheduler.executor.worker_options import WorkerOptions, encode_options
 
 logger = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _OWN_WORDS = 10.0
 """Seconds for rank 0 to find out by itself that its options cannot work, when a follower has."""
 
 
-class Followers:
+class WorkerGroup:
     """Ranks 1, 2, ... of as many processes as there are options. `directory` is where all meet."""
 
     def __init__(
@@ -32,9 +32,9 @@ class Followers:
         """
         self.directory = new_socket_directory("tercet-ranks-")
         self._ending = threading.Event()
-        self._processes: list[FollowerProcess] = []
+        self._processes: list[RankProcess] = []
         size = len(options)
-        self._orders = OrdersGiven(address_of(self.directory, rank) for rank in range(1, size))
+        self._orders = PlanSender(address_of(self.directory, rank) for rank in range(1, size))
         try:
             for rank in range(1, size):
                 start = Start(
@@ -45,7 +45,7 @@ class Followers:
                     log_level=logging.getLogger().getEffectiveLevel(),
                     options=encode_options(options[rank]),
                 )
-                self._processes.append(FollowerProcess(start, on_end or self._end_with))
+                self._processes.append(RankProcess(start, on_end or self._end_with))
         except BaseException:
             self.end()
             raise

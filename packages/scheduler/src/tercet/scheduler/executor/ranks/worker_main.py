@@ -61,18 +61,18 @@ def main() -> None:
 
 def run(start: Start) -> None:
     """Load the shard, and follow. Raises what a step raises, or SystemExit for options that cannot work."""
-    from tercet.protocol.system.process import settling_in
-    from tercet.scheduler.config import ShortageError
+    from tercet.protocol.system.process import gc_disabled_during_imports
+    from tercet.scheduler.config import InsufficientMemoryError
 
-    with settling_in():
-        from tercet.scheduler.executor.ranks.rank_links import OrdersTaken, address_of
+    with gc_disabled_during_imports():
+        from tercet.scheduler.executor.ranks.rank_links import PlanReceiver, address_of
 
-        orders = OrdersTaken(address_of(Path(start.directory), start.rank))  # before rank 0 has any to give
+        orders = PlanReceiver(address_of(Path(start.directory), start.rank))  # before rank 0 has any to give
     try:
         worker = build(start)
     except ValueError as error:
         sys.stderr.write(f"tercet-scheduler: {' '.join(str(error).split())}\n")
-        sys.exit(1 if isinstance(error, ShortageError) else EXIT_CONFIG)
+        sys.exit(1 if isinstance(error, InsufficientMemoryError) else EXIT_CONFIG)
     gc.freeze()
     follow(worker, orders.next)
 
@@ -96,12 +96,12 @@ def build(start: Start) -> "TpModelWorker":
 def follow(worker: "TpModelWorker", take: "Callable[[], Order]") -> None:
     """Do what is ordered, for ever. Raises what a step raises: this process dies of it, and rank 0 with it."""
     from tercet.protocol.messages.values import unpack_ints
-    from tercet.scheduler.executor.ranks.rank_messages import Prepare, Step
+    from tercet.scheduler.executor.ranks.rank_messages import Prepare, RankStep
 
     while True:
         order = take()
         match order:
-            case Step(plan=plan, forced=forced):
+            case RankStep(plan=plan, forced=forced):
                 for each in forced:
                     worker.force(each.slot, each.first, unpack_ints(each.tokens))
                 worker.follow(plan)

@@ -27,7 +27,7 @@ _GRACE = 5.0
 """Seconds that it gets to end, which it does at once."""
 
 
-class FollowerProcess:
+class RankProcess:
     """A follower from start to exit, in this process's group. What it says is said here.
 
     Raises OSError where it cannot be started.

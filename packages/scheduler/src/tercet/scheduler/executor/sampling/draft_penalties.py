@@ -1,4 +1,4 @@
-"""`Ahead`: the tokens that a step assumes before each row that samples: penalties have to count them, too."""
+"""`DraftTokens`: the tokens that a step assumes before each row that samples: penalties have to count them, too."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from tercet.kernels.ops.penalties import Penalties, TokenCounts, apply_penalties
-from tercet.scheduler.device.staging import Array, Uploads
+from tercet.scheduler.device.staging import Array, HostToDevice
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +20,7 @@ class Repeated:
     times: Array  # int32 [rows, most]: how often each is ahead
 
 
-class Ahead:
+class DraftTokens:
     """For each row that samples, the tokens assumed up to it. A slot's rows are in order; its first assumes none."""
 
     def __init__(self, slots: Sequence[int], assumed: Sequence[int | None]) -> None:
@@ -45,7 +45,7 @@ class Ahead:
         times = [[each.count(token) for token in row] for each, row in zip(ahead, tokens.tolist(), strict=True)]
         return Repeated(rows[places], np.array(places), tokens, np.array(times, dtype=np.int32))
 
-    def right(self, sampled: torch.Tensor, uploads: Uploads) -> torch.Tensor:
+    def right(self, sampled: torch.Tensor, uploads: HostToDevice) -> torch.Tensor:
         """Bool [rows]: whether earlier rows of its slot sampled every token assumed up to a row.
 
         `sampled` int64 [rows] stay on the device: the host does not wait for them.
@@ -71,14 +71,14 @@ class Ahead:
         return row
 
 
-def penalise_ahead(
+def penalize_drafts(
     logits: torch.Tensor,
     before: torch.Tensor,
     ahead: Repeated,
     counts: TokenCounts,
     sequences: torch.Tensor,
     penalties: Penalties,
-    uploads: Uploads,
+    uploads: HostToDevice,
 ) -> None:
     """Penalise anew, in place, the tokens that rows assume: as if these were in `counts`.
 

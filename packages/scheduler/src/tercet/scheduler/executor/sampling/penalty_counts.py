@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from tercet.kernels.ops.penalties import TokenCounts
-from tercet.scheduler.device.staging import Uploads
+from tercet.scheduler.device.staging import HostToDevice
 
 
 class PenaltyCounts:
@@ -16,7 +16,7 @@ class PenaltyCounts:
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._uploads = Uploads(device)
+        self._uploads = HostToDevice(device)
         self._output = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         self._prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._row_of: dict[int, int] = {}

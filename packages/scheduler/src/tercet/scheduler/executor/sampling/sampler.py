@@ -23,8 +23,8 @@ from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.sampling import Filters
 from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.core.plan import SlotInit
-from tercet.scheduler.device.staging import Array, Uploads
-from tercet.scheduler.executor.sampling.draft_penalties import Ahead, penalise_ahead
+from tercet.scheduler.device.staging import Array, HostToDevice
+from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens, penalize_drafts
 from tercet.scheduler.executor.sampling.penalty_counts import PenaltyCounts
 from tercet.scheduler.executor.sampling.slot_params import Manner, SlotParams
 
@@ -199,7 +199,7 @@ class Sampler:
         """What is sampled is what `agree` makes of it."""
         self._ops = ops
         self._agree = agree
-        self._uploads = Uploads(device)
+        self._uploads = HostToDevice(device)
         self._params = SlotParams(slots)
         self._rows: _Rows | None = None
         self._alike = _AlikeRows(slots, device)
@@ -224,7 +224,7 @@ class Sampler:
         masks: Masks | None = None,
         *,
         sent_positions: torch.Tensor | None = None,
-        ahead: Ahead | None = None,
+        ahead: DraftTokens | None = None,
         first: int = 0,
     ) -> Sampled:
         """Sample one token for each row. `logits` [rows, vocab], of any floating dtype, are overwritten.
@@ -268,14 +268,14 @@ class Sampler:
         """Whether any of the slots has penalties, so that its tokens depend on those before."""
         return self._rows_of(slots).penalised is not None
 
-    def count_right(self, slots: Sequence[int] | Array, tokens: torch.Tensor, ahead: Ahead) -> None:
+    def count_right(self, slots: Sequence[int] | Array, tokens: torch.Tensor, ahead: DraftTokens) -> None:
         """Count for penalties what a step with assumed tokens sampled, without what follows a wrong guess."""
         penalised = self._rows_of(np.asarray(slots)).penalised
         if penalised is not None:
             tokens = torch.where(ahead.right(tokens, self._uploads), tokens, -1)
             self._counts.add(penalised.sequences, tokens[penalised.numbers])
 
-    def _penalise(self, logits: torch.Tensor, penalised: _Penalised, ahead: Ahead | None, first: int) -> None:
+    def _penalise(self, logits: torch.Tensor, penalised: _Penalised, ahead: DraftTokens | None, first: int) -> None:
         """Penalise rows, in place, for what their sequences have said, and for what is ahead of them."""
         sequences, strengths, counts = penalised.sequences, penalised.strengths, self._counts.table
         repeated = None if ahead is None else ahead.repeated(penalised.rows, first)
@@ -285,7 +285,7 @@ class Sampler:
         rows, tokens = self._uploads.send([repeated.rows, repeated.tokens])
         before = logits[rows[:, None], tokens]
         self._ops.apply_penalties_(logits, penalised.numbers, counts, sequences, strengths)
-        penalise_ahead(logits, before, repeated, counts, sequences, strengths, self._uploads)
+        penalize_drafts(logits, before, repeated, counts, sequences, strengths, self._uploads)
 
     def manner(self, slots: Array) -> Manner | None:
         """The one manner of all rows of these slots, for `sample_alike` to read; None if they have not one."""

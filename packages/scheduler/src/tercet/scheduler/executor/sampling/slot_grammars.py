@@ -17,7 +17,7 @@ from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.sampling.mask_threads import Account, Job, MaskThreads
 from tercet.scheduler.grammar.cache import GrammarCache
-from tercet.scheduler.grammar.loader import GrammarDesk
+from tercet.scheduler.grammar.loader import GrammarLoader
 from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, Masks, Matcher
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _LONGEST_LATE = 30.0
 
 
 @dataclass(eq=False)
-class _Guide:
+class _Constraint:
     """The grammar of one slot. The first of its jobs makes the matcher, which has then seen the output so far."""
 
     reading: Future[Matcher]
@@ -71,7 +71,7 @@ class _Late:
 
     step: int
     """The one in which its mask was late."""
-    guide: _Guide
+    guide: _Constraint
     end: float
     """When it has waited too long."""
 
@@ -81,7 +81,7 @@ class _Chain:
     """The rows of one slot in a step: all but the first assume a token."""
 
     slot: int
-    guide: _Guide
+    guide: _Constraint
     rows: list[int] = field(default_factory=list)
     assumed: list[int] = field(default_factory=list)
     job: "Job[_Filled] | None" = None
@@ -92,7 +92,7 @@ class _Chain:
 
 
 @dataclass(eq=False)
-class Outcome:
+class GrammarOutcome:
     """What the grammars say after a step, by row."""
 
     forced: dict[int, list[int]] = field(default_factory=dict)
@@ -116,10 +116,10 @@ class SlotGrammars:
     ) -> None:
         """The masks of a request may use `free_seconds` of processor time beside what is allowed for each token."""
         self._backend = backend
-        self.desk = GrammarDesk(GrammarCache(backend))
+        self.desk = GrammarLoader(GrammarCache(backend))
         self._fast_forward = fast_forward
         self._free_seconds = free_seconds
-        self._guides: list[_Guide | None] = [None] * slots
+        self._guides: list[_Constraint | None] = [None] * slots
         self._guided: set[int] = set()
         self._accounts: WeakValueDictionary[int, Account] = WeakValueDictionary()
         self._late: dict[int, _Late] = {}
@@ -172,7 +172,7 @@ class SlotGrammars:
             if sampling.grammar is None:
                 continue
             self._guided.add(init.slot)
-            self._guides[init.slot] = _Guide(
+            self._guides[init.slot] = _Constraint(
                 reading=self.desk.reading(sampling.grammar),
                 output=np.frombuffer(init.tokens, dtype="<i4")[init.prompt_tokens :].tolist(),
                 account=self._accounts.setdefault(init.request, Account()),
@@ -181,7 +181,7 @@ class SlotGrammars:
                 ignore_eos=sampling.ignore_eos,
             )
 
-    def begin(self, step: int, slots: Array, assumed: Sequence[int | None] = ()) -> "GuidedRows | None":
+    def begin(self, step: int, slots: Array, assumed: Sequence[int | None] = ()) -> "ConstrainedRows | None":
         """Begin to compute the masks of rows that will sample for `slots`. None if no slot has a grammar.
 
         `assumed` is the token that each row assumes before the one it samples: it comes behind the slot's last row.
@@ -199,7 +199,7 @@ class SlotGrammars:
                 chain.assumed.append(token)
         for chain in sorted(chains.values(), key=lambda each: each.guide.account.seconds):
             self._begin(chain)
-        return GuidedRows(self, step, len(slots), [*chains.values()])
+        return ConstrainedRows(self, step, len(slots), [*chains.values()])
 
     def _begin(self, chain: "_Chain") -> None:
         guide = chain.guide
@@ -247,7 +247,7 @@ class SlotGrammars:
                         words[row] = mask
         return torch.from_numpy(words)
 
-    def _fill(self, guide: _Guide, assumed: Sequence[int]) -> _Filled:
+    def _fill(self, guide: _Constraint, assumed: Sequence[int]) -> _Filled:
         """Compute the masks of a slot's rows, in one of our threads."""
         filled = _Filled()
         try:
@@ -261,14 +261,14 @@ class SlotGrammars:
             filled.faults[len(filled.words)] = str(error)
         return filled
 
-    def _matcher(self, guide: _Guide) -> Matcher:
+    def _matcher(self, guide: _Constraint) -> Matcher:
         """Make the matcher of a slot. Raises GrammarError."""
         matcher = self.desk.copy(guide.reading)
         if guide.output:
             matcher.advance(guide.output)
         return matcher
 
-    def _add(self, matcher: Matcher, guide: _Guide, filled: _Filled) -> None:
+    def _add(self, matcher: Matcher, guide: _Constraint, filled: _Filled) -> None:
         """Add the mask of the place where a matcher stands."""
         masks: Masks = np.zeros((1, self._words), dtype=np.int32)
         self._backend.fill([matcher], masks)
@@ -288,7 +288,7 @@ class SlotGrammars:
         filled.words.append(words)
 
 
-class GuidedRows:
+class ConstrainedRows:
     """The rows of one step that follow a grammar."""
 
     def __init__(self, grammars: SlotGrammars, step: int, count: int, chains: Sequence[_Chain]) -> None:
@@ -311,16 +311,16 @@ class GuidedRows:
             self._masks = self._grammars.collect(self._count, self._chains, wait)
         return self._masks
 
-    def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> Outcome:
+    def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> GrammarOutcome:
         """Take what every row sampled, and the tokens it has with that; call it once, behind `masks`."""
-        outcome = Outcome()
+        outcome = GrammarOutcome()
         for chain in self._chains:
             late, taken = self._settle(chain, tokens, lengths, outcome)
             self._grammars.settled(chain, self._step, late=late, tokens=taken)
         return outcome
 
     def _settle(
-        self, chain: _Chain, tokens: Sequence[int], lengths: Sequence[int], outcome: Outcome
+        self, chain: _Chain, tokens: Sequence[int], lengths: Sequence[int], outcome: GrammarOutcome
     ) -> tuple[bool, int]:
         """Follow one slot, from the row that assumes nothing as far as those behind it were right.
 
@@ -350,7 +350,7 @@ class GuidedRows:
         return False, taken
 
 
-def _force(row: int, matcher: Matcher, guide: _Guide, length: int, outcome: Outcome) -> int:
+def _force(row: int, matcher: Matcher, guide: _Constraint, length: int, outcome: GrammarOutcome) -> int:
     """Say what must follow a row's token, with which there are so many; returns the number of tokens forced."""
     room = guide.end - length
     forced = matcher.forced()[:room] if guide.fast_forward and room > 0 else []
@@ -366,7 +366,7 @@ def _force(row: int, matcher: Matcher, guide: _Guide, length: int, outcome: Outc
     return len(forced)
 
 
-def _fail(row: int, error: str, outcome: Outcome) -> None:
+def _fail(row: int, error: str, outcome: GrammarOutcome) -> None:
     """A row cannot go on."""
     logger.warning("a choice ends because its grammar fails")
     logger.debug("%s", error)  # holds what users wrote

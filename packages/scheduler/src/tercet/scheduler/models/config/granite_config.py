@@ -5,7 +5,7 @@ from typing import TypedDict
 from tercet.scheduler.models.config.config_fields import Fields
 
 
-class Multiplied(TypedDict):
+class GraniteMultipliers(TypedDict):
     """Fields of a `ModelConfig`."""
 
     embedding_scale: float
@@ -14,7 +14,7 @@ class Multiplied(TypedDict):
     logit_divisor: float
 
 
-def granite_fields(fields: Fields, eps: float) -> Multiplied:
+def granite_fields(fields: Fields, eps: float) -> GraniteMultipliers:
     """What differs from a Llama's `ModelConfig`, of which `eps` is that of the norms.
 
     What attention and MLP give is added times a `residual_multiplier`. Here it is added as it is, to a sum that is

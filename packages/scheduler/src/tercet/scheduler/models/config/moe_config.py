@@ -41,7 +41,7 @@ class _Family:
     size: tuple[str, int] | None = None
     """The field with an expert's size; without one that of any MLP."""
     shared_size: int = 0
-    renormalises: bool = False
+    renormalizes: bool = False
     """Always, without a field that says so."""
     chooses_layers: bool = False
     gate: Gate = "silu"
@@ -61,7 +61,7 @@ class _DeepSeek:
     shared: int | None
     dense: int
     """Layers from the first on that have no experts."""
-    renormalises: bool
+    renormalizes: bool
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
     """And to how many of them a token goes."""
@@ -69,19 +69,19 @@ class _DeepSeek:
 
 
 _FAMILIES = {
-    "GptOssForCausalLM": _Family(128, 4, renormalises=True, gate="clamped", bias=True),
-    "MiniMaxM2ForCausalLM": _Family(256, 8, renormalises=True, score="sigmoid"),
-    "MixtralForCausalLM": _Family(8, 2, renormalises=True),
+    "GptOssForCausalLM": _Family(128, 4, renormalizes=True, gate="clamped", bias=True),
+    "MiniMaxM2ForCausalLM": _Family(256, 8, renormalizes=True, score="sigmoid"),
+    "MixtralForCausalLM": _Family(8, 2, renormalizes=True),
     "OlmoeForCausalLM": _Family(64, 8),
     "Qwen2MoeForCausalLM": _Family(60, 4, ("moe_intermediate_size", 1408), 5632, chooses_layers=True),
     "Qwen3MoeForCausalLM": _Family(128, 8, ("moe_intermediate_size", 768), chooses_layers=True),
 }
 _DEEPSEEK = {
-    "DeepseekV2ForCausalLM": _DeepSeek(64, None, 1407, 2, 0, renormalises=False, score="softmax"),
-    "DeepseekV3ForCausalLM": _DeepSeek(256, 8, 2048, 1, 3, renormalises=True, scale=2.5, groups=(8, 4)),
-    "Dots1ForCausalLM": _DeepSeek(None, None, 1408, None, 0, renormalises=False),
-    "Glm4MoeForCausalLM": _DeepSeek(128, 8, 1408, 1, 1, renormalises=True),
-    "Glm4MoeLiteForCausalLM": _DeepSeek(64, 4, 1536, 1, 1, renormalises=True, scale=1.8),
+    "DeepseekV2ForCausalLM": _DeepSeek(64, None, 1407, 2, 0, renormalizes=False, score="softmax"),
+    "DeepseekV3ForCausalLM": _DeepSeek(256, 8, 2048, 1, 3, renormalizes=True, scale=2.5, groups=(8, 4)),
+    "Dots1ForCausalLM": _DeepSeek(None, None, 1408, None, 0, renormalizes=False),
+    "Glm4MoeForCausalLM": _DeepSeek(128, 8, 1408, 1, 1, renormalizes=True),
+    "Glm4MoeLiteForCausalLM": _DeepSeek(64, 4, 1536, 1, 1, renormalizes=True, scale=1.8),
 }
 
 
@@ -107,7 +107,7 @@ def parse_moe(fields: Fields, architecture: str, layers: int) -> MoeConfig | Non
         routing=Routing(
             top_k=top_k,
             score=_said_score(fields, family.score),
-            renormalise=family.renormalises or fields.flag("norm_topk_prob"),
+            renormalize=family.renormalizes or fields.flag("norm_topk_prob"),
         ),
         intermediate_size=fields.count(*(family.size or ("intermediate_size",))),
         shared_size=fields.count("shared_expert_intermediate_size", family.shared_size) if family.shared_size else 0,
@@ -155,12 +155,12 @@ def _deepseek_routing(fields: Fields, family: _DeepSeek, experts: int) -> Routin
         raise wrong("topk_group", f"{top_groups} is more than the {groups} groups")
     if top_k > (within := experts // groups * top_groups):
         raise wrong("num_experts_per_tok", f"{top_k} is more than the {within} experts")
-    renormalises = fields.flag("norm_topk_prob", family.renormalises)
+    renormalizes = fields.flag("norm_topk_prob", family.renormalizes)
     return Routing(
         top_k=top_k,
         score=_said_score(fields, family.score),
-        renormalise=renormalises,
-        scale=1.0 if likely and renormalises else fields.number("routed_scaling_factor", family.scale),
+        renormalize=renormalizes,
+        scale=1.0 if likely and renormalizes else fields.number("routed_scaling_factor", family.scale),
         groups=groups,
         top_groups=top_groups,
         group_best=best,

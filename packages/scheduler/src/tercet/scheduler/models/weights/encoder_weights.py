@@ -6,7 +6,7 @@ from pathlib import Path
 from torch import nn
 
 from tercet.scheduler.model_files import ModelError, read_header, weight_files
-from tercet.scheduler.models.weights.weights import Progress, Tally, check_fit, checkpoint_tensors, fill, finish
+from tercet.scheduler.models.weights.weights import LoadProgress, Progress, check_fit, checkpoint_tensors, fill, finish
 
 _PREFIXES = ("", "model.", "bert.", "roberta.")
 """What a model with a head puts before the names of the model inside it."""
@@ -32,7 +32,7 @@ def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress |
         for path, header in files.items()
     }
     check_fit(directory, {name: place.stored_shape for name, place in targets.items()}, fitting)
-    fill(files, {name: targets[target] for name, target in names.items() if target}, Tally(progress, files))
+    fill(files, {name: targets[target] for name, target in names.items() if target}, LoadProgress(progress, files))
     finish(model)
 
 

@@ -1,4 +1,4 @@
-"""Experts in MXFP4 as gpt-oss stores them, turned into our own layout (`QuantisedWeight`).
+"""Experts in MXFP4 as gpt-oss stores them, turned into our own layout (`QuantizedWeight`).
 
 For all experts of a projection with n outputs and k inputs: blocks uint8 [experts, n, k / 32, 16], whose byte j has
 column 2 * j of its 32 in the lower half and the next one in the upper, and scales uint8 [experts, n, k / 32] in e8m0.
@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tercet.kernels.ops.moe import QuantisedExperts
-from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantisedWeight, dequantise, pack_int4
+from tercet.kernels.ops.moe import QuantizedExperts
+from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantizedWeight, dequantize, pack_int4
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.moe import ExpertLinear
 from tercet.scheduler.models.shard import Cut
@@ -65,17 +65,17 @@ class Mxfp4Experts:
         if dtype is not None:
             memory = torch.empty(experts, outputs, inputs, dtype=dtype, device=device)
             for expert in range(experts):
-                memory[expert] = dequantise(self._weight(blocks[expert], scales[expert]), dtype)
+                memory[expert] = dequantize(self._weight(blocks[expert], scales[expert]), dtype)
             self.target.weight = nn.Parameter(memory, requires_grad=False)
             return
-        rows = QuantisedWeight(
+        rows = QuantizedWeight(
             format="mxfp4",
             codes=torch.empty(experts * outputs, inputs // 2, dtype=torch.uint8, device=device),
             scales=torch.empty(experts * outputs, scales.shape[2], dtype=torch.uint8, device=device),
             zeros=None,
             block=MXFP4_BLOCK,
         )
-        whole = QuantisedExperts(rows, experts)
+        whole = QuantizedExperts(rows, experts)
         for expert in range(experts):
             weight = self._weight(blocks[expert], scales[expert])
             whole[expert].codes.copy_(weight.codes)
@@ -88,9 +88,9 @@ class Mxfp4Experts:
         blocks = tuple(range(run.start // size, run.stop // size) for run in self.columns.runs)
         return Cut(self.columns.whole // size, blocks, 2).of(self.rows.along(1).of(stored))
 
-    def _weight(self, blocks: torch.Tensor, scales: torch.Tensor) -> QuantisedWeight:
+    def _weight(self, blocks: torch.Tensor, scales: torch.Tensor) -> QuantizedWeight:
         """Of one expert."""
         if self.by_turns:
             blocks, scales = in_order(blocks), in_order(scales)
         codes = torch.stack([blocks & 15, blocks >> 4], -1).view(len(blocks), -1)
-        return QuantisedWeight(format="mxfp4", codes=pack_int4(codes), scales=scales, zeros=None, block=MXFP4_BLOCK)
+        return QuantizedWeight(format="mxfp4", codes=pack_int4(codes), scales=scales, zeros=None, block=MXFP4_BLOCK)

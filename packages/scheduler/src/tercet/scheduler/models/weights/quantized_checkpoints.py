@@ -1,4 +1,4 @@
-"""Quantised layers of public checkpoints, turned into our own layout (`QuantisedWeight`) without their libraries.
+"""Quantised layers of public checkpoints, turned into our own layout (`QuantizedWeight`) without their libraries.
 
 The tensors beside a layer's name, for a weight of n outputs and k inputs in groups of g inputs:
 - fp8 (compressed-tensors, and the block form of DeepSeek-V3): weight e4m3 [n, k], and scales for all of it, for each
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from tercet.kernels.ops.moe import QuantisedExperts
-from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantisedWeight, dequantise, pack_int4, quantise
+from tercet.kernels.ops.moe import QuantizedExperts
+from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantizedWeight, dequantize, pack_int4, quantize
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
 from tercet.scheduler.models.linear import FusedLinear, Linear
@@ -132,20 +132,20 @@ class QuantizedLinear:
             if isinstance(self.target, Linear):
                 self.target.quantised = weight
             else:
-                self.target.quantised = QuantisedExperts(weight, len(self.target.weight))
+                self.target.quantised = QuantizedExperts(weight, len(self.target.weight))
 
     def _put(self, read: Read, memory: torch.Tensor) -> None:
         """The weight in full, into memory [outputs, inputs]."""
         parts = torch.split(memory, [rows.held for rows in self.parts.values()])
         for prefix, part in zip(self.parts, parts, strict=True):
-            part.copy_(dequantise(self._held(prefix, read), memory.dtype))
+            part.copy_(dequantize(self._held(prefix, read), memory.dtype))
 
-    def _held(self, prefix: str, read: Read) -> QuantisedWeight:
+    def _held(self, prefix: str, read: Read) -> QuantizedWeight:
         """What is held of a part."""
         whole = self._part(prefix, read)
         return joined([whole.part(rows, columns) for rows in self.parts[prefix].runs for columns in self.inputs.runs])
 
-    def _part(self, prefix: str, read: Read) -> QuantisedWeight:
+    def _part(self, prefix: str, read: Read) -> QuantizedWeight:
         """All of it."""
         quantization = self.quantization
         match quantization.method:
@@ -160,7 +160,7 @@ class QuantizedLinear:
                 zeros = (_words(read(f"{prefix}.qzeros"), 1).T + quantization.first_zero) & 15
         scales = read(f"{prefix}.scales").T.float()
         group = quantization.group or self.inputs.whole
-        return QuantisedWeight(
+        return QuantizedWeight(
             format="int4",
             codes=pack_int4(codes.to(torch.uint8).contiguous()),
             scales=scales.contiguous(),
@@ -169,25 +169,25 @@ class QuantizedLinear:
         )
 
 
-def _as_fp8(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> QuantisedWeight:
+def _as_fp8(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> QuantizedWeight:
     """Scales of any of the three shapes become one row of them for each output."""
     (n, k), (rows, columns) = weight.shape, block
     if rows:
         spread = scales.float().repeat_interleave(rows, 0)[:n]
     else:
         spread, columns = scales.float().reshape(-1, 1).expand(n, 1), k
-    return QuantisedWeight(
+    return QuantizedWeight(
         format="fp8", codes=weight.view(torch.uint8), scales=spread.contiguous(), zeros=None, block=(1, columns)
     )
 
 
-def quantised_as(weight: torch.Tensor, quantization: StoredQuantization) -> QuantisedWeight:
+def quantized_as(weight: torch.Tensor, quantization: StoredQuantization) -> QuantizedWeight:
     """A weight [n, k] rounded to the layout that a checkpoint of this kind is turned into."""
     if quantization.method == "mxfp4":
-        return quantise(weight, "mxfp4", MXFP4_BLOCK)
+        return quantize(weight, "mxfp4", MXFP4_BLOCK)
     if quantization.method == "fp8":
-        return quantise(weight, "fp8", (1, quantization.block[1] or weight.shape[1]))
-    return quantise(weight, "int4", (1, quantization.group or weight.shape[1]))
+        return quantize(weight, "fp8", (1, quantization.block[1] or weight.shape[1]))
+    return quantize(weight, "int4", (1, quantization.group or weight.shape[1]))
 
 
 def quantized_linears(
@@ -290,9 +290,9 @@ def _words(packed: torch.Tensor, dim: int, order: tuple[int, ...] = (0, 1, 2, 3,
     return (packed[..., None] >> shifts & 15).flatten(1)
 
 
-def joined(parts: list[QuantisedWeight]) -> QuantisedWeight:
+def joined(parts: list[QuantizedWeight]) -> QuantizedWeight:
     """Weights of the same inputs, one below the other."""
     first = parts[0]
     zeros = None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
     codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
-    return QuantisedWeight(format=first.format, codes=codes, scales=scales, zeros=zeros, block=first.block)
+    return QuantizedWeight(format=first.format, codes=codes, scales=scales, zeros=zeros, block=first.block)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from tercet.kernels.ops.moe import QuantisedExperts
+from tercet.kernels.ops.moe import QuantizedExperts
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
@@ -28,7 +28,7 @@ from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts
 from tercet.scheduler.models.weights.quantized_checkpoints import (
     QuantizedLinear,
     joined,
-    quantised_as,
+    quantized_as,
     quantized_linears,
 )
 from tercet.scheduler.models.weights.tensor_files import open_tensors
@@ -45,7 +45,7 @@ _ELSEWHERE = (".rotary_emb.inv_freq", *KV_SCALES)
 _DUMMY_BLOCK = 1_048_573  # a prime, so that repeats of the block fall differently on every row
 
 
-class Tally:
+class LoadProgress:
     """The bytes of a checkpoint that have been read, and who wants to be told of them."""
 
     def __init__(self, progress: Progress | None, files: Mapping[Path, Mapping[str, StoredTensor]]) -> None:
@@ -92,7 +92,7 @@ def load_weights(
     """
     fitting = _fitting(model, directory)
     files, embedding = fitting.files, fitting.targets[_EMBEDDING].memory
-    tally = Tally(progress, files)
+    tally = LoadProgress(progress, files)
     borrowers = _borrowers(model, fitting.stored) if lend else {}
     fill(files, fitting.targets, tally, borrowers=borrowers, later=fitting.quantised)
     ExpertNames.of(fitting.stored).put_in_order(model)
@@ -137,7 +137,7 @@ def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str
 def fill(
     files: Mapping[Path, Mapping[str, StoredTensor]],
     targets: Mapping[str, Place],
-    tally: Tally,
+    tally: LoadProgress,
     *,
     borrowers: Mapping[str, Callable[[Lent], None]] = {},
     later: Container[str] = (),
@@ -166,7 +166,7 @@ def finish(model: nn.Module) -> None:
     """Let modules make of their loaded weights the form that they compute with."""
     for module in model.modules():
         if isinstance(module, OpsModule):
-            module.when_loaded()
+            module.process_weights_after_loading()
 
 
 def _borrowers(model: nn.Module, stored: Collection[str]) -> dict[str, Callable[[Lent], None]]:
@@ -210,7 +210,7 @@ def _load_quantised(
     linears: Sequence[_Quantized],
     files: Mapping[Path, Mapping[str, StoredTensor]],
     like: torch.Tensor,
-    tally: Tally,
+    tally: LoadProgress,
     *,
     dequantised: bool,
 ) -> None:
@@ -260,12 +260,12 @@ def _dummy_quantised(linear: Linear | ExpertLinear, block: torch.Tensor, quantiz
     *_, outputs, inputs = linear.weight.shape
     full = torch.empty(outputs, inputs, device=block.device)
     _tile(full.view(-1), block)
-    weight = quantised_as(full, quantization)
+    weight = quantized_as(full, quantization)
     if isinstance(linear, Linear):
         linear.quantised = weight
     else:
         experts = len(linear.weight)
-        linear.quantised = QuantisedExperts(joined([weight] * experts), experts)
+        linear.quantised = QuantizedExperts(joined([weight] * experts), experts)
 
 
 def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[str, Place]:
