@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from tercet.frontend.errors import ApiError, ModelNotFoundError, UnavailableError
 from tercet.frontend.manager.embedding_batch import EmbeddingBatch
 from tercet.frontend.manager.generation import Generation
-from tercet.frontend.manager.request import GenerateRequest, TokenPrompt
+from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.embedding_request import EmbeddingRequest, TokenInput
+from tercet.frontend.model.prompts import TokenPrompt
 from tercet.protocol.messages.values import (
     FinishReason,
     Grammar,

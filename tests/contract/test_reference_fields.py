@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from tercet.scheduler.models.config.architectures import ARCHITECTURES
 from tercet.scheduler.models.config.field_support import OF_OTHERS, support_of, tables_of
 from tercet.scheduler.models.config.rope_config import HONOURED_ROPE, REFUSED_ROPE
-from tercet.scheduler.models.registry import ARCHITECTURES
 from tools.reference_fields import decoders
 
 LISTS: Mapping[str, Any] = tomllib.loads(decoders.FILE.read_text())

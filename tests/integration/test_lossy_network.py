@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from tercet.frontend.manager.counters import RequestOutcome
 from tercet.frontend.manager.generation import Generation
-from tercet.frontend.manager.request import GenerateRequest, TokenPrompt
-from tercet.frontend.routing.counters import RequestOutcome
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.model.prompts import TokenPrompt
 from tercet.protocol.messages.values import FinishReason, SamplingParams
 from tests.lossy_world import Closed, Fate, Name, World, tokenizer_file
 

@@ -9,8 +9,9 @@ from tokenizers import Tokenizer
 
 from tercet.frontend.errors import ServerError
 from tercet.frontend.manager.generation import Generation
-from tercet.frontend.manager.request import GenerateRequest, TokenPrompt
+from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.prompts import TokenPrompt
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import RoundRobin
 from tercet.frontend.routing.router import DataParallelController

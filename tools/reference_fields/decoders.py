@@ -4,7 +4,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from tercet.scheduler.models.registry import ARCHITECTURES
+from tercet.scheduler.models.config.architectures import ARCHITECTURES
 from tools.reference_fields.walker import Fields, fields_of, imports_of, root
 
 FILE = Path(__file__).with_name("transformers-decoders.toml")

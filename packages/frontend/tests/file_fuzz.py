@@ -9,7 +9,7 @@ from pathlib import Path
 from random import Random
 
 from tercet.frontend.errors import ApiError
-from tercet.frontend.manager.request import ChatPrompt
+from tercet.frontend.model.prompts import ChatPrompt
 from tercet.frontend.model.served_model import ModelFiles
 from tercet.protocol.damage import damaged, damaged_json, run_cases
 

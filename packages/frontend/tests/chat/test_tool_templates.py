@@ -9,8 +9,8 @@ from packages.frontend.tests.chat.tool_templates import QWEN, TEMPLATES
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.manager.request import ChatPrompt
 from tercet.frontend.model.chat_template import TemplateManager
+from tercet.frontend.model.prompts import ChatPrompt
 from tercet.frontend.parsers.port import ToolSpec
 
 FUNCTION = {"name": "get_weather", "arguments": '{"city": "Oslo", "days": 3}'}

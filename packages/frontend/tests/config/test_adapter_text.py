@@ -1,6 +1,6 @@
 import pytest
 
-from tercet.frontend.adapter_text import check_name, check_path, read_adapters
+from tercet.frontend.config.validation import check_name, check_path, read_adapters
 
 
 def test_options_name_adapters() -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from tercet.frontend.config.config import ServingConfig, StoreConfig
 from tercet.frontend.manager.req_state import ReqState
-from tercet.frontend.manager.request import GenerateRequest, TokenPrompt
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.model.prompts import TokenPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.routing.peers import SchedulerPeer
 from tercet.frontend.routing.policies import CacheAware

@@ -8,7 +8,8 @@ from tercet.frontend.errors import ServerError
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.quota import ApiKeyQuota
 from tercet.frontend.manager.req_state import OutputRow, ReqState, Verdict, rows_of
-from tercet.frontend.manager.request import GenerateRequest, TextPrompt
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.testing import decode_spec
 from tercet.protocol.messages.messages import BatchStrOutput, FirstTextRow

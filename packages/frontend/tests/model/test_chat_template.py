@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.manager.request import ChatPrompt
 from tercet.frontend.model.chat_template import TemplateManager
+from tercet.frontend.model.prompts import ChatPrompt
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

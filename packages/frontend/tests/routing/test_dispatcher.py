@@ -4,7 +4,8 @@ from collections.abc import Callable
 
 import msgspec
 
-from tercet.frontend.manager.request import GenerateRequest, TokenPrompt
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.model.prompts import TokenPrompt
 from tercet.frontend.testing import FakeEngine, managed
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import Grammar, GrammarKind, ModelLimits, SamplingParams

@@ -6,9 +6,10 @@ import msgspec
 import pytest
 
 from tercet.frontend.manager.req_state import OutputRow, ReqState
-from tercet.frontend.manager.request import GenerateRequest, TextPrompt
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
-from tercet.frontend.routing.counters import Cause
+from tercet.frontend.routing.cause import Cause
 from tercet.frontend.routing.reconciliation import Findings, Reconciler
 from tercet.frontend.routing.wake import Wake
 from tercet.protocol.messages.messages import AbortReq, Heartbeat

@@ -3,7 +3,8 @@
 import pytest
 
 from tercet.frontend.manager.req_state import ReqState
-from tercet.frontend.manager.request import GenerateRequest, TextPrompt
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.routing.peers import DetokenizerPeer, PeerRegistry, SchedulerPeer
 from tercet.frontend.routing.policies import LeastLoaded, RoundRobin

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from tercet.scheduler.executor.forward_batch import ForwardBatch
-from tercet.scheduler.executor.smoke_test import LONGEST, text_length, trial_text, try_out
+from tercet.scheduler.executor.smoke_test import try_out
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.model_config import DecoderShape
+from tercet.scheduler.models.trial_text import LONGEST, text_length, trial_text
 
 SHAPE = DecoderShape(
     architecture="AnyForCausalLM",

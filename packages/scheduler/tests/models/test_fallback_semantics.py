@@ -10,10 +10,10 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from packages.scheduler.tests.models.test_hugging_face import SHAPE, assert_alike, expected, generate, options
-from tercet.scheduler.executor.smoke_test import LONGEST
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.model_files import ModelError, model_identity
 from tercet.scheduler.models.hugging_face import read_shape
+from tercet.scheduler.models.trial_text import LONGEST
 
 WINDOW = LONGEST + 4
 """Longer than the text of the trial."""

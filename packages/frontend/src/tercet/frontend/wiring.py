@@ -7,11 +7,10 @@ import logging
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
-from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import FrontendConfig
+from tercet.frontend.config.validation import read_adapters
 from tercet.frontend.database import Database
-from tercet.frontend.kept import Kept
 from tercet.frontend.lora.store import AdaptersInFile
 from tercet.frontend.manager.quota import ApiKeyQuota
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -20,15 +19,15 @@ from tercet.frontend.routing.policies import POLICIES
 from tercet.frontend.routing.router import DataParallelController
 from tercet.frontend.server.app import build_app
 from tercet.frontend.server.listener import is_local, listening_socket, url_of
+from tercet.frontend.server.stores import Stores
 from tercet.frontend.server.uvicorn_server import HttpServer
-from tercet.frontend.supervisor.launch import is_own
 from tercet.protocol.aio import AsyncNode
 from tercet.protocol.config import Dial, NodeConfig
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import FrontendInbox, Heartbeat, Ready
 from tercet.protocol.messages.values import Role
 from tercet.protocol.system.clock import SuspendAwareClock
-from tercet.protocol.transport.endpoints import check_peer_id
+from tercet.protocol.transport.endpoints import check_peer_id, is_supervised_id
 from tercet.protocol.transport.security import Security
 
 logger = logging.getLogger(__name__)
@@ -97,8 +96,8 @@ class Frontend:
             adapter_names=AdaptersInFile(database) if database else None,
             siblings=link.sibling,
         )
-        self._kept = Kept(self._manager, ChatPlanner(serving), database) if database else None
-        app = build_app(self._manager, config.http, serving, self._kept, local=is_local(self._listener))
+        self._stores = Stores(self._manager, ChatPlanner(serving), database) if database else None
+        app = build_app(self._manager, config.http, serving, self._stores, local=is_local(self._listener))
         self._server = HttpServer(app, config.http, self._listener, self._on_started)
 
     async def run(self) -> None:
@@ -108,8 +107,8 @@ class Frontend:
             loop.add_signal_handler(number, self._drain)
         await self._node.start()
         self._manager.start()
-        if self._kept is not None:
-            self._kept.start()
+        if self._stores is not None:
+            self._stores.start()
         completing = None if self._complete else asyncio.create_task(self._require_adapters())
         try:
             if self._shares_socket:
@@ -121,8 +120,8 @@ class Frontend:
         finally:
             if completing is not None:
                 completing.cancel()
-            if self._kept is not None:
-                await self._kept.close()
+            if self._stores is not None:
+                await self._stores.close()
             await self._manager.close()
             await self._node.close("stopped")
             self._pool.shutdown(wait=False, cancel_futures=True)
@@ -137,7 +136,7 @@ class Frontend:
 
         One that joined from elsewhere is left out, whatever it says.
         """
-        if not self._supervised or self._servable or not is_own(peer):
+        if not self._supervised or self._servable or not is_supervised_id(peer):
             logger.error(reason)
             return
         self._give_up(reason)

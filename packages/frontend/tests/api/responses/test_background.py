@@ -48,14 +48,14 @@ def text_of(events: list[ResponseStreamEvent]) -> str:
 
 async def die(served: Served) -> None:
     """A frontend stops as by SIGKILL, with its leases in its hands, and they run out."""
-    assert served.kept is not None
-    background = served.kept.background
+    assert served.stores is not None
+    background = served.stores.background
     tasks = [*background._working.values(), background._looking]
     for task in tasks:
         assert task is not None
         task.cancel()
     await asyncio.gather(*(task for task in tasks if task), return_exceptions=True)
-    await served.kept._database.run(lambda each: each.execute("UPDATE responses SET lease = 0"))
+    await served.stores._database.run(lambda each: each.execute("UPDATE responses SET lease = 0"))
 
 
 async def until_running(served: Served) -> None:
@@ -122,8 +122,8 @@ async def test_whoever_follows_no_more_leaves_nothing_and_disturbs_nobody(
     verb: str, engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:
     async with serving(engine_of(counting, auto=False), store=store) as served:
-        assert served.kept is not None
-        news = served.kept.background._news
+        assert served.stores is not None
+        news = served.stores.background._news
         client = openai_of(served)
         stream = await client.responses.create(**BODY, stream=True)
         response = (await anext(stream)).response.id
@@ -255,8 +255,8 @@ async def test_what_fails_again_and_again_is_given_up(
                 while len(engine.requests()) < dispatches:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             await die(served)
-            assert served.kept is not None
-            served.kept.start()
+            assert served.stores is not None
+            served.stores.start()
         events = await numbered(stream)
         assert events[-1].type == "response.failed"
         assert (await client.responses.retrieve(events[-1].response.id)).status == "failed"
@@ -270,7 +270,7 @@ async def test_a_key_has_a_bounded_number_of_followers(
     async with serving(engine_of(counting), store=store) as served:
         client = openai_of(served)
         made = await client.responses.create(**BODY)
-        background = served.kept.background if served.kept else None
+        background = served.stores.background if served.stores else None
         assert background is not None
         leave = [background.join("") for _ in range(2)]
         with pytest.raises(openai.RateLimitError, match="Too many streams of background responses"):
@@ -293,8 +293,8 @@ async def test_followers_share_what_is_read(
         client = openai_of(served)
         made = await client.responses.create(**BODY)
         whole = await ended(client, made.id)
-        assert served.kept is not None
-        background, reads = served.kept.background, 0
+        assert served.stores is not None
+        background, reads = served.stores.background, 0
         read = background._store.events
 
         async def counted(owner: str, response: str, after: int) -> tuple[list[bytes], bool]:

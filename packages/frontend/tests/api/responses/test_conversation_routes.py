@@ -191,9 +191,9 @@ async def test_what_cannot_be_taken_is_refused_by_name_and_leaves_nothing(
         assert refused.json()["error"]["param"] == param
         listed = (await http.get(f"/v1/conversations/{made}/items")).json()
         assert [item["id"] for item in listed["data"]] == ["there"]
-        assert served.kept is not None
+        assert served.stores is not None
         count = "SELECT count(*) FROM conversations"
-        assert await served.kept._database.read(lambda each: each.execute(count).fetchone()) == (1,)
+        assert await served.stores._database.read(lambda each: each.execute(count).fetchone()) == (1,)
 
 
 async def test_a_conversation_that_is_full_takes_no_more_until_something_is_taken_out(

@@ -13,7 +13,8 @@ from tercet.frontend.api.sglang.generate_writer import GenerateWriter
 from tercet.frontend.manager.generation import Generation, GenerationUpdate
 from tercet.frontend.manager.quota import ApiKeyQuota
 from tercet.frontend.manager.req_state import OutputRow, ReqState, Verdict
-from tercet.frontend.manager.request import GenerateRequest, TextPrompt
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.testing import DETOKENIZER, FakeEngine, Served, Token, decode_spec, serving
 from tercet.protocol.membership.events import Delivery

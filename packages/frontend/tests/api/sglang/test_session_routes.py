@@ -171,8 +171,8 @@ async def test_a_turn_that_fails_is_no_turn(engine_of: EngineOf, http_of: HttpOf
         session = await opened(client)
         body = {"input_ids": [999_999], "session_params": {"id": session}}
         assert (await client.post("/generate", json=body)).status_code == 400
-        assert served.kept is not None
-        assert await served.kept.sessions.turn("", session, None) == (1000, None)
+        assert served.stores is not None
+        assert await served.stores.sessions.turn("", session, None) == (1000, None)
 
 
 async def test_without_a_store_there_are_no_sessions(engine_of: EngineOf, http_of: HttpOf) -> None:

@@ -20,7 +20,7 @@ def build_torch(
     with gc_disabled_during_imports():
         from tercet.scheduler.executor.tp_worker import TpModelWorker
         from tercet.scheduler.executor.worker_options import WorkerOptions
-        from tercet.scheduler.models.registry import is_ours, named_architecture
+        from tercet.scheduler.models.config.architectures import is_ours, named_architecture
 
     size = options.tensor_parallel_size
     architecture = named_architecture(read_json(found.path / "config.json"))

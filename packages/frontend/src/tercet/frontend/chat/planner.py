@@ -14,15 +14,16 @@ from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
 from tercet.frontend.chat.template_variables import template_variables
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.config.config import ServingConfig
+from tercet.frontend.config.validation import AUTOMATIC, NONE
 from tercet.frontend.constraints import Tokens
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.http.json_depth import DEEPEST, is_within
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.req_state import ReqState
-from tercet.frontend.manager.request import ChatPrompt, GenerateRequest
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.model.prompts import ChatPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.model.special_text import SpecialText, SpecialTexts
-from tercet.frontend.notations import AUTOMATIC, NONE
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.parsers.registry import ParserNames, make_parser, reasoning_format, tool_format
 from tercet.frontend.structured_output.compiler import to_grammar

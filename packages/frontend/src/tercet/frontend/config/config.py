@@ -7,10 +7,14 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.validators import Number
 
-from tercet.frontend.adapter_text import read_adapters
-from tercet.frontend.key_text import AdminKeys, ApiKeys, check_keys
-from tercet.frontend.notations import check_notations
-from tercet.frontend.origin_text import check_origins
+from tercet.frontend.config.validation import (
+    AdminKeys,
+    ApiKeys,
+    check_keys,
+    check_notations,
+    check_origins,
+    read_adapters,
+)
 from tercet.protocol.messages.values import Role
 from tercet.protocol.transport.endpoints import default_peer
 

@@ -20,12 +20,12 @@ from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import POLICIES
 from tercet.frontend.routing.router import DataParallelController
-from tercet.frontend.supervisor.launch import is_own
 from tercet.protocol.aio import AsyncNode
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import FrontendInbox, Heartbeat
 from tercet.protocol.messages.values import LoRAAdapter, Role
+from tercet.protocol.transport.endpoints import is_supervised_id
 
 _Result = TypeVar("_Result")
 Work = Callable[[], Coroutine[Any, Any, _Result]]
@@ -203,7 +203,7 @@ class EngineClient:
         self._node.close_now(_CLOSED)
 
     def _on_useless(self, peer: str, reason: str) -> None:
-        if is_own(peer):
+        if is_supervised_id(peer):
             self._useless = reason
 
     def _status(self, peer: str) -> Heartbeat:

@@ -9,8 +9,9 @@ from tercet.frontend.api.sglang.generate import prompt_of, to_generate
 from tercet.frontend.api.sglang.generate_schema import NativeGenerate, Tokenize
 from tercet.frontend.errors import ApiError, BadRequestError
 from tercet.frontend.http.request_body import refusal
-from tercet.frontend.manager.request import GenerateRequest, Prompt
+from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.embedding_request import EmbeddingRequest, Input, TextInput
+from tercet.frontend.model.prompts import Prompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import LoRAAdapter, Task
 

@@ -10,8 +10,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import Scope
 
+from tercet.frontend.config.validation import check_keys
 from tercet.frontend.errors import ForbiddenError
-from tercet.frontend.key_text import check_keys
 
 _SCOPE = "tercet.visitor"
 

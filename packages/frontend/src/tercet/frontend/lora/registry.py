@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tercet.frontend.adapter_text import check_name, check_path
+from tercet.frontend.config.validation import check_name, check_path
 from tercet.frontend.errors import BadRequestError, ModelNotFoundError, UnavailableError, UnsupportedParameterError
 from tercet.frontend.lora.store import Adapter, AdapterNames, AdaptersInMemory
 from tercet.frontend.model.served_model import ServedModel

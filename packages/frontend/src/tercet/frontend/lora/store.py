@@ -7,7 +7,7 @@ from typing import Protocol
 import msgspec
 import orjson
 
-from tercet.frontend.adapter_text import MOST_ADAPTERS
+from tercet.frontend.config.validation import MOST_ADAPTERS
 from tercet.frontend.database import Database
 from tercet.frontend.errors import BadRequestError
 from tercet.protocol.messages.values import LoRAAdapter

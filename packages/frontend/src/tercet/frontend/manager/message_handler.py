@@ -7,12 +7,13 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import assert_never, cast
 
 from tercet.frontend.errors import from_rejection
+from tercet.frontend.manager.counters import Counters
 from tercet.frontend.manager.embedding_state import EmbeddingState, vectors_of
 from tercet.frontend.manager.peer_metrics import PeerMetrics
 from tercet.frontend.manager.req_state import ACCEPTED, OutputRow, ReqState, Verdict, rows_of
 from tercet.frontend.model.served_model import context_of
+from tercet.frontend.routing.cause import Cause
 from tercet.frontend.routing.control import Control
-from tercet.frontend.routing.counters import Cause, Counters
 from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.peers import PeerRegistry, SchedulerPeer

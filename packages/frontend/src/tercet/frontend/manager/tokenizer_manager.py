@@ -18,6 +18,7 @@ from tercet.frontend.errors import (
 )
 from tercet.frontend.lora.registry import AdapterRegistry
 from tercet.frontend.lora.store import AdapterNames
+from tercet.frontend.manager.counters import Counters, RequestOutcome
 from tercet.frontend.manager.embedding_batch import EmbeddingBatch
 from tercet.frontend.manager.embedding_state import EmbeddingState
 from tercet.frontend.manager.generation import Generation
@@ -26,15 +27,15 @@ from tercet.frontend.manager.peer_metrics import PeerMetrics
 from tercet.frontend.manager.prediction import LONGEST
 from tercet.frontend.manager.quota import ApiKeyQuota, RequestSlot
 from tercet.frontend.manager.req_state import ReqState
-from tercet.frontend.manager.request import GenerateRequest, TextPrompt
+from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.series import own_series
 from tercet.frontend.manager.validation import check_length, check_output, check_scores, check_stops, sampling
 from tercet.frontend.model.embedding_request import EmbeddingRequest, size_of
 from tercet.frontend.model.input_encoder import InputEncoder
+from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.model.tokenizer_pool import LONG, Piece
 from tercet.frontend.routing.control import Control
-from tercet.frontend.routing.counters import Counters, RequestOutcome
 from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.peers import PeerRegistry
@@ -100,7 +101,7 @@ class TokenizerManager:
         self._on_servable: Callable[[], None] | None = on_servable
         self._states: dict[str, RequestState] = {}
         self._dispatcher = Dispatcher(outbox, self.fleet, controller)
-        self._recovery = Recovery(self._dispatcher, self.counters, recovery_timeout, max_waiting)
+        self._recovery = Recovery(self._dispatcher, self.counters.redispatches, recovery_timeout, max_waiting)
         self._inbound = MessageHandler(
             outbox,
             self.fleet,

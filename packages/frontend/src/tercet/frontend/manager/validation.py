@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import msgspec
 
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
-from tercet.frontend.manager.request import ChatPrompt, GenerateRequest, TextPrompt, TokenPrompt
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.model.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import SamplingParams
 

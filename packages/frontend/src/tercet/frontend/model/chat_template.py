@@ -16,8 +16,8 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.manager.request import ChatPrompt
 from tercet.frontend.model.files import read_object, read_text
+from tercet.frontend.model.prompts import ChatPrompt
 from tercet.frontend.parsers.registry import ParserNames, detect
 
 _PROBE = "tercet-probe"

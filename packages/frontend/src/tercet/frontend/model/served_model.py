@@ -12,9 +12,9 @@ import msgspec
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.constraints import Tokens
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
-from tercet.frontend.manager.request import ChatPrompt, Prompt, TextPrompt, TokenPrompt, size_of
 from tercet.frontend.model.chat_template import TemplateManager
 from tercet.frontend.model.files import read_object, read_text, reading
+from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, size_of
 from tercet.frontend.model.sentence_files import SentenceFiles
 from tercet.frontend.model.special_text import SpecialTexts
 from tercet.frontend.model.token_bytes import TokenBytes

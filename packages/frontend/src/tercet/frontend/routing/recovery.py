@@ -12,10 +12,11 @@ run it, and starts it when this frontend has heard that. Only then is a death th
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Iterable
 
 from tercet.frontend.errors import DeadlyRequestError, ServerError, UnavailableError
-from tercet.frontend.routing.counters import Cause, Counters
+from tercet.frontend.routing.cause import Cause
 from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.request_state import RequestState
 
@@ -36,9 +37,9 @@ _BY_ANOTHER_WAY = frozenset({Cause.GAP, Cause.ABSENT, Cause.SILENT})
 class Recovery:
     """Dispatches what has no route. `now` is any monotonic clock in seconds."""
 
-    def __init__(self, dispatcher: Dispatcher, counters: Counters, timeout: float, max_waiting: int) -> None:
+    def __init__(self, dispatcher: Dispatcher, redispatches: Counter[Cause], timeout: float, max_waiting: int) -> None:
         self._dispatcher = dispatcher
-        self._counters = counters
+        self._redispatches = redispatches
         self._timeout = timeout
         self._max_waiting = max_waiting
         self._waiting: dict[str, tuple[RequestState, float]] = {}
@@ -81,11 +82,11 @@ class Recovery:
         """Take requests away from a part that is leaving, if somebody else has them; else it finishes them."""
         for state in list(states):
             if not state.done and state.rid not in self._waiting and self._dispatch(state, now):
-                self._counters.redispatches[Cause.DRAINING] += 1
+                self._redispatches[Cause.DRAINING] += 1
 
     def again(self, state: RequestState, now: float, cause: Cause) -> None:
         """Dispatch a request again, or keep it until that is possible. Without any news for too long it is ended."""
-        self._counters.redispatches[cause] += 1
+        self._redispatches[cause] += 1
         if cause in {Cause.ABSENT, Cause.SILENT}:
             state.retries += 1
             if state.retries > OTHER_WAYS:

@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 
+from tercet.frontend.config.validation import ANY
 from tercet.frontend.errors import ForbiddenError
-from tercet.frontend.origin_text import ANY
 
 _NOBODYS = (".localhost", ".internal")
 """Ends of names that nobody can own, and that a container may call its host by."""

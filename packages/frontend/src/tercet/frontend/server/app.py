@@ -24,11 +24,11 @@ from tercet.frontend.http.backpressure import room_for_answers
 from tercet.frontend.http.loop_turns import LoopTurns
 from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.sse import ClientGoneError
-from tercet.frontend.kept import Kept
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.server.allowed_hosts import AllowedHosts
 from tercet.frontend.server.middleware import METRICS, OPEN_ROUTES, ROUTE, RequestMiddleware, error_response
 from tercet.frontend.server.routes import Endpoint, routes
+from tercet.frontend.server.stores import Stores
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ def build_app(
     manager: TokenizerManager,
     config: HttpConfig,
     serving: ServingConfig = ServingConfig(),
-    kept: Kept | None = None,
+    stores: Stores | None = None,
     *,
     local: bool = False,
 ) -> ASGIApp:
@@ -62,7 +62,7 @@ def build_app(
         openapi_url=None,
         redirect_slashes=False,
     )
-    for method, path, endpoint in routes(manager, config, serving, kept):
+    for method, path, endpoint in routes(manager, config, serving, stores):
         app.add_route(path, _named(path, endpoint), methods=[method])
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)

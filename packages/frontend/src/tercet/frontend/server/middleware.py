@@ -15,7 +15,7 @@ from tercet.frontend.http.error_format import anthropic_error, asks_anthropic
 from tercet.frontend.http.memory_budget import MemoryBudget, until_request_ends
 from tercet.frontend.http.request_id import identify, request_id_of
 from tercet.frontend.http.sse import ClientGoneError
-from tercet.frontend.routing.counters import Exchange
+from tercet.frontend.manager.counters import Exchange
 from tercet.frontend.server.allowed_hosts import AllowedHosts
 
 logger = logging.getLogger(__name__)

@@ -22,27 +22,36 @@ from tercet.frontend.api.sglang.generate import Native
 from tercet.frontend.api.sglang.session_routes import Sessions
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import HttpConfig, ServingConfig
-from tercet.frontend.kept import Kept
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.server.middleware import METRICS
+from tercet.frontend.server.stores import Stores
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
 def routes(
-    manager: TokenizerManager, config: HttpConfig, serving: ServingConfig, kept: Kept | None
+    manager: TokenizerManager, config: HttpConfig, serving: ServingConfig, stores: Stores | None
 ) -> list[tuple[str, str, Endpoint]]:
     """The routes of one frontend. Raises ValueError for options that cannot work."""
     planner = ChatPlanner(serving)
     chat = OpenAIServingChat(manager, config.max_body_bytes, planner)
     models = OpenAIServingModels(manager.models, manager.adapters)
-    sessions = Sessions(kept.sessions if kept else None, config.max_body_bytes)
+    sessions = Sessions(stores.sessions if stores else None, config.max_body_bytes)
     native = Native(manager, sessions, config.max_body_bytes, planner.reasoning_field)
     control = ControlRoutes(manager, config.max_body_bytes)
     adapters = AdapterRoutes(manager.adapters, config.max_body_bytes)
     messages = AnthropicServingMessages(manager, planner, config.max_body_bytes)
-    responses = OpenAIServingResponses(manager, planner, kept, config.max_body_bytes)
-    conversations = OpenAIServingConversations(kept, config.max_body_bytes)
+    responses = OpenAIServingResponses(
+        manager,
+        planner,
+        stores.responses if stores else None,
+        stores.background if stores else None,
+        stores.conversations if stores else None,
+        config.max_body_bytes,
+    )
+    conversations = OpenAIServingConversations(
+        stores.conversations if stores else None, stores.responses if stores else None, config.max_body_bytes
+    )
     embedding = OpenAIServingEmbedding(manager, config.max_body_bytes)
     rerank = OpenAIServingRerank(manager, config.max_body_bytes)
     return [

@@ -1,6 +1,5 @@
 """Which parts to start and what to do when one dies, hangs or never gets ready: decisions only, with time passed in."""
 
-import re
 import signal
 import sys
 from collections.abc import Iterable, Mapping
@@ -11,6 +10,7 @@ from tercet.frontend.supervisor.options import ServeConfig, extra_flags
 from tercet.protocol.membership.heartbeat_timer import is_stuck
 from tercet.protocol.messages.messages import Heartbeat
 from tercet.protocol.messages.values import Phase, Role
+from tercet.protocol.transport.endpoints import supervised_id
 
 EXIT_CONFIG = 2
 """A part that exits with this was told something it cannot do, and has said what: starting it again would not help."""
@@ -34,22 +34,12 @@ class PartSpec:
     """Added to the command until it has been ready once: what is to end the start, and no server that serves."""
 
 
-def own_name(role: Role, number: int) -> str:
-    """The peer id of a part that a supervisor starts."""
-    return f"{role}-{number}"
-
-
-def is_own(peer: str) -> bool:
-    """Whether it is one of those: who joins from elsewhere has a name behind the role."""
-    return re.fullmatch(r"[a-z]+-\d+", peer) is not None
-
-
 def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True) -> list[PartSpec]:
     """The parts of a one-machine server whose inboxes lie in `directory`; without frontends it serves offline use."""
     module = (sys.executable, "-m")
     parts = [
         PartSpec(
-            own_name(Role.SCHEDULER, number),
+            supervised_id(Role.SCHEDULER, number),
             Role.SCHEDULER,
             (
                 *(*module, "tercet.scheduler", f"--model={config.model}"),
@@ -63,7 +53,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     ]
     parts += [
         PartSpec(
-            own_name(Role.DETOKENIZER, number),
+            supervised_id(Role.DETOKENIZER, number),
             Role.DETOKENIZER,
             (*module, "tercet.detokenizer", *extra_flags(config.detokenizer_extra)),
         )
@@ -80,7 +70,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
     env = {name: "\n".join(keys) for name, keys in given.items() if keys}
     command = (*module, "tercet.frontend", *flags)
     at_first = ("--require-lora",) if frontend.lora else ()
-    names = [own_name(Role.FRONTEND, number) for number in range(config.serve.frontend_workers)]
+    names = [supervised_id(Role.FRONTEND, number) for number in range(config.serve.frontend_workers)]
     for name in names:
         siblings = (f"--sibling={other}" for other in names if other != name)
         parts.append(PartSpec(name, Role.FRONTEND, (*command, *siblings), env, gets_socket=True, at_first=at_first))

@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tercet.frontend.adapter_text import read_adapters
-from tercet.frontend.key_text import AdminKeys, ApiKeys, check_keys
+from tercet.frontend.config.validation import AdminKeys, ApiKeys, check_keys, read_adapters
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 

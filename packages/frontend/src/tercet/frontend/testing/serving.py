@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from tercet.frontend.adapter_text import read_adapters
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import HttpConfig, ServingConfig, StoreConfig
+from tercet.frontend.config.validation import read_adapters
 from tercet.frontend.database import Database
-from tercet.frontend.kept import Kept
 from tercet.frontend.lora.store import AdaptersInFile
 from tercet.frontend.manager.quota import ApiKeyQuota
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -20,6 +19,7 @@ from tercet.frontend.routing.policies import RoundRobin
 from tercet.frontend.routing.router import DataParallelController
 from tercet.frontend.server.app import build_app
 from tercet.frontend.server.listener import listening_socket, url_of
+from tercet.frontend.server.stores import Stores
 from tercet.frontend.server.uvicorn_server import HttpServer
 from tercet.frontend.testing.engine import FakeEngine
 
@@ -34,7 +34,7 @@ class Served:
     server: HttpServer
     ended: asyncio.Event
     """Set once nothing listens any more."""
-    kept: Kept | None = None
+    stores: Stores | None = None
 
     async def connect(self) -> None:
         """The engine's peers come up and the model is ready."""
@@ -84,24 +84,24 @@ async def serving(
         engine.deliver = manager.on_deliveries
         started, ended = asyncio.Event(), asyncio.Event()
         listener = socket.create_server(("127.0.0.1", 0)) if http.fd is None else listening_socket(http)
-        kept = Kept(manager, ChatPlanner(config), database) if database else None
-        server = HttpServer(build_app(manager, http, config, kept), http, listener, started.set)
+        stores = Stores(manager, ChatPlanner(config), database) if database else None
+        server = HttpServer(build_app(manager, http, config, stores), http, listener, started.set)
         url = url_of(listener)
         manager.start()
-        if kept is not None:
-            kept.start()
+        if stores is not None:
+            stores.start()
         running = asyncio.create_task(server.run_until_told())
         running.add_done_callback(lambda _: ended.set())
         await started.wait()
         try:
             if connect:
                 await _connected(engine, manager)
-            yield Served(url, engine, manager, server, ended, kept)
+            yield Served(url, engine, manager, server, ended, stores)
         finally:
             server.stop()
             await running
-            if kept is not None:
-                await kept.close()
+            if stores is not None:
+                await stores.close()
             await manager.close()
 
 

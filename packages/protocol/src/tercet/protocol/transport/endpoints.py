@@ -177,3 +177,13 @@ def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
         return ipaddress.ip_address(host)
     except ValueError:
         return None
+
+
+def supervised_id(role: Role, number: int) -> str:
+    """Return the peer id of a process that a supervisor starts."""
+    return f"{role}-{number}"
+
+
+def is_supervised_id(peer: str) -> bool:
+    """Return whether a supervisor of this machine gave this peer id; peers from elsewhere have other suffixes."""
+    return re.fullmatch(r"[a-z]+-\d+", peer) is not None

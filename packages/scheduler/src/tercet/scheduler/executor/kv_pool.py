@@ -10,6 +10,7 @@ from tercet.kernels import memory
 from tercet.kernels.ops.store_kv import E4M3, store_kv
 from tercet.scheduler.core.plan import PageCopy
 from tercet.scheduler.device.staging import HostToDevice
+from tercet.scheduler.models.weights.kv_scales import Scales
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +39,6 @@ class KVGroup:
     layers: Sequence[int]
     pages: int
     window: int = 0
-
-
-Scales = tuple[float, float]
-"""What keys and what values are multiples of, in a layer whose cache has 8 bits."""
 
 
 class KVPool:

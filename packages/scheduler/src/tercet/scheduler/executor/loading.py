@@ -18,16 +18,18 @@ from tercet.scheduler.device.oom import lacks_memory, release_cached
 from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
+from tercet.scheduler.executor.smoke_test import try_out
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError, model_identity, read_header, read_json, reading, weight_files
 from tercet.scheduler.models import hugging_face
+from tercet.scheduler.models.config.architectures import is_ours, named_architecture
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.layer_ops import OpsModule, layer_ops, set_ops
 from tercet.scheduler.models.lora import LoRABank
 from tercet.scheduler.models.native import NativeCausalLM, missing_native
 from tercet.scheduler.models.native_linear import NativeProjection, unread, use_native_linears, use_native_projections
-from tercet.scheduler.models.registry import build_model, is_ours, named_architecture
+from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.shard import WHOLE, Shard
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
@@ -167,7 +169,7 @@ def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *
     """A model that runs on transformers' modules, with linear layers on `native` kernels. It has no adapters."""
     if options.max_loras:
         raise ValueError(f"max_loras {options.max_loras}: models on transformers' own modules run no adapters")
-    model = hugging_face.load(options.checkpoint, shape, device, dummy=options.load_format == "dummy")
+    model = hugging_face.load(options.checkpoint, shape, device, try_out, dummy=options.load_format == "dummy")
     if native:
         use_native_linears(model, load_library(), options.quantization)
     return model

@@ -8,8 +8,7 @@ checkpoint's own sizes break. The texts are therefore only as long as costs a se
 are read from the masks themselves (`models/attention_masks.py`), as far as the longest text that is served.
 """
 
-import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,15 +24,10 @@ from tercet.scheduler.models.config.model_config import DecoderShape
 PlainForward = Callable[[torch.Tensor], torch.Tensor]
 """[tokens] -> logits [tokens, vocab] of one whole text."""
 
-LONGEST = 96
-"""Tokens of the longer text, where they cost little."""
-_SHORTEST = 12
 _SHORT = 4
 """Tokens of the other text's prompt."""
 _DECODES = 2
 _PAGE = 8
-_WORK = 2e11
-"""Floating-point operations of a forward that are cheap on a CPU."""
 _EXACT, _ROUNDED = 1e-2, 0.1
 """Relative errors of logits that rounding never reaches, in 32 and in 16 bits, and other text does."""
 _FAILURES = (TypeError, AttributeError, KeyError, IndexError, NotImplementedError, RuntimeError, ValueError)
@@ -46,19 +40,6 @@ class Row(NamedTuple):
     text: int
     start: int
     tokens: int
-
-
-def text_length(parameters: int, context_length: int, device: torch.device) -> int:
-    """Return how many tokens of a model's text can be tried at little cost."""
-    affordable = LONGEST if device.type != "cpu" else int(_WORK / (2 * max(parameters, 1)))
-    return min(max(affordable, _SHORTEST), LONGEST, context_length)
-
-
-def trial_text(length: int, vocab_size: int, without: Collection[int] = ()) -> torch.Tensor:
-    """Return token ids, int64 [length], `without` those that mean something to a model."""
-    ids = (place * 101 % vocab_size for place in itertools.count(1))
-    usable = (token for token in ids if token not in without or len(without) >= vocab_size)
-    return torch.tensor([*itertools.islice(usable, length)])
 
 
 @torch.inference_mode()

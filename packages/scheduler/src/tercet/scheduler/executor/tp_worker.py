@@ -22,7 +22,7 @@ from tercet.scheduler.device.devices import take_device
 from tercet.scheduler.device.oom import release_cached, require_memory
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape
-from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape, Scales
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.latent_backends import over_latents
 from tercet.scheduler.executor.loading import (
     Loaded,
@@ -47,7 +47,7 @@ from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.loader import GrammarLoader
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, shortened
 from tercet.scheduler.models.shard import WHOLE, Shard
-from tercet.scheduler.models.weights.kv_scales import read_kv_scales
+from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.weights import Progress
 from tercet.scheduler.ports import Advance
 

@@ -8,7 +8,7 @@ the forwards of all modules as a keyword. Weights come from safetensors alone, a
 import logging
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from tercet.scheduler.executor.smoke_test import text_length, trial_text, try_out
 from tercet.scheduler.model_files import ModelError, read_header, read_json, weight_files
 from tercet.scheduler.models.attention_masks import attention_of, probe_windows
+from tercet.scheduler.models.config.architectures import named_architecture
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.model_config import DecoderShape, end_ids, saved_torch_dtype
 from tercet.scheduler.models.layer_ops import Batch
-from tercet.scheduler.models.registry import named_architecture
+from tercet.scheduler.models.trial_text import text_length, trial_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -41,6 +41,9 @@ _REFUSED = {
 }
 _STRETCHED = ("dynamic", "longrope")
 """Rotary embeddings that change for all rows of a step when one of them grows past the length of training."""
+
+Verify = Callable[["HuggingFaceCausalLM", DecoderShape, Callable[[torch.Tensor], torch.Tensor], torch.Tensor], None]
+"""Check of a model against its plain forward on a text: (model, shape, plain forward, token ids)."""
 
 
 def read_shape(directory: Path, dtype: str) -> DecoderShape:
@@ -64,7 +67,9 @@ def read_shape(directory: Path, dtype: str) -> DecoderShape:
     )
 
 
-def load(directory: Path, shape: DecoderShape, device: torch.device, *, dummy: bool = False) -> "HuggingFaceCausalLM":
+def load(
+    directory: Path, shape: DecoderShape, device: torch.device, verify: Verify, *, dummy: bool = False
+) -> "HuggingFaceCausalLM":
     """Return the model of a directory, its weights those of the checkpoint or random ones.
 
     Raises ModelError, also for a model whose logits are not those of a plain forward of transformers (`trial.py`).
@@ -83,7 +88,7 @@ def load(directory: Path, shape: DecoderShape, device: torch.device, *, dummy: b
     with torch.inference_mode(), _reported(f"{shape.architecture} cannot be run"):
         windows = probe_windows(model, text, shape.context_length)
     hosted = HuggingFaceCausalLM(model, windows, _first_position(kind, config))
-    try_out(hosted, shape, hosted.plain_logits, text)
+    verify(hosted, shape, hosted.plain_logits, text)
     logger.info("%s runs on transformers' own modules", shape.architecture)
     return hosted
 

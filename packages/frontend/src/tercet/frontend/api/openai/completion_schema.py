@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from tercet.frontend.api.openai.sampling_schema import SamplingFields, TokenId
 from tercet.frontend.api.openai.structured_schema import StructuredFields
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.manager.request import TextPrompt, TokenPrompt
+from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 
 MOST_CHOICES = 2048
 

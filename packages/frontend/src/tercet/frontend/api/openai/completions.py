@@ -30,9 +30,10 @@ from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import DONE, event
 from tercet.frontend.manager.generation import Generation, GenerationUpdate
 from tercet.frontend.manager.req_state import ReqState
-from tercet.frontend.manager.request import GenerateRequest, ParamNames, TextPrompt, TokenPrompt
+from tercet.frontend.manager.request import GenerateRequest, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.fill_middle import FillFormat, fill_format
+from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.structured_output.compiler import to_grammar
 from tercet.protocol.messages.values import FinishReason, LogprobParams, Logprobs, unpack_floats, unpack_ints

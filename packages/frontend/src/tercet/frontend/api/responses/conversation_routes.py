@@ -13,18 +13,21 @@ from tercet.frontend.api.responses.conversation_schema import AddItems, CreateCo
 from tercet.frontend.api.responses.conversation_store import ConversationStore
 from tercet.frontend.api.responses.input_schema import InputItem
 from tercet.frontend.api.responses.items import Item, given_items
+from tercet.frontend.api.responses.store import ResponseStore
 from tercet.frontend.errors import NotFoundError
 from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.query import number, order
 from tercet.frontend.http.request_body import read_model
-from tercet.frontend.kept import Kept
 
 
 class OpenAIServingConversations:
     """The conversations of a server; it has none where it stores nothing."""
 
-    def __init__(self, kept: Kept | None, body_limit: int) -> None:
-        self._kept = kept
+    def __init__(
+        self, conversations: ConversationStore | None, responses: ResponseStore | None, body_limit: int
+    ) -> None:
+        self._conversations = conversations
+        self._responses = responses
         self._body_limit = body_limit
 
     async def create(self, request: Request) -> Response:
@@ -73,17 +76,15 @@ class OpenAIServingConversations:
         return _json(await self._store.delete_item(*_named(request), request.path_params["item_id"]))
 
     @property
-    def _stores(self) -> Kept:
-        if self._kept is None:
-            raise NotFoundError("This server keeps no conversations: it was started without --response-store.")
-        return self._kept
-
-    @property
     def _store(self) -> ConversationStore:
-        return self._stores.conversations
+        if self._conversations is None:
+            raise NotFoundError("This server keeps no conversations: it was started without --response-store.")
+        return self._conversations
 
     async def _given(self, owner: str, items: Sequence[InputItem]) -> list[Item]:
-        return await given_items(items, "items", partial(self._stores.responses.item, owner))
+        if self._responses is None:
+            raise NotFoundError("This server keeps no conversations: it was started without --response-store.")
+        return await given_items(items, "items", partial(self._responses.item, owner))
 
 
 def _named(request: Request) -> tuple[str, str]:

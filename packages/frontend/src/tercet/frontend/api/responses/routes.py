@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from tercet.frontend.api.responses.background import Background
 from tercet.frontend.api.responses.body import id_of, page, rid_of
+from tercet.frontend.api.responses.conversation_store import ConversationStore
 from tercet.frontend.api.responses.draft import Draft, Origin, ResponseDrafter, new_seed
 from tercet.frontend.api.responses.event_log import EventLog, encoded
 from tercet.frontend.api.responses.output_items import Change
@@ -24,7 +25,6 @@ from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.query import flag, number, order
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import EventStream, unless_gone
-from tercet.frontend.kept import Kept
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
@@ -38,19 +38,21 @@ class OpenAIServingResponses:
         self,
         manager: TokenizerManager,
         planner: ChatPlanner,
-        kept: Kept | None,
+        store: ResponseStore | None,
+        background: Background | None,
+        conversations: ConversationStore | None,
         body_limit: int,
     ) -> None:
         self._manager = manager
-        self._kept = kept.responses if kept else None
-        self._background = kept.background if kept else None
-        self._drafter = ResponseDrafter(manager, planner, self._kept, kept.conversations if kept else None)
+        self._responses = store
+        self._background = background
+        self._drafter = ResponseDrafter(manager, planner, store, conversations)
         self._body_limit = body_limit
 
     async def create(self, request: Request) -> Response:
         """Make a response."""
         body = await read_model(request, CreateResponse, self._body_limit)
-        if body.store and self._kept is None:
+        if body.store and self._responses is None:
             raise UnsupportedParameterError("This server stores no responses.", param="store")
         owner = caller_of(request).owner
         seed = new_seed() if body.seed is None else body.seed
@@ -58,7 +60,7 @@ class OpenAIServingResponses:
         draft = await self._drafter.draft(owner, origin)
         if body.background:
             return await self._in_background(owner, origin, draft)
-        work = _Work(self._manager, draft, owner, self._kept)
+        work = _Work(self._manager, draft, owner, self._responses)
         return await (work.stream(request) if body.stream else work.whole(request))
 
     async def retrieve(self, request: Request) -> Response:
@@ -103,9 +105,9 @@ class OpenAIServingResponses:
 
     @property
     def _store(self) -> ResponseStore:
-        if self._kept is None:
+        if self._responses is None:
             raise NotFoundError("This server stores no responses: it was started without --response-store.")
-        return self._kept
+        return self._responses
 
     async def _in_background(self, owner: str, origin: Origin, draft: Draft) -> Response:
         if self._background is None:

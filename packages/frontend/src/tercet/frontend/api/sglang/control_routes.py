@@ -7,8 +7,8 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.adapter_text import LONGEST_PATH
 from tercet.frontend.api.openai.sampling_schema import Name, Strict
+from tercet.frontend.config.validation import LONGEST_PATH
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.http.auth import require_admin
 from tercet.frontend.http.request_body import read_model

@@ -20,8 +20,9 @@ from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.errors import ApiError, BadRequestError, UnavailableError
 from tercet.frontend.http.request_body import read_model
-from tercet.frontend.manager.request import ChatPrompt, GenerateRequest, ParamNames, Prompt, TextPrompt
+from tercet.frontend.manager.request import GenerateRequest, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.structured_output.compiler import to_grammar
 from tercet.protocol.messages.values import WIRE_VERSION, LogprobParams, LoRAAdapter, SamplingParams

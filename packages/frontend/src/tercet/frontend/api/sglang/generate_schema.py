@@ -11,7 +11,7 @@ from tercet.frontend.api.openai.structured_schema import NativeStructuredFields
 from tercet.frontend.api.openai.tool_schema import Tools, specs_of
 from tercet.frontend.api.sglang.session_schema import SessionParams
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.manager.request import TextPrompt, TokenPrompt
+from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.parsers.port import ToolSpec
 
 Text = Annotated[str, Field(max_length=16_777_216)]

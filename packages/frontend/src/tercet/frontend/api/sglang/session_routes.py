@@ -13,7 +13,8 @@ from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.manager.generation import Generation
-from tercet.frontend.manager.request import GenerateRequest, TextPrompt, TokenPrompt
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import unpack_ints
 

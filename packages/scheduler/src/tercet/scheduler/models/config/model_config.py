@@ -14,6 +14,7 @@ import torch
 
 from tercet.scheduler.device.devices import slow_dtype
 from tercet.scheduler.model_files import ModelError, read_json, saved_dtype, served_dtype
+from tercet.scheduler.models.config.architectures import architecture_of
 from tercet.scheduler.models.config.attention_windows import unrotated_layers, windows_of
 from tercet.scheduler.models.config.config_defaults import conventions_of
 from tercet.scheduler.models.config.config_fields import Fields, wrong
@@ -24,7 +25,6 @@ from tercet.scheduler.models.config.latent_config import LatentConfig, latent_fi
 from tercet.scheduler.models.config.moe_config import MoeConfig, parse_moe
 from tercet.scheduler.models.config.quantized_config import StoredQuantization, parse_quantization
 from tercet.scheduler.models.config.rope_config import RopeConfig, check_rotation, context_length_of, parse_rope
-from tercet.scheduler.models.registry import architecture_of
 
 logger = logging.getLogger(__name__)
 

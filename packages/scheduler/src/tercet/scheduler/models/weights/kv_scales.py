@@ -6,10 +6,13 @@ from pathlib import Path
 
 import torch
 
-from tercet.scheduler.executor.kv_pool import Scales
 from tercet.scheduler.model_files import ModelError, read_header, weight_files
 from tercet.scheduler.models.weights.checkpoint_names import text_names
 from tercet.scheduler.models.weights.tensor_files import open_tensors
+
+Scales = tuple[float, float]
+"""What keys and what values are multiples of, in a layer whose cache has 8 bits."""
+
 
 _NAMES = (
     ("k_scale", "v_scale"),

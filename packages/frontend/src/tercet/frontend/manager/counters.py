@@ -1,4 +1,4 @@
-"""What a frontend has counted since it started, for /server_info and /metrics."""
+"""Counters of one frontend, for /server_info and /metrics."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -6,29 +6,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from tercet.frontend.manager.latency import LatencyMeasures
+from tercet.frontend.routing.cause import Cause
 from tercet.protocol.messages.values import Role
-
-
-class Cause(StrEnum):
-    """Why a request was dispatched again."""
-
-    SCHEDULER_DIED = "scheduler_died"
-    SCHEDULER_LEFT = "scheduler_left"
-    SCHEDULER_STUCK = "scheduler_stuck"
-    DETOKENIZER_DIED = "detokenizer_died"
-    DETOKENIZER_LEFT = "detokenizer_left"
-    DETOKENIZER_STUCK = "detokenizer_stuck"
-    DRAINING = "draining"
-    """Its scheduler or detokenizer is about to leave, and there is another."""
-    GAP = "gap"
-    """Tokens came from beyond the next position."""
-    ABSENT = "absent"
-    """Its scheduler does not hold it, and nothing came."""
-    SILENT = "silent"
-    """Its scheduler is ahead, and nothing came."""
-    ABORTED = "aborted"
-    """Its scheduler ended it on behalf of an earlier attempt."""
-    REFUSED = "refused"
 
 
 class RequestOutcome(StrEnum):

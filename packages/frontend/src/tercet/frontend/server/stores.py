@@ -1,4 +1,4 @@
-"""What clients come back for, put together: stored responses, work in the background, conversations and sessions."""
+"""SQLite stores of one frontend: responses, conversations, sessions, and the background worker."""
 
 from tercet.frontend.api.responses.background import Background
 from tercet.frontend.api.responses.conversation_store import ConversationStore
@@ -10,8 +10,8 @@ from tercet.frontend.database import Database
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
 
-class Kept:
-    """Everything that stands in the one file. It closes the file, too."""
+class Stores:
+    """Stores that share one database file. Owns the file."""
 
     def __init__(self, manager: TokenizerManager, planner: ChatPlanner, database: Database) -> None:
         self._database = database
