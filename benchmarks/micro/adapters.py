@@ -19,7 +19,7 @@ from tercet.scheduler.core.plan import AdapterLoad, PageUpdate, Plan, Row, SlotI
 from tercet.scheduler.executor.lora.adapter_files import Adapter
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.models.lora import LayerAdapter, LoRABank
+from tercet.scheduler.models.layers.lora import LayerAdapter, LoRABank
 
 Measured = tuple[str, float, str, float | None]
 """(what, measured, unit, target or None)"""

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from tercet.kernels.ops.lora import LoRAWeights
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.models.lora import LayerAdapter, LoRABank
+from tercet.scheduler.models.layers.lora import LayerAdapter, LoRABank
 from tercet.scheduler.testing.lora_checkpoints import ALL_LINEAR, write_adapter
 from tercet.scheduler.testing.quantized_checkpoints import write_checkpoint
 from tools.gpu_stages import executor

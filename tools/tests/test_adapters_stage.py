@@ -20,8 +20,8 @@ from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapter_config import AdapterConfig
 from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.models.layer_ops import TritonLayerOps
-from tercet.scheduler.models.lora import LoRABank
+from tercet.scheduler.models.layers.layer_ops import TritonLayerOps
+from tercet.scheduler.models.layers.lora import LoRABank
 from tools.gpu_stages import adapters, executor
 from tools.gpu_stages.scale import Results, Shape
 from tools.gpu_stages.table import table

@@ -20,7 +20,7 @@ from tercet.kernels.ops.quantized import QuantizedWeight, dequantize
 from tercet.kernels.tools.bench import ceilings
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.models.layer_ops import TritonLayerOps
+from tercet.scheduler.models.layers.layer_ops import TritonLayerOps
 from tools import gpu_check
 from tools.gpu_check import SERVED_STAGES, STAGES
 from tools.gpu_stages import executor, kernels, quantised, serving, tuning, worker

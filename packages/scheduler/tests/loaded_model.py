@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.packed import Packed
+from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.packed import Packed
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.weights import load_weights
 

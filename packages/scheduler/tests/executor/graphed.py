@@ -15,7 +15,7 @@ from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.sampling.sampler import Sampler
 from tercet.scheduler.executor.slot_tables import SlotTables
-from tercet.scheduler.models.layer_ops import LayerOps
+from tercet.scheduler.models.layers.layer_ops import LayerOps
 
 SLOTS, LENGTH = 4, 24
 

@@ -28,8 +28,8 @@ from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.warmup import ordinary_plans
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layer_ops import TritonLayerOps, set_ops
-from tercet.scheduler.models.lora import LoRABank
+from tercet.scheduler.models.layers.layer_ops import TritonLayerOps, set_ops
+from tercet.scheduler.models.layers.lora import LoRABank
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.weights import dummy_weights
 

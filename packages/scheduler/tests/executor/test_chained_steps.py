@@ -17,7 +17,7 @@ from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.shrinking import OomChunkedModel
 from tercet.scheduler.executor.slot_tables import SlotTables
-from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps
+from tercet.scheduler.models.layers.layer_ops import TORCH, TritonLayerOps
 
 CPU = torch.device("cpu")
 Rows = Sequence[tuple[int, int, int]]

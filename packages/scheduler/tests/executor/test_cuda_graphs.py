@@ -33,7 +33,7 @@ from tercet.scheduler.executor.sampling.sampler import Sampler
 from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
 from tercet.scheduler.executor.shrinking import OomChunkedModel
 from tercet.scheduler.executor.slot_tables import SlotTables
-from tercet.scheduler.models.layer_ops import TORCH, TritonLayerOps
+from tercet.scheduler.models.layers.layer_ops import TORCH, TritonLayerOps
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeRow
 from tercet.scheduler.device.staging import HostToDevice
 from tercet.scheduler.executor import encoder_worker
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker, PendingVectors
-from tercet.scheduler.models.packed import Packed
+from tercet.scheduler.models.layers.packed import Packed
 
 
 class Small(torch.nn.Module):

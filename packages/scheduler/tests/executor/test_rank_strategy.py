@@ -7,7 +7,7 @@ import torch
 
 from tercet.scheduler.device.oom import NoSplit, SplitOnOom, lacks_memory, release_cached
 from tercet.scheduler.executor.rank_strategy import SOLO, JointRecorder, RankError, rank_strategy_of
-from tercet.scheduler.models.shard import WHOLE, Shard, SingleRankShard
+from tercet.scheduler.models.layers.shard import WHOLE, Shard, SingleRankShard
 
 CANNOT, LACKS_MEMORY, RECORDED = range(3)
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers
 
-from packages.scheduler.tests.models.test_families import Paged, load
+from packages.scheduler.tests.models.families.test_families import Paged, load
 from tercet.scheduler.model_files import ModelError
 
 LEFT_OUT = object()

@@ -9,8 +9,8 @@ import peft
 import pytest
 import torch
 
-from packages.scheduler.tests.models.test_families import load
-from packages.scheduler.tests.models.test_lora import MOST, TOKENS, Adapted, adapted, attached, peft_logits
+from packages.scheduler.tests.models.families.test_families import load
+from packages.scheduler.tests.models.layers.test_lora import MOST, TOKENS, Adapted, adapted, attached, peft_logits
 from tercet.scheduler.executor.lora.adapter_config import ADAPTER, AdapterConfig
 from tercet.scheduler.executor.lora.adapter_files import AdapterError
 from tercet.scheduler.file_fields import FileFields, Only

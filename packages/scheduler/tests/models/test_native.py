@@ -19,9 +19,9 @@ from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
+from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.native import NativeCausalLM, missing_native
 from tercet.scheduler.models.registry import build_model
-from tercet.scheduler.models.shard import WHOLE, Shard
 from tercet.scheduler.models.weights.weights import load_weights
 
 pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())

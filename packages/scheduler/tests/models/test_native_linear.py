@@ -11,10 +11,10 @@ from torch import nn
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.linear import Quantization
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.layer_ops import Batch
-from tercet.scheduler.models.linear import Linear
-from tercet.scheduler.models.moe import MixtureOfExperts
+from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.layer_ops import Batch
+from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.moe import MixtureOfExperts
 from tercet.scheduler.models.native_linear import NativeLinear, use_native_linears, use_native_projections
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.weights import load_weights

@@ -9,13 +9,13 @@ import torch
 import transformers
 
 from packages.scheduler.tests.conftest import ALL, MIXTURES, SHARDED
-from packages.scheduler.tests.models.test_families import Paged, some_tokens
-from packages.scheduler.tests.models.test_gpt_oss import CONFIG as GPT_OSS
+from packages.scheduler.tests.models.families.test_families import Paged, some_tokens
+from packages.scheduler.tests.models.families.test_gpt_oss import CONFIG as GPT_OSS
 from packages.scheduler.tests.models.weights.test_quantized_checkpoints import CONFIG, GRAIN, MIXTURE
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.decoder import CausalLM
+from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.shard import WHOLE, Cut, Shard
 from tercet.scheduler.models.registry import build_model
-from tercet.scheduler.models.shard import WHOLE, Cut, Shard
 from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
 from tercet.scheduler.testing.quantized_checkpoints import KINDS, write_checkpoint

@@ -274,7 +274,7 @@ def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimit
 
 
 def _checked(load: Callable[[], _Loaded]) -> _Loaded:
-    """What is loaded. Raises ConfigError where an option and the model do not go together, or InsufficientMemoryError."""
+    """Return the loaded value. Raises ConfigError for an option that does not fit the model, or InsufficientMemoryError."""
     try:
         return load()
     except ConfigError:

@@ -18,7 +18,7 @@ from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapter_files import Adapter
 from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import ModelRunner, Replays
-from tercet.scheduler.models.lora import LoRABank
+from tercet.scheduler.models.layers.lora import LoRABank
 
 
 class Bank:

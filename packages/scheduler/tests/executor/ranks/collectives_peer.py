@@ -10,7 +10,7 @@ import torch
 
 from tercet.scheduler.executor.ranks.collectives import TorchCollectives
 from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollectives
-from tercet.scheduler.models.shard import Collectives
+from tercet.scheduler.models.layers.shard import Collectives
 
 KINDS: dict[str, Callable[[int, Path], Collectives]] = {
     "gloo": lambda rank, directory: TorchCollectives(rank, 2, directory, torch.device("cpu")),

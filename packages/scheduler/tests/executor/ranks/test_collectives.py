@@ -12,7 +12,7 @@ import torch
 from packages.scheduler.tests.executor.ranks.collectives_peer import DTYPES, SUMMED, given, play
 from tercet.kernels.native.library import missing_library
 from tercet.scheduler.executor.ranks.collectives import Telling
-from tercet.scheduler.models.shard import SingleRankShard
+from tercet.scheduler.models.layers.shard import SingleRankShard
 
 Told = dict[str, Any]
 

@@ -22,7 +22,7 @@ from tercet.scheduler.executor.ranks.worker_main import follow
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions, decode_options, encode_options
 from tercet.scheduler.models.config.model_config import computed_dtype
-from tercet.scheduler.models.shard import Shard, SingleRankShard
+from tercet.scheduler.models.layers.shard import Shard, SingleRankShard
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.thread_ranks import on_ranks
 

@@ -20,12 +20,12 @@ from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.model_config import ModelConfig, parse_config
-from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.layer_ops import TorchLayerOps, set_ops
-from tercet.scheduler.models.linear import Linear
+from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.layer_ops import TorchLayerOps, set_ops
+from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.shard import Cut
 from tercet.scheduler.models.native import NativeCausalLM
 from tercet.scheduler.models.registry import build_model
-from tercet.scheduler.models.shard import Cut
 from tercet.scheduler.models.weights.quantized_checkpoints import QuantizedLinear
 from tercet.scheduler.models.weights.weights import dummy_weights, load_weights
 from tercet.scheduler.testing.quantized_checkpoints import (

@@ -8,7 +8,7 @@ import torch
 
 from packages.scheduler.tests.loaded_model import load, logits
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.scheduler.models.moe import MixtureOfExperts
+from tercet.scheduler.models.layers.moe import MixtureOfExperts
 from tercet.scheduler.models.native_linear import use_native_projections
 from tercet.scheduler.testing.quantized_checkpoints import KINDS, Grain, write_checkpoint
 

@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 from tercet.protocol.messages.values import Task
 from tercet.scheduler.model_files import ModelError, weight_files
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.decoder import CausalLM
 from tercet.scheduler.models.encoder_registry import build_encoder
-from tercet.scheduler.models.layers import Rotary
-from tercet.scheduler.models.linear import Linear
-from tercet.scheduler.models.norms import CenteredNorm
+from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.layers import Rotary
+from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.norms import CenteredNorm
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.weights import checkpoint_tensors, dummy_weights, load_weights
 

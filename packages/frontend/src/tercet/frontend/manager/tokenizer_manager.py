@@ -1,4 +1,4 @@
-"""Requests in, outputs out: validates, tokenizes, and sends every request on its way; `MessageHandler` brings the answers."""
+"""`TokenizerManager`: validates, tokenizes and dispatches requests. `MessageHandler` takes their output."""
 
 import asyncio
 import itertools

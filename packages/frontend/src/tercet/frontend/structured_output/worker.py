@@ -1,4 +1,4 @@
-"""`python -m tercet.frontend.structured_output.worker`: compiles other people's grammars, and dies of them in a frontend's place.
+"""`python -m tercet.frontend.structured_output.worker`: a killable process that compiles clients' grammars.
 
 A check that takes too much processor time is ended by the kernel (SIGPROF), one that takes too much memory by itself
 (SIGABRT); the frontend sees which. The process ends when its input does.

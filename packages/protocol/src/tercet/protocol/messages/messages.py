@@ -1,6 +1,6 @@
 """Every message that crosses a process, and the closed union of each link.
 
-Version rule (`tercet.protocol.messages.values.WIRE_VERSION`): a new field has a default (minor); a new message type is announced
+Version rule (`messages.values.WIRE_VERSION`): a new field has a default (minor); a new message type is announced
 in `Hello.features` (minor); removed or retyped is major. Structs are keyed, never positional, and always written whole,
 so a changed default never changes what an older sender meant. Golden bytes of every released minor stay in the tests.
 

@@ -35,7 +35,7 @@ class Security:
 
     @classmethod
     def load(cls, directory: Path | str, role: Role) -> Self:
-        """The keys in a role's folder, as `tercet.protocol.transport.keys.write_keys` made it. Raises KeysError naming the file.
+        """Return the keys in a role's folder, as `keys.write_keys` makes it. Raises KeysError naming the file.
 
         Nobody else may be able to read the secret; one that belongs to root may be readable by a group, as container
         platforms hand secrets to processes that are not root.

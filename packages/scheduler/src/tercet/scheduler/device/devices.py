@@ -18,7 +18,8 @@ def first_gpu(name: str) -> int | None:
     """The number behind a device's name, or 0; None where the model runs on a CPU.
 
     "auto" is a GPU that can be used, and the log says why it is none where there is one. Raises ConfigError for a GPU
-    that is named and cannot be used, and InsufficientMemoryError for one that cannot be used now, with "auto", too: a scheduler
+    that is named and cannot be used, and
+    InsufficientMemoryError for one that cannot be used now, with "auto", too: a scheduler
     that starts again must not end up on a CPU because another process is slow to leave.
     """
     kind, _, number = name.partition(":")

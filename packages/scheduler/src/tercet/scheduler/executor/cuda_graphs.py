@@ -1,7 +1,7 @@
 """`CudaGraphRunner`: decode steps replayed as CUDA graphs, so that a GPU never waits for Python to launch kernels.
 
-A graph reads fixed memory (`DecodeInputBuffers`), into which every decode is written, and has a fixed number of rows, its
-*bucket*: a step is replayed by the smallest that holds it, padding behind its rows. What is no decode, or fits no
+A graph reads fixed memory (`DecodeInputBuffers`), into which every decode is written, and has a fixed number of rows,
+its *bucket*: a step is replayed by the smallest that holds it, padding behind its rows. What is no decode, or fits no
 bucket, runs as it is. Graphs are recorded one at a time between steps, so that start-up does not wait for them, and the
 largest first: the others find room in the memory that it was given.
 

@@ -24,7 +24,7 @@ from tercet.scheduler.model_task import DECODERS, Pooling, family_of, read_sente
 from tercet.scheduler.models.config.architectures import named_architecture
 from tercet.scheduler.models.config.model_config import computed_dtype
 from tercet.scheduler.models.encoder_registry import build_encoder
-from tercet.scheduler.models.packed import Packed
+from tercet.scheduler.models.layers.packed import Packed
 from tercet.scheduler.models.weights.encoder_weights import load_encoder_weights
 from tercet.scheduler.models.weights.weights import Progress, dummy_weights
 from tercet.scheduler.ports import Advance

@@ -9,7 +9,7 @@ import torch
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, NewTokens, RotatingBackend
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.models.layer_ops import LayerCache
+from tercet.scheduler.models.layers.layer_ops import LayerCache
 
 
 class ForwardMode(Enum):

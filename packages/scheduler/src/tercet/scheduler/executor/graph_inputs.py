@@ -1,4 +1,4 @@
-"""`DecodeInputBuffers`: where the integers of a decode lie on the device, in the same place at every step: graphs read them.
+"""`DecodeInputBuffers`: the integers of a decode step on the device, at fixed addresses, since CUDA graphs read them.
 
 A graph has a fixed number of rows, so every row that there could be is written, in one copy. Those that a step has not
 are *padding*: decodes of the first token of a slot that nobody has, whose key and value go to the pool's spare page.

@@ -14,7 +14,7 @@ from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.warmup import measured_kv_bytes, profile_run
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig
-from tercet.scheduler.models.shard import Shard
+from tercet.scheduler.models.layers.shard import Shard
 
 _OWN_SHARE, _SHARED_SHARE = 0.9, 0.5
 """Of what is free: of a device's own memory, and of memory that this machine's other programs have, too."""

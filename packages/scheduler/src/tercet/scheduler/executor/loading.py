@@ -24,13 +24,13 @@ from tercet.scheduler.model_files import ModelError, model_identity, read_header
 from tercet.scheduler.models import hugging_face
 from tercet.scheduler.models.config.architectures import is_ours, named_architecture
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
-from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.layer_ops import OpsModule, layer_ops, set_ops
-from tercet.scheduler.models.lora import LoRABank
+from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.layer_ops import OpsModule, layer_ops, set_ops
+from tercet.scheduler.models.layers.lora import LoRABank
+from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.native import NativeCausalLM, missing_native
 from tercet.scheduler.models.native_linear import NativeProjection, unread, use_native_linears, use_native_projections
 from tercet.scheduler.models.registry import build_model
-from tercet.scheduler.models.shard import WHOLE, Shard
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
 

@@ -14,7 +14,7 @@ from tercet.scheduler.executor.cuda_graphs import Recorder
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.pacing import telling
 from tercet.scheduler.executor.shrinking import OomChunkedModel
-from tercet.scheduler.models.shard import Collectives, Shard
+from tercet.scheduler.models.layers.shard import Collectives, Shard
 from tercet.scheduler.ports import Advance
 
 _CANNOT, _LACKS_MEMORY, _RECORDED = range(3)

@@ -46,7 +46,7 @@ from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.loader import GrammarLoader
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, shortened
-from tercet.scheduler.models.shard import WHOLE, Shard
+from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.weights import Progress
 from tercet.scheduler.ports import Advance

@@ -3,9 +3,9 @@
 import torch
 from torch import nn
 
-from tercet.scheduler.models.decoder import Decoder
-from tercet.scheduler.models.linear import Linear
-from tercet.scheduler.models.packed import Packed
+from tercet.scheduler.models.layers.decoder import Decoder
+from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.packed import Packed
 
 
 class DecoderEncoder(nn.Module):

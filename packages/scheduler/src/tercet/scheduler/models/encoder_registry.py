@@ -11,7 +11,6 @@ from torch import nn
 from tercet.protocol.messages.values import Task
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.model_task import DECODERS, ENCODERS, family_of
-from tercet.scheduler.models.bert import Bert, BertClassifier, RobertaClassifier
 from tercet.scheduler.models.config.encoder_config import (
     BertShape,
     ModernBertShape,
@@ -21,8 +20,9 @@ from tercet.scheduler.models.config.encoder_config import (
 )
 from tercet.scheduler.models.config.model_config import ModelConfig, parse_config, saved_torch_dtype
 from tercet.scheduler.models.decoder_encoder import DecoderClassifier, DecoderEncoder
-from tercet.scheduler.models.modernbert import ModernBert, ModernBertClassifier
-from tercet.scheduler.models.packed import Packed
+from tercet.scheduler.models.families.bert import Bert, BertClassifier, RobertaClassifier
+from tercet.scheduler.models.families.modernbert import ModernBert, ModernBertClassifier
+from tercet.scheduler.models.layers.packed import Packed
 from tercet.scheduler.models.registry import build_model
 
 Scores = Callable[[torch.Tensor, Packed], torch.Tensor]

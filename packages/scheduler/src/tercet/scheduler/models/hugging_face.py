@@ -22,7 +22,7 @@ from tercet.scheduler.models.attention_masks import attention_of, probe_windows
 from tercet.scheduler.models.config.architectures import named_architecture
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.model_config import DecoderShape, end_ids, saved_torch_dtype
-from tercet.scheduler.models.layer_ops import Batch
+from tercet.scheduler.models.layers.layer_ops import Batch
 from tercet.scheduler.models.trial_text import text_length, trial_text
 
 if TYPE_CHECKING:

@@ -14,15 +14,15 @@ from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, 
 from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.native_decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.ops.lora import LoRARows
-from tercet.scheduler.models import decoder
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layers import Attention, GatedMLP
-from tercet.scheduler.models.linear import Linear
-from tercet.scheduler.models.lora import LoRABank
-from tercet.scheduler.models.moe import MixtureOfExperts
+from tercet.scheduler.models.layers import decoder
+from tercet.scheduler.models.layers.layers import Attention, GatedMLP
+from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.lora import LoRABank
+from tercet.scheduler.models.layers.moe import MixtureOfExperts
+from tercet.scheduler.models.layers.norms import RMSNorm
+from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.native_linear import pack_experts, unread
-from tercet.scheduler.models.norms import RMSNorm
-from tercet.scheduler.models.shard import WHOLE, Shard
 
 _NORMS_OF_PROJECTIONS = ("MiniMaxM2ForCausalLM", "OlmoeForCausalLM")
 """Architectures that normalise all heads of the queries, and of the keys, as one."""

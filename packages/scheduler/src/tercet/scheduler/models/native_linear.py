@@ -9,10 +9,10 @@ from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, by_expert
 from tercet.kernels.ops.projection import Norm, Weight, normed_sum
-from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.layer_ops import TorchLayerOps
-from tercet.scheduler.models.linear import Linear
-from tercet.scheduler.models.moe import ExpertLinear, Experts, MixtureOfExperts
+from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.layer_ops import TorchLayerOps
+from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.moe import ExpertLinear, Experts, MixtureOfExperts
 
 
 def unread(dtype: torch.dtype, what: str) -> str:

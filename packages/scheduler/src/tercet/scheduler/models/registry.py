@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from tercet.scheduler.models.config.architectures import ARCHITECTURES
-from tercet.scheduler.models.shard import WHOLE, Shard
+from tercet.scheduler.models.layers.shard import WHOLE, Shard
 
 if TYPE_CHECKING:
     from tercet.scheduler.models.config.model_config import ModelConfig
-    from tercet.scheduler.models.decoder import CausalLM
+    from tercet.scheduler.models.layers.decoder import CausalLM
 
 
 def build_model(config: "ModelConfig", device: torch.device | str = "cpu", shard: Shard = WHOLE) -> "CausalLM":
     """The model of a config on a device, its weights not yet loaded."""
-    module = importlib.import_module(f"tercet.scheduler.models.{ARCHITECTURES[config.architecture]}")
+    module = importlib.import_module(f"tercet.scheduler.models.families.{ARCHITECTURES[config.architecture]}")
     with torch.device(device):
         model: CausalLM = module.build(config, shard)
     return model.eval()

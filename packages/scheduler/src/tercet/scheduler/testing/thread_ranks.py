@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from tercet.scheduler.models.shard import Shard
+from tercet.scheduler.models.layers.shard import Shard
 
 _Given = TypeVar("_Given")
 

@@ -20,7 +20,7 @@ from tercet.scheduler.model_files import (
     reading,
     resolve_adapter,
 )
-from tercet.scheduler.models.lora import LayerAdapter, Target
+from tercet.scheduler.models.layers.lora import LayerAdapter, Target
 from tercet.scheduler.models.weights.checkpoint_names import text_names
 
 _WEIGHTS = "adapter_model.safetensors"

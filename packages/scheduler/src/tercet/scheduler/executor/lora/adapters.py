@@ -11,7 +11,7 @@ from tercet.scheduler.core.plan import AdapterLoad, Row, SlotInit
 from tercet.scheduler.device.staging import Array, HostToDevice
 from tercet.scheduler.executor.lora.adapter_files import read_adapter
 from tercet.scheduler.executor.lora.loader import MOST_READ, AdapterLoader
-from tercet.scheduler.models.lora import LoRABank
+from tercet.scheduler.models.layers.lora import LoRABank
 
 _NONE = -1
 _READ_BYTES = 4 << 30

@@ -17,7 +17,7 @@ from torch.distributed import ProcessGroupGloo, ReduceOp
 
 from tercet.kernels.native.library import missing_library
 from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollectives
-from tercet.scheduler.models.shard import Collectives
+from tercet.scheduler.models.layers.shard import Collectives
 
 PATIENCE = timedelta(hours=1)
 """How long one waits for another: loading takes minutes. Who dies meanwhile is noticed by other means."""

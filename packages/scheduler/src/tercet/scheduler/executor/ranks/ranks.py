@@ -23,7 +23,7 @@ from tercet.scheduler.executor.weights_loader import WeightsLoader
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.grammar.loader import GrammarLoader
 from tercet.scheduler.model_files import served_dtype
-from tercet.scheduler.models.shard import Shard
+from tercet.scheduler.models.layers.shard import Shard
 from tercet.scheduler.models.weights.weights import Progress
 from tercet.scheduler.ports import Advance
 

@@ -1,4 +1,4 @@
-"""`python -m tercet.scheduler.executor.ranks.worker_main`: a process that holds a shard of rank 0's model and does as told.
+"""`python -m tercet.scheduler.executor.ranks.worker_main`: a process that holds a shard of rank 0's model.
 
 It samples as rank 0 does and takes what rank 0 drew, so it needs no grammars, and nobody asks it for results. It ends
 when rank 0 does, however that ends and whatever goes on here: there is nobody left to compute with. Signals that stop a
@@ -84,7 +84,7 @@ def build(start: Start) -> "TpModelWorker":
     from tercet.scheduler.executor.ranks.collectives import collectives_of
     from tercet.scheduler.executor.tp_worker import TpModelWorker
     from tercet.scheduler.executor.worker_options import decode_options
-    from tercet.scheduler.models.shard import Shard
+    from tercet.scheduler.models.layers.shard import Shard
 
     options = decode_options(start.options)
     bind_to(start.cores)

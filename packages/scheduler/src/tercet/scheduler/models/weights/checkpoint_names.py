@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from tercet.scheduler.models.linear import FusedLinear, Lent
-from tercet.scheduler.models.moe import ExpertLinear, Experts
-from tercet.scheduler.models.shard import Cut
+from tercet.scheduler.models.layers.linear import FusedLinear, Lent
+from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
+from tercet.scheduler.models.layers.shard import Cut
 
 _TEXT = {"language_model.": "", "model.language_model.": "model."}
 """What stands before names where a model reads images, too, as transformers 4 and 5 have it, and what does here."""

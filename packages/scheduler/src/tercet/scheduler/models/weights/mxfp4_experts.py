@@ -13,8 +13,8 @@ from torch import nn
 from tercet.kernels.ops.moe import QuantizedExperts
 from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantizedWeight, dequantize, pack_int4
 from tercet.scheduler.model_files import ModelError, StoredTensor
-from tercet.scheduler.models.moe import ExpertLinear
-from tercet.scheduler.models.shard import Cut
+from tercet.scheduler.models.layers.moe import ExpertLinear
+from tercet.scheduler.models.layers.shard import Cut
 from tercet.scheduler.models.weights.checkpoint_names import in_order
 
 Read = Callable[[str], torch.Tensor]

@@ -21,9 +21,9 @@ from tercet.kernels.ops.moe import QuantizedExperts
 from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantizedWeight, dequantize, pack_int4, quantize
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
-from tercet.scheduler.models.linear import FusedLinear, Linear
-from tercet.scheduler.models.moe import ExpertLinear, Experts
-from tercet.scheduler.models.shard import Cut
+from tercet.scheduler.models.layers.linear import FusedLinear, Linear
+from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
+from tercet.scheduler.models.layers.shard import Cut
 from tercet.scheduler.models.weights.checkpoint_names import ExpertNames, FusedNames
 from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts, Read
 

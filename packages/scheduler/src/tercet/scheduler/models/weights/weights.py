@@ -15,13 +15,13 @@ from tercet.kernels.ops.moe import QuantizedExperts
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
-from tercet.scheduler.models.decoder import CausalLM
-from tercet.scheduler.models.encoder_layers import LayerNorm
-from tercet.scheduler.models.latent_attention import HeadProjections
-from tercet.scheduler.models.layer_ops import OpsModule
-from tercet.scheduler.models.linear import FusedLinear, Lent, Linear, Matrix
-from tercet.scheduler.models.moe import ExpertLinear, Experts
-from tercet.scheduler.models.norms import RMSNorm
+from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.encoder_layers import LayerNorm
+from tercet.scheduler.models.layers.latent_attention import HeadProjections
+from tercet.scheduler.models.layers.layer_ops import OpsModule
+from tercet.scheduler.models.layers.linear import FusedLinear, Lent, Linear, Matrix
+from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
+from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.weights.checkpoint_names import ExpertNames, FusedNames, Place, text_names
 from tercet.scheduler.models.weights.kv_scales import SUFFIXES as KV_SCALES
 from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts

@@ -1,0 +1,138 @@
+"""Bert, and its like: MiniLM is one, Roberta and XLM-Roberta differ in positions and in their classifier.
+
+Module names are those of Hugging Face's checkpoints, but for the fused projection of queries, keys and values.
+"""
+
+import torch
+from torch import nn
+
+from tercet.scheduler.models.config.encoder_config import BertShape
+from tercet.scheduler.models.layers.encoder_layers import LayerNorm, Table, activation
+from tercet.scheduler.models.layers.linear import FusedLinear, Linear
+from tercet.scheduler.models.layers.packed import Packed
+from tercet.scheduler.models.layers.shard import Cut
+
+
+class Bert(nn.Module):
+    """The encoder. Roberta's positions count from the row after `pad`, which every token of that id has."""
+
+    def __init__(self, shape: BertShape, dtype: torch.dtype, *, pad: int | None = None) -> None:
+        super().__init__()
+        self.embeddings = _Embeddings(shape, dtype, pad)
+        self.encoder = nn.ModuleDict(
+            {"layer": nn.ModuleList(_Layer(shape, number, dtype) for number in range(shape.num_hidden_layers))}
+        )
+
+    def forward(self, packed: Packed) -> torch.Tensor:
+        """[tokens, hidden]."""
+        x: torch.Tensor = self.embeddings(packed)
+        layers = self.encoder["layer"]
+        assert isinstance(layers, nn.ModuleList)
+        for layer in layers:
+            x = layer(x, packed)
+        return x
+
+
+class BertClassifier(Bert):
+    """BertForSequenceClassification: the first token's vector, pooled, then one score for each label."""
+
+    def __init__(self, shape: BertShape, labels: int, dtype: torch.dtype) -> None:
+        super().__init__(shape, dtype)
+        size = shape.hidden_size
+        self.pooler = nn.ModuleDict({"dense": Linear(size, size, bias=True, dtype=dtype)})
+        self.classifier = Linear(size, labels, bias=True, dtype=dtype)
+
+    def scores(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """[tokens, hidden] -> [inputs, labels]."""
+        scores: torch.Tensor = self.classifier(self.pooler["dense"](packed.first(hidden)).tanh())
+        return scores
+
+
+class RobertaClassifier(Bert):
+    """RobertaForSequenceClassification."""
+
+    def __init__(self, shape: BertShape, labels: int, dtype: torch.dtype, *, pad: int) -> None:
+        super().__init__(shape, dtype, pad=pad)
+        size = shape.hidden_size
+        self.classifier = nn.ModuleDict(
+            {
+                "dense": Linear(size, size, bias=True, dtype=dtype),
+                "out_proj": Linear(size, labels, bias=True, dtype=dtype),
+            }
+        )
+
+    def scores(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """[tokens, hidden] -> [inputs, labels]."""
+        scores: torch.Tensor = self.classifier["out_proj"](self.classifier["dense"](packed.first(hidden)).tanh())
+        return scores
+
+
+class _Embeddings(nn.Module):
+    """Tokens, positions and types, added up."""
+
+    def __init__(self, shape: BertShape, dtype: torch.dtype, pad: int | None) -> None:
+        super().__init__()
+        size = shape.hidden_size
+        self.word_embeddings = Table(shape.vocab_size, size, dtype)
+        self.position_embeddings = Table(shape.max_position_embeddings, size, dtype)
+        self.token_type_embeddings = Table(shape.type_vocab_size, size, dtype)
+        self.LayerNorm = LayerNorm(size, shape.layer_norm_eps, dtype=dtype)
+        self._pad = pad
+
+    def forward(self, packed: Packed) -> torch.Tensor:
+        types = self.token_type_embeddings.weight[0]
+        if packed.token_types is not None:
+            types = self.token_type_embeddings(packed.token_types)
+        x = self.word_embeddings(packed.input_ids) + types
+        places = packed.positions if self._pad is None else packed.counts_without(self._pad) + self._pad
+        x = x + self.position_embeddings(places)
+        normed: torch.Tensor = self.LayerNorm(x)
+        return normed
+
+
+class _Layer(nn.Module):
+    """Attention, then MLP; each is added to its input, and the sum normalised."""
+
+    def __init__(self, shape: BertShape, number: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        size, inner = shape.hidden_size, shape.intermediate_size
+        self.attention = _Attention(shape, number, dtype)
+        self.intermediate = nn.ModuleDict({"dense": Linear(size, inner, bias=True, dtype=dtype)})
+        self.output = _Output(inner, shape, dtype)
+        self._activation = activation(shape.hidden_act)
+
+    def forward(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+        x = self.attention(x, packed)
+        out: torch.Tensor = self.output(self._activation(self.intermediate["dense"](x)), x)
+        return out
+
+
+class _Attention(nn.Module):
+    def __init__(self, shape: BertShape, number: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        size = shape.hidden_size
+        self._number = number
+        self._heads = shape.num_attention_heads
+        self._head_dim = size // self._heads
+        parts = {name: Cut.all(size) for name in ("query", "key", "value")}
+        self.self = nn.ModuleDict({"qkv": FusedLinear(size, parts, bias=True, dtype=dtype)})
+        self.output = _Output(size, shape, dtype)
+
+    def forward(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
+        q, k, v = self.self["qkv"](x).view(len(x), 3, self._heads, self._head_dim).unbind(1)
+        seen = packed.attend(self._number, q, k, v, scale=self._head_dim**-0.5)
+        out: torch.Tensor = self.output(seen.flatten(1), x)
+        return out
+
+
+class _Output(nn.Module):
+    """Back to the hidden size, added to what went in, normalised."""
+
+    def __init__(self, inputs: int, shape: BertShape, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dense = Linear(inputs, shape.hidden_size, bias=True, dtype=dtype)
+        self.LayerNorm = LayerNorm(shape.hidden_size, shape.layer_norm_eps, dtype=dtype)
+
+    def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.LayerNorm(self.dense(x) + residual)
+        return normed

@@ -1,0 +1,17 @@
+"""Llama 2, 3 and 3.1, ERNIE 4.5, Granite: biases where the config asks for them."""
+
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary
+from tercet.scheduler.models.layers.shard import Shard
+
+
+def build(config: ModelConfig, shard: Shard) -> CausalLM:
+    """LlamaForCausalLM, Ernie4_5ForCausalLM, GraniteForCausalLM."""
+    bias = config.attention_bias
+
+    def layer(number: int, rotary: Rotary) -> DecoderLayer:
+        attention = Attention(config, number, rotary, shard, input_bias=bias, output_bias=bias)
+        return DecoderLayer(config, attention, GatedMLP(config, shard, bias=config.mlp_bias))
+
+    return CausalLM(config, shard, layer)

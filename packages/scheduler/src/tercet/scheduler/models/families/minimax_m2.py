@@ -1,0 +1,17 @@
+"""MiniMax-M2: experts in every layer, and all heads of the queries, and of the keys, normalised as one."""
+
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.layers.layers import Attention, Rotary
+from tercet.scheduler.models.layers.moe import mlp_of
+from tercet.scheduler.models.layers.shard import Shard
+
+
+def build(config: ModelConfig, shard: Shard) -> CausalLM:
+    """MiniMaxM2ForCausalLM."""
+
+    def layer(number: int, rotary: Rotary) -> DecoderLayer:
+        attention = Attention(config, number, rotary, shard, qk_norm="projections")
+        return DecoderLayer(config, attention, mlp_of(config, number, shard))
+
+    return CausalLM(config, shard, layer)

@@ -1,0 +1,18 @@
+"""Qwen3, whose queries and keys are normalised head by head; and dots.llm1, which routes experts as DeepSeek-V3."""
+
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.layers.layers import Attention, Rotary
+from tercet.scheduler.models.layers.moe import mlp_of
+from tercet.scheduler.models.layers.shard import Shard
+
+
+def build(config: ModelConfig, shard: Shard) -> CausalLM:
+    """Qwen3ForCausalLM, Qwen3MoeForCausalLM, Dots1ForCausalLM."""
+    bias = config.attention_bias
+
+    def layer(number: int, rotary: Rotary) -> DecoderLayer:
+        attention = Attention(config, number, rotary, shard, input_bias=bias, output_bias=bias, qk_norm="heads")
+        return DecoderLayer(config, attention, mlp_of(config, number, shard))
+
+    return CausalLM(config, shard, layer)

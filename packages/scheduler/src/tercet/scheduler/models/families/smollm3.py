@@ -1,0 +1,27 @@
+"""SmolLM3: Llama with some layers that do not rotate queries and keys (`ModelConfig.unrotated`)."""
+
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary
+from tercet.scheduler.models.layers.rotation import standing_still
+from tercet.scheduler.models.layers.shard import Shard
+
+
+class Unrotated(Rotary):
+    """Of layers that do not rotate: a table all the same, so that kernels know one kind of layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.cache = standing_still(self.cache)
+
+
+def build(config: ModelConfig, shard: Shard) -> CausalLM:
+    """SmolLM3ForCausalLM."""
+    bias, unrotated = config.attention_bias, Unrotated(config)
+
+    def layer(number: int, rotary: Rotary) -> DecoderLayer:
+        table = unrotated if number in config.unrotated else rotary
+        attention = Attention(config, number, table, shard, input_bias=bias, output_bias=bias)
+        return DecoderLayer(config, attention, GatedMLP(config, shard, bias=config.mlp_bias))
+
+    return CausalLM(config, shard, layer)

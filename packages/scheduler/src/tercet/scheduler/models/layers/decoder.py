@@ -1,0 +1,125 @@
+"""The decoder-only language model: what every family here is, given its own layers.
+
+Module names are those of Hugging Face's checkpoints, but for the fused projections (see `FusedLinear.parts`).
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import nn
+
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.layers.latent_attention import LatentAttention
+from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
+from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary, VocabParallelEmbedding
+from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.moe import MixtureOfExperts
+from tercet.scheduler.models.layers.norms import RMSNorm
+from tercet.scheduler.models.layers.shard import Cut, Shard
+
+
+class Norms(NamedTuple):
+    """The norms of a layer: of what attention and MLP read, and of what they add."""
+
+    attention: RMSNorm
+    mlp: RMSNorm
+    after_attention: RMSNorm | None = None
+    after_mlp: RMSNorm | None = None
+
+
+class DecoderLayer(nn.Module):
+    """Attention, then MLP, each on the normalised sum of everything before it."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        attention: Attention | LatentAttention,
+        mlp: GatedMLP | MixtureOfExperts,
+        norm: type[RMSNorm] = RMSNorm,
+    ) -> None:
+        super().__init__()
+        self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        self.self_attn = attention
+        self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        self.mlp = mlp
+
+    @property
+    def norms(self) -> Norms:
+        """What is normalised with."""
+        return Norms(self.input_layernorm, self.post_attention_layernorm)
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What the MLP gives, and the sum of everything before it if that is not added yet; all [tokens, hidden]."""
+        norms = self.norms
+        x, residual = self.self_attn(norms.attention, x, residual, positions, batch, norms.after_attention)
+        added: tuple[torch.Tensor, torch.Tensor | None] = self.mlp(norms.mlp, x, residual, norms.after_mlp)
+        return added
+
+
+class Decoder(nn.Module):
+    """Embedding, layers and the last norm. `layer` makes the layer of a number, and `norm` is the kind of the norm."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        shard: Shard,
+        layer: Callable[[int, Rotary], DecoderLayer],
+        norm: type[RMSNorm],
+    ) -> None:
+        super().__init__()
+        rotary = Rotary(config)
+        self.embed_tokens = VocabParallelEmbedding(config, shard)
+        self.layers = nn.ModuleList(layer(number, rotary) for number in range(config.layers))
+        self.norm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """[tokens] -> [tokens, hidden]."""
+        x: torch.Tensor = self.embed_tokens(input_ids)
+        residual: torch.Tensor | None = None
+        for layer in self.layers:
+            x, residual = layer(x, residual, positions, batch)
+        hidden: torch.Tensor = self.norm.add(x, residual)[0]
+        return hidden
+
+
+class CausalLM(OpsModule):
+    """A decoder and its head. Not for training: run it under `torch.inference_mode`."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        shard: Shard,
+        layer: Callable[[int, Rotary], DecoderLayer],
+        norm: type[RMSNorm] = RMSNorm,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.shard = shard
+        self.model = Decoder(config, shard, layer, norm)
+        self.lm_head: Linear | None = None
+        if not config.tie_word_embeddings:
+            ids = shard.uneven_span(config.vocab_size)
+            self.lm_head = Linear(config.hidden_size, len(ids), bias=False, dtype=config.dtype)
+            self.lm_head.cuts = {"weight": Cut.span(config.vocab_size, ids)}
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Hidden states [tokens, hidden] of token ids [tokens] at positions [tokens]."""
+        hidden: torch.Tensor = self.model(input_ids, positions, batch)
+        return hidden
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] -> [rows, vocab] of the model's dtype."""
+        head = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        logits = self.ops.project(hidden, head.weight, None)
+        return finished(self.shard.joined(logits, self.config.vocab_size), self.config)
+
+
+def finished(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+    """Divided, and through most * tanh(logits / most), in place; where the config says neither, nothing changes."""
+    if config.logit_divisor != 1:
+        logits = logits.div_(config.logit_divisor)
+    most = config.logit_softcap
+    return logits.div_(most).tanh_().mul_(most) if most else logits

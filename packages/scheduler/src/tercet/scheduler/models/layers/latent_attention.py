@@ -1,0 +1,117 @@
+"""Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1), over a cache of latents.
+
+Keys and values are products of a latent, and are never made for what is cached. A query meets a latent after it was
+multiplied by what makes keys of latents, and what attention gives of latents is multiplied by what makes values of
+them: so all heads attend to one vector for each token, a latent and the part of its keys that is rotated.
+"""
+
+from functools import partial
+
+import torch
+
+from tercet.kernels.ops.quantized import dequantize
+from tercet.scheduler.models.config.latent_config import LatentConfig
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.layers.layer_ops import Batch, LatentQueries, NewLatents, OpsModule
+from tercet.scheduler.models.layers.layers import Rotary
+from tercet.scheduler.models.layers.linear import FusedLinear, RowParallelLinear
+from tercet.scheduler.models.layers.norms import RMSNorm
+from tercet.scheduler.models.layers.rotation import behind, row_order
+from tercet.scheduler.models.layers.shard import Cut, Shard
+
+_EPS = 1e-6
+"""Of norms of latents, whatever a config says of others."""
+
+
+class HeadProjections(FusedLinear):
+    """What makes keys and values of latents, for each head. It is computed with in full, however it is stored."""
+
+    packable = False
+
+    def __init__(self, config: ModelConfig, latent: LatentConfig, held: range) -> None:
+        each = latent.still_dim + latent.value_dim
+        rows = {"kv_b_proj": Cut.span(config.heads, held, each)}
+        super().__init__(latent.rank, rows, bias=False, dtype=config.dtype, quantised=config.quantization is not None)
+        self._sizes = [latent.still_dim, latent.value_dim]
+        self._full: torch.Tensor | None = None
+
+    def process_weights_after_loading(self) -> None:
+        """Keep what was stored in few bits in full alone."""
+        super().process_weights_after_loading()
+        if self.quantised is not None:
+            self._full, self.quantised = dequantize(self.quantised, self.weight.dtype), None
+
+    @property
+    def by_head(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Those of keys [heads, still_dim, rank] and of values [heads, value_dim, rank]: views."""
+        weight = self.weight if self._full is None else self._full
+        keys, values = torch.split(weight.view(-1, sum(self._sizes), weight.shape[1]), self._sizes, 1)
+        return keys, values
+
+
+class LatentAttention(OpsModule):
+    """Attention over latents. Each process has all of them and some of the heads."""
+
+    def __init__(self, config: ModelConfig, latent: LatentConfig, layer_id: int, rotary: Rotary, shard: Shard) -> None:
+        super().__init__()
+        held = shard.span(config.heads, "attention heads")
+        self.layer_id = layer_id
+        self.latent = latent
+        self.heads = len(held)
+        self.scale = latent.query_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        self.rotary = rotary
+        linear = partial(FusedLinear, dtype=config.dtype, quantised=config.quantization is not None)
+        queries = Cut.span(config.heads, held, latent.query_dim)
+        first = {"q_a_proj": Cut.all(latent.query_rank)} if latent.query_rank else {"q_proj": queries}
+        parts = {**first, "kv_a_proj_with_mqa": Cut.all(latent.cached_dim)}
+        self.qkv_a_proj = linear(config.hidden_size, parts, bias=config.attention_bias)
+        self.q_a_layernorm: RMSNorm | None = None
+        self.q_b_proj: FusedLinear | None = None
+        if latent.query_rank:
+            self.q_a_layernorm = RMSNorm(latent.query_rank, _EPS, config.dtype)
+            self.q_b_proj = linear(latent.query_rank, {"q_b_proj": queries}, bias=False)
+        self.kv_a_layernorm = RMSNorm(latent.rank, _EPS, config.dtype)
+        self.kv_b_proj = HeadProjections(config, latent, held)
+        self.o_proj = RowParallelLinear(
+            Cut.span(config.heads, held, latent.value_dim),
+            config.hidden_size,
+            shard,
+            bias=config.attention_bias,
+            dtype=config.dtype,
+            quantised=config.quantization is not None,
+        )
+        if rotary.order is not None:
+            self._put_in_order(rotary.order)
+
+    def _put_in_order(self, order: torch.Tensor) -> None:
+        """Have what rotates laid out as it is rotated (see `rotation`): of each query head, and of what is cached."""
+        queries = row_order(behind(order, self.latent.still_dim), self.heads)
+        cached = behind(order, self.latent.rank)
+        if self.q_b_proj is None:
+            self.qkv_a_proj.order = torch.cat([queries, cached + len(queries)])
+        else:
+            self.q_b_proj.order = queries
+            self.qkv_a_proj.order = behind(cached, self.latent.query_rank)
+
+    def forward(
+        self,
+        norm: RMSNorm,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        batch: Batch,
+        after: RMSNorm | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As `Attention`: see there."""
+        projected, residual = self.qkv_a_proj.of_normed(norm, x, residual)
+        cached_dim = self.latent.cached_dim
+        q, cached = torch.split(projected, [projected.shape[1] - cached_dim, cached_dim], 1)
+        if self.q_a_layernorm is not None and self.q_b_proj is not None:
+            q = self.q_b_proj(self.q_a_layernorm(q))
+        still, turned = torch.split(q.view(len(x), self.heads, -1), [self.latent.still_dim, self.latent.turned_dim], 2)
+        keys, values = self.kv_b_proj.by_head
+        new = NewLatents(cached, self.kv_a_layernorm.value, positions, self.rotary.cache)
+        queries = LatentQueries(still, turned, keys)
+        out = self.ops.attend_latents(batch, self.layer_id, queries, new, scale=self.scale)
+        out = torch.bmm(out.transpose(0, 1), values.mT).transpose(0, 1)
+        return self.o_proj.onto(out.flatten(1), residual, after)

@@ -1,0 +1,319 @@
+"""What the layers of a decoder compute with: plain torch, or fused kernels on a GPU. Chosen once for a whole model."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple, Protocol, cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from tercet.kernels.attention.api import NewTokens
+from tercet.kernels.ops.activation import Gate, act_and_mul
+from tercet.kernels.ops.lora import LoRARows, LoRAWeights, add_lora
+from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, Routing, fused_moe, route
+from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
+from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
+from tercet.kernels.ops.rope import apply_rope
+from tercet.kernels.triton import missing_triton
+from tercet.scheduler.models.layers.shard import Cut
+
+
+class Batch(Protocol):
+    """What a model needs of the step it is part of."""
+
+    def attend(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Cache k and v [tokens, kv_heads, head_dim]; the attention of q [tokens, heads, head_dim], of q's shape."""
+        ...
+
+
+class LayerCache(NamedTuple):
+    """Where a layer's keys and values lie, and how new ones are written there: see `tercet.kernels.ops.store_kv`."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    slots: torch.Tensor
+    scales: tuple[float, float]
+
+
+class CachedBatch(Batch, Protocol):
+    """A step over a paged cache: see `ForwardBatch`."""
+
+    def cache_of(self, layer_id: int) -> LayerCache:
+        """A layer's cache."""
+        ...
+
+    def attend_cached(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`attend`, where the new tokens' keys and values are in the cache already."""
+        ...
+
+    def rotates(self, layer_id: int) -> bool:
+        """Whether `attend_new` can be called: a step of decodes, over a `RotatingBackend`."""
+        ...
+
+    def attend_new(
+        self,
+        layer_id: int,
+        q: torch.Tensor,
+        new: NewTokens,
+        *,
+        scale: float,
+        window: int = 0,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """`attend`, of queries and new tokens as they were projected."""
+        ...
+
+
+Norms = tuple[torch.Tensor, torch.Tensor, float]
+"""The weights of the norms of queries and keys, and their epsilon."""
+
+
+class LatentQueries(NamedTuple):
+    """Queries of latent attention."""
+
+    still: torch.Tensor  # [tokens, heads, still_dim]: meets latents through `keys`
+    turned: torch.Tensor  # [tokens, heads, turned_dim]: will be rotated
+    keys: torch.Tensor  # [heads, still_dim, rank]
+
+
+class NewLatents(NamedTuple):
+    """What a step brings to a cache of latents, as it was projected."""
+
+    vectors: torch.Tensor  # [tokens, rank + turned_dim]: latents, and what is rotated of their keys
+    norm: Norm
+    """Of latents."""
+    positions: torch.Tensor
+    table: torch.Tensor
+
+
+class LayerOps(Protocol):
+    """Tensors are [tokens, ...]; each operation is defined in `tercet.kernels.ops`."""
+
+    def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...  # noqa: D102
+    def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...  # noqa: D102
+    def add_rmsnorm(  # noqa: D102
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def project(  # noqa: D102
+        self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *, gate: Gate | None = None
+    ) -> torch.Tensor: ...
+    def project_normed(  # noqa: D102
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        norm: Norm,
+        weight: Weight,
+        bias: torch.Tensor | None,
+        *,
+        gate: Gate | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def project_onto(  # noqa: D102
+        self, x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
+    def act_and_mul(self, x: torch.Tensor, gate: Gate) -> torch.Tensor: ...  # noqa: D102
+    def add_lora(self, out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None: ...  # noqa: D102
+    def route(  # noqa: D102
+        self, router_logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]: ...
+    def fused_moe(  # noqa: D102
+        self,
+        x: torch.Tensor,
+        weights: torch.Tensor,
+        experts: torch.Tensor,
+        gate_up: ExpertWeights,
+        down: ExpertWeights,
+        *,
+        gate: Gate = "silu",
+        biases: ExpertBiases | None = None,
+    ) -> torch.Tensor: ...
+
+    def attend(
+        self,
+        batch: Batch,
+        layer_id: int,
+        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
+        table: torch.Tensor,
+        norms: Norms | None,
+        *,
+        scale: float,
+        window: int,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Norm and rotate queries and keys, cache keys and values, attend. `heads` are queries, keys and values."""
+        ...
+
+    def attend_latents(
+        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, *, scale: float
+    ) -> torch.Tensor:
+        """Norm latents, rotate what is rotated, cache both, attend: [tokens, heads, rank]."""
+        ...
+
+
+class TorchLayerOps:
+    """On any device."""
+
+    def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """See `torch.nn.functional.embedding`."""
+        return F.embedding(ids, weight)
+
+    rmsnorm = staticmethod(rmsnorm)
+    add_rmsnorm = staticmethod(add_rmsnorm)
+
+    project = staticmethod(project)
+    project_normed = staticmethod(project_normed)
+    project_onto = staticmethod(project_onto)
+    act_and_mul = staticmethod(act_and_mul)
+    add_lora = staticmethod(add_lora)
+    route = staticmethod(route)
+    fused_moe = staticmethod(fused_moe)
+
+    def attend(
+        self,
+        batch: Batch,
+        layer_id: int,
+        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
+        table: torch.Tensor,
+        norms: Norms | None,
+        *,
+        scale: float,
+        window: int,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `LayerOps.attend`."""
+        q, k, v = heads
+        if norms is not None:
+            q, k = (rmsnorm(x, weight, norms[2]) for x, weight in zip((q, k), norms[:2], strict=True))
+        q, k = apply_rope(q, k, positions, table)
+        return batch.attend(layer_id, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+    def attend_latents(
+        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, *, scale: float
+    ) -> torch.Tensor:
+        """See `LayerOps.attend_latents`."""
+        rank = queries.keys.shape[2]
+        turned, key = apply_rope(queries.turned, new.vectors[:, None, rank:], new.positions, new.table)
+        vectors = torch.cat([rmsnorm(new.vectors[:, None, :rank], *new.norm), key], 2)
+        meeting = torch.bmm(queries.still.transpose(0, 1), queries.keys).transpose(0, 1)
+        q = torch.cat([meeting, turned], 2)
+        return batch.attend(layer_id, q, vectors, vectors[..., :rank], scale=scale)
+
+
+class TritonLayerOps:
+    """Fused kernels, for models that decode: `attend` takes a `CachedBatch`."""
+
+    def __init__(self) -> None:
+        from tercet.kernels.triton import activation, embedding, rmsnorm
+        from tercet.kernels.triton.attention import latent_rope, rope
+        from tercet.kernels.triton.linear import lora, projection
+        from tercet.kernels.triton.moe import moe, route
+
+        self.embedding = embedding.embedding
+        self.rmsnorm = rmsnorm.rmsnorm
+        self.add_rmsnorm = rmsnorm.add_rmsnorm
+        self.project = projection.project
+        self.project_normed = projection.project_normed
+        self.project_onto = projection.project_onto
+        self.act_and_mul = activation.act_and_mul
+        self.add_lora = lora.add_lora
+        self.route = route.route
+        self.fused_moe = moe.fused_moe
+        self._rope_store = rope.rope_store
+        self._latent_rope_store = latent_rope.latent_rope_store
+
+    def attend(
+        self,
+        batch: Batch,
+        layer_id: int,
+        heads: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        positions: torch.Tensor,
+        table: torch.Tensor,
+        norms: Norms | None,
+        *,
+        scale: float,
+        window: int,
+        softcap: float = 0.0,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """See `LayerOps.attend`."""
+        cached = cast("CachedBatch", batch)
+        q, k, v = heads
+        keys, values, slots, scales = cached.cache_of(layer_id)
+        weights, eps = (norms[:2], norms[2]) if norms is not None else (None, 0.0)
+        if cached.rotates(layer_id):
+            new = NewTokens(k=k, v=v, positions=positions, table=table, norms=weights, eps=eps, scales=scales)
+            return cached.attend_new(layer_id, q, new, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        q = self._rope_store(q, k, v, positions, table, keys, values, slots, norms=weights, eps=eps, scales=scales)
+        return cached.attend_cached(layer_id, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
+
+    def attend_latents(
+        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, *, scale: float
+    ) -> torch.Tensor:
+        """See `LayerOps.attend_latents`."""
+        cached = cast("CachedBatch", batch)
+        still, turned, keys = queries
+        cache, _, slots, _ = cached.cache_of(layer_id)
+        q = still.new_empty(*still.shape[:2], new.vectors.shape[1])
+        torch.bmm(still.transpose(0, 1), keys, out=q[..., : keys.shape[2]].transpose(0, 1))
+        self._latent_rope_store(q, turned, *new, cache, slots)
+        return cached.attend_cached(layer_id, q, scale=scale)
+
+
+TORCH = TorchLayerOps()
+
+
+def layer_ops(device: torch.device) -> LayerOps:
+    """The fastest that a device has: Triton's on a GPU, otherwise torch."""
+    return TritonLayerOps() if device.type == "cuda" and not missing_triton(device) else TORCH
+
+
+class OpsModule(torch.nn.Module):
+    """A layer that computes with `ops`, which `set_ops` puts in place."""
+
+    ops: LayerOps = TORCH
+    cuts: Mapping[str, Cut] = MappingProxyType({})
+    """What is held of parameters, by their names in the module, where that need not be all that is stored of them."""
+
+    def process_weights_after_loading(self) -> None:
+        """Make of what was loaded what is computed with."""
+
+
+def set_ops(model: torch.nn.Module, ops: LayerOps) -> None:
+    """Let every layer of a model compute with `ops`, and find its parts at once."""
+    for module in model.modules():
+        if isinstance(module, OpsModule):
+            module.ops = ops
+        cache_submodules(module)
+
+
+def cache_submodules(module: torch.nn.Module) -> None:
+    """Make what torch keeps in dicts of its own plain attributes, too: Python else fails to find them before it asks.
+
+    Where one is set again, torch takes the plain one away; one that is deleted, or set to None, stays.
+    """
+    vars(module).update(module._modules)
+    vars(module).update(module._parameters)

@@ -1,0 +1,193 @@
+"""The layers that decoder-only models are made of: plain modules over flat tokens, with fused projections.
+
+A batch has no batch dimension: every tensor is [tokens, ...], and `Batch.attend` knows which token belongs to whom.
+"""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.rope import rope_cache
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.config.rope_config import RopeConfig
+from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
+from tercet.scheduler.models.layers.linear import FusedLinear, Matrix, RowParallelLinear
+from tercet.scheduler.models.layers.norms import RMSNorm
+from tercet.scheduler.models.layers.parameters import empty_parameter
+from tercet.scheduler.models.layers.rotation import head_order, over_whole_heads, row_order
+from tercet.scheduler.models.layers.shard import WHOLE, Cut, Shard
+
+
+class Rotary(nn.Module):
+    """Of layers that rotate alike: the angles of every position, as cosines and sines, and the order of heads."""
+
+    cache: torch.Tensor
+
+    def __init__(self, config: ModelConfig, rope: RopeConfig | None = None) -> None:
+        """`rope` is in place of the config's."""
+        super().__init__()
+        rope = rope or config.rope
+        table = rope_cache(config.context_length, config.rotary_dim, rope.theta, rope.scaling)
+        size = config.rotated_head_dim
+        self.register_buffer("cache", over_whole_heads(table, size), persistent=False)
+        self.order = head_order(size, config.rotary_dim, interleaved=rope.interleaved)
+
+
+class Attention(OpsModule):
+    """Grouped-query attention with rotary positions, and what families add: biases, and norms of queries and keys.
+
+    `qk_norm` is over each head, or over all heads of a projection at once; `norm` is its kind. `sinks` are one for each
+    head.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_id: int,
+        rotary: Rotary,
+        shard: Shard,
+        *,
+        input_bias: bool = False,
+        output_bias: bool = False,
+        qk_norm: Literal["none", "heads", "projections"] = "none",
+        norm: type[RMSNorm] = RMSNorm,
+        sinks: bool = False,
+    ) -> None:
+        super().__init__()
+        self.layer_id = layer_id
+        self.window = config.window_of(layer_id)
+        if shard.size > 1 and qk_norm == "projections":
+            raise ValueError("heads that are normalised as one cannot be split over processes")
+        held = shard.span(config.heads, "attention heads")
+        kv_held = shard.shared_span(config.kv_heads, "key-value heads")
+        self.heads, self.kv_heads = len(held), len(kv_held)
+        self.head_dim = config.head_dim
+        self.scale = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        self.softcap = config.softcap
+        self.rotary = rotary
+        queries = Cut.span(config.heads, held, self.head_dim)
+        keys = Cut.span(config.kv_heads, kv_held, self.head_dim)
+        quantised = config.quantization is not None
+        parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        self.qkv_proj = FusedLinear(config.hidden_size, parts, bias=input_bias, dtype=config.dtype, quantised=quantised)
+        if rotary.order is not None:
+            self.qkv_proj.order = row_order(rotary.order, self.heads + self.kv_heads, keys.held)
+        self.o_proj = RowParallelLinear(
+            queries, config.hidden_size, shard, bias=output_bias, dtype=config.dtype, quantised=quantised
+        )
+        self.norms_heads = qk_norm == "heads"
+        self.q_norm, self.k_norm = (
+            None
+            if qk_norm == "none"
+            else norm(self.head_dim if self.norms_heads else size.held, config.rms_norm_eps, config.dtype)
+            for size in (queries, keys)
+        )
+        self.sinks = empty_parameter(self.heads, dtype=config.dtype) if sinks else None
+        self.cuts = {"sinks": Cut.span(config.heads, held)}
+
+    def process_weights_after_loading(self) -> None:
+        """Lay norms of heads out as these are rotated (see `rotation`); `qkv_proj` does it with heads."""
+        if self.rotary.order is not None and self.q_norm is not None and self.k_norm is not None:
+            for norm in (self.q_norm, self.k_norm):
+                heads = len(norm.weight) // self.head_dim
+                norm.weight.data = norm.weight.data[row_order(self.rotary.order, heads)]
+
+    def forward(
+        self,
+        norm: RMSNorm,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,
+        batch: Batch,
+        after: RMSNorm | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden].
+
+        With a norm `after` it, what it gives is normalised, too.
+        """
+        qkv, residual = self.qkv_proj.of_normed(norm, x, residual)
+        heads = qkv.view(x.shape[0], -1, self.head_dim)
+        q, k, v = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), 1)
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            if self.norms_heads:
+                norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
+            else:
+                q, k = self.q_norm(q.flatten(1)).view_as(q), self.k_norm(k.flatten(1)).view_as(k)
+        out = self.ops.attend(
+            batch,
+            self.layer_id,
+            (q, k, v),
+            positions,
+            self.rotary.cache,
+            norms,
+            scale=self.scale,
+            window=self.window,
+            softcap=self.softcap,
+            sinks=self.sinks,
+        )
+        return self.o_proj.onto(out.flatten(1), residual, after)
+
+
+class GatedMLP(OpsModule):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        shard: Shard,
+        *,
+        bias: bool = False,
+        size: int | None = None,
+        gate: Gate = "silu",
+    ) -> None:
+        """`size` is the intermediate size, if it is not the config's."""
+        super().__init__()
+        self.gate: Gate = gate
+        whole = size or config.intermediate_size
+        columns = Cut.span(whole, shard.span(whole, "MLP columns"))
+        quantised = config.quantization is not None
+        parts = {"gate_proj": columns, "up_proj": columns}
+        self.gate_up_proj = FusedLinear(config.hidden_size, parts, bias=bias, dtype=config.dtype, quantised=quantised)
+        self.down_proj = RowParallelLinear(
+            columns, config.hidden_size, shard, bias=bias, dtype=config.dtype, quantised=quantised
+        )
+
+    def forward(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """As attention: see there."""
+        gated, residual = self.gate_up_proj.of_normed(norm, x, residual, gate=self.gate)
+        return self.down_proj.onto(gated, residual, after)
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """What this process adds to the sum, of x that is normalised: [tokens, hidden] -> [tokens, hidden]."""
+        return self.down_proj.partial(self.gate_up_proj(x, gate=self.gate))
+
+
+class VocabParallelEmbedding(Matrix):
+    """One vector for each token id, times what the config says. Each process has some of the vectors."""
+
+    def __init__(self, config: ModelConfig, shard: Shard = WHOLE) -> None:
+        ids = shard.uneven_span(config.vocab_size)
+        super().__init__(config.hidden_size, [len(ids)], config.dtype)
+        self.cuts = {"weight": Cut.span(config.vocab_size, ids)}
+        self.scale = config.embedding_scale
+        self._ids = ids
+        self._shard = shard
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[tokens] -> [tokens, hidden]."""
+        vectors = self._vectors(input_ids)
+        return vectors if self.scale == 1 else vectors * self.scale
+
+    def _vectors(self, input_ids: torch.Tensor) -> torch.Tensor:
+        if self._shard.size == 1:
+            return self.ops.embedding(input_ids, self.weight)
+        elsewhere = (input_ids < self._ids.start) | (input_ids >= self._ids.stop)
+        places = (input_ids - self._ids.start).masked_fill_(elsewhere, 0)
+        return self._shard.collectives.all_reduce(
+            self.ops.embedding(places, self.weight).masked_fill_(elsewhere[:, None], 0)
+        )
