@@ -18,7 +18,7 @@ import tercet.protocol.messages.values
 from tercet.protocol.messages.values import WIRE_VERSION
 from tests.part_process import ChildProcess, complete, healthy, listener, until
 
-PROTOCOL = Path(tercet.protocol.messages.values.__file__).parent
+PROTOCOL = Path(tercet.protocol.messages.values.__file__).parents[1]
 MAJOR, MINOR = WIRE_VERSION
 OLD, NEW, ALIEN = f"{MAJOR}.{MINOR}", f"{MAJOR}.{MINOR + 1}", f"{MAJOR + 1}.0"
 
@@ -64,8 +64,8 @@ def newer(directory: Path, version: tuple[int, int]) -> Path:
     """A folder to put first on the path: the protocol package as a later version might be."""
     package = directory / "tercet" / "protocol"
     shutil.copytree(PROTOCOL, package, ignore=shutil.ignore_patterns("__pycache__"))
-    _edit(package / "values.py", {f"WIRE_VERSION = {WIRE_VERSION}": f"WIRE_VERSION = {version}"})
-    messages = package / "messages.py"
+    _edit(package / "messages" / "values.py", {f"WIRE_VERSION = {WIRE_VERSION}": f"WIRE_VERSION = {version}"})
+    messages = package / "messages" / "messages.py"
     _edit(messages, {"\nMembership = Hello |": ADDED_TYPE})
     for name, field in ADDED_FIELDS.items():
         head = rf'(class {name}\([^)]*\):\n    """.*?""")'
@@ -73,7 +73,7 @@ def newer(directory: Path, version: tuple[int, int]) -> Path:
         assert count == 1, name
         messages.write_text(text)
     _edit(
-        package / "switchboard.py",
+        package / "node_core.py",
         {
             "import Goodbye, Heartbeat, Hello, Introduce, Message, Ready": (
                 "import Goodbye, Heartbeat, Hello, Introduce, Message, Novelty, Ready"

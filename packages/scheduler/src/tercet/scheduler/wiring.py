@@ -274,7 +274,7 @@ def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimit
 
 
 def _checked(load: Callable[[], _Loaded]) -> _Loaded:
-    """Return the loaded value. Raises ConfigError for an option that does not fit the model, or InsufficientMemoryError."""
+    """Raises ConfigError for an option that does not fit the model, and InsufficientMemoryError."""
     try:
         return load()
     except ConfigError:
