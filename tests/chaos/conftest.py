@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tercet.protocol.messages.values import Role
-from tests.chaos.judge import Ids
 from tests.chaos.load import Job, Load
+from tests.chaos.output_check import Ids
 from tests.chaos.parts import Parts, watched
 from tests.server_process import Server
 

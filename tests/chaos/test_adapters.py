@@ -9,8 +9,8 @@ import pytest
 
 from tercet.scheduler.model_files import resolve_model
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
-from tests.chaos.blow import Blow, assert_nothing_is_lost
 from tests.chaos.conftest import References, Table, served
+from tests.chaos.fault_injection import FaultInjection, assert_nothing_is_lost
 from tests.chaos.load import FULL, SHORT, shuffled
 from tests.chaos.parts import Parts, watched
 from tests.server_process import Server
@@ -47,4 +47,4 @@ async def test_every_request_goes_on_with_its_own_adapter(
     parts: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:
     jobs = [replace(job, lora=NAMES[job.number % len(NAMES)]) for job in shuffled(count, seed)]
-    await assert_nothing_is_lost(parts, references, table, Blow(parts, role), jobs, random.Random(seed))
+    await assert_nothing_is_lost(parts, references, table, FaultInjection(parts, role), jobs, random.Random(seed))

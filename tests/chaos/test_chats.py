@@ -121,9 +121,9 @@ async def test_calls_formats_and_log_probabilities_are_those_of_an_unbroken_run(
         await double.replaced(name, double.signal(name, signal.SIGKILL))
 
     running.events = 0
-    blow = asyncio.create_task(strike())
+    fault = asyncio.create_task(strike())
     told = await running.run()
-    await blow
+    await fault
     for (found, scores, counts), (wanted, wanted_scores, wanted_counts) in zip(told, expected, strict=True):
         assert (found, counts) == (wanted, wanted_counts)
         assert scores == {index: pytest.approx(each, abs=ALIKE) for index, each in wanted_scores.items()}

@@ -4,10 +4,10 @@ import random
 
 import pytest
 
-from tests.chaos.blow import Blow, assert_nothing_is_lost, crowd, failures
 from tests.chaos.conftest import References, Table
-from tests.chaos.judge import Judge
+from tests.chaos.fault_injection import FaultInjection, assert_nothing_is_lost, failures, machine_load
 from tests.chaos.load import FULL, SHORT, shuffled
+from tests.chaos.output_check import OutputCheck
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
 LONG = [pytest.mark.slow, pytest.mark.timeout(7200)]
@@ -15,9 +15,9 @@ CASES = [
     pytest.param(SHORT, 0, id="short"),
     *(pytest.param(FULL, seed, id=f"full-{seed}", marks=LONG) for seed in range(10)),
 ]
-"""Requests, and the seed that says in which order they come, and when the blow falls."""
+"""Requests, and the seed that says in which order they come, and when the fault falls."""
 ENOUGH = {SHORT: 2, FULL: 6}
-"""Requests that must have been resumed, or the blow fell beside."""
+"""Requests that must have been resumed, or the fault fell beside."""
 ONE, TWO = 4.0, 1.0
 """Seconds until all streams move again, with one part of the role and with two."""
 
@@ -27,11 +27,11 @@ ONE, TWO = 4.0, 1.0
 async def test_every_request_outlives_the_only_part_of_its_role(
     single: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:
-    blow = Blow(single, role)
+    fault = FaultInjection(single, role)
     jobs, chance = shuffled(count, seed), random.Random(seed)
-    await assert_nothing_is_lost(single, references, table, blow, jobs, chance, enough=ENOUGH[count])
+    await assert_nothing_is_lost(single, references, table, fault, jobs, chance, enough=ENOUGH[count])
     if count == FULL:
-        assert blow.stalled < ONE * crowd()
+        assert fault.stalled < ONE * machine_load()
 
 
 @pytest.mark.parametrize(("count", "seed"), CASES)
@@ -39,11 +39,11 @@ async def test_every_request_outlives_the_only_part_of_its_role(
 async def test_every_request_outlives_one_of_two(
     double: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:
-    blow = Blow(double, role)
+    fault = FaultInjection(double, role)
     jobs, chance = shuffled(count, seed), random.Random(seed)
-    await assert_nothing_is_lost(double, references, table, blow, jobs, chance)
+    await assert_nothing_is_lost(double, references, table, fault, jobs, chance)
     if count == FULL:
-        assert blow.stalled < TWO * crowd()
+        assert fault.stalled < TWO * machine_load()
 
 
 @pytest.mark.parametrize(("count", "seed"), CASES)
@@ -52,19 +52,19 @@ async def test_a_frontend_takes_only_its_own_connections_along(
 ) -> None:
     jobs = shuffled(count, seed)
     expected = await references.of(double.server.url, jobs)
-    blow = Blow(double, "frontend")
-    outcomes = await blow.under(jobs, random.Random(seed))
+    fault = FaultInjection(double, "frontend")
+    outcomes = await fault.run(jobs, random.Random(seed))
     failed = [each for each in outcomes if not each.finished]
-    assert all(each.frontend in {"", blow.name} for each in failed), failures(outcomes)
-    assert all(each.began < blow.moment for each in failed), failures(outcomes)
+    assert all(each.frontend in {"", fault.name} for each in failed), failures(outcomes)
+    assert all(each.began < fault.injected_at for each in failed), failures(outcomes)
     lived = [
         each
         for each in outcomes
         if each.finished
-        and each.began < blow.moment < each.ended
-        and each.frontend != blow.name  # whose last words may be read after its death
+        and each.began < fault.injected_at < each.ended
+        and each.frontend != fault.name  # whose last words may be read after its death
     ]
-    verdict = Judge(double.server.url, expected).compare([each for each in outcomes if each.finished])
+    verdict = OutputCheck(double.server.url, expected).compare([each for each in outcomes if each.finished])
     table.add(f"{len(failed)} of {len(outcomes)} requests failed; {len(lived)} others were under way and finished")
     assert failed
     assert lived

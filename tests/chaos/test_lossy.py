@@ -4,10 +4,10 @@ from itertools import pairwise
 
 import pytest
 
-from tests.chaos.blow import failures
 from tests.chaos.conftest import References, Table
-from tests.chaos.judge import Judge
+from tests.chaos.fault_injection import failures
 from tests.chaos.load import FULL, SHORT, Load, quantile, shuffled
+from tests.chaos.output_check import OutputCheck
 from tests.chaos.parts import Parts, assert_nothing_is_left, watched
 from tests.server_process import Server
 
@@ -34,7 +34,7 @@ async def test_lost_messages_are_found_and_made_up_for(
         await parts.ready()
         outcomes = await Load(lossy.url).run(jobs)
         assert failures(outcomes) == []
-        verdict = Judge(lossy.url, expected).compare(outcomes)
+        verdict = OutputCheck(lossy.url, expected).compare(outcomes)
         missed = await parts.resumed()
         pauses = [max(b - a for a, b in pairwise(each.arrivals)) for each in outcomes if each.arrivals]
         table.add(

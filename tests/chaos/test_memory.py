@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.chaos.blow import failures
 from tests.chaos.conftest import Table
+from tests.chaos.fault_injection import failures
 from tests.chaos.load import Job, Load
 from tests.chaos.parts import Parts, assert_nothing_is_left
 

@@ -16,10 +16,10 @@ from typing import Any, Self
 
 import pytest
 
-from tests.chaos.blow import failures
 from tests.chaos.conftest import References, Table
-from tests.chaos.judge import Judge, Verdict
+from tests.chaos.fault_injection import failures
 from tests.chaos.load import FULL, Load, Outcome, quantile, shuffled
+from tests.chaos.output_check import OutputCheck, Verdict
 from tests.compose_server import URL, ComposeServer
 from tests.deploy_files import ROOT, manifests
 from tests.namespaces import Network, why_not
@@ -247,7 +247,7 @@ def test_a_whole_load_goes_through_a_cut_of_ten_seconds(
         expected = await references.of(url, jobs)
         load, events = Load(url), sum(job.tokens * job.n for job in jobs if job.streamed)
         outcomes = await load.run(jobs, lambda: cut_once(load, chance.randrange(events // 8, events // 2)))
-        return outcomes, Judge(url, expected).compare(outcomes)
+        return outcomes, OutputCheck(url, expected).compare(outcomes)
 
     before = server.info()["requests_resumed_and_finished"]
     outcomes, verdict = network.on("client", lambda: asyncio.run(run()))

@@ -2,11 +2,11 @@
 
 import httpx2
 
-from tests.chaos.blow import failures
 from tests.chaos.conftest import References, Table
+from tests.chaos.fault_injection import failures
 from tests.chaos.fragile_scheduler import POISON
-from tests.chaos.judge import Judge
 from tests.chaos.load import SHORT, Load, shuffled
+from tests.chaos.output_check import OutputCheck
 from tests.chaos.parts import assert_nothing_is_left, watched
 from tests.server_process import Server
 
@@ -28,7 +28,7 @@ async def test_a_request_that_kills_schedulers_ends_after_three_and_takes_nobody
     with watched(fragile) as parts:
         outcomes = await load.run(jobs, poison)
         deaths = sum("scheduler-0 died: " in line for line in fragile.lines)
-        verdict = Judge(fragile.url, expected).compare([each for each in outcomes if each.finished])
+        verdict = OutputCheck(fragile.url, expected).compare([each for each in outcomes if each.finished])
         table.add(f"{deaths} deaths; {len(outcomes)} other requests, {len(failures(outcomes))} failed")
         assert failures(outcomes) == []
         assert answers[0].status_code == 500

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.blow import failures
 from tests.chaos.conftest import ENVIRONMENT, OPTIONS, References
-from tests.chaos.judge import Judge
+from tests.chaos.fault_injection import failures
 from tests.chaos.load import SHORT, Load, shuffled
+from tests.chaos.output_check import OutputCheck
 from tests.chaos.parts import Parts, assert_nothing_is_left, watched
 from tests.part_process import ChildProcess, until
 from tests.server_process import Server
@@ -76,5 +76,5 @@ async def test_parts_that_join_share_the_work_and_lose_nothing_when_they_go(
         await parts.ready()
         outcomes = await load.run_while(jobs, come_and_go)
         assert failures(outcomes) == []
-        Judge(in_turn.url, expected).compare(outcomes)
+        OutputCheck(in_turn.url, expected).compare(outcomes)
         assert_nothing_is_left(await parts.idle())

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests.chaos.blow import Blow, assert_nothing_is_lost, failures
 from tests.chaos.conftest import References, Table
+from tests.chaos.fault_injection import FaultInjection, assert_nothing_is_lost, failures
 from tests.chaos.load import FULL, SHORT, shuffled
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
@@ -34,8 +34,8 @@ PAUSED = 40.0
 async def test_requests_of_a_part_that_hangs_go_on_elsewhere(
     double: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:
-    blow = Blow(double, role, signal.SIGSTOP)
-    await assert_nothing_is_lost(double, references, table, blow, shuffled(count, seed), random.Random(seed))
+    fault = FaultInjection(double, role, signal.SIGSTOP)
+    await assert_nothing_is_lost(double, references, table, fault, shuffled(count, seed), random.Random(seed))
 
 
 @pytest.mark.slow
@@ -43,19 +43,19 @@ async def test_requests_of_a_part_that_hangs_go_on_elsewhere(
 async def test_requests_wait_for_the_replacement_of_the_only_part_that_hangs(
     single: Parts, references: References, table: Table, role: str
 ) -> None:
-    blow = Blow(single, role, signal.SIGSTOP)
-    await assert_nothing_is_lost(single, references, table, blow, shuffled(SHORT, 1), random.Random(1))
+    fault = FaultInjection(single, role, signal.SIGSTOP)
+    await assert_nothing_is_lost(single, references, table, fault, shuffled(SHORT, 1), random.Random(1))
 
 
-class Sleep(Blow):
+class Sleep(FaultInjection):
     """A part that stops for a while, and goes on as the process it was."""
 
-    async def _hit(self) -> None:
+    async def _apply(self) -> None:
         pid = self.parts.signal(self.name, signal.SIGSTOP)
         await asyncio.sleep(ASLEEP)
         assert self.parts.signal(self.name, signal.SIGCONT) == pid
         await self.parts.ready()
-        self.restart = time.monotonic() - self.moment
+        self.restart_seconds = time.monotonic() - self.injected_at
 
 
 @pytest.mark.slow
@@ -63,15 +63,15 @@ class Sleep(Blow):
 async def test_a_part_that_slept_and_goes_on_repeats_nothing(
     double: Parts, references: References, table: Table, role: str
 ) -> None:
-    blow = Sleep(double, role)
+    fault = Sleep(double, role)
     enough = 0 if role == "frontend" else 2  # what others send to it meanwhile may be all there is
-    await assert_nothing_is_lost(double, references, table, blow, shuffled(SHORT, 1), random.Random(1), enough=enough)
+    await assert_nothing_is_lost(double, references, table, fault, shuffled(SHORT, 1), random.Random(1), enough=enough)
 
 
-class MachineSleep(Blow):
+class MachineSleep(FaultInjection):
     """All parts and their supervisor stop, and go on in any order."""
 
-    async def _hit(self) -> None:
+    async def _apply(self) -> None:
         self.pids = [*self.parts.pids().values(), self.parts.server.process.pid]
         for pid in self.pids:
             os.kill(pid, signal.SIGSTOP)
@@ -79,14 +79,14 @@ class MachineSleep(Blow):
         for pid in random.Random(1).sample(self.pids, len(self.pids)):
             os.kill(pid, signal.SIGCONT)
         await self.parts.ready()
-        self.restart = time.monotonic() - self.moment
+        self.restart_seconds = time.monotonic() - self.injected_at
 
 
 @pytest.mark.slow
 async def test_a_machine_that_slept_kills_nobody(double: Parts, references: References, table: Table) -> None:
-    blow = MachineSleep(double, "scheduler")
-    await assert_nothing_is_lost(double, references, table, blow, shuffled(SHORT, 1), random.Random(1), enough=0)
-    assert [*double.pids().values(), double.server.process.pid] == blow.pids
+    fault = MachineSleep(double, "scheduler")
+    await assert_nothing_is_lost(double, references, table, fault, shuffled(SHORT, 1), random.Random(1), enough=0)
+    assert [*double.pids().values(), double.server.process.pid] == fault.pids
 
 
 @pytest.mark.slow
@@ -95,9 +95,9 @@ async def test_a_frontend_that_hangs_takes_only_its_own_connections_along(
 ) -> None:
     jobs = shuffled(SHORT, 0)
     await references.of(double.server.url, jobs)
-    blow = Blow(double, "frontend", signal.SIGSTOP)
-    outcomes = await blow.under(jobs, random.Random(0))
+    fault = FaultInjection(double, "frontend", signal.SIGSTOP)
+    outcomes = await fault.run(jobs, random.Random(0))
     failed = [each for each in outcomes if not each.finished]
-    assert all(each.frontend in {"", blow.name} for each in failed), failures(outcomes)
+    assert all(each.frontend in {"", fault.name} for each in failed), failures(outcomes)
     table.add(f"{len(failed)} of {len(outcomes)} requests failed")
     assert_nothing_is_left(await double.idle())

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from openai import OpenAI
 
 
-def long_answer(client: OpenAI, model: str, tokens: int, at: int = 0, blow: Callable[[], None] = lambda: None) -> str:
-    """The text, always the same; `blow` is called once when so many characters of it have come."""
+def long_answer(
+    client: OpenAI, model: str, tokens: int, at: int = 0, interrupt: Callable[[], None] = lambda: None
+) -> str:
+    """The text, always the same; `interrupt` is called once when so many characters of it have come."""
     text, dealt = "", False
     stream = client.chat.completions.create(
         model=model,
@@ -22,6 +24,6 @@ def long_answer(client: OpenAI, model: str, tokens: int, at: int = 0, blow: Call
         text += "".join(choice.delta.content or "" for choice in chunk.choices)
         if len(text) >= at and not dealt:
             dealt = True
-            blow()
+            interrupt()
     assert dealt
     return text

@@ -18,7 +18,7 @@ from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import TokenPrompt
 from tercet.protocol.messages.values import FinishReason, SamplingParams
-from tests.lossy_world import Closed, Fate, Name, World, tokenizer_file
+from tests.lossy_simulation import Closed, Fate, LossySimulation, Name, tokenizer_file
 
 TWO_SECONDS = 40
 """Ticks."""
@@ -84,7 +84,7 @@ class Client:
         return [(self.texts[index], self.ids[index], self.finishes[index]) for index in self.texts]
 
 
-async def submit(world: World, job: Job) -> Client:
+async def submit(simulation: LossySimulation, job: Job) -> Client:
     sampling = SamplingParams(max_new_tokens=0, n=job.n, ignore_eos=True)
     request = GenerateRequest(
         model="m",
@@ -94,14 +94,14 @@ async def submit(world: World, job: Job) -> Client:
         stop=list(job.stop),
         seed=1,
     )
-    return Client(await world.manager.submit([request]))
+    return Client(await simulation.manager.submit([request]))
 
 
 @dataclass
 class Played:
     """How a run went."""
 
-    world: World
+    simulation: LossySimulation
     clients: list[Client]
     lingered: int
     """Ticks after the last end in which something was held still."""
@@ -115,37 +115,39 @@ class Played:
         return max(client.stall for client in self.clients)
 
 
-async def play(world: World) -> Played:
+async def play(simulation: LossySimulation) -> Played:
     """Run every job to its end, then until nothing is held any more."""
-    await world.begin(lambda: asyncio.sleep(0))
+    await simulation.begin(lambda: asyncio.sleep(0))
     clients: list[Client] = []
     lingered = 0
     for tick in range(LIMIT):
-        clients += [await submit(world, job) for job in JOBS if job.at == tick]
-        world.tick()
+        clients += [await submit(simulation, job) for job in JOBS if job.at == tick]
+        simulation.tick()
         for client in clients:
             if client.answer_open:
                 client.take()
             if client.state.done:
-                world.manager.release(client.generation)
-        if len(clients) == len(JOBS) and not world.manager.running:
-            if not world.held:
+                simulation.manager.release(client.generation)
+        if len(clients) == len(JOBS) and not simulation.manager.running:
+            if not simulation.held:
                 break
             lingered += 1
     else:
-        raise AssertionError(f"{world.manager.running} requests have not ended, {world.held} choices are held")
-    for part in world.schedulers.values():
+        raise AssertionError(
+            f"{simulation.manager.running} requests have not ended, {simulation.held} choices are held"
+        )
+    for part in simulation.schedulers.values():
         memory = part.core.memory
         assert memory.pools.free + memory.cache.cached == memory.pools.total
-    assert world.manager.counters.outcomes == {RequestOutcome.FINISHED: len(JOBS)}
-    return Played(world, clients, lingered)
+    assert simulation.manager.counters.outcomes == {RequestOutcome.FINISHED: len(JOBS)}
+    return Played(simulation, clients, lingered)
 
 
 def run(
     fates: Mapping[Name, Fate], overlap: int = 0, closed: Sequence[Closed] = (), *, disagree: bool = False
 ) -> Played:
     async def scenario() -> Played:
-        return await play(World(fates, overlap, closed, disagree))
+        return await play(LossySimulation(fates, overlap, closed, disagree))
 
     return asyncio.run(scenario())
 
@@ -158,13 +160,13 @@ def unbroken() -> list[Answer]:
 @functools.cache
 def names(overlap: int) -> list[Name]:
     """Every message of a run without a fault."""
-    return run({}, overlap).world.wire.names
+    return run({}, overlap).simulation.wire.names
 
 
 def test_without_a_fault_nothing_is_dispatched_twice() -> None:
     played = run({})
-    assert played.world.manager.counters.redispatches == {}
-    model = played.world.schedulers["scheduler-0"].executor
+    assert played.simulation.manager.counters.redispatches == {}
+    model = played.simulation.schedulers["scheduler-0"].executor
     for job, answer in zip(JOBS, played.answers, strict=True):
         for index, (_, ids, finish) in enumerate(answer):
             assert finish is not None
@@ -188,7 +190,7 @@ def test_any_single_message_may_be(every: int, fate: str, overlap: int) -> None:
     few = [name for name in names(overlap) if name[0] in {"request", "other"}]
     for name in [*few, *names(overlap)[::every]]:
         played = run({name: FATES[fate]}, overlap)
-        assert played.answers == unbroken(), (name, played.world.manager.counters.redispatches)
+        assert played.answers == unbroken(), (name, played.simulation.manager.counters.redispatches)
         assert played.stall <= TWO_SECONDS, name
         assert played.lingered <= TWO_SECONDS, name
 
@@ -208,7 +210,7 @@ full_queues = st.lists(
 @given(fates=mistreated, closed=full_queues, overlap=st.integers(0, 1))
 def test_any_number_of_messages_may_be_mistreated(fates: dict[Name, Fate], closed: list[Closed], overlap: int) -> None:
     played = run(fates, overlap, closed)
-    assert played.answers == unbroken(), played.world.manager.counters.redispatches
+    assert played.answers == unbroken(), played.simulation.manager.counters.redispatches
 
 
 @settings(deadline=None, max_examples=120)
@@ -218,14 +220,14 @@ def test_schedulers_that_disagree_never_get_mixed_up(
 ) -> None:
     """Every token is what one of them says after exactly the tokens before it, and the text is that of the tokens."""
     played = run(fates, overlap, closed, disagree=True)
-    model = played.world.schedulers["scheduler-0"].executor
+    model = played.simulation.schedulers["scheduler-0"].executor
     tokenizer = Tokenizer.from_str(tokenizer_file().decode())
     for job, answer in zip(JOBS, played.answers, strict=True):
         for index, (text, ids, finish) in enumerate(answer):
             tokens = list(job.prompt)
             for token in ids:
                 said = model.next_token(tokens, index)
-                assert token in {said, (said + 1) % played.world.capacity.vocab_size}
+                assert token in {said, (said + 1) % played.simulation.capacity.vocab_size}
                 tokens.append(token)
             whole = tokenizer.decode(ids, skip_special_tokens=False)
             stop = finish.matched if finish else None

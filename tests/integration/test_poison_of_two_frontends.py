@@ -22,7 +22,7 @@ from tercet.protocol.testing import ScriptedClock
 from tercet.scheduler.core.plan import Capacity, Plan
 from tercet.scheduler.testing import FakeExecutor, small_capacity
 from tercet.scheduler.testing.fake_executor import Done
-from tests.lossy_world import (
+from tests.lossy_simulation import (
     BEAT,
     LOOK,
     TICK,
@@ -45,7 +45,7 @@ class DiedError(Exception):
     """As a process would."""
 
 
-class MortalExecutor(FakeExecutor):
+class CrashingExecutor(FakeExecutor):
     """Dies of computing a prompt with the poison in it."""
 
     def __init__(self, capacity: Capacity) -> None:
@@ -62,7 +62,7 @@ class MortalExecutor(FakeExecutor):
         return super().submit(plan)
 
 
-class World:
+class TwoFrontendSimulation:
     """Managers of real frontends, a real core and a real detokenizer; the scheduler dies and comes back."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class World:
                 self._ports[peer].feed(SCHEDULER, PeerDown(SCHEDULER, Role.SCHEDULER, "its connection broke"))
 
     def _new_scheduler(self) -> SchedulerPart:
-        return SchedulerPart(self._ports[SCHEDULER], self._clock, 0, MortalExecutor(self._capacity))
+        return SchedulerPart(self._ports[SCHEDULER], self._clock, 0, CrashingExecutor(self._capacity))
 
     def _meet_scheduler(self) -> None:
         files = tokenizer_file()
@@ -164,17 +164,17 @@ class World:
 @pytest.mark.parametrize("innocents", [1, 2, 4])
 @pytest.mark.parametrize("poisoned", [FRONTENDS[:1], FRONTENDS[1:], FRONTENDS])
 async def test_only_the_poison_fails(innocents: int, poisoned: Sequence[str]) -> None:
-    world = World()
-    await world.begin()
-    poison = [await world.ask(peer, POISON, 5) for peer in poisoned]
-    others = [await world.ask(peer, 10 + number, 11) for peer in FRONTENDS for number in range(innocents)]
+    simulation = TwoFrontendSimulation()
+    await simulation.begin()
+    poison = [await simulation.ask(peer, POISON, 5) for peer in poisoned]
+    others = [await simulation.ask(peer, 10 + number, 11) for peer in FRONTENDS for number in range(innocents)]
     for _ in range(1500):
-        world.tick()
+        simulation.tick()
         if all(generation.states[0].done for generation in [*poison, *others]):
             break
     assert all(isinstance(each.states[0].error, ServerError) for each in poison)
     assert [each.states[0].error for each in others] == [None] * len(others)
     assert all(each.states[0].done for each in others)
-    assert world.deaths == 2 + len(poison), "two that made them suspect, and one for each alone"
-    for manager in world.managers.values():
+    assert simulation.deaths == 2 + len(poison), "two that made them suspect, and one for each alone"
+    for manager in simulation.managers.values():
         await manager.close()

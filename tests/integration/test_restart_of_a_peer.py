@@ -11,9 +11,9 @@ from tercet.protocol.membership.links import LinkState
 from tercet.protocol.messages.messages import Heartbeat, SupervisorInbox
 from tercet.protocol.messages.values import Phase, Role
 from tercet.protocol.testing import ScriptedClock
-from tests.pretended_network import Network, PretendedBoard
+from tests.simulated_network import Network, SimulatedNode
 
-DIRECTORY = "ipc:///pretended"
+DIRECTORY = "ipc:///simulated"
 STEP = 0.005
 """Seconds."""
 
@@ -28,28 +28,28 @@ class Pair:
         self.frontend = self.start()
         self.news: list[PeerUp | PeerDown] = []
 
-    def start(self) -> PretendedBoard:
+    def start(self) -> SimulatedNode:
         specs = (f"{DIRECTORY}/scheduler-*",)
         return self._board(NodeConfig(Role.FRONTEND, "frontend-0", DIRECTORY, connect=specs))
 
-    def pass_time(self, seconds: float, *boards: PretendedBoard) -> None:
+    def pass_time(self, seconds: float, *boards: SimulatedNode) -> None:
         for _ in range(round(seconds / STEP)):
             self.clock.advance(STEP)
             self.network.tick()
             for board in boards:
                 self.turn(board)
 
-    def turn(self, board: PretendedBoard) -> None:
+    def turn(self, board: SimulatedNode) -> None:
         board.wait(0)
         deliveries = [*board.receive(100)[0], *board.tick()]
         if board is self.scheduler:
             self.news += _events(deliveries)
 
-    def _board(self, config: NodeConfig) -> PretendedBoard:
+    def _board(self, config: NodeConfig) -> SimulatedNode:
         def status(peer: str) -> Heartbeat:
             return Heartbeat(phase=Phase.IDLE)
 
-        board = PretendedBoard(self.network, config, SupervisorInbox, status, None, self.clock)
+        board = SimulatedNode(self.network, config, SupervisorInbox, status, None, self.clock)
         board.open()
         return board
 

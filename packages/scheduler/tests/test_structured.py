@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from packages.scheduler.tests.raising_backend import Bomb
+from packages.scheduler.tests.failing_backend import FailingBackend
 from tercet.kernels.native.library import missing_library
 from tercet.protocol.messages.values import (
     FinishReason,
@@ -122,7 +122,7 @@ CASES: dict[str, tuple[Grammar, Check]] = {
     "sum": (Grammar(GrammarKind.LARK, SUM), is_sum),
 }
 cases = pytest.mark.parametrize("case", CASES)
-BOMB = regex("[a-z0-9]{12,40}")
+FAILING = regex("[a-z0-9]{12,40}")
 PERSON_GRAMMAR = CASES["person"][0]
 
 
@@ -318,12 +318,12 @@ def test_what_a_grammar_cannot_do_ends_one_request_with_an_error(serve: Serve, c
 def test_a_backend_that_raises_ends_one_request(where: str, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """At its first step or later, while others with and without grammars go on as if it were not there."""
     made = BACKENDS["llguidance"]
-    monkeypatch.setitem(BACKENDS, "llguidance", lambda *given: Bomb(made(*given), where, BOMB.text))
+    monkeypatch.setitem(BACKENDS, "llguidance", lambda *given: FailingBackend(made(*given), where, FAILING.text))
     alone = serve()
     plain(alone)
     alone.run()
     server = serve()
-    server.ask("bomb", BOMB)
+    server.ask("bomb", FAILING)
     server.ask("fine", CASES["date"][0])
     plain(server)
     server.run()

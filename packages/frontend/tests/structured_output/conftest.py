@@ -1,9 +1,9 @@
-"""A judge of texts, and what grammars must know of the tiny model."""
+"""A matcher of texts, and what grammars must know of the tiny model."""
 
 import pytest
 from tokenizers import Tokenizer
 
-from packages.frontend.tests.structured_output.matching import Judge
+from packages.frontend.tests.structured_output.matching import TextMatcher
 from tercet.frontend.constraints import Tokens
 
 
@@ -14,5 +14,5 @@ def tokens(tokenizer: Tokenizer) -> Tokens:
 
 
 @pytest.fixture(scope="session")
-def judge(tokenizer: Tokenizer, tokens: Tokens) -> Judge:
-    return Judge(tokenizer, tokens.eos[0])
+def matcher(tokenizer: Tokenizer, tokens: Tokens) -> TextMatcher:
+    return TextMatcher(tokenizer, tokens.eos[0])

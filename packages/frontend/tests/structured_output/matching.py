@@ -7,19 +7,19 @@ from tercet.frontend.structured_output.worker import source
 from tercet.protocol.messages.values import Grammar
 
 
-class Judge:
+class TextMatcher:
     """Texts are tokenized as models write them: added tokens are single ids."""
 
     def __init__(self, tokenizer: Tokenizer, eos: int) -> None:
         self._tokenizer = tokenizer
         self._native = LLTokenizer(tokenizer.to_str(), n_vocab=tokenizer.get_vocab_size(), eos_token=eos)
 
-    def takes(self, grammar: Grammar, text: str) -> bool:
+    def accepts(self, grammar: Grammar, text: str) -> bool:
         """Whether a text is an instance of the grammar."""
         matcher = self._after(grammar, text)
         return matcher is not None and matcher.is_accepting()
 
-    def begins(self, grammar: Grammar, text: str) -> bool:
+    def accepts_prefix(self, grammar: Grammar, text: str) -> bool:
         """Whether an instance may begin with a text."""
         return self._after(grammar, text) is not None
 

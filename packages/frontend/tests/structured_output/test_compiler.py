@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from packages.frontend.tests.structured_output.matching import Judge
+from packages.frontend.tests.structured_output.matching import TextMatcher
 from tercet.frontend.constraints import (
     Choice,
     Constraint,
@@ -58,27 +58,32 @@ SPECIAL = Tag(begin="<|im_start|>tool", content=JsonObject(), end="\n")
     ],
 )
 def test_texts_are_instances_or_not(
-    judge: Judge, tokens: Tokens, constraint: Constraint, kind: GrammarKind, taken: list[str], refused: list[str]
+    matcher: TextMatcher,
+    tokens: Tokens,
+    constraint: Constraint,
+    kind: GrammarKind,
+    taken: list[str],
+    refused: list[str],
 ) -> None:
     grammar = to_grammar(constraint, tokens)
     assert grammar.kind is kind
-    assert [text for text in taken if not judge.takes(grammar, text)] == []
-    assert [text for text in refused if judge.takes(grammar, text)] == []
+    assert [text for text in taken if not matcher.accepts(grammar, text)] == []
+    assert [text for text in refused if matcher.accepts(grammar, text)] == []
 
 
-def test_white_space_within_json_is_bounded(judge: Judge, tokens: Tokens) -> None:
+def test_white_space_within_json_is_bounded(matcher: TextMatcher, tokens: Tokens) -> None:
     grammar = to_grammar(JsonObject(), tokens)
-    assert judge.takes(grammar, '{"a": 1,\n' + " " * 32 + '"b":\r\n\t2 }')
-    assert not judge.begins(grammar, '{"a":  ')
-    assert not judge.begins(grammar, '{"a":\n\n')
-    assert not judge.begins(grammar, '{"a":\n' + " " * 33)
+    assert matcher.accepts(grammar, '{"a": 1,\n' + " " * 32 + '"b":\r\n\t2 }')
+    assert not matcher.accepts_prefix(grammar, '{"a":  ')
+    assert not matcher.accepts_prefix(grammar, '{"a":\n\n')
+    assert not matcher.accepts_prefix(grammar, '{"a":\n' + " " * 33)
 
 
-def test_an_older_draft_does_not_switch_newer_keywords_off(judge: Judge, tokens: Tokens) -> None:
+def test_an_older_draft_does_not_switch_newer_keywords_off(matcher: TextMatcher, tokens: Tokens) -> None:
     schema = {"$schema": "http://json-schema.org/draft-04/schema#", "const": 5}
     grammar = to_grammar(JsonSchema(schema=schema), tokens)
-    assert judge.takes(grammar, "5")
-    assert not judge.begins(grammar, "6")
+    assert matcher.accepts(grammar, "5")
+    assert not matcher.accepts_prefix(grammar, "6")
 
 
 TAGS = StructuralTag(tags=[CALL, NUMBER, SPECIAL], triggers=["<call=", "<|im_start|>"])
@@ -125,11 +130,11 @@ TAGS = StructuralTag(tags=[CALL, NUMBER, SPECIAL], triggers=["<call=", "<|im_sta
     ],
 )
 def test_structural_tags(
-    judge: Judge, tokens: Tokens, structural: StructuralTag, taken: list[str], refused: list[str]
+    matcher: TextMatcher, tokens: Tokens, structural: StructuralTag, taken: list[str], refused: list[str]
 ) -> None:
     grammar = to_grammar(structural, tokens)
-    assert [text for text in taken if not judge.takes(grammar, text)] == []
-    assert [text for text in refused if judge.takes(grammar, text)] == []
+    assert [text for text in taken if not matcher.accepts(grammar, text)] == []
+    assert [text for text in refused if matcher.accepts(grammar, text)] == []
 
 
 @pytest.mark.parametrize(
@@ -154,11 +159,11 @@ def test_what_cannot_be_translated_names_its_parameter(tokens: Tokens, constrain
     assert error.value.param == "here"
 
 
-def test_names_in_a_users_grammar_are_their_own(judge: Judge, tokens: Tokens) -> None:
+def test_names_in_a_users_grammar_are_their_own(matcher: TextMatcher, tokens: Tokens) -> None:
     """Both have a `rule_1`, and both a `start`."""
     mine = Lark(text='start: rule_1\nrule_1: "a" | TERMINAL_2\nTERMINAL_2: "b"')
     tag = Tag(begin="<call>", content=mine, end="</call>")
     grammar = to_grammar(StructuralTag(tags=[tag, NUMBER], triggers=["<call"]), tokens)
     assert json.loads(grammar.text)["grammars"][1]["lark_grammar"] == mine.text
-    assert judge.takes(grammar, "hm<call>b</call><call=number>1</call>")
-    assert not judge.begins(grammar, "hm<call>c")
+    assert matcher.accepts(grammar, "hm<call>b</call><call=number>1</call>")
+    assert not matcher.accepts_prefix(grammar, "hm<call>c")

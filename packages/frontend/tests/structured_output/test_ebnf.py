@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from packages.frontend.tests.structured_output.matching import Judge
+from packages.frontend.tests.structured_output.matching import TextMatcher
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.structured_output.ebnf import to_lark
 from tercet.protocol.messages.values import Grammar, GrammarKind
@@ -43,17 +43,17 @@ ws ::= [ ]*"""
         ('root::="a"b::="b"', ["a"], ["ab"]),
     ],
 )
-def test_texts_are_instances_or_not(judge: Judge, text: str, taken: list[str], refused: list[str]) -> None:
+def test_texts_are_instances_or_not(matcher: TextMatcher, text: str, taken: list[str], refused: list[str]) -> None:
     grammar = Grammar(GrammarKind.LARK, to_lark(text, "ebnf"))
-    assert [each for each in taken if not judge.takes(grammar, each)] == []
-    assert [each for each in refused if judge.takes(grammar, each)] == []
+    assert [each for each in taken if not matcher.accepts(grammar, each)] == []
+    assert [each for each in refused if matcher.accepts(grammar, each)] == []
 
 
-def test_without_recursion_a_grammar_is_one_expression_and_exact(judge: Judge) -> None:
+def test_without_recursion_a_grammar_is_one_expression_and_exact(matcher: TextMatcher) -> None:
     """As terminals of their own, the first would swallow what the second needs."""
     grammar = Grammar(GrammarKind.LARK, to_lark("root ::= a b\na ::= [a-z]+\nb ::= [a-z]", "ebnf"))
-    assert judge.takes(grammar, "abc")
-    assert not judge.takes(grammar, "a")
+    assert matcher.accepts(grammar, "abc")
+    assert not matcher.accepts(grammar, "a")
 
 
 def test_lark_is_left_as_it_is() -> None:

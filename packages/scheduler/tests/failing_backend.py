@@ -6,11 +6,11 @@ from tercet.protocol.messages.values import Grammar
 from tercet.scheduler.grammar.port import GrammarBackend, Masks, Matcher
 
 
-class Panic(BaseException):
+class SimulatedPanic(BaseException):
     """As what a panic in Rust becomes, it is no Exception."""
 
 
-class Fuse:
+class FailingMatcher:
     """A matcher that raises where it is asked a thing; of a mask, not before it has two tokens."""
 
     def __init__(self, inner: Matcher, where: str, seen: int = 0) -> None:
@@ -18,22 +18,22 @@ class Fuse:
 
     def __getattr__(self, name: str) -> Any:
         if name == self.where:
-            raise Panic(name)
+            raise SimulatedPanic(name)
         return getattr(self.inner, name)
 
     def advance(self, tokens: list[int]) -> None:
         if self.where == "advance":
-            raise Panic("advance")
+            raise SimulatedPanic("advance")
         self.seen += len(tokens)
         self.inner.advance(tokens)
 
-    def copy(self) -> "Fuse":
+    def copy(self) -> "FailingMatcher":
         if self.where == "copy":
-            raise Panic("copy")
-        return Fuse(self.inner.copy(), self.where, self.seen)
+            raise SimulatedPanic("copy")
+        return FailingMatcher(self.inner.copy(), self.where, self.seen)
 
 
-class Bomb:
+class FailingBackend:
     """A backend that raises for one grammar."""
 
     def __init__(self, inner: GrammarBackend[Any], where: str, text: str) -> None:
@@ -44,10 +44,10 @@ class Bomb:
         if grammar.text != self.text:
             return self.inner.compile(grammar)
         if self.where == "compile":
-            raise Panic("compile")
-        return Fuse(self.inner.compile(grammar), self.where)
+            raise SimulatedPanic("compile")
+        return FailingMatcher(self.inner.compile(grammar), self.where)
 
     def fill(self, matchers: list[Any], masks: Masks) -> None:
-        if any(isinstance(each, Fuse) and each.where == "fill" and each.seen > 1 for each in matchers):
-            raise Panic("fill")
-        self.inner.fill([each.inner if isinstance(each, Fuse) else each for each in matchers], masks)
+        if any(isinstance(each, FailingMatcher) and each.where == "fill" and each.seen > 1 for each in matchers):
+            raise SimulatedPanic("fill")
+        self.inner.fill([each.inner if isinstance(each, FailingMatcher) else each for each in matchers], masks)

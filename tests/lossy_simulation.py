@@ -204,7 +204,7 @@ class DetokenizerPart:
 
 
 @dataclass
-class World:
+class LossySimulation:
     """Two schedulers, two detokenizers, one frontend. `begin` before anything else, in a running event loop."""
 
     fates: Mapping[Name, Fate] = field(default_factory=dict)

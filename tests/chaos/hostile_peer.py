@@ -73,11 +73,11 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(each)
 
 
-class Intruder:
+class HostilePeer:
     """A peer of a role, and sockets of its own to say under that peer's name what a node would not."""
 
     def __init__(self, listen: str, role: Role, chance: random.Random) -> None:
-        self._name = f"{role}-intruder"
+        self._name = f"{role}-hostile"
         self._directory = listen.removeprefix("ipc://")
         self._chance = chance
         self._samples = samples()

@@ -1,4 +1,4 @@
-"""One blow to one part in the midst of a load, and what came of it."""
+"""One fault to one part in the midst of a load, and what came of it."""
 
 import os
 import random
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 import pytest
 
 from tests.chaos.conftest import References, Table
-from tests.chaos.judge import Judge, Verdict
 from tests.chaos.load import Job, Load, Outcome, quantile
+from tests.chaos.output_check import OutputCheck, Verdict
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
 TRIES = 3
-"""Loads in which a blow may fall."""
+"""Loads in which a fault may fall."""
 
 
-class Blow:
+class FaultInjection:
     """A load, and a signal to the busiest part of a role. A process that ends or hangs of it is replaced."""
 
     def __init__(self, parts: Parts, role: str, number: signal.Signals = signal.SIGKILL) -> None:
@@ -27,24 +27,24 @@ class Blow:
         """Of the part that was hit."""
         self.number = number
         self.load = Load(parts.server.url)
-        self.moment = 0.0
-        self.restart = 0.0
+        self.injected_at = 0.0
+        self.restart_seconds = 0.0
 
-    async def under(self, jobs: Sequence[Job], chance: random.Random) -> list[Outcome]:
-        """Run the jobs; the blow falls somewhere in the middle."""
+    async def run(self, jobs: Sequence[Job], chance: random.Random) -> list[Outcome]:
+        """Run the jobs; the fault falls somewhere in the middle."""
         events = sum(job.tokens * job.n for job in jobs if job.streamed)
-        return await self.load.run(jobs, lambda: self._strike(chance.randrange(events // 8, events // 2)))
+        return await self.load.run(jobs, lambda: self._inject(chance.randrange(events // 8, events // 2)))
 
-    async def _strike(self, events: int) -> None:
-        await self.load.until(lambda: self.load.events >= events and self._amid_others())
+    async def _inject(self, events: int) -> None:
+        await self.load.until(lambda: self.load.events >= events and self._others_serve())
         self.name = self.parts.busiest(self.role)
-        self.moment = time.monotonic()
-        await self._hit()
+        self.injected_at = time.monotonic()
+        await self._apply()
 
-    async def _hit(self) -> None:
-        self.restart = await self.parts.replaced(self.name, self.parts.signal(self.name, self.number))
+    async def _apply(self) -> None:
+        self.restart_seconds = await self.parts.replaced(self.name, self.parts.signal(self.name, self.number))
 
-    def _amid_others(self) -> bool:
+    def _others_serve(self) -> bool:
         """Where a frontend is to be hit, whether more than one has streams."""
         serving = {each.frontend for each in self.load.outcomes if each.arrivals and not each.ended}
         return self.role != "frontend" or len(serving) > 1
@@ -56,7 +56,7 @@ class Blow:
         return (
             f"{len(self.load.outcomes)} requests, {failed} failed, {len(stalls)} streams under way, {resumed} resumed; "
             f"stall p50 {quantile(stalls, 0.5):.2f} s, p99 {quantile(stalls, 0.99):.2f} s; all move again after "
-            f"{self.stalled:.2f} s; ready again after {self.restart:.2f} s; "
+            f"{self.stalled:.2f} s; ready again after {self.restart_seconds:.2f} s; "
             f"{verdict.ties} ties in {verdict.texts} texts; load average {os.getloadavg()[0]:.1f}"
         )
 
@@ -66,10 +66,10 @@ class Blow:
         return max(self._stalls(), default=0.0)
 
     def _stalls(self) -> list[float]:
-        return [each.stall(self.moment) for each in self.load.outcomes if each.under_way(self.moment)]
+        return [each.stall(self.injected_at) for each in self.load.outcomes if each.under_way(self.injected_at)]
 
 
-def crowd() -> float:
+def machine_load() -> float:
     """How many times as long everything takes as on a machine with nothing else to do."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
@@ -78,26 +78,26 @@ async def assert_nothing_is_lost(
     parts: Parts,
     references: References,
     table: Table,
-    blow: Blow,
+    fault: FaultInjection,
     jobs: Sequence[Job],
     chance: random.Random,
     *,
     enough: int = 2,
 ) -> None:
-    """Every request finishes with the text it would have had, though the blow hit some; nothing stays behind.
+    """Every request finishes with the text it would have had, though the fault hit some; nothing stays behind.
 
-    Which part is busiest is known from heartbeats, and a fast one may be done by then: a blow that hits nobody is
+    Which part is busiest is known from heartbeats, and a fast one may be done by then: a fault that hits nobody is
     dealt again.
     """
     expected = await references.of(parts.server.url, jobs)
     for _ in range(TRIES):
-        blow.load = Load(parts.server.url)
+        fault.load = Load(parts.server.url)
         before = await parts.resumed()
-        outcomes = await blow.under(jobs, chance)
+        outcomes = await fault.run(jobs, chance)
         assert failures(outcomes) == []
         resumed = await parts.resumed() - before
-        verdict = Judge(parts.server.url, expected).compare(outcomes)
-        table.add(blow.figures(resumed, verdict))
+        verdict = OutputCheck(parts.server.url, expected).compare(outcomes)
+        table.add(fault.figures(resumed, verdict))
         assert verdict.ties <= max(1, verdict.texts // 500)
         assert_nothing_is_left(await parts.idle())
         if resumed >= enough:

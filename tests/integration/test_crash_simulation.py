@@ -8,9 +8,9 @@ from tokenizers import Tokenizer
 from tercet.protocol.messages.values import FinishType, pack_floats, pack_ints, unpack_floats
 from tercet.scheduler.core.embedding.plan import EncodeRow
 from tercet.scheduler.testing import FakeEncoder, FakeExecutor
-from tests.lossy_world import tokenizer_file
-from tests.mortal_parts import CAPACITY, ENCODES, SchedulerPart, script
-from tests.mortal_world import Client, Job, World
+from tests.crash_simulation import Client, CrashSimulation, Job
+from tests.lossy_simulation import tokenizer_file
+from tests.simulated_parts import CAPACITY, ENCODES, SchedulerPart, script
 
 MODEL = FakeExecutor(CAPACITY, grammar=script)
 TOKENIZER = Tokenizer.from_str(tokenizer_file().decode())
@@ -47,33 +47,37 @@ def check(client: Client) -> None:
         assert list(unpack_floats(state.prompt_logprobs.chosen))[1:] == [-float(at) for at in range(1, len(job.prompt))]
 
 
-def play(seed: int) -> World:
-    async def scenario() -> World:
-        world = World(seed)
-        await world.run()
-        return world
+def play(seed: int) -> CrashSimulation:
+    async def scenario() -> CrashSimulation:
+        simulation = CrashSimulation(seed)
+        await simulation.run()
+        return simulation
 
-    world = asyncio.run(scenario())
-    alive = [each for each in world.clients if each.done or not (each.frontend.gone or each.leaves_at <= world.time)]
+    simulation = asyncio.run(scenario())
+    alive = [
+        each
+        for each in simulation.clients
+        if each.done or not (each.frontend.gone or each.leaves_at <= simulation.time)
+    ]
     for client in alive:
-        assert client.error is None, (client.job, client.error, world.happened)
+        assert client.error is None, (client.job, client.error, simulation.happened)
         check(client)
-    for asked in world.encoders:
+    for asked in simulation.encoders:
         if asked.task.done() and not asked.task.cancelled():
             batch = asked.task.result()
             rows = [EncodeRow(pack_ints(each)) for each in asked.inputs]
             assert batch.vectors == [pack_floats(FakeEncoder(ENCODES).vector(row)) for row in rows]
-    for part in world.parts.values():
+    for part in simulation.parts.values():
         if isinstance(part, SchedulerPart):
             part.assert_empty()
-    return world
+    return simulation
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_whatever_happens_to_parts(seed: int) -> None:
-    world = play(seed)
-    assert len(world.happened) > 1
-    assert sum(client.done for client in world.clients) > len(world.clients) / 3
+    simulation = play(seed)
+    assert len(simulation.happened) > 1
+    assert sum(client.done for client in simulation.clients) > len(simulation.clients) / 3
 
 
 @pytest.mark.slow

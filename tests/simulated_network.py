@@ -30,7 +30,7 @@ RECONNECT = 4
 """Ticks until a connection that broke, or found nobody, is tried again."""
 
 
-class PretendedInbox(Inbox):
+class SimulatedInbox(Inbox):
     """Where one start of a process listens."""
 
     def __init__(self, network: "Network", owner: str, address: str) -> None:
@@ -52,7 +52,7 @@ class PretendedInbox(Inbox):
             del self._network.inboxes[self.address]
 
 
-class PretendedOutbox(Outbox):
+class SimulatedOutbox(Outbox):
     """A connection that one start of a process wants to have."""
 
     def __init__(self, network: "Network", owner: str, address: str) -> None:
@@ -64,7 +64,7 @@ class PretendedOutbox(Outbox):
         self.news: Connection | None = None
         self.closed = False
         self._network = network
-        self._peer: PretendedInbox | None = None
+        self._peer: SimulatedInbox | None = None
         self._queue: deque[tuple[int, list[Frame]]] = deque()
         self._next_try = network.now
 
@@ -116,7 +116,7 @@ class PretendedOutbox(Outbox):
                 break
             self._peer.arrived.append(self._queue.popleft()[1])
 
-    def _passes(self, inbox: PretendedInbox) -> bool:
+    def _passes(self, inbox: SimulatedInbox) -> bool:
         return not self._network.is_cut(self.owner, inbox.owner)
 
 
@@ -130,8 +130,8 @@ class Network:
         """Share of messages that vanish, though their connection lives."""
         self.fixed = False
         """Whether a process that starts again listens where it did before."""
-        self.inboxes: dict[str, PretendedInbox] = {}
-        self.outboxes: list[PretendedOutbox] = []
+        self.inboxes: dict[str, SimulatedInbox] = {}
+        self.outboxes: list[SimulatedOutbox] = []
         self._cuts: dict[frozenset[str], int] = {}
         self._starts = 0
 
@@ -152,17 +152,17 @@ class Network:
         self._starts += 1
         return f"{self._starts:016x}"
 
-    def listen(self, owner: str, address: str) -> PretendedInbox:
-        inbox = self.inboxes[address] = PretendedInbox(self, owner, address)
+    def listen(self, owner: str, address: str) -> SimulatedInbox:
+        inbox = self.inboxes[address] = SimulatedInbox(self, owner, address)
         return inbox
 
-    def dial(self, owner: str, address: str) -> PretendedOutbox:
-        outbox = PretendedOutbox(self, owner, address)
+    def dial(self, owner: str, address: str) -> SimulatedOutbox:
+        outbox = SimulatedOutbox(self, owner, address)
         self.outboxes.append(outbox)
         return outbox
 
 
-class PretendedWaiter(Poller):
+class SimulatedPoller(Poller):
     """Never waits; knows whether connections have news."""
 
     def __init__(self, news: Callable[[], bool]) -> None:
@@ -180,7 +180,7 @@ class PretendedWaiter(Poller):
     def close(self) -> None: ...
 
 
-class PretendedSockets(Sockets):
+class SimulatedSockets(Sockets):
     """The sockets of one start of a process."""
 
     def __init__(self, network: Network, config: NodeConfig, incarnation: str) -> None:
@@ -188,11 +188,11 @@ class PretendedSockets(Sockets):
         self._owner = config.peer
         self._outboxes: dict[str, Outbox] = {}
         address = bind_address(config.listen, config.peer, incarnation, config.reach)
-        self.inbox: PretendedInbox = network.listen(config.peer, address)
-        self.waiter = PretendedWaiter(self._news)
+        self.inbox: SimulatedInbox = network.listen(config.peer, address)
+        self.waiter = SimulatedPoller(self._news)
 
     def _news(self) -> bool:
-        return any(isinstance(each, PretendedOutbox) and each.news for each in self._outboxes.values())
+        return any(isinstance(each, SimulatedOutbox) and each.news for each in self._outboxes.values())
 
     def outbox(self, address: str, key: Role | None) -> Outbox:
         if address not in self._outboxes:
@@ -211,7 +211,7 @@ class PretendedSockets(Sockets):
         self.inbox.close()
 
 
-class PretendedResolver(Resolver):
+class SimulatedResolver(Resolver):
     """Looks for sockets in the network instead of a directory."""
 
     def __init__(self, network: Network, specs: Mapping[str, Role | None]) -> None:
@@ -227,7 +227,7 @@ class PretendedResolver(Resolver):
         return found
 
 
-class PretendedBoard(NodeCore):
+class SimulatedNode(NodeCore):
     """A node's real links over the pretended network."""
 
     def __init__(
@@ -241,10 +241,10 @@ class PretendedBoard(NodeCore):
     ) -> None:
         super().__init__(config, union, status, answers, clock)
         self.incarnation = network.new_incarnation()
-        self._make_sockets = functools.partial(PretendedSockets, network)
-        self._resolver = PretendedResolver(network, config.specs)
+        self._make_sockets = functools.partial(SimulatedSockets, network)
+        self._resolver = SimulatedResolver(network, config.specs)
 
     def die(self) -> None:
         """Without a word."""
-        if isinstance(self._sockets, PretendedSockets):
+        if isinstance(self._sockets, SimulatedSockets):
             self._sockets.die()

@@ -1,4 +1,4 @@
-"""The judge of this suite: it knows what the sampler maximises, and lets nothing pass but ties."""
+"""The check of this suite: it knows what the sampler maximises, and lets nothing pass but ties."""
 
 from copy import deepcopy
 
@@ -6,8 +6,8 @@ import httpx2
 import pytest
 
 from tests.chaos.conftest import References
-from tests.chaos.judge import Judge
 from tests.chaos.load import Job, Load
+from tests.chaos.output_check import OutputCheck
 from tests.chaos.parts import Parts
 
 
@@ -15,21 +15,21 @@ from tests.chaos.parts import Parts
 async def test_the_token_that_was_chosen_has_the_best_score(single: Parts, references: References, number: int) -> None:
     job = Job(number)
     expected = await references.of(single.server.url, [job])
-    judge = Judge(single.server.url, expected)
+    check = OutputCheck(single.server.url, expected)
     with httpx2.Client(base_url=single.server.url, timeout=60) as client:
         for index, ids in expected[job].items():
             for position in (0, 17, 150):
-                chosen = judge.score(client, job, index, ids[:position], ids[position])
+                chosen = check.score(client, job, index, ids[:position], ids[position])
                 for other in (ids[position + 1], ids[position + 2], 100, 2000):
                     if other != ids[position]:
-                        assert chosen > judge.score(client, job, index, ids[:position], other)
+                        assert chosen > check.score(client, job, index, ids[:position], other)
 
 
 async def test_a_changed_token_a_lost_one_and_a_repeated_one_are_found(single: Parts, references: References) -> None:
     job = Job(1)
-    judge = Judge(single.server.url, await references.of(single.server.url, [job]))
+    check = OutputCheck(single.server.url, await references.of(single.server.url, [job]))
     (right,) = await Load(single.server.url).run([job])
-    assert judge.compare([right]).ties == 0
+    assert check.compare([right]).ties == 0
     at = next(at for at in range(20, 100) if len(set(right.ids[0][at : at + 2])) == 2)
     ids = right.ids[0]
     for wrong_ids in (
@@ -40,4 +40,4 @@ async def test_a_changed_token_a_lost_one_and_a_repeated_one_are_found(single: P
         wrong = deepcopy(right)
         wrong.ids[0] = wrong_ids
         with pytest.raises(AssertionError, match="instead of"):
-            judge.compare([wrong])
+            check.compare([wrong])

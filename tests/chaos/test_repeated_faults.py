@@ -1,4 +1,4 @@
-"""Blow after blow under a load that never ends: kills at random, and parts restarted in turn."""
+"""Fault after fault under a load that never ends: kills at random, and parts restarted in turn."""
 
 import random
 import signal
@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from tests.chaos.blow import failures
 from tests.chaos.conftest import References, Table
-from tests.chaos.judge import Judge
+from tests.chaos.fault_injection import failures
 from tests.chaos.load import SHORT, Job, Load, quantile, shuffled
+from tests.chaos.output_check import OutputCheck
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
 JOBS = shuffled(SHORT, 0)
@@ -25,17 +25,17 @@ async def test_kills_at_random_cost_no_request(double: Parts, references: Refere
     chance, load = random.Random(kills), Load(double.server.url)
     restarts: list[float] = []
 
-    async def besiege() -> None:
+    async def inject_faults() -> None:
         for _ in range(kills):
             events = load.events + chance.randrange(20, 200)
             await load.until(lambda: load.events >= events)  # noqa: B023
             name = chance.choice([*double.of("scheduler"), *double.of("detokenizer")])
             restarts.append(await double.replaced(name, double.signal(name, signal.SIGKILL)))
 
-    outcomes = await load.run_while(JOBS, besiege)
+    outcomes = await load.run_while(JOBS, inject_faults)
     assert failures(outcomes) == []
     resumed = await double.resumed() - before
-    verdict = Judge(double.server.url, expected).compare(outcomes)
+    verdict = OutputCheck(double.server.url, expected).compare(outcomes)
     table.add(
         f"{kills} kills, {len(outcomes)} requests, {resumed} resumed; ready again after p50 "
         f"{quantile(restarts, 0.5):.2f} s, p99 {quantile(restarts, 0.99):.2f} s; "
@@ -69,7 +69,7 @@ async def test_every_part_can_be_restarted_in_turn(
         + ", ".join(f"{name} {seconds:.2f} s" for name, seconds in restarts.items())
     )
     assert failures(outcomes) == []
-    verdict = Judge(double.server.url, expected).compare(outcomes)
+    verdict = OutputCheck(double.server.url, expected).compare(outcomes)
     assert verdict.ties <= max(1, verdict.texts // 500)
     assert_nothing_is_left(await double.idle())
 
@@ -101,6 +101,6 @@ async def test_clients_that_keep_their_connections_notice_no_restart(
     outcomes = await load.run_while(jobs, roll)
     table.add(f"{len(restarts)} restarts, {len(outcomes)} requests, {len(failures(outcomes))} failed")
     assert failures(outcomes) == []
-    verdict = Judge(double.server.url, expected).compare(outcomes)
+    verdict = OutputCheck(double.server.url, expected).compare(outcomes)
     assert verdict.ties <= max(1, verdict.texts // 500)
     assert_nothing_is_left(await double.idle())

@@ -45,10 +45,10 @@ from tercet.scheduler.loop import SchedulerLoop
 from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeEncoder, FakeExecutor, small_capacity
-from tests.lossy_world import InlineExecutor, tokenizer_file
-from tests.pretended_network import Network, PretendedBoard
+from tests.lossy_simulation import InlineExecutor, tokenizer_file
+from tests.simulated_network import Network, SimulatedNode
 
-DIRECTORY = "ipc:///pretended"
+DIRECTORY = "ipc:///simulated"
 TICK = 0.025
 NAMES = {
     "frontend-0": Role.FRONTEND,
@@ -80,7 +80,7 @@ class Part(ABC):
         self.gone = False
         self.leaving = False
         config = self._config(peer, role, fixed=network.fixed)
-        self.board = PretendedBoard(network, config, union, self.heartbeat, self.answers(), clock)
+        self.board = SimulatedNode(network, config, union, self.heartbeat, self.answers(), clock)
         self.board.open()
 
     @staticmethod

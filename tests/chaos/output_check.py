@@ -23,7 +23,7 @@ class Verdict:
     ties: int = 0
 
 
-class Judge:
+class OutputCheck:
     """Compares outcomes with those of an unbroken run, and asks the server about differences."""
 
     def __init__(self, url: str, expected: Mapping[Job, Ids]) -> None:

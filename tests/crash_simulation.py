@@ -26,7 +26,8 @@ from tercet.protocol.messages.values import (
     unpack_floats,
 )
 from tercet.protocol.testing import ScriptedClock
-from tests.mortal_parts import (
+from tests.simulated_network import Network
+from tests.simulated_parts import (
     NAMES,
     TICK,
     VOCABULARY,
@@ -37,7 +38,6 @@ from tests.mortal_parts import (
     Part,
     SchedulerPart,
 )
-from tests.pretended_network import Network
 
 TROUBLE = 20.0
 """Seconds in which things happen."""
@@ -135,7 +135,7 @@ class Asked:
     task: "asyncio.Task[EmbeddingBatch]"
 
 
-class World:
+class CrashSimulation:
     """`run` plays everything."""
 
     def __init__(self, seed: int) -> None:
