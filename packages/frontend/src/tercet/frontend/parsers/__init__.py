@@ -1,1 +1,1 @@
-"""What a model's text means: reasoning, tool calls and words for the reader, told apart as the text arrives."""
+"""Output parsers: split a model's text into reasoning, tool calls and content while it streams."""

@@ -1,24 +1,24 @@
-"""What parsers find in a model's text. Deltas of one kind add up to the whole, however the text was cut."""
+"""Events that parsers emit. The deltas of one kind concatenate to the same text however the input was cut."""
 
 import msgspec
 
 
 class TextDelta(msgspec.Struct, frozen=True):
-    """More of what the model says to the reader."""
+    """A piece of the answer's content."""
 
     text: str
 
 
 class ReasoningDelta(msgspec.Struct, frozen=True):
-    """More of what the model thinks."""
+    """A piece of the model's reasoning."""
 
     text: str
 
 
 class ToolCallStart(msgspec.Struct, frozen=True):
-    """The model calls a tool; `index` counts the calls of one answer from 0. `id` only where the model wrote one.
+    """The start of a tool call. `index` counts the calls of one answer from 0; `id` is set only if the model wrote one.
 
-    Parsers know no `custom` tools, which have a text for arguments: a `OutputParser` tells them apart.
+    Parsers do not know `custom` tools, whose arguments are plain text: an `OutputParser` sets that field.
     """
 
     index: int
@@ -28,7 +28,7 @@ class ToolCallStart(msgspec.Struct, frozen=True):
 
 
 class ToolArgumentsDelta(msgspec.Struct, frozen=True):
-    """More of a call's arguments, as JSON text, or of a custom tool's input, as it is."""
+    """A piece of a call's arguments: JSON text, or the plain input of a custom tool."""
 
     index: int
     text: str
@@ -36,7 +36,7 @@ class ToolArgumentsDelta(msgspec.Struct, frozen=True):
 
 
 class ToolCallEnd(msgspec.Struct, frozen=True):
-    """The call is complete. A call that the end of the output cut off has no end, and its arguments may be cut too."""
+    """The end of a complete call. A call that the end of the output cuts off has no end event."""
 
     index: int
 
@@ -45,7 +45,7 @@ Event = TextDelta | ReasoningDelta | ToolCallStart | ToolArgumentsDelta | ToolCa
 
 
 def merged(events: list[Event]) -> list[Event]:
-    """The same with neighbouring deltas of one kind as one. Linear in the text."""
+    """Return the events with neighbouring deltas of one kind joined, in time linear in the text."""
     result: list[Event] = []
     parts: list[str] = []
     for event in events:
@@ -68,7 +68,7 @@ def merged(events: list[Event]) -> list[Event]:
 
 
 def _close(result: list[Event], parts: list[str]) -> None:
-    """Give the last delta the text gathered for it."""
+    """Replace the last delta by one with the gathered text."""
     if not parts:
         return
     match result[-1]:

@@ -2,8 +2,8 @@
 
 Source: docs/format.md of openai/harmony. `<|start|>{header}<|message|>{content}` and one of `<|end|>`, `<|call|>` and
 `<|return|>`; the prompt ends with `<|start|>assistant`, so the first header is already open. A message without an end
-is ended by the next header. A header that the end of the output cuts off is dropped: harmony's own parser has no
-message then. What is in no message is text.
+is ended by the next header. A header that the end of the output cuts off is dropped, because harmony's own parser
+returns no message then. Characters outside of messages are text.
 """
 
 import re
@@ -24,7 +24,7 @@ _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What is known of a message before its content. `written` is the header with its markers."""
+    """A message's header. `written` is the header as the model wrote it, with its markers."""
 
     written: str
     channel: str
@@ -39,11 +39,11 @@ class Header(msgspec.Struct, frozen=True):
 
 
 Content = Callable[[Header], Steps[str]]
-"""Reads a message's content with the marker that ends it, and returns that marker."""
+"""Function that reads a message's content and the marker that ends it, and returns that marker."""
 
 
 def read_messages(reader: Reader, content: Content, stray: Emit) -> Steps[None]:
-    """All messages, one after the other; what is in none goes to `stray`."""
+    """Read all messages, one after the other, and emit text outside of messages to `stray`."""
     reader.hold("", _LONGEST_HEADER)
     opener = yield from reader.accept_any(*_OPENERS, _MESSAGE, " to=")
     while True:
@@ -65,7 +65,7 @@ def read_messages(reader: Reader, content: Content, stray: Emit) -> Steps[None]:
 
 
 def _read_header(reader: Reader, opener: str) -> Steps[Header | None]:
-    """The header whose `opener` is held already, through `<|message|>`; None where the output ends within it."""
+    """Read the header after `opener`, which is held, through `<|message|>`; None if the output ends within it."""
     parts = [opener]
     marker = "" if opener != _MESSAGE else _MESSAGE
     if not marker:

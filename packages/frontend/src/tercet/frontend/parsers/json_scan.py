@@ -1,4 +1,4 @@
-"""JSON as models write it, read as it arrives: structure is followed, content is left to whoever uses it."""
+"""Incremental scanner for JSON as models write it: it follows the structure and copies the content unread."""
 
 import json
 import re
@@ -12,11 +12,11 @@ _CLOSERS = {"{": "}", "[": "]"}
 
 
 def ignore(text: str) -> None:
-    """Emit nothing."""
+    """Discard the text."""
 
 
 def copy_string(reader: Reader, emit: Emit) -> Steps[None]:
-    """Emit the string literal that stands here, as it is written. A marker within it is part of it."""
+    """Emit the string literal at the current position, as it is written. A marker inside the literal is part of it."""
     yield from reader.expect('"')
     emit('"')
     while True:
@@ -27,13 +27,13 @@ def copy_string(reader: Reader, emit: Emit) -> Steps[None]:
         emit(reader.take())
         if char == '"':
             return
-        if not (yield from reader.peek()):  # after a backslash: whatever is escaped
+        if not (yield from reader.peek()):  # after a backslash: the escaped character
             raise MalformedError
         emit(reader.take())
 
 
 def copy_value(reader: Reader, emit: Emit) -> Steps[None]:
-    """Emit the value that stands here, as it is written. Raises MalformedError where brackets do not match."""
+    """Emit the value at the current position, as it is written. Raises MalformedError where brackets do not match."""
     closers: list[str] = []
     while True:
         if closers:
@@ -56,7 +56,10 @@ def copy_value(reader: Reader, emit: Emit) -> Steps[None]:
 
 
 def read_string(reader: Reader) -> Steps[str]:
-    """The string that stands here, decoded. Raises MalformedError for what JSON does not allow, lone surrogates too."""
+    """Return the decoded string at the current position.
+
+    Raises MalformedError for strings that JSON does not allow, including lone surrogates.
+    """
     parts: list[str] = []
     yield from copy_string(reader, parts.append)
     try:
@@ -68,5 +71,5 @@ def read_string(reader: Reader) -> Steps[str]:
 
 
 def escaped(text: str) -> str:
-    """Text as it stands within a JSON string literal. Pieces of a text can be escaped apart."""
+    """Return text as the inside of a JSON string literal. Pieces of a text can be escaped separately."""
     return json.dumps(text, ensure_ascii=False)[1:-1]

@@ -1,4 +1,4 @@
-"""Parsers out of grammars: one that runs a grammar, and one that hands a first parser's text to a second."""
+"""Parsers built from grammars: `Machine` runs one grammar, `Chain` feeds the text of a first parser to a second."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from tercet.frontend.parsers.sink import Sink
 
 
 class Machine:
-    """A parser that runs one grammar over one choice's text."""
+    """Parser that runs one grammar over one choice's text."""
 
     def __init__(self, grammar: Callable[[Reader, Sink], Steps[None]]) -> None:
         self._reader = Reader()
@@ -17,13 +17,11 @@ class Machine:
         self._steps = grammar(self._reader, self._sink)
 
     def feed(self, text: str) -> list[Event]:
-        """What is certain with this text."""
         self._reader.push(text)
         next(self._steps, None)
         return self._sink.drain()
 
     def finish(self) -> list[Event]:
-        """What was held back."""
         self._reader.end()
         for _ in self._steps:
             raise AssertionError("a grammar asked for more text after the end")
@@ -32,18 +30,16 @@ class Machine:
 
 
 class Chain:
-    """Two parsers: what is text to the first is read by the second."""
+    """Two parsers in sequence: the second reads the text events of the first."""
 
     def __init__(self, first: Parser, second: Parser) -> None:
         self._first = first
         self._second = second
 
     def feed(self, text: str) -> list[Event]:
-        """What is certain with this text."""
         return merged(self._through(self._first.feed(text)))
 
     def finish(self) -> list[Event]:
-        """What was held back."""
         return merged(self._through(self._first.finish()) + self._second.finish())
 
     def _through(self, events: list[Event]) -> list[Event]:

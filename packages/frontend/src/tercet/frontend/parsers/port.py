@@ -1,4 +1,4 @@
-"""The port: what a parser is, and what each notation of tool calls says about itself."""
+"""The parser port, and the description that each notation of tool calls and reasoning gives of itself."""
 
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
@@ -15,33 +15,33 @@ Schema = Mapping[str, object]
 
 
 class Parser(Protocol):
-    """Reads one choice's text as it arrives. Never raises for anything a model writes."""
+    """Incremental parser of one choice's text. It never raises, whatever a model writes."""
 
     def feed(self, text: str) -> list[Event]:
-        """What is certain with this text."""
+        """Return the events that are certain after this text."""
         ...
 
     def finish(self) -> list[Event]:
-        """What was held back, once, when no more text comes."""
+        """Return the events that were held back. Call it once, when no more text comes."""
         ...
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
-    """A tool the model may call, and the JSON schema of its arguments."""
+    """A tool that the model may call, with the JSON schema of its arguments."""
 
     name: str
     parameters: Schema = {}
     description: str = ""
     strict: bool = False
-    """Calls keep to the schema, whatever the model."""
+    """Calls must match the schema, for every model."""
     custom: bool = False
-    """A custom tool: its one argument is the `input` that the client gets, as a text."""
+    """A custom tool: its only argument is the plain text `input` that the client receives."""
     grammar: Lark | Regex | None = None
-    """What its input is to keep to."""
+    """Constraint on a custom tool's input."""
 
 
 class Tools:
-    """The tools of one request. None at all means that nothing is known about them."""
+    """The tools of one request. An empty set means that the tools are unknown."""
 
     def __init__(self, specs: Iterable[ToolSpec] = ()) -> None:
         self._schemas: dict[str, Schema] = {}
@@ -52,35 +52,33 @@ class Tools:
                 self._texts.add(spec.name)
 
     def admits(self, name: str) -> bool:
-        """Whether a call in unmarked text may have this name."""
+        """Return whether a call in unmarked text may have this name."""
         return not self._schemas or name in self._schemas
 
     def schema(self, name: str) -> Schema:
-        """The schema of a tool's arguments; empty when unknown."""
+        """Return the schema of a tool's arguments; empty if unknown."""
         return self._schemas.get(name, {})
 
     def takes_text(self, name: str) -> bool:
-        """Whether arguments of a tool may be any text: a custom tool's, which some models write as it is."""
+        """Return whether a tool is custom: some models write its text argument without JSON."""
         return name in self._texts
 
 
 class Style(StrEnum):
-    """How arguments are written."""
+    """Notation of a call's arguments."""
 
     JSON = "json"
-    """One JSON object."""
     TAGGED = "tagged"
-    """Key by key between tags; strings as they are, other values as JSON."""
+    """One key at a time between tags; strings are unquoted, other values are JSON."""
     PYTHON = "python"
-    """Keyword arguments of a Python call."""
 
 
 class ToolFraming(msgspec.Struct, frozen=True, kw_only=True):
-    """How calls are written, exactly: what a grammar for required, named or strict calls is made of.
+    """Exact notation of calls, from which grammars for required, named and strict calls are built.
 
     An answer with calls is `begin`, then the calls with `separator` between them, then `end`. A call is `prefix`,
-    its arguments in `style`, and `suffix`; an argument that is not part of one JSON object is `key_prefix`, the value
-    and `key_suffix`, with `key_separator` between. `$name`, `$index` (the call's) and `$key` stand for themselves.
+    its arguments in `style`, and `suffix`. An argument that is not part of one JSON object is `key_prefix`, the value
+    and `key_suffix`, with `key_separator` between. `$name`, `$index` (of the call) and `$key` are placeholders.
     """
 
     begin: str = ""
@@ -93,22 +91,22 @@ class ToolFraming(msgspec.Struct, frozen=True, kw_only=True):
     key_suffix: str = ""
     key_separator: str = ""
     value_also_ends: tuple[str, ...] = ()
-    """Texts that end a value although its suffix is missing: no value has them within."""
+    """Texts that also end a value if its suffix is missing. A value never contains them."""
     trigger: str
-    """When this appears in free text a call follows: where a structural tag begins."""
+    """Text that starts a call within free text: the trigger of a structural tag."""
     also_begins: tuple[str, ...] = ()
-    """Regular expressions, or markers, of what else the grammar takes for the beginning of a call."""
+    """Regular expressions or markers that the grammar also reads as the beginning of a call."""
     special_tokens: bool = False
-    """Some markers are special tokens of the vocabulary: decode with `skip_special_tokens` off."""
+    """Some markers are special tokens of the vocabulary, so decoding needs `skip_special_tokens=False`."""
     short_ids: bool = False
-    """The chat template takes call ids of exactly nine letters and digits."""
+    """The chat template accepts only call ids of exactly nine letters and digits."""
 
     def prefix_of(self, name: str, index: int = 0) -> str:
-        """What comes before the arguments of one call."""
+        """Return the text before the arguments of one call."""
         return self.prefix.replace("$name", name).replace("$index", str(index))
 
     def key_prefix_of(self, key: str) -> str:
-        """What comes before the value of one argument."""
+        """Return the text before the value of one argument."""
         return self.key_prefix.replace("$key", key)
 
 
@@ -116,37 +114,37 @@ Grammar = Callable[[Reader, Sink, Tools], Steps[None]]
 
 
 class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """One notation of tool calls: how it is written and how it is read."""
+    """One notation of tool calls: its framing and the grammar that reads it."""
 
     framing: ToolFraming
     grammar: Grammar
     reasons: bool = False
-    """It sets reasoning apart itself: no reasoning parser goes before it."""
+    """The notation separates reasoning itself, so no reasoning parser runs before it."""
 
 
 class ReasoningFraming(msgspec.Struct, frozen=True, kw_only=True):
-    """How reasoning is written: what tells its tokens from others, and what a grammar for what follows begins with."""
+    """Exact notation of reasoning: markers that delimit it, and the text that a grammar for the answer begins with."""
 
     begin: str
     end: str
     also_ends: tuple[str, ...] = ()
-    """Markers that end reasoning although its end marker is missing, and belong to what follows."""
+    """Markers that end reasoning if its end marker is missing. They belong to the text after it."""
     repeats: bool = False
-    """It may begin anywhere, and again; otherwise only an answer's first words begin it."""
+    """Reasoning may begin anywhere and more than once; otherwise only at the start of an answer."""
     turn: str = ""
-    """What stands between reasoning and what follows it, as a message of its own."""
+    """Text between reasoning and the message that follows it."""
     answer: str = ""
-    """What stands before an answer that is no call."""
+    """Text before an answer that is not a call."""
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """One notation of reasoning. `parser` takes the end of the rendered prompt, which may have opened it already."""
+    """One notation of reasoning. `parser` takes the end of the rendered prompt, which may have opened the reasoning."""
 
     framing: ReasoningFraming
     parser: Callable[[str], Parser]
     opened: Callable[[str], bool]
-    """Whether an answer to a prompt with this end begins within reasoning."""
+    """Return whether an answer to a prompt with this end begins inside reasoning."""
     closed: Callable[[str], bool]
-    """Whether it begins after reasoning, which it then has none of."""
+    """Return whether the prompt has closed the reasoning, so that the answer has none."""
     special_tokens: bool = False
-    """As in `ToolFraming`."""
+    """See `ToolFraming.special_tokens`."""

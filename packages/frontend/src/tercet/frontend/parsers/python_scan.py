@@ -1,4 +1,4 @@
-"""Python literals as models write them in calls, turned into JSON as they arrive."""
+"""Incremental scanner that converts the Python literals of calls to JSON."""
 
 import math
 import re
@@ -30,7 +30,7 @@ _CODES = {"x": 2, "u": 4, "U": 8}
 
 
 def copy_literal(reader: Reader, emit: Emit, depth: int = 0) -> Steps[None]:
-    """Emit, as JSON, the literal that stands here: a string, number, word, list, tuple or dict with string keys."""
+    """Emit the literal that is next as JSON: a string, number, word, list, tuple or dict with string keys."""
     if depth > _MOST_NESTED:
         raise MalformedError
     char = yield from reader.solid()
@@ -52,7 +52,7 @@ def copy_literal(reader: Reader, emit: Emit, depth: int = 0) -> Steps[None]:
 
 
 def copy_text(reader: Reader, emit: Emit) -> Steps[None]:
-    """Emit, as a JSON string, the string literal in one pair of quotes that stands here."""
+    """Emit the string literal in one pair of quotes at the current position as a JSON string."""
     quote = reader.take()
     emit('"')
     while True:
@@ -68,7 +68,7 @@ def copy_text(reader: Reader, emit: Emit) -> Steps[None]:
 
 
 def _copy_escape(reader: Reader, emit: Emit) -> Steps[None]:
-    """What follows a backslash; an unknown escape keeps it, as Python does."""
+    """Copy the escape after a backslash. An unknown escape keeps its backslash, as in Python."""
     char = yield from reader.peek()
     if not char:
         raise MalformedError
@@ -84,7 +84,7 @@ def _copy_escape(reader: Reader, emit: Emit) -> Steps[None]:
     code = int(digits, 16)
     if code > 0x10FFFF:
         raise MalformedError
-    # A surrogate stays an escape: two of them, each escaped by the model, are one character to JSON.
+    # A surrogate stays an escape: a pair of them, each escaped by the model, is one character in JSON.
     emit(f"\\u{code:04x}" if 0xD800 <= code <= 0xDFFF else escaped(chr(code)))
 
 
@@ -137,13 +137,13 @@ def _copy_dict(reader: Reader, emit: Emit, depth: int) -> Steps[None]:
 
 
 def _separated(reader: Reader, closer: str) -> Steps[None]:
-    """A comma, or the closer still to come."""
+    """Consume a comma, unless the closer follows."""
     if (yield from reader.solid()) != closer:
         yield from reader.expect(",")
 
 
 def python_to_json(text: str) -> str | None:
-    """A whole text that is one Python literal, as JSON; None if it is not."""
+    """Return the JSON of a text that is one Python literal, or None if it is not."""
     reader = Reader()
     reader.push(text)
     reader.end()

@@ -1,6 +1,6 @@
-"""Text that arrives in pieces, read by generators that yield where they need more of it.
+"""Reader for text that arrives in pieces: grammars are generators that yield when they need more of it.
 
-A grammar is thus written from top to bottom, and its place in the text is its state. What it decides depends on the
+A grammar is thus written from top to bottom, and its position in the code is its state. Its decisions depend on the
 characters alone, never on where the pieces were cut. Every character is consumed once, so reading is linear.
 """
 
@@ -13,7 +13,7 @@ Steps = Generator[None, None, T]
 Emit = Callable[[str], None]
 
 MOST_HELD = 262_144
-"""Characters held back before they can be told to be a call; more is text."""
+"""Characters held back before they are known to be a call. A longer text is emitted as text."""
 LONGEST_NAME = 256
 
 _SPACES = re.compile(r"\s+")
@@ -21,11 +21,11 @@ _ANYTHING = re.compile(r"[\s\S]+")
 
 
 class MalformedError(Exception):
-    """What stands here is not what the notation says. Caught by the grammar that began the attempt."""
+    """The text does not follow the notation. The grammar that began the attempt catches it."""
 
 
 class Markers:
-    """Literals to look for at once. None may begin with another; one may end with another: the longer then wins."""
+    """Literals to search for together. None may begin with another; if one ends with another, the longer wins."""
 
     def __init__(self, *literals: str) -> None:
         for literal in literals:
@@ -37,7 +37,7 @@ class Markers:
         self.search = re.compile("|".join(map(re.escape, literals))).search
 
     def beginning(self, text: str, start: int) -> int:
-        """Where at the end of `text`, and not before `start`, a marker may have begun; its length if none."""
+        """Return where, from `start`, a marker may begin at the end of `text`; the length of `text` if none can."""
         for at in range(max(start, len(text) - self._reach), len(text)):
             if text[at] in self._firsts and any(literal.startswith(text[at:]) for literal in self._literals):
                 return at
@@ -45,7 +45,7 @@ class Markers:
 
 
 class Reader:
-    """The text not yet consumed, and what was consumed since `hold` in case it has to come out as text."""
+    """Buffer of unconsumed text, and of the text consumed since `hold`, which may still be emitted as text."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -55,30 +55,27 @@ class Reader:
         self._room = 0
 
     def push(self, text: str) -> None:
-        """More text arrived."""
         self._text = self._text[self._at :] + text
         self._at = 0
 
     def end(self) -> None:
-        """No more will arrive."""
         self._ended = True
 
     @property
     def exhausted(self) -> bool:
-        """Nothing is left of what has arrived."""
         return self._at >= len(self._text)
 
     def hold(self, begun: str = "", limit: int = MOST_HELD) -> None:
-        """Keep what is consumed from here on, after `begun`; more than `limit` of it raises MalformedError."""
+        """Keep the text consumed from here on, after `begun`; more than `limit` characters raise MalformedError."""
         self._held = [begun]
         self._room = limit - len(begun)
 
     def commit(self) -> None:
-        """What was held is understood."""
+        """Drop the held text, because it was understood."""
         self._held = None
 
     def release(self) -> str:
-        """What was held is not understood: here it is, as it was written."""
+        """Return the held text as it was written, because it was not understood."""
         held, self._held = self._held or [], None
         return "".join(held)
 
@@ -94,11 +91,11 @@ class Reader:
         return self._text[at:stop]
 
     def take(self) -> str:
-        """The character that `peek` has shown."""
+        """Consume and return the character that `peek` has shown."""
         return self._consume(self._at + 1)
 
     def peek(self) -> Steps[str]:
-        """The next character, not consumed; empty at the end."""
+        """Return the next character without consuming it; empty at the end."""
         while self._at >= len(self._text):
             if self._ended:
                 return ""
@@ -106,7 +103,7 @@ class Reader:
         return self._text[self._at]
 
     def accept(self, literal: str) -> Steps[bool]:
-        """Consume `literal` if it stands here."""
+        """Consume `literal` if it is next, and return whether it was."""
         while True:
             here = self._text[self._at : self._at + len(literal)]
             if here == literal:
@@ -117,14 +114,14 @@ class Reader:
             yield
 
     def accept_any(self, *literals: str) -> Steps[str]:
-        """Consume whichever stands here; empty if none."""
+        """Consume and return the literal that is next; empty if none is."""
         for literal in literals:
             if (yield from self.accept(literal)):
                 return literal
         return ""
 
     def expect(self, literal: str) -> Steps[None]:
-        """Consume `literal`. Raises MalformedError if it does not stand here."""
+        """Consume `literal`. Raises MalformedError if it is not next."""
         if not (yield from self.accept(literal)):
             raise MalformedError
 
@@ -148,7 +145,7 @@ class Reader:
             yield
 
     def rest(self, emit: Emit) -> Steps[None]:
-        """Consume and emit everything there will be."""
+        """Consume and emit all text up to the end of the output."""
         yield from self.stream(_ANYTHING, emit)
 
     def run(self, run: re.Pattern[str], limit: int | None = LONGEST_NAME) -> Steps[str]:
@@ -162,18 +159,18 @@ class Reader:
         return (yield from self.run(_SPACES, None))
 
     def solid(self) -> Steps[str]:
-        """Consume white space; the character after it, not consumed; empty at the end."""
+        """Consume white space and return the character after it, unconsumed; empty at the end."""
         yield from self.spaces()
         return (yield from self.peek())
 
     def until(self, markers: Markers, emit: Emit) -> Steps[str]:
-        """Consume and emit what is before the first marker, then consume and return that; empty at the end."""
+        """Consume and emit the text before the first marker, then consume and return the marker; empty at the end."""
         marker = yield from self.find(markers, emit)
         self._consume(self._at + len(marker))
         return marker
 
     def find(self, markers: Markers, emit: Emit) -> Steps[str]:
-        """Consume and emit what is before the first marker, and return that, not consumed; empty at the end."""
+        """Consume and emit the text before the first marker, and return the marker unconsumed; empty at the end."""
         while True:
             if found := markers.search(self._text, self._at):
                 emit(self._consume(found.start()))

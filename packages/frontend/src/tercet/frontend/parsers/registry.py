@@ -1,4 +1,4 @@
-"""Every parser by name, the names a chat template calls for, and one parser out of both."""
+"""Registry of parsers by name: their detection from a chat template, and their composition into one parser."""
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
@@ -13,7 +13,7 @@ F = TypeVar("F", ToolFormat, ReasoningFormat)
 
 
 def _lazy(kind: type[F], place: str) -> Callable[[], F]:
-    """The value at "module:name" within this package, imported when it is asked for."""
+    """Return a loader of the value at "module:name" in this package, which imports the module when called."""
 
     def load() -> F:
         module, _, name = place.partition(":")
@@ -64,7 +64,7 @@ _TOOL_SIGNS: list[tuple[str, tuple[str, ...]]] = [
     ("llama3_json", ("<|python_tag|>",)),
     ("hermes", ("<tool_call>",)),
 ]
-"""Notation, and what a template that uses it says. The first whose every sign is there is it."""
+"""Notation, and texts of a template that uses it. The first notation whose texts are all in the template is used."""
 
 _REASONING_SIGNS: list[tuple[str, tuple[str, ...]]] = [
     ("gpt_oss", ("<|channel|>", "<|message|>")),
@@ -76,14 +76,14 @@ _REASONING_SIGNS: list[tuple[str, tuple[str, ...]]] = [
 
 
 class ParserNames(msgspec.Struct, frozen=True):
-    """Which parsers read one model's answers; None for what it has no notation for."""
+    """Names of the parsers of one model's answers; None if the model has no notation."""
 
     reasoning: str | None = None
     tools: str | None = None
 
 
 def detect(chat_template: str) -> ParserNames:
-    """The parsers for models with this chat template, by what it says itself."""
+    """Return the parsers for models with this chat template."""
     return ParserNames(_first(_REASONING_SIGNS, chat_template), _first(_TOOL_SIGNS, chat_template))
 
 
@@ -92,24 +92,24 @@ def _first(signs: list[tuple[str, tuple[str, ...]]], template: str) -> str | Non
 
 
 def tool_format(name: str) -> ToolFormat:
-    """One notation of tool calls. Raises ValueError for a name there is not."""
+    """Return one notation of tool calls. Raises ValueError for an unknown name."""
     if name not in TOOL_FORMATS:
         raise ValueError(f"no tool parser is called {name!r}; there are {', '.join(TOOL_FORMATS)}")
     return TOOL_FORMATS[name]()
 
 
 def reasoning_format(name: str) -> ReasoningFormat:
-    """One notation of reasoning. Raises ValueError for a name there is not."""
+    """Return one notation of reasoning. Raises ValueError for an unknown name."""
     if name not in REASONING_FORMATS:
         raise ValueError(f"no reasoning parser is called {name!r}; there are {', '.join(REASONING_FORMATS)}")
     return REASONING_FORMATS[name]()
 
 
 def make_parser(names: ParserNames, tools: Iterable[ToolSpec] = (), prompt: str = "") -> Parser | None:
-    """A parser for one choice, reasoning first and tool calls in the rest; None where there is nothing to parse.
+    """Return a parser for one choice, reasoning first and tool calls in the rest; None if there is nothing to parse.
 
-    `prompt` is the end of the rendered prompt, which may have opened the reasoning. Where the tools' notation sets
-    reasoning apart itself, its parser is all there is.
+    `prompt` is the end of the rendered prompt, which may have opened the reasoning. If the notation of tool calls
+    separates reasoning itself, only its parser is used.
     """
     readers: list[Parser] = []
     calls = tool_format(names.tools) if names.tools else None
@@ -123,6 +123,6 @@ def make_parser(names: ParserNames, tools: Iterable[ToolSpec] = (), prompt: str 
 
 
 def tool_parser(form: ToolFormat, tools: Iterable[ToolSpec] = ()) -> Parser:
-    """A parser of one choice's calls in this notation."""
+    """Return a parser of one choice's calls in this notation."""
     known = Tools(tools)
     return Machine(lambda reader, sink: form.grammar(reader, sink, known))

@@ -1,4 +1,4 @@
-"""Where grammars put what they find."""
+"""Event buffer that grammars write to."""
 
 from tercet.frontend.parsers.events import (
     Event,
@@ -12,18 +12,18 @@ from tercet.frontend.parsers.events import (
 
 
 class Sink:
-    """Gathers events. White space alone before the first call, between two or after the last is framing, not text."""
+    """Event buffer of one choice. White space alone before, between or after calls is framing and is dropped."""
 
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._index = -1
         self._blank: list[str] | None = []
-        """White space that may turn out to be framing; None while text is being said."""
+        """White space that may turn out to be framing; None while content is emitted."""
         self.open = False
-        """A call has begun and not ended."""
+        """A call has started and not ended."""
 
     def text(self, text: str) -> None:
-        """Words for the reader."""
+        """Add content."""
         if self._blank is not None:
             if not text or text.isspace():
                 self._blank.append(text)
@@ -33,33 +33,33 @@ class Sink:
         self._put(TextDelta(text))
 
     def reasoning(self, text: str) -> None:
-        """Thoughts."""
+        """Add reasoning."""
         self._put(ReasoningDelta(text))
 
     def start(self, name: str, call_id: str | None = None) -> None:
-        """A call."""
+        """Start a call."""
         self._index += 1
         self._blank = []
         self.open = True
         self._events.append(ToolCallStart(self._index, name, call_id))
 
     def arguments(self, text: str) -> None:
-        """More JSON text of the call that is open."""
+        """Add JSON text to the arguments of the open call."""
         self._put(ToolArgumentsDelta(self._index, text))
 
     def end(self) -> None:
-        """The open call is complete."""
+        """End the open call."""
         self.open = False
         self._events.append(ToolCallEnd(self._index))
 
     def finish(self) -> None:
-        """The text is over: without calls its white space counts."""
+        """End the text. White space counts as text if there was no call."""
         if self._blank and self._index < 0:
             self._put(TextDelta("".join(self._blank)))
         self._blank = None
 
     def drain(self) -> list[Event]:
-        """What was found since the last time."""
+        """Return the events since the last call."""
         events, self._events = self._events, []
         return merged(events)
 

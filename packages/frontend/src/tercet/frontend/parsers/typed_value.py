@@ -1,4 +1,4 @@
-"""Arguments written as bare text, turned into JSON values by the types their schema allows."""
+"""Conversion of arguments written as bare text to JSON values of the types that their schema allows."""
 
 import json
 
@@ -9,22 +9,22 @@ from tercet.frontend.parsers.reader import MOST_HELD, Emit
 
 _DEEPEST = 32
 _MOST_SCHEMAS = 1_000
-"""Looked at for the types of one value: some schemas of a few lines never end."""
+"""Schemas visited to find the types of one value, because some short schemas expand without end."""
 _PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 STRING = frozenset({"string"})
 UNKNOWN: frozenset[str] = frozenset()
 
 
 def kinds(schema: object, root: Schema, known: dict[str, frozenset[str]] | None = None) -> frozenset[str]:
-    """The JSON types a schema allows; empty when it does not say, or says it in too many words.
+    """Return the JSON types that a schema allows; empty if it does not say, or only after too many steps.
 
-    References are followed within `root`. `known` keeps what they came to, for further schemas of the same root.
+    References are resolved within `root`. `known` caches their types for further schemas of the same root.
     """
     return _Search(root, {} if known is None else known).kinds(schema)
 
 
 class _Search:
-    """Looks through one schema: into each reference once, and no farther than there is room."""
+    """Search of one schema: it visits each reference once and at most `_MOST_SCHEMAS` schemas."""
 
     def __init__(self, root: Schema, known: dict[str, frozenset[str]]) -> None:
         self._root = root
@@ -56,7 +56,7 @@ class _Search:
 
     def _behind(self, reference: str, depth: int) -> frozenset[str]:
         if reference not in self._known:
-            self._known[reference] = UNKNOWN  # while it is looked into: what refers to itself does not say
+            self._known[reference] = UNKNOWN  # while it is visited: a schema that refers to itself has no known types
             self._known[reference] = self.kinds(_resolved(reference, self._root), depth + 1)
         return self._known[reference]
 
@@ -81,9 +81,9 @@ def _kind(python: type) -> str:
 
 
 def to_json(text: str, allowed: frozenset[str]) -> str:
-    """JSON of one of the allowed types, the first that fits and a string last; a string too if none does.
+    """Return the text as JSON of an allowed type: the first type that fits, else a string.
 
-    With no types known, whatever other than a string the text is as JSON, and otherwise a string.
+    If no types are known, the text is JSON of any type but a string if it parses, otherwise a string.
     """
     bare = text.strip()
     lower = bare.lower()
@@ -101,7 +101,7 @@ def to_json(text: str, allowed: frozenset[str]) -> str:
 
 
 def _fits(text: str, allowed: frozenset[str]) -> bool:
-    """Whether the text is JSON of an allowed type other than a string."""
+    """Return whether the text is JSON of an allowed type other than a string."""
     try:
         value = json.loads(text, parse_constant=_refuse)
     except (ValueError, RecursionError):
@@ -117,7 +117,7 @@ def _refuse(constant: str) -> None:
 
 
 class ValueWriter:
-    """Writes one value as JSON while its text arrives: a string at once, anything else when it is whole."""
+    """Incremental writer of one value as JSON: a string streams, any other value is written when it is complete."""
 
     def __init__(self, emit: Emit, allowed: frozenset[str]) -> None:
         self._emit = emit
@@ -128,7 +128,7 @@ class ValueWriter:
             self._as_string()
 
     def add(self, text: str) -> None:
-        """More of its text. Too much to be held back is a string."""
+        """Add a piece of the value's text. A text that is too long to hold back is a string."""
         if self._parts is None:
             self._emit(escaped(text))
             return
@@ -138,11 +138,11 @@ class ValueWriter:
             self._as_string()
 
     def close(self) -> None:
-        """The value is whole."""
+        """End the complete value."""
         self._emit('"' if self._parts is None else to_json("".join(self._parts), self._allowed))
 
     def cut(self) -> None:
-        """The output ended within the value: what there is of it, as it is."""
+        """Emit the held text as it is, because the output ended within the value."""
         if self._parts is not None:
             self._emit("".join(self._parts))
 

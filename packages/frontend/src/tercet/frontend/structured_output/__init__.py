@@ -1,1 +1,1 @@
-"""Grammars for structured output: compiled and tried in a helper process."""
+"""Grammars for structured output, which a helper process compiles and tries."""

@@ -1,6 +1,6 @@
-"""Grammars tried out before any scheduler sees them, in processes that may hang or die of them.
+"""Check of grammars before schedulers receive them, in worker processes that may hang or crash.
 
-An answer is remembered, and requests that ask the same at the same time share one check.
+Results are cached, and concurrent requests with the same grammar share one check.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 _REMEMBERED = 4096
 _LATER = "Grammars cannot be checked now."
 _TRIES = 2
-"""Tries of a check whose worker died, which may have been before it was given anything."""
+"""Attempts at a check whose worker died, which may have died before it received the check."""
 
 
 class GrammarChecker:
-    """Owns up to `workers` processes, started when needed. More than `max_waiting` checks in line are turned away.
+    """Pool of up to `workers` processes, started on demand. Checks beyond `max_waiting` are refused.
 
-    A check gets `seconds` of processor time. One API key has all workers but one, and half of the line, at the most.
+    A check gets `seconds` of processor time. One API key uses at most all workers but one, and half of the queue.
     """
 
     def __init__(self, workers: int = 2, max_waiting: int = 64, seconds: float = 2.0) -> None:
@@ -41,7 +41,7 @@ class GrammarChecker:
         self._running: dict[str, asyncio.Task[str]] = {}
 
     async def check(self, grammar: Grammar, model: ServedModel, param: str = "response_format") -> None:
-        """Raises BadRequestError for a grammar that does not compile within the limits, UnavailableError for haste."""
+        """Raise BadRequestError if a grammar does not compile within limits, UnavailableError if the queue is full."""
         key = _key(grammar, model)
         fault = self._known.get(key)
         if fault is None:
@@ -52,7 +52,6 @@ class GrammarChecker:
             raise BadRequestError(f"The grammar is refused: {fault}.", param=param, code="invalid_grammar")
 
     async def close(self) -> None:
-        """End every worker."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -61,7 +60,6 @@ class GrammarChecker:
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the workers there are."""
         return [worker.pid for worker in self._all if worker.pid is not None]
 
     def _task(self, key: str, grammar: Grammar, model: ServedModel) -> asyncio.Task[str]:
@@ -76,7 +74,7 @@ class GrammarChecker:
         return task
 
     def _turns_of(self, owner: str) -> asyncio.Semaphore:
-        """Fewer than there are: another key finds a worker whatever the grammars of this one cost."""
+        """Return a key's semaphore. It admits fewer checks than there are workers, so other keys find one free."""
         turns = self._own_turns.get(owner)
         if turns is None:
             workers = len(self._all)
@@ -95,7 +93,7 @@ class GrammarChecker:
                         logger.warning("%s: %s", error, error.why or "of nothing it was given to check")
                         if error.why is not None:
                             return error.why
-                    except TimeoutError:  # for want of a processor: its time was not used up
+                    except TimeoutError:  # for want of a processor: its processor time was not used up
                         logger.warning("a grammar worker got no time to check anything")
                         raise UnavailableError(_LATER, code="overloaded", retry_after=1) from None
                     except OSError:

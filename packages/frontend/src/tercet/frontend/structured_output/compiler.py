@@ -1,4 +1,4 @@
-"""A constraint as the one `Grammar` that schedulers are sent. Translation only: `checker` finds out if it compiles."""
+"""Translation of a constraint to the `Grammar` that schedulers receive. `checker` tests whether it compiles."""
 
 from tercet.frontend.constraints import Constraint, Ebnf, JsonObject, JsonSchema, Lark, Regex, Tokens
 from tercet.frontend.errors import BadRequestError
@@ -10,7 +10,7 @@ from tercet.protocol.messages.values import Grammar, GrammarKind
 
 
 def to_grammar(constraint: Constraint, tokens: Tokens) -> Grammar:
-    """Raises BadRequestError naming the parameter, and the keyword where one is at fault."""
+    """Return the grammar. Raises BadRequestError that names the parameter, and the keyword if one is at fault."""
     grammar = _translated(constraint, tokens)
     if len(grammar.text.encode()) > MAX_TEXT:
         raise BadRequestError(f"The grammar is longer than {MAX_TEXT} bytes.", param=constraint.param)

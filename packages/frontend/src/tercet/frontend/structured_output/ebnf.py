@@ -1,4 +1,4 @@
-"""GBNF, the notation of llama.cpp, SGLang and vLLM, as Lark.
+"""Translation of GBNF, the notation of llama.cpp, SGLang and vLLM, to Lark.
 
 A rule that refers to no recursive rule becomes a terminal: llguidance splits text into the longest terminals that fit,
 and a rule of single characters would be slow. A grammar without recursion is thus one regular expression, and exact;
@@ -32,7 +32,7 @@ _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
 
 
 class _Rule(msgspec.Struct):
-    """One rule: its words in Lark, with references still to be named."""
+    """One rule in Lark, with references that are still to be renamed."""
 
     name: str
     words: list["str | _Reference"]
@@ -44,7 +44,7 @@ class _Reference(msgspec.Struct, frozen=True):
 
 
 def to_lark(text: str, param: str) -> str:
-    """Lark of a grammar in GBNF; one without `::=` is taken to be Lark already. Raises BadRequestError."""
+    """Return the Lark of a GBNF grammar; a text without `::=` is taken to be Lark already. Raises BadRequestError."""
     if len(text) > MAX_GBNF:
         raise BadRequestError(f"The grammar is longer than {MAX_GBNF} characters.", param=param)
     if "::=" not in text:
@@ -71,7 +71,7 @@ def to_lark(text: str, param: str) -> str:
 
 
 def _terminals(rules: dict[str, _Rule]) -> set[str]:
-    """Rules from which no recursion can be reached."""
+    """Return the names of the rules from which no recursion can be reached."""
     open_references = {name: len(rule.refers) for name, rule in rules.items()}
     referrers: dict[str, list[str]] = {name: [] for name in rules}
     for name, rule in rules.items():
@@ -87,7 +87,7 @@ def _terminals(rules: dict[str, _Rule]) -> set[str]:
 
 
 class _Parser:
-    """One pass over the text. `_begun` tells whether something stands before the place that is read."""
+    """Single-pass parser. `_begun` is true if an element stands before the current position."""
 
     def __init__(self, text: str, param: str) -> None:
         self._text = text
@@ -98,7 +98,7 @@ class _Parser:
         self._rule: _Rule | None = None
 
     def rules(self) -> dict[str, _Rule]:
-        """Rules by name, in order."""
+        """Return rules by name, in order."""
         for count, (kind, word) in enumerate(self._words()):
             if count > MAX_SYMBOLS:
                 raise self._refusal(f"more than {MAX_SYMBOLS} symbols")
@@ -194,7 +194,7 @@ class _Parser:
         return chr(value)
 
     def _class(self, body: str) -> str:
-        """A set of characters, each written by its number."""
+        """Return a set of characters, each written as its code point."""
         negated = body.startswith("^")
         found = list(_ESCAPE.finditer(body[negated:]))
         if not 0 < len(found) <= MAX_SET:

@@ -1,4 +1,4 @@
-"""JSON schemas: what llguidance would pass over in silence is refused by name, and strict means OpenAI's strict."""
+"""Checks of JSON schemas: keywords that llguidance would ignore are refused by name; strict follows OpenAI's rules."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,16 +26,16 @@ _KNOWN = _ONE | _LISTS | _MAPS | _ASSERTIONS | _BOUNDS | _ANNOTATIONS
 _FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
 _WHITE_SPACE = r" |\r?\n[ \t]{0,32}"
-"""Between values: a space, or a line break and what is needed to indent. A model cannot lose itself in it."""
+"""Between values: a space, or a line break and indentation. It is bounded, or a model could generate it without end."""
 
 _Place = tuple[str, Any]
-"""A path as people write it, and the value there."""
+"""A path as people write it, and the value at that path."""
 
 
 def schema_text(schema: dict[str, Any] | bool) -> str:
-    """A checked schema as llguidance is to read it, with bounded white space.
+    """Return a checked schema as llguidance reads it, with bounded white space.
 
-    It is of the latest draft, whatever it says of itself: newer keywords would be ignored in an older one.
+    Any `$schema` is removed, so the latest draft applies: llguidance ignores newer keywords in older drafts.
     """
     body = schema if isinstance(schema, dict) else {}
     read = {name: value for name, value in body.items() if name != "$schema"}
@@ -43,7 +43,7 @@ def schema_text(schema: dict[str, Any] | bool) -> str:
 
 
 def check_schema(schema: dict[str, Any] | bool, param: str, *, strict: bool) -> None:
-    """Raises BadRequestError naming the keyword that cannot be enforced, or what a strict schema lacks."""
+    """Raise BadRequestError that names the keyword that cannot be enforced, or the rule that a strict schema breaks."""
     _check_size(schema, param)
     if schema is False:
         raise BadRequestError("The schema 'false' allows no answer.", param=param)
@@ -62,7 +62,7 @@ def check_schema(schema: dict[str, Any] | bool, param: str, *, strict: bool) -> 
 
 
 def _check_size(schema: object, param: str) -> None:
-    """Bound what everything after this walks through."""
+    """Refuse a schema that is too large for the walks that follow."""
     nodes, level = 0, [schema]
     for _ in range(MAX_DEPTH):
         nodes += len(level)
@@ -82,7 +82,7 @@ def _inside(value: object) -> Iterator[object]:
 
 
 def subschemas(schema: object, path: str) -> Iterator[_Place]:
-    """A schema and every schema in it, wherever one may stand; data such as `const` is not looked into."""
+    """Yield a schema and every schema inside it; data such as `const` is skipped."""
     waiting = [(path, schema)]
     while waiting:
         path, value = waiting.pop()
@@ -131,5 +131,5 @@ def _check_strict(schema: dict[str, Any], path: str, param: str) -> None:
 
 
 def _are(properties: object, required: object) -> bool:
-    """Whether they are of the right types; the compiler says what is wrong with others."""
+    """Return whether both are of the right types; the compiler reports others."""
     return isinstance(properties, dict) and isinstance(required, list)

@@ -1,4 +1,4 @@
-"""Constraints composed into one Lark grammar: each becomes an expression, and the rules it needs."""
+"""Composition of constraints into one Lark grammar: each becomes an expression and the rules that it needs."""
 
 import re
 from collections.abc import Iterable
@@ -28,17 +28,17 @@ _ESCAPED_OR_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
 def quoted(text: str) -> str:
-    """A text as a Lark string."""
+    """Return a text as a Lark string."""
     return orjson.dumps(text).decode()
 
 
 def slashed(pattern: str) -> str:
-    """A regular expression as a Lark terminal."""
+    """Return a regular expression as a Lark terminal."""
     return "/" + _ESCAPED_OR_SLASH.sub(lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern) + "/"
 
 
 class LarkWriter:
-    """Collects rules. Every name it makes is its own: user's rules stand in grammars beside it."""
+    """Collector of rules. Its names cannot collide with a user's, whose rules stand in separate grammars."""
 
     def __init__(self, tokens: Tokens) -> None:
         self._tokens = tokens
@@ -50,7 +50,7 @@ class LarkWriter:
         self._added = re.compile("|".join(map(re.escape, added))) if added else None
 
     def grammar(self, constraint: Constraint) -> str:
-        """The whole grammar: Lark, or llguidance's list of grammars where users' own are part of it."""
+        """Return the whole grammar: Lark, or llguidance's list of grammars if it contains users' grammars."""
         start = self.expression(constraint)
         lark = "\n".join([f"start: {start}", *self._rules]) + "\n"
         if not self._beside:
@@ -58,7 +58,7 @@ class LarkWriter:
         return orjson.dumps({"grammars": [{"name": "tercet", "lark_grammar": lark}, *self._beside]}).decode()
 
     def expression(self, constraint: Constraint) -> str:
-        """What stands for a constraint on the right side of a rule. Raises BadRequestError."""
+        """Return the right side of a rule for a constraint. Raises BadRequestError."""
         match constraint:
             case JsonObject():
                 return f"%json {schema_text(OBJECT)}"
@@ -78,7 +78,7 @@ class LarkWriter:
         assert_never(constraint)
 
     def literal(self, text: str) -> str:
-        """A text in which the model's added tokens are those tokens; empty for an empty one."""
+        """Return the expression for a text in which the model's added tokens are single tokens; empty for no text."""
         parts, at = [], 0
         for found in self._added.finditer(text) if self._added else ():
             if found.start() > at:
@@ -89,7 +89,7 @@ class LarkWriter:
             parts.append(quoted(text[at:]))
         return " ".join(parts)
 
-    # One kind each.
+    # Expressions, by kind of constraint.
 
     def _choice(self, choice: Choice) -> str:
         if not 0 < len(choice.options) <= MAX_OPTIONS:
@@ -127,7 +127,7 @@ class LarkWriter:
         return self._rule(f"{tag}{more}" if structural.at_least_one else f"({tag}{more})?")
 
     def _head(self, trigger: str) -> str:
-        """Free text up to and with a trigger."""
+        """Return the expression for free text up to and including a trigger."""
         if trigger in self._tokens.added:
             return f"FREE_TEXT <[{self._tokens.added[trigger]}]>"
         return self._rule(f"FREE_TEXT {quoted(trigger)}", "lazy")
@@ -154,14 +154,14 @@ class LarkWriter:
             self._has_text = True
 
     def _aside(self, lark: str) -> str:
-        """A grammar of its own, with its own names."""
+        """Add a separate grammar with names of its own, and return a reference to it."""
         name = f"grammar_{len(self._beside) + 1}"
         self._beside.append({"name": name, "lark_grammar": lark})
         return f"@{name}"
 
 
 def _spans(token_ids: Iterable[int]) -> str:
-    """Any of these tokens."""
+    """Return the expression for any of these tokens."""
     spans: list[list[int]] = []
     for each in token_ids:
         if spans and spans[-1][1] == each - 1:

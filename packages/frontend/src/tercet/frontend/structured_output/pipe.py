@@ -1,4 +1,4 @@
-"""What a frontend and its grammar workers say to each other: msgpack after four bytes of length, over pipes."""
+"""Messages between a frontend and its grammar workers: msgpack after four bytes of length, over pipes."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ LENGTH = 4
 
 
 class GrammarVocabulary(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """The tokenizer that the checks after it are made with. Answered with a Verdict, too."""
+    """The tokenizer for the checks that follow. The reply is a GrammarVerdict, too."""
 
     tokenizer_json: bytes
     vocab_size: int
@@ -16,14 +16,14 @@ class GrammarVocabulary(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Compile this in so many seconds of processor time."""
+    """Order to compile a grammar within `seconds` of processor time."""
 
     grammar: Grammar
     seconds: float
 
 
 class GrammarVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong; empty when nothing is."""
+    """Result of an order: the fault, or empty if there is none."""
 
     error: str = ""
 
@@ -36,6 +36,6 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 def framed(message: Order | GrammarVerdict) -> bytes:
-    """A message as it is written."""
+    """Return a message with its length before it."""
     data = _encode(message)
     return len(data).to_bytes(LENGTH, "little") + data

@@ -1,4 +1,4 @@
-"""References of a JSON schema that lead back to themselves: whoever followed them would never come to a value."""
+"""Detection of JSON schema references that lead back to themselves without a value in between."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -10,9 +10,9 @@ Schema = dict[str, Any]
 
 
 def check_references(root: object, schemas: Iterable[tuple[str, Any]], param: str) -> None:
-    """Raises BadRequestError naming the first of the `schemas`, each with its path, that stands for itself.
+    """Raise BadRequestError for the first of the `schemas`, each with its path, that refers to itself.
 
-    A schema that holds itself in a property or an item is none of these: there is a value between.
+    A schema that contains itself in a property or an item is allowed, because there is a value in between.
     """
     settled: set[int] = set()
     for path, start in schemas:
@@ -34,7 +34,7 @@ def check_references(root: object, schemas: Iterable[tuple[str, Any]], param: st
 
 
 def _same_value(schema: Schema, root: object) -> Iterator[Schema]:
-    """Schemas that a value has to fit for it to fit this one."""
+    """Yield the schemas that the same value must match, too."""
     if isinstance(reference := schema.get("$ref"), str):
         yield from _only_schemas([_target(reference, root)])
     if isinstance(every := schema.get("allOf"), list):
@@ -49,7 +49,7 @@ def _only_schemas(values: Iterable[object]) -> Iterator[Schema]:
 
 
 def _target(reference: str, root: object) -> object:
-    """What a JSON pointer points at; None where that is nothing, which is told when the schema is compiled."""
+    """Return the target of a JSON pointer, or None if there is none; the compilation reports that."""
     pointer, *steps = unquote(reference).split("/")
     value: object = root if pointer == "#" else None
     for step in steps:

@@ -1,7 +1,7 @@
 """`python -m tercet.frontend.structured_output.worker`: a killable process that compiles clients' grammars.
 
-A check that takes too much processor time is ended by the kernel (SIGPROF), one that takes too much memory by itself
-(SIGABRT); the frontend sees which. The process ends when its input does.
+A check that takes too much processor time is ended by the kernel (SIGPROF), one that takes too much memory aborts
+(SIGABRT); the frontend distinguishes the two. The process ends when its input ends.
 """
 
 import os
@@ -30,26 +30,26 @@ from tercet.protocol.grammar_limits import MOST_FORCED, PARSER_LIMITS, SECONDS_P
 from tercet.protocol.messages.values import Grammar, GrammarKind
 
 MEMORY = 512 * 1024 * 1024
-"""Bytes of address space a check may take beyond what the process has."""
+"""Bytes of address space that a check may use beyond those the process has."""
 
 _FIRST_OTHER = 3
-"""Of the file descriptors, behind the standard ones."""
+"""First file descriptor after the standard ones."""
 _LONGEST_ERROR = 400
 _NOTHING = "it allows no answer"
 _COSTLY = "finding out which tokens may come next takes too long: make it less ambiguous"
 _FORCES = f"it leaves no choice about more than {MOST_FORCED} bytes of text at once"
 _WALK = 128
-"""Tokens of each answer that is begun on trial: much that cannot be followed, or costs too much, shows in the first."""
+"""Tokens of each trial answer: most grammars that cannot be followed, or cost too much, show it within them."""
 _WALK_SECONDS = 0.5
-"""Processor time after which a walk is given up: what has come so far can be followed."""
+"""Processor time after which a walk stops and counts as passed."""
 _JUDGED = 9
-"""Tokens whose median cost is judged: some pay for what is made once."""
+"""Tokens whose median cost is judged, because some tokens pay a one-time cost."""
 
 
 def main() -> None:
-    """Answer orders until there are no more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is the frontend's business
-    os.closerange(_FIRST_OTHER, os.sysconf("SC_OPEN_MAX"))  # uvloop hands down what the frontend listens on
+    """Process orders until the input ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is handled by the frontend
+    os.closerange(_FIRST_OTHER, os.sysconf("SC_OPEN_MAX"))  # uvloop passes on the frontend's listening sockets
     source, target = sys.stdin.buffer, sys.stdout.buffer
     tokenizer: LLTokenizer | None = None
     while (data := _read(source)) is not None:
@@ -71,14 +71,14 @@ def main() -> None:
 
 
 def fault(grammar: Grammar, tokenizer: LLTokenizer) -> str:
-    """Return why a grammar cannot be followed, found by compiling it and beginning answers; empty if it can."""
+    """Return why a grammar cannot be followed, after compiling it and starting trial answers; empty if it can."""
     limits = LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
     try:
         matcher = LLMatcher(tokenizer, source(grammar), log_level=0, limits=limits)
         if matcher.is_error():
             return _described(matcher)
         return next(filter(None, (_walk_fault(matcher.deep_copy(), choose) for choose in (_at_random, _again))), "")
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a panic in Rust is not an Exception
         return f"it cannot be compiled ({type(error).__name__})"
 
 
@@ -87,23 +87,23 @@ def _described(matcher: LLMatcher) -> str:
 
 
 Choose = Callable[[random.Random, int, int], int]
-"""Picks one of the tokens of a mask, given the token before."""
+"""Function that picks one of the tokens of a mask, given the token before."""
 
 
 def _at_random(chance: random.Random, mask: int, before: int) -> int:  # noqa: ARG001
-    """Pick the next token allowed behind a place chosen by chance."""
+    """Return the next allowed token after a random position."""
     skipped = chance.randrange(mask.bit_length())
     later = mask >> skipped
     return skipped + (later & -later).bit_length() - 1
 
 
 def _again(chance: random.Random, mask: int, before: int) -> int:
-    """Pick the token before, where it may come again: of ambiguous grammars that gives the most readings."""
+    """Return the token before if it is allowed again, which gives ambiguous grammars the most readings."""
     return before if before >= 0 and mask >> before & 1 else _at_random(chance, mask, before)
 
 
 def _walk_fault(matcher: LLMatcher, choose: Choose) -> str:
-    """Return why an answer of chosen tokens cannot go on, or goes on at too high a cost; empty if it can."""
+    """Return why an answer of chosen tokens cannot continue, or continues at too high a cost; empty if it can."""
     chance, begun, token = random.Random(0), time.process_time(), -1  # noqa: S311
     costs: deque[float] = deque(maxlen=_JUDGED)
     before = begun
@@ -128,7 +128,7 @@ def _walk_fault(matcher: LLMatcher, choose: Choose) -> str:
 
 
 def source(grammar: Grammar) -> str:
-    """A grammar as llguidance takes it."""
+    """Return a grammar in the form that llguidance takes."""
     compilers = {
         GrammarKind.JSON_SCHEMA: LLMatcher.grammar_from_json_schema,
         GrammarKind.REGEX: LLMatcher.grammar_from_regex,
@@ -139,7 +139,7 @@ def source(grammar: Grammar) -> str:
 
 
 def _bound_memory() -> None:
-    """Where the system tells how much the process has now."""
+    """Limit the address space, where the system reports its current size."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         limit = int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY
@@ -147,7 +147,7 @@ def _bound_memory() -> None:
 
 
 def _read(source: BinaryIO) -> bytes | None:
-    """The next order; None at the end."""
+    """Return the next order, or None at the end."""
     head = source.read(LENGTH)
     if len(head) < LENGTH:
         return None

@@ -1,4 +1,4 @@
-"""One grammar worker as the frontend sees it: started when first needed, and replaced when it had to die."""
+"""Grammar worker as the frontend sees it: started on demand, and replaced after it died."""
 
 import asyncio
 import contextlib
@@ -23,11 +23,11 @@ PATIENCE = 20.0
 """Seconds to wait for a check, however little processor time it gets."""
 START_PATIENCE = 60.0
 _OUT_OF_MEMORY = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
-"""What Rust ends with where there is no more heap, or no more stack."""
+"""Exit codes of Rust when the heap or the stack is exhausted."""
 
 
 class WorkerDiedError(Exception):
-    """It went away without a verdict. `why` is for the sender of what it had to check, and None if that is no cause."""
+    """Death of a worker without a result. `why` is the grammar's fault in words; None if it is not at fault."""
 
     def __init__(self, why: str | None, status: int) -> None:
         super().__init__(f"a grammar worker ended with {status}")
@@ -35,7 +35,7 @@ class WorkerDiedError(Exception):
 
 
 class WorkerProcess:
-    """Checks one grammar at a time."""
+    """Handle of one worker process, which checks one grammar at a time."""
 
     def __init__(self) -> None:
         self._process: Process | None = None
@@ -43,15 +43,14 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int | None:
-        """Its process id, while there is one."""
         return self._process.pid if self._process is not None else None
 
     def speaks(self, model: ServedModel) -> bool:
-        """Whether it knows the model's vocabulary."""
+        """Return whether the worker has the model's vocabulary."""
         return self._vocabulary == _vocabulary(model)
 
     async def check(self, grammar: Grammar, model: ServedModel, seconds: float) -> str:
-        """What is wrong with a grammar; empty if nothing. Raises WorkerDiedError, TimeoutError, OSError."""
+        """Return the fault of a grammar; empty if there is none. Raises WorkerDiedError, TimeoutError, OSError."""
         try:
             if self._process is None:
                 self._process = await asyncio.create_subprocess_exec(
@@ -65,7 +64,7 @@ class WorkerProcess:
             await self._speak(model)
             return (await self._ask(Check(grammar=grammar, seconds=seconds), PATIENCE)).error
         except BaseException:
-            # Also when nobody waits any more: what it is in the middle of can be in nobody's way.
+            # Also on cancellation: a check that is abandoned half-way would block the worker.
             await self.stop()
             raise
 
@@ -78,7 +77,7 @@ class WorkerProcess:
             await process.wait()
 
     async def _speak(self, model: ServedModel) -> None:
-        """Have it know the model's vocabulary."""
+        """Send the model's vocabulary to the worker."""
         if self.speaks(model):
             return
         order = GrammarVocabulary(
@@ -114,7 +113,7 @@ def _vocabulary(model: ServedModel) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """The process's own, without API keys: what a worker reads is nobody's friend."""
+    """Return this process's environment without API keys, because a worker reads untrusted input."""
     return {name: value for name, value in os.environ.items() if not name.startswith("TERCET_")}
 
 

@@ -1,1 +1,1 @@
-"""One file for each notation that models set reasoning apart with."""
+"""Reasoning notations, one per file."""

@@ -1,9 +1,9 @@
-"""`<think>` and `</think>`: DeepSeek R1, Qwen 3, and the many that follow them.
+"""`<think>` and `</think>`: DeepSeek R1, Qwen 3 and models with the same notation.
 
 Source: the chat templates of deepseek-ai/DeepSeek-R1 (whose prompt opens the reasoning), Qwen/Qwen3-8B (the model
 opens it; with `enable_thinking` false the prompt opens and closes it), Qwen/Qwen3-30B-A3B-Thinking-2507,
-deepseek-ai/DeepSeek-V3.1 and zai-org/GLM-4.5; for Kimi, of moonshotai/Kimi-K2-Thinking, whose calls may end reasoning
-that was not closed, as vLLM's parser has it.
+deepseek-ai/DeepSeek-V3.1, zai-org/GLM-4.5 and moonshotai/Kimi-K2-Thinking. In Kimi's answers calls may end reasoning
+that was not closed, as in vLLM's parser.
 """
 
 from tercet.frontend.parsers.reasoning.generic import Tags, tagged

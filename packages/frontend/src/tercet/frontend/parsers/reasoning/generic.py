@@ -1,4 +1,4 @@
-"""Reasoning between two tags at the start of an answer: the parser for most models, each with tags of its own."""
+"""Reasoning between two tags at the start of an answer: the parser of most models, each with tags of its own."""
 
 import re
 from functools import partial
@@ -14,23 +14,23 @@ _BREAKS = re.compile(r"\n+")
 
 
 class Tags(msgspec.Struct, frozen=True, kw_only=True):
-    """One model's tags."""
+    """Reasoning tags of one model."""
 
     begin: str
     end: str
     always: bool = False
-    """Without a tag at the end of the prompt, the answer begins with reasoning all the same."""
+    """The answer begins with reasoning even if the prompt does not end with a tag."""
     also_ends: tuple[str, ...] = ()
-    """Markers that end reasoning although its end tag is missing, and belong to what follows."""
+    """Markers that end reasoning if its end tag is missing. They belong to the text after it."""
     special_tokens: bool = False
 
 
 def tagged(tags: Tags) -> ReasoningFormat:
-    """The format of reasoning between these tags.
+    """Return the format of reasoning between these tags.
 
-    Templates write `begin`, a line break, the reasoning, a line break, `end`, and line breaks before the answer: none
-    of these is part of either. The begin tag may be at the end of the prompt, or the model writes it, or both; only
-    at the start does it count. Reasoning that is never closed is reasoning to the end.
+    Templates write `begin`, a line break, the reasoning, a line break, `end`, and line breaks before the answer; these
+    line breaks belong to neither. The prompt, the model or both write the begin tag; it counts only at the start of the
+    answer. Reasoning without an end tag lasts to the end of the answer.
     """
     return ReasoningFormat(
         framing=ReasoningFraming(begin=tags.begin, end=tags.end, also_ends=tags.also_ends),
@@ -42,13 +42,13 @@ def tagged(tags: Tags) -> ReasoningFormat:
 
 
 def opened(tags: Tags, prompt: str) -> bool:
-    """Whether an answer to this prompt begins within reasoning. Only the prompt's end is needed."""
+    """Return whether an answer to this prompt begins inside reasoning. Only the prompt's end is needed."""
     tail = prompt.rstrip()
     return tail.endswith(tags.begin) or (tags.always and not tail.endswith(tags.end))
 
 
 def closed(tags: Tags, prompt: str) -> bool:
-    """Whether the prompt has ended the reasoning already."""
+    """Return whether the prompt has closed the reasoning already."""
     return prompt.rstrip().endswith(tags.end)
 
 

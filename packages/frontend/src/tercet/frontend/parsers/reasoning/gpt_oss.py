@@ -1,6 +1,6 @@
-"""gpt-oss without tools: the analysis channel of the harmony notation is reasoning, other messages are text.
+"""Reasoning of gpt-oss without tools: the analysis channel of harmony is reasoning, other messages are text.
 
-A call, of which there can be none without tools, is text as it is written. With tools, `tools/gpt_oss.py` does both.
+Without tools there are no calls, so a message to a function is text. With tools, `tools/gpt_oss.py` reads both.
 """
 
 from tercet.frontend.parsers.harmony import ENDS, Header, read_messages
@@ -33,7 +33,7 @@ def _parser(prompt: str) -> Parser:  # noqa: ARG001
 
 
 def _never(prompt: str) -> bool:  # noqa: ARG001
-    """A prompt ends before the first header: it neither opens nor closes a message of the answer."""
+    """Return False: a prompt ends before the first header, so it neither opens nor closes a message of the answer."""
     return False
 
 

@@ -1,1 +1,1 @@
-"""One file for each notation that models write tool calls in."""
+"""Tool-call notations, one per file."""

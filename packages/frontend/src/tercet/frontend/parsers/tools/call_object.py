@@ -1,4 +1,4 @@
-"""Calls written as JSON: one object with a name and its arguments, or an array of such."""
+"""Calls written as JSON: one object with a name and arguments, or an array of such objects."""
 
 from collections.abc import Callable
 
@@ -8,11 +8,11 @@ from tercet.frontend.parsers.sink import Sink
 
 _ARGUMENTS = ("arguments", "parameters")
 BARE_CALL = r'\{\s*"(name|type|id|arguments|parameters)"\s*:'
-"""How an object begins that may be a call where no marker says so."""
+"""Beginning of an object that may be a call without a marker before it."""
 
 
 class _Fields:
-    """What is known of a call before its arguments are written out."""
+    """Fields of a call that were read before its arguments are emitted."""
 
     name: str | None = None
     id: str | None = None
@@ -23,11 +23,11 @@ class _Fields:
 def read_call(
     reader: Reader, sink: Sink, admits: Callable[[str], bool] = lambda _: True, *, bare: bool = False
 ) -> Steps[None]:
-    """One call object; the reader holds. Arguments are streamed once the name is known, whatever the order of keys.
+    """Read one call object, while the reader holds. Arguments stream once the name is known; keys may have any order.
 
-    `bare` means that no marker said a call would follow: only objects with a name that `admits` and with arguments
-    are calls then. Raises MalformedError: while the reader still holds, nothing was emitted; afterwards the call is
-    open, and what its arguments said so far is out.
+    `bare` means that no marker announced a call: then only objects with a name that `admits` accepts, and with
+    arguments, are calls. Raises MalformedError. If the reader still holds then, nothing was emitted; otherwise the call
+    is open and part of its arguments was emitted.
     """
     fields = _Fields()
     yield from reader.expect("{")
@@ -88,7 +88,7 @@ def _start_with_arguments(reader: Reader, sink: Sink, fields: _Fields) -> Steps[
 
 
 def copy_arguments(reader: Reader, emit: Emit) -> Steps[None]:
-    """Emit arguments as JSON text: an object as it is written, a string as what it says, null as none."""
+    """Emit arguments as JSON text: an object as it is written, a string's content, nothing for null."""
     char = yield from reader.peek()
     if char == '"':
         emit((yield from read_string(reader)) or "{}")
@@ -100,7 +100,7 @@ def copy_arguments(reader: Reader, emit: Emit) -> Steps[None]:
 
 
 def _skip_rest(reader: Reader) -> Steps[None]:
-    """What follows the arguments in a call's object; nothing in it matters, and its brace may be missing."""
+    """Skip the keys after the arguments in a call's object. They are ignored, and the closing brace may be missing."""
     while (yield from reader.solid()) == ",":
         reader.take()
         if (yield from reader.solid()) != '"':
@@ -116,7 +116,7 @@ def _skip_rest(reader: Reader) -> Steps[None]:
 def read_calls(
     reader: Reader, sink: Sink, admits: Callable[[str], bool] = lambda _: True, *, bare: bool = False
 ) -> Steps[None]:
-    """An array of call objects; the reader holds. Raises MalformedError as `read_call` does."""
+    """Read an array of call objects, while the reader holds. Raises MalformedError in the same cases as `read_call`."""
     yield from reader.expect("[")
     while True:
         yield from reader.solid()
@@ -129,10 +129,10 @@ def read_calls(
 
 
 def read_arguments(reader: Reader, sink: Sink, ends: Markers, *, text: bool = False) -> Steps[str]:
-    """The open call's arguments where they stand alone, before an end marker.
+    """Read the open call's arguments, which stand alone before an end marker, and return the marker.
 
-    Arguments that turn out not to be JSON go on, as they are written, to the marker, which is then returned. So do
-    those that may be any `text`, which may begin as JSON does: with a word, say, or a list.
+    Arguments that turn out not to be JSON are emitted as they are written, up to the marker. The same holds if they may
+    be plain `text`, which can begin like JSON, for example with a word or a list.
     """
     first = yield from reader.solid()
     try:

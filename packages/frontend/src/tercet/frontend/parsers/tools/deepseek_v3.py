@@ -1,9 +1,8 @@
 """DeepSeek V3 and R1, and the shorter form of V3.1.
 
 Source: the chat templates of deepseek-ai/DeepSeek-V3-0324 and deepseek-ai/DeepSeek-R1 (a type, the name and a
-fenced block of JSON) and of deepseek-ai/DeepSeek-V3.1 (the name and JSON). A missing fence is forgiven. Arguments that
-stop being JSON half-way go on, as they are written, to the call's end marker, which is what vLLM's parsers take them
-to be.
+fenced block of JSON) and of deepseek-ai/DeepSeek-V3.1 (the name and JSON). A missing fence is tolerated. Arguments that
+stop being JSON are emitted as they are written, up to the call's end marker, as in vLLM's parsers.
 """
 
 import re
@@ -44,12 +43,12 @@ _PLAIN = Section((_BEGIN,), _CALL, _plain_header, (_CALL_END,), (_END,))
 
 
 def read_v3(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    """Text and sections of fenced calls."""
+    """Read text and sections of fenced calls."""
     yield from read_sections(reader, sink, _FENCED, tools)
 
 
 def read_v31(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    """Text and sections of plain calls."""
+    """Read text and sections of plain calls."""
     yield from read_sections(reader, sink, _PLAIN, tools)
 
 

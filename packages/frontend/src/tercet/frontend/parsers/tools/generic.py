@@ -1,7 +1,7 @@
-"""Models that were not taught a notation: a bare JSON array of call objects, or one such object.
+"""Notation for models without one: a bare JSON array of call objects, or one such object.
 
-The form that required and named calls take where the model has no form of its own. Where tools are known only their
-names make an object a call; everything else is text.
+Required and named calls use this form if the model has none of its own. If tools are known, only an object with the
+name of a tool is a call; everything else is text.
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
@@ -13,7 +13,7 @@ _BEGIN = Markers("[", "{")
 
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    """Text and calls."""
+    """Read text and calls."""
     while (yield from reader.find(_BEGIN, sink.text)):
         reader.hold()
         try:

@@ -1,7 +1,7 @@
 """GLM 4.5: the tool's name, then `<arg_key>` and `<arg_value>` for each argument, between `<tool_call>` tags.
 
-Source: the chat template of zai-org/GLM-4.5, which writes strings as they are and other values as JSON. A value whose
-schema is unknown is JSON if it can be, otherwise a string. GLM 4.7 leaves out the line breaks, which are not needed.
+Source: the chat template of zai-org/GLM-4.5, which writes strings unquoted and other values as JSON. A value without a
+known schema is JSON if it parses, otherwise a string. GLM 4.7 omits the line breaks, which are optional here.
 """
 
 import re
@@ -19,7 +19,7 @@ _KEY = re.compile(r"[^<]+")
 
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    """Text and calls."""
+    """Read text and calls."""
     while marker := (yield from reader.until(_BEGIN, sink.text)):
         reader.hold(marker)
         try:

@@ -1,8 +1,8 @@
 """gpt-oss: messages of the harmony notation (`tercet.frontend.parsers.harmony`) that are addressed to `functions.name`.
 
-It sets reasoning apart too: the analysis channel is reasoning, and so are calls of the model's own tools there; every
-other message is text. Messages of one kind are a line break apart. Arguments that stop being JSON half-way go on, as
-they are written, to the message's end.
+The notation also separates reasoning: the analysis channel, including calls of the model's own tools in it, is
+reasoning; every other message is text. Messages of one kind are joined with a line break. Arguments that stop being
+JSON are emitted as they are written, up to the message's end.
 """
 
 from tercet.frontend.parsers.harmony import ENDS, Header, read_messages
@@ -13,7 +13,7 @@ from tercet.frontend.parsers.tools.call_object import read_arguments
 
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    """Messages of every channel."""
+    """Read the messages of every channel."""
     said: set[Emit] = set()
 
     def content(header: Header) -> Steps[str]:

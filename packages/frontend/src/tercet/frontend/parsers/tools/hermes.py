@@ -1,8 +1,8 @@
 """Hermes, Qwen 2.5 and Qwen 3: a JSON object between `<tool_call>` tags.
 
 Source: the chat templates of NousResearch/Hermes-2-Pro-Llama-3-8B, Qwen/Qwen2.5-7B-Instruct and Qwen/Qwen3-8B.
-A block that is no call object is text. Several objects in one block are several calls; a missing `</tool_call>` or last
-brace is forgiven. Arguments that stop being JSON half-way go on, as they are written, to `</tool_call>`.
+A block without a call object is text. Several objects in one block are several calls; a missing `</tool_call>` or last
+brace is tolerated. Arguments that stop being JSON are emitted as they are written, up to `</tool_call>`.
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
@@ -15,7 +15,7 @@ _END = Markers("\n</tool_call>", "</tool_call>")
 
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG001
-    """Text and blocks of calls."""
+    """Read text and blocks of calls."""
     while marker := (yield from reader.until(_BEGIN, sink.text)):
         reader.hold(marker)
         try:

@@ -1,8 +1,8 @@
 """Kimi K2: a section of calls, each headed by an id that names the tool, `functions.name:0`.
 
-Source: docs/tool_call_guidance.md and the chat template of moonshotai/Kimi-K2-Instruct. The id must come back with the
-tool's answer, so it is passed on as it is written. Section markers in the singular are read too, as vLLM's parser does.
-Arguments that stop being JSON half-way go on, as they are written, to the call's end marker.
+Source: docs/tool_call_guidance.md and the chat template of moonshotai/Kimi-K2-Instruct. The tool's result must carry
+the same id, so the id is passed on unchanged. Section markers in the singular are read too, as in vLLM's parser.
+Arguments that stop being JSON are emitted as they are written, up to the call's end marker.
 """
 
 import re
@@ -35,7 +35,7 @@ _SECTION = Section(
 
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    """Text and sections of calls."""
+    """Read text and sections of calls."""
     yield from read_sections(reader, sink, _SECTION, tools)
 
 

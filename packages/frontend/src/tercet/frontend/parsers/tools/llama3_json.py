@@ -1,8 +1,8 @@
 """Llama 3.1, 3.2 and 3.3: a bare JSON object with a name and parameters, perhaps after `<|python_tag|>`.
 
 Source: the chat template of meta-llama/Llama-3.1-8B-Instruct, and the prompt formats of meta-llama/llama-models.
-Several calls are separated by semicolons, as vLLM's and SGLang's parsers read them. Where tools are known only their
-names make an object a call; every other object, and code after the tag, is text.
+Several calls are separated by semicolons, as vLLM's and SGLang's parsers read them. If tools are known, only an object
+with the name of a tool is a call; every other object, and code after the tag, is text.
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
@@ -15,7 +15,7 @@ _BEGIN = Markers(_TAG, "{")
 
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    """Text and calls."""
+    """Read text and calls."""
     while (yield from _find(reader, sink)):
         try:
             while True:
@@ -28,12 +28,12 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
                 if (yield from reader.accept(_TAG)):
                     yield from reader.solid()
         except MalformedError:
-            pass  # what is held comes out as text
+            pass  # the held characters are emitted as text
         sink.text(reader.release())
 
 
 def _find(reader: Reader, sink: Sink) -> Steps[bool]:
-    """Go to where a call may begin, held and not consumed."""
+    """Advance to the next possible beginning of a call, held and not consumed; return whether there is one."""
     while (yield from reader.find(_BEGIN, sink.text)):
         reader.hold()
         if (yield from reader.accept(_TAG)):

@@ -1,8 +1,8 @@
 """Llama 3.2 and Llama 4: Python calls in a list, `[name(key=value), other()]`.
 
 Source: the prompt formats of Llama 3.2 and Llama 4 in meta-llama/llama-models, whose list may stand between
-`<|python_start|>` and `<|python_end|>`. Where tools are known only their names make a list one of calls. A call is text
-until its first keyword; one that stops being Python later stays open, and what follows is text.
+`<|python_start|>` and `<|python_end|>`. If tools are known, only a list that begins with the name of a tool holds
+calls. A call is text until its first keyword; a call that stops being Python later stays open, and the rest is text.
 """
 
 import json
@@ -20,7 +20,7 @@ _KEY = re.compile(r"\w+")
 
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    """Text and lists of calls."""
+    """Read text and lists of calls."""
     while marker := (yield from reader.until(_BEGIN, sink.text)):
         reader.hold(marker)
         try:

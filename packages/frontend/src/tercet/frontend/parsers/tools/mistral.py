@@ -1,9 +1,9 @@
 """Mistral: `[TOOL_CALLS]` before a JSON array of calls, or before each call as `name[ARGS]{...}`.
 
-Source: mistral-common's instruct tokenizers: v3 and v7 write the array, v11 `name[CALL_ID]id[ARGS]{...}`, v13 leaves
-the id out; the chat templates of mistralai/Mistral-7B-Instruct-v0.3 and mistralai/Mistral-Small-3.2-24B-Instruct-2506.
-`[ARGS]` may be missing, as vLLM's parser allows. What follows the marker and is neither is text, marker included.
-There is no end marker: arguments that stop being JSON leave the call open, and what follows is text.
+Source: mistral-common's instruct tokenizers: v3 and v7 write the array, v11 `name[CALL_ID]id[ARGS]{...}`, v13 omits
+the id; the chat templates of mistralai/Mistral-7B-Instruct-v0.3 and mistralai/Mistral-Small-3.2-24B-Instruct-2506.
+`[ARGS]` may be missing, as in vLLM's parser. Other characters after the marker are text, including the marker.
+There is no end marker: arguments that stop being JSON leave the call open, and the rest is text.
 """
 
 import re
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG001
-    """Text and calls."""
+    """Read text and calls."""
     while marker := (yield from reader.until(_BEGIN, sink.text)):
         reader.hold(marker)
         try:

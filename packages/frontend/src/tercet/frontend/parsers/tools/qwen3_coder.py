@@ -1,9 +1,9 @@
 """Qwen3-Coder: `<function=name>` with one `<parameter=key>` block for each argument.
 
-Source: the chat template and tool parser of Qwen/Qwen3-Coder-480B-A35B-Instruct. As that parser does: `<tool_call>`
-around a function may be missing, a value ends at `</parameter>` or where the next parameter or the function's end
-stands on a new line, one line break at either end of a value is not part of it, and a parameter unknown to the schema
-is a string.
+Source: the chat template and tool parser of Qwen/Qwen3-Coder-480B-A35B-Instruct. The rules are the parser's:
+`<tool_call>` around a function may be missing; a value ends at `</parameter>`, or where the next parameter or the
+function's end stands on a new line; one line break at either end of a value is not part of it; and a parameter that
+the schema does not have is a string.
 """
 
 import re
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[^<>\n]+")
 
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    """Text and calls."""
+    """Read text and calls."""
     while marker := (yield from reader.until(_BEGIN, sink.text)):
         reader.hold(marker)
         marked = marker.endswith("<tool_call>")
@@ -54,7 +54,7 @@ def _read_functions(reader: Reader, sink: Sink, tools: Tools, *, marked: bool) -
 
 
 def _read_parameters(reader: Reader, arguments: ArgumentsWriter) -> Steps[None]:
-    """Parameters up to the function's end, or to anything that does not belong there."""
+    """Read parameters up to the function's end, or up to text that is not a parameter."""
     marker = ""
     while True:
         if marker == "":

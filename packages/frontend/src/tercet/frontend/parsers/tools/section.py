@@ -1,4 +1,4 @@
-"""Calls in a section of their own, each between markers: a header that names the tool, then its arguments as JSON."""
+"""Calls in a section, each between markers: a header that names the tool, then its arguments as JSON."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ Header = tuple[str, str | None]
 
 
 class Section(msgspec.Struct, frozen=True):
-    """The markers of one notation, and how its headers are read: after `call`, up to the arguments."""
+    """Markers of one notation, and the reader of its call headers, from `call` to the arguments."""
 
     begins: tuple[str, ...]
     call: str
@@ -23,7 +23,7 @@ class Section(msgspec.Struct, frozen=True):
 
 
 def read_sections(reader: Reader, sink: Sink, section: Section, tools: Tools) -> Steps[None]:
-    """Text and sections. A call outside of a section counts too; one without arguments' markers is text."""
+    """Read text and sections. A call outside of a section counts too; a call without the arguments' markers is text."""
     begin = Markers(*section.begins, section.call)
     ends = Markers(*section.call_ends, *section.ends)
     while marker := (yield from reader.until(begin, sink.text)):

@@ -1,4 +1,4 @@
-"""Arguments written key by key between tags, gathered into one JSON object as they arrive."""
+"""Arguments written one key at a time between tags, joined into one JSON object while they stream."""
 
 import json
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from tercet.frontend.parsers.typed_value import ValueWriter, kinds
 
 
 class ArgumentsWriter:
-    """Writes the open call's arguments. A key whose schema is unknown has the types `otherwise`."""
+    """Writer of the open call's arguments. A key without a known schema has the types `otherwise`."""
 
     def __init__(self, sink: Sink, schema: Schema, otherwise: frozenset[str]) -> None:
         self._sink = sink
@@ -22,7 +22,7 @@ class ArgumentsWriter:
         self._empty = True
 
     def read_value(self, reader: Reader, key: str, ends: Markers) -> Steps[str]:
-        """Write `key` and the value that stands here up to an end marker, which is returned."""
+        """Write `key` and the value at the current position, up to an end marker, and return the marker."""
         self._sink.arguments(("{" if self._empty else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         self._empty = False
         allowed = kinds(self._properties.get(key), self._schema, self._known) or self._otherwise
@@ -35,6 +35,6 @@ class ArgumentsWriter:
         return marker
 
     def close(self) -> None:
-        """The call is complete."""
+        """End the arguments and the call."""
         self._sink.arguments("{}" if self._empty else "}")
         self._sink.end()
