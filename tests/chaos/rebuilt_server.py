@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from tercet.frontend.cli import main as cli
-from tercet.frontend.supervisor.launch import PartSpec, local_parts
 from tercet.frontend.supervisor.options import ServeConfig
+from tercet.frontend.supervisor.parts import LaunchSpec, local_parts
 from tercet.frontend.supervisor.serve import serve
 from tercet.protocol.messages.values import Role
 
 
-def rebuilt(part: PartSpec, program: str, roles: Collection[Role]) -> PartSpec:
+def rebuilt(part: LaunchSpec, program: str, roles: Collection[Role]) -> LaunchSpec:
     """The part as it is, or with the program in place of `-m` if it is of one of those roles."""
     if part.role not in roles:
         return part
@@ -30,7 +30,7 @@ def main(program: str, roles: str, *options: str) -> int:
     assert isinstance(config, ServeConfig)
     others = [Role(role) for role in roles.split(",")]
 
-    def parts(config: ServeConfig, directory: Path) -> Sequence[PartSpec]:
+    def parts(config: ServeConfig, directory: Path) -> Sequence[LaunchSpec]:
         return [rebuilt(part, program, others) for part in local_parts(config, directory)]
 
     return serve(config, parts)

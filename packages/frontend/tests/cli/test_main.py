@@ -8,7 +8,7 @@ import pytest
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.cli import main as cli
 from tercet.frontend.supervisor.options import ConfigError, ServeConfig, parse_bytes, read_config
-from tercet.frontend.supervisor.serve import require_adapters
+from tercet.frontend.supervisor.serve import require_adapter_files
 
 
 @pytest.fixture(autouse=True)
@@ -230,7 +230,7 @@ def test_what_keeps_the_server_from_starting_is_one_line(
     def serve(_: ServeConfig) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("tercet.frontend.supervisor.serve.require_parts", lambda: None)
+    monkeypatch.setattr("tercet.frontend.supervisor.serve.require_packages", lambda: None)
     monkeypatch.setattr("tercet.frontend.supervisor.serve.serve", serve)
     assert cli.main(["serve"]) == 1
     assert capsys.readouterr().err == "tercet: error: [Errno 24] Too many open files\n"
@@ -240,7 +240,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @pytest.mark.parametrize(
-    ("there", "given", "lacking"),
+    ("there", "given", "fault"),
     [
         ((), "{}/nope", "there is no such directory"),
         ((), "~/nope", "there is no such directory"),
@@ -254,7 +254,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 def test_an_adapter_that_is_not_there_is_refused_by_its_path(
     there: tuple[str, ...],
     given: str,
-    lacking: str,
+    fault: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -264,17 +264,17 @@ def test_an_adapter_that_is_not_there_is_refused_by_its_path(
         (tmp_path / name).touch()
     assert cli.main(["serve", "--port", "0", "--lora", f"haiku={given.format(tmp_path)}"]) == 2
     path = given.format(tmp_path).replace("~", str(tmp_path))
-    assert capsys.readouterr().err.startswith(f"tercet: error: --lora haiku={path}: {lacking}")
+    assert capsys.readouterr().err.startswith(f"tercet: error: --lora haiku={path}: {fault}")
 
 
 def test_an_adapter_that_is_there_or_may_be_at_hugging_face_is_left_to_the_schedulers(tmp_path: Path) -> None:
     for name in ADAPTER_FILES:
         (tmp_path / name).touch()
-    require_adapters({"haiku": str(tmp_path), "sonnet": "org/sonnet-lora"})
+    require_adapter_files({"haiku": str(tmp_path), "sonnet": "org/sonnet-lora"})
 
 
 def test_what_is_opened_gets_no_streams_number_where_there_is_no_stream() -> None:
-    code = "import os, sys; from tercet.frontend import cli; cli.main(['version']); os._exit(os.open('/', os.O_RDONLY))"
+    code = "import os, sys; from tercet.frontend.cli.main import main; main(['version']); os._exit(os.open('/', os.O_RDONLY))"
     command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} <&- >&- 2>&-"
     assert subprocess.run(["/bin/sh", "-c", command], check=False, timeout=60).returncode >= 3
 

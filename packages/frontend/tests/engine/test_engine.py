@@ -12,26 +12,29 @@ import pytest
 
 from tercet.frontend.engine.engine import Engine, EngineError
 from tercet.frontend.errors import ApiError
-from tercet.frontend.supervisor.launch import PartSpec
 from tercet.frontend.supervisor.options import ConfigError, ServeConfig
+from tercet.frontend.supervisor.parts import LaunchSpec
 from tercet.protocol.messages.values import Role
 
-PARTS = Path(__file__).with_name("parts")
-Make = Callable[[ServeConfig, Path], Sequence[PartSpec]]
+PARTS = Path(__file__).parents[1] / "parts"
+Make = Callable[[ServeConfig, Path], Sequence[LaunchSpec]]
 
 
 def echo_parts(step: float = 0.0, *options: str) -> Make:
     """A scheduler that says the prompt over and over, and a detokenizer to write it down."""
 
-    def make(config: ServeConfig, directory: Path) -> list[PartSpec]:
+    def make(config: ServeConfig, directory: Path) -> list[LaunchSpec]:
         command = (sys.executable, str(PARTS / "echo.py"), str(step), *options)
-        return [PartSpec("scheduler-0", Role.SCHEDULER, command), PartSpec("detokenizer-0", Role.DETOKENIZER, command)]
+        return [
+            LaunchSpec("scheduler-0", Role.SCHEDULER, command),
+            LaunchSpec("detokenizer-0", Role.DETOKENIZER, command),
+        ]
 
     return make
 
 
-def failing_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
-    return [PartSpec("scheduler-0", Role.SCHEDULER, (sys.executable, str(PARTS / "part.py"), "refuse"))]
+def failing_parts(config: ServeConfig, directory: Path) -> list[LaunchSpec]:
+    return [LaunchSpec("scheduler-0", Role.SCHEDULER, (sys.executable, str(PARTS / "part.py"), "refuse"))]
 
 
 @pytest.fixture(scope="module")
@@ -159,7 +162,7 @@ def test_options_are_checked() -> None:
 def test_an_adapter_is_read_before_the_engine_is_there(tmp_path: Path) -> None:
     told: list[ServeConfig] = []
 
-    def make_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
+    def make_parts(config: ServeConfig, directory: Path) -> list[LaunchSpec]:
         told.append(config)
         return list(echo_parts()(config, directory))
 
@@ -188,7 +191,7 @@ def test_an_adapter_that_cannot_be_read_is_named() -> None:
 def test_a_path_and_a_number_of_bytes_are_told_as_on_a_command_line(tmp_path: Path) -> None:
     told: list[ServeConfig] = []
 
-    def make_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
+    def make_parts(config: ServeConfig, directory: Path) -> list[LaunchSpec]:
         told.append(config)
         return list(echo_parts()(config, directory))
 

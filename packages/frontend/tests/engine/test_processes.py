@@ -17,7 +17,7 @@ import pytest
 from packages.frontend.tests.engine.test_engine import echo_parts
 from tercet.frontend.engine.engine import Engine, EngineError
 
-PROGRAM = Path(__file__).with_name("parts") / "engine_program.py"
+PROGRAM = Path(__file__).parents[1] / "parts" / "engine_program.py"
 LONG = {"max_new_tokens": 4000}
 
 

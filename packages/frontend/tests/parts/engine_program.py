@@ -13,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tercet.frontend.engine.engine import Engine, EngineError
-from tercet.frontend.supervisor.launch import PartSpec
 from tercet.frontend.supervisor.options import ServeConfig
+from tercet.frontend.supervisor.parts import LaunchSpec
 from tercet.protocol.messages.values import Role
 
 
-def make_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
+def make_parts(config: ServeConfig, directory: Path) -> list[LaunchSpec]:
     command = (sys.executable, str(Path(__file__).with_name("echo.py")), "0")
-    return [PartSpec("scheduler-0", Role.SCHEDULER, command), PartSpec("detokenizer-0", Role.DETOKENIZER, command)]
+    return [LaunchSpec("scheduler-0", Role.SCHEDULER, command), LaunchSpec("detokenizer-0", Role.DETOKENIZER, command)]
 
 
 def say(*words: object) -> None:

@@ -4,8 +4,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from tercet.frontend.supervisor.launch import PartSpec
 from tercet.frontend.supervisor.options import ConfigError, FrontendOptions, ServeConfig, ServeOptions
+from tercet.frontend.supervisor.parts import LaunchSpec
 from tercet.frontend.supervisor.serve import serve
 from tercet.protocol.messages.values import Role
 from tercet.protocol.system.streams import prepare_streams
@@ -13,16 +13,16 @@ from tercet.protocol.system.streams import prepare_streams
 PART = Path(__file__).with_name("part.py")
 
 
-def tiny_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
+def tiny_parts(config: ServeConfig, directory: Path) -> list[LaunchSpec]:
     """One part of each role, behaving as the command line says; restarts are marked in the run directory."""
     env = {"TERCET_API_KEYS": "\n".join(config.frontend.api_key)} if config.frontend.api_key else {}
     return [
-        PartSpec(
+        LaunchSpec(
             f"{role}-0",
             role,
             (sys.executable, str(PART), mode, f"--once={directory / mode}.once"),
             env if role is Role.FRONTEND else {},
-            gets_socket=role is Role.FRONTEND,
+            inherits_listener=role is Role.FRONTEND,
         )
         for role, mode in zip((Role.SCHEDULER, Role.DETOKENIZER, Role.FRONTEND), sys.argv[1:4], strict=True)
     ]

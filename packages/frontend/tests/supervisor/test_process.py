@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tercet.frontend.supervisor.launch import PartSpec
+from tercet.frontend.supervisor.parts import LaunchSpec
 from tercet.frontend.supervisor.process import ChildProcess
 from tercet.protocol.messages.values import Role
 
@@ -13,7 +13,7 @@ from tercet.protocol.messages.values import Role
 def run(code: str) -> tuple[int, str]:
     """Exit code and last words of a part that runs this."""
     exits: queue.Queue[tuple[int, str]] = queue.Queue()
-    part = PartSpec("scheduler-0", Role.SCHEDULER, (sys.executable, "-c", code))
+    part = LaunchSpec("scheduler-0", Role.SCHEDULER, (sys.executable, "-c", code))
     ChildProcess(part, (), socket_fd=None, on_line=lambda _: None, on_exit=lambda *how: exits.put(how))
     return exits.get(timeout=20)
 
@@ -33,7 +33,7 @@ def test_why_it_ends_is_told_once_with_its_end() -> None:
     said: list[str] = []
     exits: queue.Queue[tuple[int, str]] = queue.Queue()
     code = "print('tercet-scheduler: not yet'); print('news'); print('tercet-scheduler: no  room'); raise SystemExit(2)"
-    part = PartSpec("scheduler-0", Role.SCHEDULER, (sys.executable, "-c", code))
+    part = LaunchSpec("scheduler-0", Role.SCHEDULER, (sys.executable, "-c", code))
     ChildProcess(part, (), socket_fd=None, on_line=said.append, on_exit=lambda *how: exits.put(how))
     assert exits.get(timeout=20) == (2, "no room")
     assert said == ["tercet-scheduler: not yet", "news"]

@@ -18,7 +18,7 @@ from tercet.frontend.supervisor.run_directory import run_directory
 from tercet.frontend.supervisor.serve import listen, welcome
 from tercet.protocol.messages.values import Task
 
-SERVE = Path(__file__).with_name("parts") / "serve.py"
+SERVE = Path(__file__).parents[1] / "parts" / "serve.py"
 
 
 class Server:

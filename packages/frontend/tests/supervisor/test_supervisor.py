@@ -13,15 +13,16 @@ from pathlib import Path
 import pytest
 
 from tercet.frontend.supervisor import supervisor as supervisor_module
-from tercet.frontend.supervisor.launch import PartSpec, Timeouts
+from tercet.frontend.supervisor.parts import LaunchSpec
+from tercet.frontend.supervisor.restart_policy import Timeouts
 from tercet.frontend.supervisor.run_directory import run_directory
 from tercet.frontend.supervisor.supervisor import Supervisor
 from tercet.frontend.supervisor.terminal import PlainTerminal
 from tercet.protocol.messages.messages import Ready
 from tercet.protocol.messages.values import Role
 
-PART = Path(__file__).with_name("parts") / "part.py"
-PATIENCE = Timeouts(backoff=0.1, silence=1.5, startup=30.0)
+PART = Path(__file__).parents[1] / "parts" / "part.py"
+TIMEOUTS = Timeouts(backoff=0.1, silence=1.5, startup=30.0)
 
 
 class Screen(PlainTerminal):
@@ -41,15 +42,15 @@ class Screen(PlainTerminal):
         return any(text in line for line in self.lines)
 
 
-def part(name: str, mode: str, marker: Path | None = None) -> PartSpec:
+def part(name: str, mode: str, marker: Path | None = None) -> LaunchSpec:
     once = (f"--once={marker}",) if marker else ()
-    return PartSpec(name, Role(name.partition("-")[0]), (sys.executable, str(PART), mode, *once))
+    return LaunchSpec(name, Role(name.partition("-")[0]), (sys.executable, str(PART), mode, *once))
 
 
 class Run:
     """A supervisor at work in a thread of its own."""
 
-    def __init__(self, directory: Path, *parts: PartSpec, patience: Timeouts = PATIENCE, drain: float = 10.0) -> None:
+    def __init__(self, directory: Path, *parts: LaunchSpec, timeouts: Timeouts = TIMEOUTS, drain: float = 10.0) -> None:
         self.directory = directory
         self.screen = Screen()
         self.ready = threading.Event()
@@ -58,10 +59,10 @@ class Run:
             parts,
             directory,
             self.screen,
-            patience=patience,
+            timeouts=timeouts,
             drain=drain,
             on_ready=self.ready.set,
-            greet=self.readies.append,
+            announce=self.readies.append,
             log_level="warning",
         )
         self.code: int | None = None
@@ -95,8 +96,8 @@ class Run:
 def start() -> Iterator[Callable[..., Run]]:
     with run_directory() as directory, contextlib.ExitStack() as stack:
 
-        def start_parts(*parts: PartSpec, patience: Timeouts = PATIENCE, drain: float = 10.0) -> Run:
-            run = Run(directory, *parts, patience=patience, drain=drain)
+        def start_parts(*parts: LaunchSpec, timeouts: Timeouts = TIMEOUTS, drain: float = 10.0) -> Run:
+            run = Run(directory, *parts, timeouts=timeouts, drain=drain)
             stack.callback(run.end)
             return run
 
@@ -155,7 +156,7 @@ def test_a_part_that_never_gets_ready_is_given_up_after_three_deaths(start: Star
 
 def test_what_a_part_is_told_at_first_it_is_not_told_once_it_has_been_ready(start: Start, tmp_path: Path) -> None:
     dies = part("scheduler-0", "die", tmp_path / "died")
-    run = start(dataclasses.replace(dies, at_first=("--at-first",)), part("detokenizer-0", "serve"))
+    run = start(dataclasses.replace(dies, startup_args=("--at-first",)), part("detokenizer-0", "serve"))
     run.wait(lambda: sum("scheduler-0 says hello" in line for line in run.screen.lines) == 2)
     said = [line.partition(" says ")[2] for line in run.screen.lines if "scheduler-0 says hello" in line]
     assert said == ["hello at first", "hello"]
@@ -189,7 +190,7 @@ def test_a_dead_parts_inbox_is_removed(start: Start) -> None:
 
 
 def test_a_part_that_is_asked_to_leave_is_replaced_at_once(start: Start) -> None:
-    run = start(part("scheduler-0", "serve"), patience=Timeouts(backoff=20.0, settled=0.0))
+    run = start(part("scheduler-0", "serve"), timeouts=Timeouts(backoff=20.0, clean_exit_after=0.0))
     run.wait_ready()
     for restart in (1, 2):
         os.kill(run.supervisor.pids()["scheduler-0"], signal.SIGTERM)
@@ -227,7 +228,7 @@ def test_a_stopped_terminal_keeps_nobody_from_being_ready(start: Start) -> None:
 
 
 def test_a_part_that_cannot_be_started_at_all_is_told_and_given_up(start: Start) -> None:
-    run = start(PartSpec("scheduler-0", Role.SCHEDULER, ("/no/such/program",)), part("detokenizer-0", "serve"))
+    run = start(LaunchSpec("scheduler-0", Role.SCHEDULER, ("/no/such/program",)), part("detokenizer-0", "serve"))
     run.wait(lambda: run.code is not None)
     assert run.code == 1
     assert "scheduler-0 died 3 times before it was ready: cannot be started: " in run.screen.lines[-1]
@@ -248,7 +249,7 @@ def test_a_part_stuck_in_a_step_is_killed_though_it_heartbeats(start: Start, tmp
 
 
 def test_a_start_that_takes_too_long_names_the_part(start: Start) -> None:
-    run = start(part("scheduler-0", "loading"), patience=Timeouts(startup=2.0))
+    run = start(part("scheduler-0", "loading"), timeouts=Timeouts(startup=2.0))
     run.wait(lambda: run.code is not None)
     assert run.code == 1
     assert "tercet: error: scheduler-0 was not ready within 2 s (--startup-timeout): it said " in run.screen.lines[-1]
@@ -258,8 +259,8 @@ def test_a_start_that_takes_too_long_names_the_part(start: Start) -> None:
 
 
 def test_a_slow_start_tells_how_far_each_part_is_linked(start: Start) -> None:
-    deaf = PartSpec("detokenizer-0", Role.DETOKENIZER, (sys.executable, "-c", "import time; time.sleep(60)"))
-    run = start(deaf, patience=Timeouts(loading_silence=0.5))
+    deaf = LaunchSpec("detokenizer-0", Role.DETOKENIZER, (sys.executable, "-c", "import time; time.sleep(60)"))
+    run = start(deaf, timeouts=Timeouts(loading_silence=0.5))
     run.wait_line("its start: it has said nothing (it does not listen, and is not linked)")
 
 
@@ -267,9 +268,9 @@ def test_it_tells_of_each_link(start: Start) -> None:
     run = start(part("scheduler-0", "loading"))
     run.wait_line("weights 100%")
     (inbox,) = run.directory.glob("scheduler-0.*.ipc")
-    assert run.supervisor._links_of("scheduler-0") == f"up scheduler-0 at ipc://{inbox}, greeted"
+    assert run.supervisor._describe_links("scheduler-0") == f"up scheduler-0 at ipc://{inbox}, greeted"
     (run.directory / "detokenizer-0.0.ipc").touch()
-    assert run.supervisor._links_of("detokenizer-0") == "it listens, and is not linked"
+    assert run.supervisor._describe_links("detokenizer-0") == "it listens, and is not linked"
 
 
 def test_a_start_whose_directory_somebody_removes_says_so(start: Start) -> None:
@@ -286,7 +287,7 @@ def test_a_server_whose_directory_somebody_removes_goes_on_until_a_part_must_sta
     run.wait_ready()
     shutil.rmtree(run.directory)
     run.supervisor._node.wake()
-    run.thread.join(1.5 * supervisor_module.TICK)
+    run.thread.join(1.5 * supervisor_module.POLL_INTERVAL)
     assert run.thread.is_alive()
     os.kill(run.supervisor.pids()["scheduler-0"], signal.SIGKILL)
     run.wait(lambda: run.code is not None)
@@ -295,7 +296,7 @@ def test_a_server_whose_directory_somebody_removes_goes_on_until_a_part_must_sta
 
 
 def test_a_part_that_will_not_stop_is_killed_in_the_end(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "GRACE", 0.5)
+    monkeypatch.setattr(supervisor_module, "TERMINATE_GRACE", 0.5)
     run = start(part("scheduler-0", "stubborn"))
     run.wait_ready()
     (pid,) = run.supervisor.pids().values()
@@ -315,7 +316,7 @@ def test_a_frontend_that_does_not_finish_in_time_is_told_to_give_up_before_it_is
 
 
 def test_nothing_that_happens_waits_for_a_look_at_the_clock(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "TICK", 60.0)
+    monkeypatch.setattr(supervisor_module, "POLL_INTERVAL", 60.0)
     run = start(part("scheduler-0", "serve"))
     run.wait_ready()
     os.kill(run.supervisor.pids()["scheduler-0"], signal.SIGKILL)

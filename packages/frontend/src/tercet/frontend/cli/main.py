@@ -135,11 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         result = app(arguments, exit_on_error=False, print_error=False)
         if isinstance(result, ServeConfig):
-            from tercet.frontend.supervisor.serve import require_adapters, require_parts
+            from tercet.frontend.supervisor.serve import require_adapter_files, require_packages
             from tercet.frontend.supervisor.serve import serve as run
 
-            require_parts()
-            require_adapters(result.lora)
+            require_packages()
+            require_adapter_files(result.lora)
             result = run(result)
         sys.stdout.flush()
     except (CycloptsError, ConfigError) as error:

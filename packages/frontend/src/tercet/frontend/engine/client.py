@@ -82,7 +82,7 @@ class EngineClient:
         config = NodeConfig(Role.FRONTEND, "engine-0", address, connect=specs)
         self._node = AsyncNode(config, FrontendInbox, self._status, self._on_deliveries)
         controller = DataParallelController(POLICIES["round_robin"]())
-        registry = ModelRegistry(self._pool, threads=_THREADS, on_useless=self._on_useless)
+        registry = ModelRegistry(self._pool, threads=_THREADS, on_useless=self._on_unusable)
         self._manager = TokenizerManager(config.peer, self._node, registry, controller, lora=lora)
         self._reading_time = PATIENCE * len(lora)
         self._thread.start()
@@ -202,7 +202,7 @@ class EngineClient:
         await self._manager.close()
         self._node.close_now(_CLOSED)
 
-    def _on_useless(self, peer: str, reason: str) -> None:
+    def _on_unusable(self, peer: str, reason: str) -> None:
         if is_supervised_id(peer):
             self._useless = reason
 

@@ -8,16 +8,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tercet.frontend.engine.client import EngineClient, EngineError
-from tercet.frontend.supervisor.launch import PartSpec, Timeouts, local_parts
 from tercet.frontend.supervisor.options import ServeConfig
+from tercet.frontend.supervisor.parts import LaunchSpec, local_parts
+from tercet.frontend.supervisor.restart_policy import Timeouts
 from tercet.frontend.supervisor.run_directory import run_directory
 from tercet.frontend.supervisor.supervisor import Supervisor
 from tercet.frontend.supervisor.terminal import choose_terminal
 
-MakeParts = Callable[[ServeConfig, Path], Sequence[PartSpec]]
+MakeParts = Callable[[ServeConfig, Path], Sequence[LaunchSpec]]
 
 
-def offline_parts(config: ServeConfig, directory: Path) -> list[PartSpec]:
+def offline_parts(config: ServeConfig, directory: Path) -> list[LaunchSpec]:
     """Everything but a frontend."""
     return local_parts(config, directory, frontends=False)
 
@@ -38,7 +39,7 @@ class EngineProcesses:
                 directory,
                 choose_terminal(config.serve.log_level),
                 log_level=config.serve.log_level,
-                patience=Timeouts(startup=config.serve.startup_timeout),
+                timeouts=Timeouts(startup=config.serve.startup_timeout),
                 on_ready=self._began.set,
             )
             thread = threading.Thread(target=self._supervise, name="engine-supervisor", daemon=True)

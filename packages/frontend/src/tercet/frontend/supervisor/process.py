@@ -9,25 +9,25 @@ import threading
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
-from tercet.frontend.supervisor.launch import PartSpec
+from tercet.frontend.supervisor.parts import LaunchSpec
 
-_FAREWELL = re.compile(r"tercet-[a-z]+: ")
+_FATAL_LINE = re.compile(r"tercet-[a-z]+: ")
 """How the line begins in which a part says why it ends."""
-_NEWS = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO) ")
+_INFO_LINE = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO) ")
 """How a line of a part's log begins that tells of nothing wrong."""
 _LONGEST_LINE = 4096
 _KEYS = ("TERCET_API_KEYS", "TERCET_ADMIN_KEYS")
-_pipes: set[int] = set()
+_parent_pipes: set[int] = set()
 """This process's ends of the pipes that its parts live by."""
 
 
-def _let_go() -> None:
+def _close_pipes_after_fork() -> None:
     """In a fork of this process, which may live on after it: parts must not live as long as that."""
-    while _pipes:
-        os.close(_pipes.pop())
+    while _parent_pipes:
+        os.close(_parent_pipes.pop())
 
 
-os.register_at_fork(after_in_child=_let_go)
+os.register_at_fork(after_in_child=_close_pipes_after_fork)
 
 
 class ChildProcess:
@@ -39,7 +39,7 @@ class ChildProcess:
 
     def __init__(
         self,
-        part: PartSpec,
+        part: LaunchSpec,
         arguments: Sequence[str],
         *,
         socket_fd: int | None,
@@ -50,9 +50,9 @@ class ChildProcess:
         self.alive = True
         self._on_line = on_line
         self._on_exit = on_exit
-        self._last_words = ""
+        self._last_error = ""
         parent_end, self._pipe = os.pipe()
-        _pipes.add(self._pipe)
+        _parent_pipes.add(self._pipe)
         command = [*part.command, *arguments, f"--parent-fd={parent_end}"]
         if socket_fd is not None:
             command.append(f"--fd={socket_fd}")
@@ -79,7 +79,7 @@ class ChildProcess:
             self._reader.start()
             threading.Thread(target=self._wait, name=f"{part.name}-exit", daemon=True).start()
         except RuntimeError as error:
-            self._give_up()
+            self._abort_start()
             raise OSError(str(error)) from error
 
     @property
@@ -110,15 +110,15 @@ class ChildProcess:
                 if held:
                     self._on_line(held)
                 text = line.rstrip()
-                held = text if _FAREWELL.match(text) else ""
+                held = text if _FATAL_LINE.match(text) else ""
                 if text and not held:
                     self._on_line(text)
-                self._note(text)
+                self._remember_error(text)
 
-    def _note(self, line: str) -> None:
+    def _remember_error(self, line: str) -> None:
         """Remember the last line that may say what is wrong."""
-        if line and not _NEWS.match(line):
-            self._last_words = " ".join(_FAREWELL.sub("", line, count=1).split())[:500]
+        if line and not _INFO_LINE.match(line):
+            self._last_error = " ".join(_FATAL_LINE.sub("", line, count=1).split())[:500]
 
     def _wait(self) -> None:
         # While the process is an unreaped zombie its id cannot be another's: its group's survivors are safely killed.
@@ -128,9 +128,9 @@ class ChildProcess:
         code = self._process.wait()
         self._close_pipe()
         self._reader.join(timeout=1.0)
-        self._on_exit(code, self._last_words)
+        self._on_exit(code, self._last_error)
 
-    def _give_up(self) -> None:
+    def _abort_start(self) -> None:
         """End a process that there are no threads to watch."""
         self.kill()
         self.alive = False
@@ -140,5 +140,5 @@ class ChildProcess:
             self._output.close()
 
     def _close_pipe(self) -> None:
-        _pipes.discard(self._pipe)  # first: a fork in between must not close what gets this number next
+        _parent_pipes.discard(self._pipe)  # first: a fork in between must not close what gets this number next
         os.close(self._pipe)

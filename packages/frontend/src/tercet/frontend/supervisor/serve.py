@@ -16,8 +16,9 @@ from cyclopts import CycloptsError
 
 from tercet.frontend.config.config import FrontendConfig
 from tercet.frontend.server.listener import is_local, url_of
-from tercet.frontend.supervisor.launch import PartSpec, Timeouts, frontend_flags, local_parts
 from tercet.frontend.supervisor.options import ConfigError, ServeConfig
+from tercet.frontend.supervisor.parts import LaunchSpec, frontend_flags, local_parts
+from tercet.frontend.supervisor.restart_policy import Timeouts
 from tercet.frontend.supervisor.run_directory import run_directory
 from tercet.frontend.supervisor.supervisor import Supervisor
 from tercet.frontend.supervisor.terminal import choose_terminal
@@ -29,7 +30,7 @@ from tercet.protocol.system.process import on_signals
 from tercet.protocol.system.streams import keep_output
 
 _ADAPTER_FILES = "adapter_config.json", "adapter_model.safetensors"
-_FILES_OF_A_PART = 10
+_FILES_PER_PART = 10
 """Descriptors that a part takes here: its pipes, and its links in both directions."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -46,7 +47,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host {host} --port {port}: {reason}") from None
 
 
-def require_parts() -> None:
+def require_packages() -> None:
     """Raise ConfigError unless the packages of every part are installed here."""
     parts = ("scheduler", "detokenizer")
     missing = [f"tercet-{part}" for part in parts if importlib.util.find_spec(f"tercet.{part}") is None]
@@ -54,17 +55,17 @@ def require_parts() -> None:
         raise ConfigError(f"{' and '.join(missing)} not installed: pip install 'tercet-frontend[local]'")
 
 
-def require_adapters(paths: Mapping[str, str]) -> None:
+def require_adapter_files(paths: Mapping[str, str]) -> None:
     """Raise ConfigError for an adapter of `--lora` that is not where its path says.
 
     What may be a name at Hugging Face, and what is wrong within the files, is for the schedulers to find.
     """
     for name, path in paths.items():
-        if lacking := _lacking(path):
-            raise ConfigError(f"--lora {name}={path}: {lacking}")
+        if fault := _adapter_fault(path):
+            raise ConfigError(f"--lora {name}={path}: {fault}")
 
 
-def _lacking(path: str) -> str:
+def _adapter_fault(path: str) -> str:
     """What keeps a path from being an adapter's directory, in words."""
     directory = Path(path)
     if not os.path.isdir(path):  # unlike Path's, it raises nothing where nobody may look
@@ -81,7 +82,7 @@ def _lacking(path: str) -> str:
     return ""
 
 
-def as_frontends_read_it(config: ServeConfig) -> FrontendConfig:
+def parse_frontend_config(config: ServeConfig) -> FrontendConfig:
     """The options of a frontend. Raises ConfigError for those that each of them would refuse."""
     from tercet.frontend.__main__ import app
 
@@ -95,19 +96,19 @@ def as_frontends_read_it(config: ServeConfig) -> FrontendConfig:
     return frontend
 
 
-def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[PartSpec]] = local_parts) -> int:
+def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[LaunchSpec]] = local_parts) -> int:
     """Serve until Ctrl-C or SIGTERM. Returns the exit code.
 
     Raises ConfigError, and OSError for what this machine does not give.
     """
     began = time.monotonic()
     keep_output()
-    http = as_frontends_read_it(config).http
+    http = parse_frontend_config(config).http
     locked = bool(config.frontend.api_key or http.api_keys())
     display = choose_terminal(config.serve.log_level)
     with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:
         parts = make_parts(config, directory)
-        _require_files(len(parts))
+        _require_file_limit(len(parts))
         url = url_of(listener)
 
         def announce(readies: dict[str, Ready]) -> None:
@@ -124,9 +125,9 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             display,
             listener=listener,
             log_level=config.serve.log_level,
-            patience=Timeouts(startup=config.serve.startup_timeout),
+            timeouts=Timeouts(startup=config.serve.startup_timeout),
             drain=http.shutdown_grace,
-            greet=announce,
+            announce=announce,
         )
         ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         on_signals([number for number in ends if signal.getsignal(number) is not signal.SIG_IGN], supervisor.stop)
@@ -136,10 +137,10 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
         return supervisor.run()
 
 
-def _require_files(parts: int) -> None:
+def _require_file_limit(parts: int) -> None:
     """Raise OSError where this process, or a part that inherits its limit, may open too few files for so many parts."""
     try:
-        raise_file_limit(LOWEST + _FILES_OF_A_PART * parts)
+        raise_file_limit(LOWEST + _FILES_PER_PART * parts)
     except ChannelError as error:
         raise OSError(str(error)) from error
 

@@ -10,22 +10,32 @@ from functools import partial
 from pathlib import Path
 from typing import assert_never
 
-from tercet.frontend.supervisor.launch import Action, GiveUp, Kill, Later, PartSpec, PartTable, Slow, Start, Timeouts
+from tercet.frontend.supervisor.parts import LaunchSpec
 from tercet.frontend.supervisor.process import ChildProcess
+from tercet.frontend.supervisor.restart_policy import (
+    Action,
+    GiveUp,
+    Kill,
+    PartTable,
+    RestartScheduled,
+    Start,
+    StartupSlow,
+    Timeouts,
+)
 from tercet.frontend.supervisor.terminal import Display, QueuedTerminal
 from tercet.protocol.messages.messages import Heartbeat, Message, Progress, Ready, SupervisorInbox
 from tercet.protocol.messages.values import Phase, Role, Task
 from tercet.protocol.node import Answer, NodeConfig, PeerReady, PeerUp, ThreadNode
 
-TICK = 1.0
+POLL_INTERVAL = 1.0
 """Seconds between looks at what parts say of themselves; what happens to them is seen at once."""
-LAST_WORDS = 2.0
+ABORT_GRACE = 2.0
 """Seconds that frontends get, after those they have to finish, to tell who is still served that they will not be."""
-GRACE = 5.0
+TERMINATE_GRACE = 5.0
 """Seconds that the other parts get to end."""
-INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 """Exit code after a second Ctrl-C."""
-UNSTARTED = 127
+EXIT_NOT_STARTED = 127
 """As a shell says it: a process could not be started at all."""
 
 
@@ -33,52 +43,52 @@ class Supervisor:
     """Keeps `parts` alive until it is told to stop. `run` belongs to one thread; `stop` may be called from any.
 
     Frontends then have `drain` seconds to finish what they serve.
-    `on_ready` is called once, in the thread of `run`, when all parts are ready for the first time, and `greet` then in
+    `on_ready` is called once, in the thread of `run`, when all parts are ready for the first time; `announce` then in
     the one that writes to the display, which may have to wait for it, with what each part said. `failure` is why `run`
     returned without being told to.
     """
 
     def __init__(
         self,
-        parts: Sequence[PartSpec],
+        parts: Sequence[LaunchSpec],
         directory: Path,
         display: Display,
         *,
         listener: socket.socket | None = None,
         log_level: str = "info",
-        patience: Timeouts | None = None,
+        timeouts: Timeouts | None = None,
         drain: float = 0.0,
         on_ready: Callable[[], None] = lambda: None,
-        greet: Callable[[dict[str, Ready]], None] = lambda _: None,
+        announce: Callable[[dict[str, Ready]], None] = lambda _: None,
     ) -> None:
         self._parts = {part.name: part for part in parts}
         self._directory = directory
         self._display = QueuedTerminal(display)
         self._listener = listener
         self._on_ready = on_ready
-        self._greet = greet
+        self._announce = announce
         self.failure: GiveUp | None = None
-        self._announced = False
-        self._drain = drain
-        patience = patience or Timeouts()
+        self._was_ready = False
+        self._drain_seconds = drain
+        timeouts = timeouts or Timeouts()
         self._arguments = (
             *("--listen", f"ipc://{directory}", "--supervisor", f"ipc://{directory}/supervisor.*"),
             *("--log-level", log_level),
         )
-        self._roster = PartTable(self._parts, patience, time.monotonic())
-        self._readies: dict[str, Ready] = {}
+        self._table = PartTable(self._parts, timeouts, time.monotonic())
+        self._ready_messages: dict[str, Ready] = {}
         self._processes: dict[str, ChildProcess] = {}
         self._exits: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()
-        self._beats: deque[tuple[str, float, Heartbeat]] = deque()
+        self._heartbeats: deque[tuple[str, float, Heartbeat]] = deque()
         """Noted by the node's thread, which nobody need wake for."""
-        self._stops = 0
-        config = NodeConfig(Role.SUPERVISOR, "supervisor", f"ipc://{directory}", silence=2 * patience.loading_silence)
-        answers: dict[type[Message], Answer] = {Heartbeat: self._note_beat}
+        self._stop_requests = 0
+        config = NodeConfig(Role.SUPERVISOR, "supervisor", f"ipc://{directory}", silence=2 * timeouts.loading_silence)
+        answers: dict[type[Message], Answer] = {Heartbeat: self._on_heartbeat}
         self._node = ThreadNode(config, SupervisorInbox, lambda _: Heartbeat(phase=Phase.IDLE), answers)
 
     def stop(self) -> None:
         """Stop every part and let `run` return; called again, do not wait for them. For one thread at a time."""
-        self._stops += 1
+        self._stop_requests += 1
         self._node.wake()
 
     def pids(self) -> dict[str, int]:
@@ -91,33 +101,33 @@ class Supervisor:
         try:
             self.failure = self._watch()
         finally:
-            self._end()
+            self._shut_down()
             self._node.close("the server stops")
             if self.failure is not None:
                 self._display.line(f"tercet: error: {self.failure.reason}")
             self._display.close()
         if self.failure is not None:
             return self.failure.code
-        return 0 if self._stops == 1 else INTERRUPTED
+        return 0 if self._stop_requests == 1 else EXIT_INTERRUPTED
 
     def _watch(self) -> GiveUp | None:
-        while not self._stops:
-            actions = self._take_deliveries(min(TICK, self._roster.deadline - time.monotonic()))
-            actions += self._take_exits()
-            actions += self._roster.tick(time.monotonic())
-            if not self._roster.all_ready and (cut_off := self._cut_off()):
-                return cut_off
+        while not self._stop_requests:
+            actions = self._handle_messages(min(POLL_INTERVAL, self._table.deadline - time.monotonic()))
+            actions += self._handle_exits()
+            actions += self._table.tick(time.monotonic())
+            if not self._table.all_ready and (give_up := self._directory_removed()):
+                return give_up
             for action in actions:
                 if isinstance(action, GiveUp):
                     return action
-                self._act(action)
-            if not self._announced and self._roster.all_ready:
-                self._announced = True
+                self._apply(action)
+            if not self._was_ready and self._table.all_ready:
+                self._was_ready = True
                 self._on_ready()
-                self._display.call(partial(self._greet, dict(self._readies)))
+                self._display.call(partial(self._announce, dict(self._ready_messages)))
         return None
 
-    def _cut_off(self) -> GiveUp | None:
+    def _directory_removed(self) -> GiveUp | None:
         """Why whoever is awaited can never come: parts find one another, and us, by the sockets in our directory."""
         if Path(self._node.address.removeprefix("ipc://")).exists():
             return None
@@ -125,7 +135,7 @@ class Supervisor:
             f"{self._directory}, where the sockets of its parts lie, was removed: none that starts is found", 1
         )
 
-    def _act(self, action: Start | Kill | Later | Slow) -> None:
+    def _apply(self, action: Start | Kill | RestartScheduled | StartupSlow) -> None:
         match action:
             case Start(name):
                 self._start(self._parts[name])
@@ -133,73 +143,73 @@ class Supervisor:
                 self._display.line(f"tercet: {name} hangs and is killed: {reason}")
                 if process := self._processes.get(name):
                     process.kill()
-            case Later(name, reason, wait, left):
+            case RestartScheduled(name, reason, wait, left):
                 when = f"in {wait:.0f} s" if wait else "now"
                 self._display.line(f"tercet: {name} {'left' if left else 'died'}: {reason}; it starts again {when}")
-            case Slow(name, state):
-                self._display.line(f"tercet: {name} is {state} ({self._links_of(name)})")
+            case StartupSlow(name, state):
+                self._display.line(f"tercet: {name} is {state} ({self._describe_links(name)})")
             case _:
                 assert_never(action)
 
-    def _links_of(self, name: str) -> str:
+    def _describe_links(self, name: str) -> str:
         """How far we are with a part: whether it listens, and every link there is to it."""
         sockets = [path.name for path in self._directory.glob(f"{name}.*.ipc")]
         links = [link for link in self._node.links if any(socket in link for socket in sockets)]
         return "; ".join(links) or f"it {'listens' if sockets else 'does not listen'}, and is not linked"
 
-    def _start(self, part: PartSpec) -> None:
-        listener = self._listener if part.gets_socket else None
+    def _start(self, part: LaunchSpec) -> None:
+        listener = self._listener if part.inherits_listener else None
         try:
             self._processes[part.name] = ChildProcess(
                 part,
-                ("--peer", part.name, *self._arguments, *self._own_arguments(part)),
+                ("--peer", part.name, *self._arguments, *self._extra_arguments(part)),
                 socket_fd=None if listener is None else listener.fileno(),
                 on_line=lambda line: self._display.output(part.name, line),
-                on_exit=lambda code, last_words: self._from_exit(part.name, code, last_words),
+                on_exit=lambda code, last_error: self._on_process_exit(part.name, code, last_error),
             )
         except OSError as error:  # no memory, no process ids, no interpreter: a death like others
-            self._from_exit(part.name, UNSTARTED, f"cannot be started: {error}")
+            self._on_process_exit(part.name, EXIT_NOT_STARTED, f"cannot be started: {error}")
 
-    def _own_arguments(self, part: PartSpec) -> Sequence[str]:
+    def _extra_arguments(self, part: LaunchSpec) -> Sequence[str]:
         """What a part is told until it has been ready; after that a scheduler, which other weights it has taken."""
-        ready = self._readies.get(part.name)
+        ready = self._ready_messages.get(part.name)
         if ready is None:
-            return part.at_first
+            return part.startup_args
         path = ready.identity.weights_path if ready.identity is not None else ""
         return [f"--weights={path}"] if path else []
 
-    def _from_exit(self, name: str, code: int, last_words: str) -> None:
+    def _on_process_exit(self, name: str, code: int, last_error: str) -> None:
         """From the thread that saw a process exit to ours."""
-        self._exits.put((name, code, last_words))
+        self._exits.put((name, code, last_error))
         self._node.wake()
 
-    def _note_beat(self, name: str, message: Message) -> None:
+    def _on_heartbeat(self, name: str, message: Message) -> None:
         if isinstance(message, Heartbeat):
-            self._beats.append((name, time.monotonic(), message))
+            self._heartbeats.append((name, time.monotonic(), message))
 
-    def _take_deliveries(self, wait: float) -> list[Action]:
+    def _handle_messages(self, wait: float) -> list[Action]:
         """Wait for messages at most so long, then learn from all there are."""
         deliveries = self._node.drain(max(0.0, wait))
         now = time.monotonic()
         actions: list[Action] = []
-        while self._beats:
-            name, then, heartbeat = self._beats.popleft()
-            actions += self._roster.heard(name, then, heartbeat)
+        while self._heartbeats:
+            name, then, heartbeat = self._heartbeats.popleft()
+            actions += self._table.on_heartbeat(name, then, heartbeat)
         for delivery in deliveries:
             name, message = delivery.source, delivery.message
             if isinstance(message, PeerUp):
-                actions += self._roster.heard(name, now)
+                actions += self._table.on_heartbeat(name, now)
             elif isinstance(message, PeerReady):
-                self._note_ready(name, message.ready, now)
+                self._on_part_ready(name, message.ready, now)
             elif isinstance(message, Progress) and name in self._processes:
                 self._display.progress(name, message.text, message.done, message.total)
         return actions
 
-    def _note_ready(self, name: str, ready: Ready, now: float) -> None:
+    def _on_part_ready(self, name: str, ready: Ready, now: float) -> None:
         if name not in self._processes:
             return
-        self._roster.ready(name, now)
-        self._readies[name] = ready
+        self._table.on_ready(name, now)
+        self._ready_messages[name] = ready
         self._display.done(name)
         limits = ready.limits
         what = f": {limits.model}, context {limits.context_length:,} tokens" if limits else ""
@@ -208,46 +218,48 @@ class Supervisor:
         generates = limits is not None and limits.task is Task.GENERATE
         cache = f", KV cache {limits.max_total_tokens:,} tokens" if limits and generates else ""
         if limits is not None and not generates:
-            self._roster.unneeded |= {part.name for part in self._parts.values() if part.role is Role.DETOKENIZER}
+            self._table.optional |= {part.name for part in self._parts.values() if part.role is Role.DETOKENIZER}
         self._display.line(f"tercet: {name} is ready{what}{cache}")
 
-    def _take_exits(self) -> list[Action]:
+    def _handle_exits(self) -> list[Action]:
         actions: list[Action] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                actions += self._note_exit(*self._exits.get_nowait())
+                actions += self._on_part_exit(*self._exits.get_nowait())
         return actions
 
-    def _note_exit(self, name: str, code: int, last_words: str) -> list[Action]:
+    def _on_part_exit(self, name: str, code: int, last_error: str) -> list[Action]:
         """A process is gone: what it left behind goes too, before another takes its place."""
         self._processes.pop(name, None)
         self._display.done(name)
         for path in self._directory.glob(f"{name}.*.ipc"):
             path.unlink(missing_ok=True)
-        return self._roster.exited(name, code, last_words, time.monotonic())
+        return self._table.on_exit(name, code, last_error, time.monotonic())
 
-    def _end(self) -> None:
+    def _shut_down(self) -> None:
         """Frontends first, while the others can still finish their requests; then the others."""
         if self._listener is not None:
             self._listener.close()
         frontends = [process for process in self._processes.values() if process.part.role is Role.FRONTEND]
-        self._terminate(frontends, self._drain if self._announced else GRACE)
-        self._terminate(frontends, LAST_WORDS)
+        self._terminate(frontends, self._drain_seconds if self._was_ready else TERMINATE_GRACE)
+        self._terminate(frontends, ABORT_GRACE)
         for process in frontends:
             process.kill()
         others = list(self._processes.values())
-        self._terminate(others, GRACE)
+        self._terminate(others, TERMINATE_GRACE)
         for process in others:
             process.kill()
         while self._processes:
-            self._node.drain(TICK)
-            self._take_exits()
+            self._node.drain(POLL_INTERVAL)
+            self._handle_exits()
 
     def _terminate(self, group: Sequence[ChildProcess], grace: float) -> None:
         """Ask these to end, and wait for them at most so long; a second stop ends the wait."""
         for process in group:
             process.terminate()
         deadline = time.monotonic() + grace
-        while any(each.alive for each in group) and (left := deadline - time.monotonic()) > 0 and self._stops < 2:
+        while (
+            any(each.alive for each in group) and (left := deadline - time.monotonic()) > 0 and self._stop_requests < 2
+        ):
             self._node.drain(left)
-            self._take_exits()
+            self._handle_exits()

@@ -11,11 +11,11 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 
 from tercet.frontend.supervisor.options import LogLevel
 
-_MOST_OUTPUT = 1000
+_MAX_QUEUED_OUTPUT = 1000
 """Lines of parts that may wait to be shown; further ones are left out."""
-_MOST_WAITING = 4000
+_MAX_QUEUED_CALLS = 4000
 """Anything else that may wait."""
-_CLOSING = 2.0
+_CLOSE_TIMEOUT = 2.0
 """Seconds that what waits gets to be shown at the end."""
 
 
@@ -103,7 +103,7 @@ class QueuedTerminal:
     def __init__(self, display: Display) -> None:
         self._display = display
         self._jobs: deque[Callable[[], None]] = deque()
-        self._left_out = 0
+        self._dropped = 0
         self._closing = False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._show, name="display", daemon=True)
@@ -111,7 +111,7 @@ class QueuedTerminal:
 
     def output(self, name: str, text: str) -> None:
         """A line that a part wrote; left out, and counted, while too many wait."""
-        self._put(lambda: self._display.line(f"{name}: {text}"), _MOST_OUTPUT)
+        self._put(lambda: self._display.line(f"{name}: {text}"), _MAX_QUEUED_OUTPUT)
 
     def line(self, text: str) -> None:
         """Show one line."""
@@ -127,7 +127,7 @@ class QueuedTerminal:
 
     def call(self, job: Callable[[], None]) -> None:
         """Do something else to the screen, in its turn."""
-        self._put(job, _MOST_WAITING)
+        self._put(job, _MAX_QUEUED_CALLS)
 
     def close(self) -> None:
         """Show what waits, unless that takes long, and leave the screen as it is."""
@@ -135,17 +135,17 @@ class QueuedTerminal:
         with self._changed:
             self._closing = True
             self._changed.notify()
-        self._thread.join(_CLOSING)
+        self._thread.join(_CLOSE_TIMEOUT)
 
     def _put(self, job: Callable[[], None], most: int) -> None:
         with self._changed:
             if len(self._jobs) >= most:
-                self._left_out += 1
+                self._dropped += 1
                 return
-            if self._left_out and len(self._jobs) < most // 2:
-                text = f"tercet: {self._left_out} lines came too fast and were left out"
+            if self._dropped and len(self._jobs) < most // 2:
+                text = f"tercet: {self._dropped} lines came too fast and were left out"
                 self._jobs.append(lambda: self._display.line(text))
-                self._left_out = 0
+                self._dropped = 0
             self._jobs.append(job)
             self._changed.notify()
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tercet.frontend.supervisor.launch import local_parts
 from tercet.frontend.supervisor.options import ConfigError, FrontendOptions, SchedulerOptions, ServeConfig, ServeOptions
+from tercet.frontend.supervisor.parts import local_parts
 from tercet.protocol.messages.values import Role
 
 
@@ -35,7 +35,7 @@ def test_options_become_flags_of_the_part_they_belong_to() -> None:
     assert [part.role for part in parts.values()] == [
         *(Role.SCHEDULER, Role.SCHEDULER, Role.DETOKENIZER, Role.FRONTEND)
     ]
-    assert [part.gets_socket for part in parts.values()] == [False, False, False, True]
+    assert [part.inherits_listener for part in parts.values()] == [False, False, False, True]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_adapters_that_are_named_are_run(
         "--lora=org=org/sonnet",
         "--lora=there=/on/other/machines",
     ]
-    assert frontend.at_first == ("--require-lora",), "and not once it has served"
+    assert frontend.startup_args == ("--require-lora",), "and not once it has served"
     offline, _ = local_parts(config, Path("/run/x"), frontends=False)
     assert offline.command == scheduler.command
 

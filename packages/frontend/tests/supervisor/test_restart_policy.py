@@ -2,27 +2,27 @@ import signal
 
 import pytest
 
-from tercet.frontend.supervisor.launch import (
+from tercet.frontend.supervisor.restart_policy import (
     EXIT_CONFIG,
     Action,
     GiveUp,
     Kill,
-    Later,
     PartTable,
-    Slow,
+    RestartScheduled,
     Start,
+    StartupSlow,
     Timeouts,
     describe_exit,
 )
 from tercet.protocol.messages.messages import Heartbeat
 from tercet.protocol.messages.values import Phase
 
-PATIENCE = Timeouts()
+TIMEOUTS = Timeouts()
 
 
-def roster(*names: str) -> PartTable:
+def started_table(*names: str) -> PartTable:
     """Parts that have been started at 0."""
-    parts = PartTable(names or ("a",), PATIENCE, 0.0)
+    parts = PartTable(names or ("a",), TIMEOUTS, 0.0)
     assert parts.tick(0.0) == [Start(name) for name in names or ("a",)]
     return parts
 
@@ -32,7 +32,7 @@ def quiet(parts: PartTable, start: float, end: float) -> list[Action]:
     actions: list[Action] = []
     now = start
     while now <= end:
-        actions += [action for action in parts.tick(now) if not isinstance(action, Slow)]
+        actions += [action for action in parts.tick(now) if not isinstance(action, StartupSlow)]
         now += 0.25
     return actions
 
@@ -42,21 +42,21 @@ def step(age: float, longest: float = 0.0, phase: Phase = Phase.STEP) -> Heartbe
 
 
 def test_all_parts_are_started_once_and_are_ready_together() -> None:
-    parts = roster("a", "b")
+    parts = started_table("a", "b")
     assert quiet(parts, 0.25, 5.0) == []
-    parts.ready("a", 5.0)
+    parts.on_ready("a", 5.0)
     assert not parts.all_ready
-    parts.ready("b", 5.5)
+    parts.on_ready("b", 5.5)
     assert parts.all_ready
 
 
 def test_the_first_restart_is_immediate_and_others_come_after_1_2_4_seconds_up_to_the_cap() -> None:
-    parts = roster()
+    parts = started_table()
     now, waits = 0.0, []
     for _ in range(9):
-        parts.ready("a", now)
-        (later,) = parts.exited("a", -9, "", now)
-        assert isinstance(later, Later)
+        parts.on_ready("a", now)
+        (later,) = parts.on_exit("a", -9, "", now)
+        assert isinstance(later, RestartScheduled)
         waits.append(later.wait)
         assert quiet(parts, now, now + later.wait - 0.25) == []  # nothing at all when it is immediate
         now += later.wait
@@ -65,46 +65,46 @@ def test_the_first_restart_is_immediate_and_others_come_after_1_2_4_seconds_up_t
 
 
 def test_deaths_are_forgiven_after_a_while_of_health() -> None:
-    parts = roster()
-    parts.ready("a", 0.0)
-    parts.exited("a", 1, "", 1.0)
+    parts = started_table()
+    parts.on_ready("a", 0.0)
+    parts.on_exit("a", 1, "", 1.0)
     parts.tick(2.0)
-    parts.ready("a", 3.0)
+    parts.on_ready("a", 3.0)
     for now in range(3, 15):
-        parts.heard("a", float(now))
+        parts.on_heartbeat("a", float(now))
         assert parts.tick(float(now)) == []
-    assert parts.exited("a", 1, "boom", 15.0) == [Later("a", "boom (exit code 1)", 0.0)]
+    assert parts.on_exit("a", 1, "boom", 15.0) == [RestartScheduled("a", "boom (exit code 1)", 0.0)]
 
 
 def test_a_part_that_was_never_ready_is_given_up_after_three_deaths() -> None:
-    parts = roster("a", "b")
-    parts.ready("b", 0.0)
-    assert parts.exited("a", 1, "no", 1.0) == [Later("a", "no (exit code 1)", 1.0)]
+    parts = started_table("a", "b")
+    parts.on_ready("b", 0.0)
+    assert parts.on_exit("a", 1, "no", 1.0) == [RestartScheduled("a", "no (exit code 1)", 1.0)]
     assert parts.tick(2.0) == [Start("a")]
-    assert parts.exited("a", 1, "no", 3.0) == [Later("a", "no (exit code 1)", 2.0)]
+    assert parts.on_exit("a", 1, "no", 3.0) == [RestartScheduled("a", "no (exit code 1)", 2.0)]
     assert parts.tick(5.0) == [Start("a")]
-    (end,) = parts.exited("a", -11, "", 6.0)
+    (end,) = parts.on_exit("a", -11, "", 6.0)
     assert end == GiveUp("a died 3 times before it was ready: killed by SIGSEGV", 1)
 
 
 def test_a_part_that_leaves_when_asked_is_replaced_at_once_and_has_not_died() -> None:
-    parts = roster()
+    parts = started_table()
     now = 0.0
     for _ in range(5):
-        parts.ready("a", now)
-        now += PATIENCE.settled
-        assert parts.exited("a", 0, "bye", now) == [Later("a", "exit code 0", 0.0, left=True)]
+        parts.on_ready("a", now)
+        now += TIMEOUTS.clean_exit_after
+        assert parts.on_exit("a", 0, "bye", now) == [RestartScheduled("a", "exit code 0", 0.0, left=True)]
         assert parts.tick(now) == [Start("a")]
 
 
 def test_a_part_that_leaves_again_and_again_without_being_asked_waits_longer_each_time() -> None:
-    parts = roster()
+    parts = started_table()
     now, waits = 0.0, []
     for _ in range(4):
-        parts.ready("a", now)
+        parts.on_ready("a", now)
         now += 1.0
-        (later,) = parts.exited("a", 0, "", now)
-        assert isinstance(later, Later)
+        (later,) = parts.on_exit("a", 0, "", now)
+        assert isinstance(later, RestartScheduled)
         assert not later.left
         waits.append(later.wait)
         now += later.wait
@@ -113,76 +113,76 @@ def test_a_part_that_leaves_again_and_again_without_being_asked_waits_longer_eac
 
 
 def test_a_part_that_served_is_never_given_up_however_often_it_dies() -> None:
-    parts = roster()
-    parts.ready("a", 0.0)
+    parts = started_table()
+    parts.on_ready("a", 0.0)
     now = 0.0
     for _ in range(50):
-        (later,) = parts.exited("a", 1, "torn", now)
-        assert isinstance(later, Later)
+        (later,) = parts.on_exit("a", 1, "torn", now)
+        assert isinstance(later, RestartScheduled)
         now += later.wait
         assert parts.tick(now) == [Start("a")]
 
 
 def test_a_configuration_error_ends_the_start_at_once() -> None:
-    parts = roster()
-    assert parts.exited("a", EXIT_CONFIG, "--dtype: no such dtype", 0.5) == [GiveUp("a: --dtype: no such dtype", 2)]
+    parts = started_table()
+    assert parts.on_exit("a", EXIT_CONFIG, "--dtype: no such dtype", 0.5) == [GiveUp("a: --dtype: no such dtype", 2)]
 
 
 def test_a_configuration_error_of_a_part_that_served_before_is_a_death_like_others() -> None:
-    parts = roster()
-    parts.ready("a", 1.0)
-    assert parts.exited("a", EXIT_CONFIG, "gone", 2.0) == [Later("a", "gone (exit code 2)", 0.0)]
+    parts = started_table()
+    parts.on_ready("a", 1.0)
+    assert parts.on_exit("a", EXIT_CONFIG, "gone", 2.0) == [RestartScheduled("a", "gone (exit code 2)", 0.0)]
 
 
 def test_silence_kills_once_and_the_part_starts_again() -> None:
-    parts = roster("a", "b")
+    parts = started_table("a", "b")
     for name in ("a", "b"):
-        parts.ready(name, 0.0)
+        parts.on_ready(name, 0.0)
     actions: list[Action] = []
     for now in range(1, 14):
-        parts.heard("b", float(now))
+        parts.on_heartbeat("b", float(now))
         actions += parts.tick(float(now))
     assert actions == [Kill("a", "no heartbeat for 11 s")]
-    assert parts.exited("a", -9, "", 14.0) == [Later("a", "no heartbeat for 11 s", 0.0)]
-    parts.heard("b", 15.0)
+    assert parts.on_exit("a", -9, "", 14.0) == [RestartScheduled("a", "no heartbeat for 11 s", 0.0)]
+    parts.on_heartbeat("b", 15.0)
     assert parts.tick(15.0) == [Start("a")]
 
 
 def test_the_deadline_is_the_next_start_or_the_end_of_patience_with_the_longest_silent() -> None:
-    parts = PartTable(("a", "b"), PATIENCE, 5.0)
+    parts = PartTable(("a", "b"), TIMEOUTS, 5.0)
     assert parts.deadline == 5.0
     parts.tick(5.0)
     assert parts.deadline == float("inf"), "what loads libraries may be silent"
-    parts.heard("a", 6.0)
-    assert parts.deadline == 6.0 + PATIENCE.loading_silence
+    parts.on_heartbeat("a", 6.0)
+    assert parts.deadline == 6.0 + TIMEOUTS.loading_silence
     for name, now in (("a", 7.0), ("b", 8.0)):
-        parts.ready(name, now)
-    assert parts.deadline == 7.0 + PATIENCE.silence
-    parts.heard("a", 9.0)
-    assert parts.deadline == 8.0 + PATIENCE.silence
+        parts.on_ready(name, now)
+    assert parts.deadline == 7.0 + TIMEOUTS.silence
+    parts.on_heartbeat("a", 9.0)
+    assert parts.deadline == 8.0 + TIMEOUTS.silence
     assert quiet(parts, 5.25, parts.deadline) == []
     assert parts.tick(parts.deadline + 0.01) == [Kill("b", "no heartbeat for 10 s")]
-    assert parts.deadline == 9.0 + PATIENCE.silence, "it is not killed twice"
-    parts.exited("b", -9, "", 18.5)
-    parts.exited("a", -9, "", 18.6)
+    assert parts.deadline == 9.0 + TIMEOUTS.silence, "it is not killed twice"
+    parts.on_exit("b", -9, "", 18.5)
+    parts.on_exit("a", -9, "", 18.6)
     assert parts.deadline == 18.5
 
 
 def test_a_part_that_is_still_starting_may_be_silent() -> None:
-    parts = roster()
+    parts = started_table()
     assert quiet(parts, 0.0, 120.0) == []
 
 
 def test_a_part_that_is_loading_may_be_silent_for_longer() -> None:
-    parts = roster()
-    parts.heard("a", 0.0, Heartbeat(phase=Phase.LOADING))
+    parts = started_table()
+    parts.on_heartbeat("a", 0.0, Heartbeat(phase=Phase.LOADING))
     assert quiet(parts, 0.0, 60.0) == []
     assert quiet(parts, 60.25, 61.0) == [Kill("a", "no heartbeat for 60 s")]
 
 
 def test_silence_that_this_process_slept_through_is_nobodys_fault() -> None:
-    parts = roster()
-    parts.ready("a", 0.0)
+    parts = started_table()
+    parts.on_ready("a", 0.0)
     assert quiet(parts, 0.0, 1.0) == []
     assert parts.tick(100.0) == []
     assert quiet(parts, 100.25, 110.0) == []
@@ -190,12 +190,12 @@ def test_silence_that_this_process_slept_through_is_nobodys_fault() -> None:
 
 
 def test_time_that_this_process_slept_through_is_none_that_a_start_takes() -> None:
-    parts = roster()
-    later = PATIENCE.startup + 50.0
+    parts = started_table()
+    later = TIMEOUTS.startup + 50.0
     assert quiet(parts, 0.0, 50.0) == []
     assert parts.tick(later) == []
-    assert quiet(parts, later, later + PATIENCE.startup - 51.0) == []
-    given_up, *_ = quiet(parts, later + PATIENCE.startup - 51.0, later + PATIENCE.startup - 49.0)
+    assert quiet(parts, later, later + TIMEOUTS.startup - 51.0) == []
+    given_up, *_ = quiet(parts, later + TIMEOUTS.startup - 51.0, later + TIMEOUTS.startup - 49.0)
     assert isinstance(given_up, GiveUp)
 
 
@@ -212,62 +212,62 @@ def test_time_that_this_process_slept_through_is_none_that_a_start_takes() -> No
     ],
 )
 def test_a_step_is_stuck_only_when_far_older_than_any_before(heartbeat: Heartbeat, stuck: bool) -> None:
-    parts = roster()
-    parts.ready("a", 0.0)
-    actions = parts.heard("a", 1.0, heartbeat)
+    parts = started_table()
+    parts.on_ready("a", 0.0)
+    actions = parts.on_heartbeat("a", 1.0, heartbeat)
     assert actions == ([Kill("a", f"stuck in one step for {heartbeat.step_age:.0f} s")] if stuck else [])
-    assert parts.heard("a", 1.5, heartbeat) == []
+    assert parts.on_heartbeat("a", 1.5, heartbeat) == []
 
 
 def test_a_start_that_takes_too_long_is_given_up() -> None:
-    parts = roster("a", "b")
-    parts.ready("b", 1.0)
+    parts = started_table("a", "b")
+    parts.on_ready("b", 1.0)
     now = 0.0
     actions: list[Action] = []
     while not actions:
         now += 1.0
-        parts.heard("b", now)
-        actions = [action for action in parts.tick(now) if not isinstance(action, Slow)]
+        parts.on_heartbeat("b", now)
+        actions = [action for action in parts.tick(now) if not isinstance(action, StartupSlow)]
     assert actions == [GiveUp("a was not ready within 600 s (--startup-timeout): it has said nothing", 1)]
 
 
 def test_a_part_that_is_slow_to_get_ready_is_told_of_once_with_what_it_said_last() -> None:
-    parts = roster("a", "b", "c", "d")
-    parts.unneeded.add("d")
-    parts.ready("c", 1.0)
+    parts = started_table("a", "b", "c", "d")
+    parts.optional.add("d")
+    parts.on_ready("c", 1.0)
     told: list[Action] = []
     for now in range(1, 130):
-        parts.heard("b", now)
-        parts.heard("b", now, Heartbeat(phase=Phase.LOADING))
-        parts.heard("c", now)
+        parts.on_heartbeat("b", now)
+        parts.on_heartbeat("b", now, Heartbeat(phase=Phase.LOADING))
+        parts.on_heartbeat("c", now)
         told += parts.tick(now + 0.5)
     assert told == [
-        Slow("a", "not ready 60 s after its start: it has said nothing"),
-        Slow("b", "not ready 60 s after its start: it said loading 0 s ago"),
+        StartupSlow("a", "not ready 60 s after its start: it has said nothing"),
+        StartupSlow("b", "not ready 60 s after its start: it said loading 0 s ago"),
     ]
 
 
 def test_a_restarted_part_that_never_gets_ready_is_killed_not_given_up() -> None:
-    parts = roster()
-    parts.ready("a", 0.0)
-    parts.exited("a", 1, "", 1.0)
+    parts = started_table()
+    parts.on_ready("a", 0.0)
+    parts.on_exit("a", 1, "", 1.0)
     assert quiet(parts, 1.0, 3.0) == [Start("a")]
     assert quiet(parts, 3.0, 605.0) == [Kill("a", "not ready 600 s after its restart")]
 
 
 def test_late_words_of_a_dead_part_change_nothing() -> None:
-    parts = roster()
-    parts.ready("a", 0.0)
-    parts.exited("a", 1, "", 1.0)
-    parts.ready("a", 1.0)
-    parts.heard("a", 1.0)
-    parts.ready("stranger", 1.0)
+    parts = started_table()
+    parts.on_ready("a", 0.0)
+    parts.on_exit("a", 1, "", 1.0)
+    parts.on_ready("a", 1.0)
+    parts.on_heartbeat("a", 1.0)
+    parts.on_ready("stranger", 1.0)
     assert not parts.all_ready
     assert parts.tick(2.0) == [Start("a")]
 
 
 @pytest.mark.parametrize(
-    ("code", "last_words", "text"),
+    ("code", "last_error", "text"),
     [
         (1, "", "exit code 1"),
         (3, "ValueError: bad", "ValueError: bad (exit code 3)"),
@@ -277,18 +277,20 @@ def test_late_words_of_a_dead_part_change_nothing() -> None:
         (-250, "", "killed by signal 250"),
     ],
 )
-def test_exits_are_described_in_words(code: int, last_words: str, text: str) -> None:
-    assert describe_exit(code, last_words) == text
+def test_exits_are_described_in_words(code: int, last_error: str, text: str) -> None:
+    assert describe_exit(code, last_error) == text
 
 
 def test_a_part_that_is_not_needed_is_neither_waited_for_nor_given_up() -> None:
-    parts = roster("a", "b")
-    parts.unneeded.add("b")
+    parts = started_table("a", "b")
+    parts.optional.add("b")
     assert not parts.all_ready
-    parts.ready("a", 1.0)
+    parts.on_ready("a", 1.0)
     assert parts.all_ready
-    parts.heard("a", 1e9)
-    assert [parts.exited("b", code, "", 2.0 + code)[0].__class__ for code in (1, EXIT_CONFIG, 3, 4)] == [Later] * 4
-    waiting = roster("c")
-    waiting.unneeded.add("c")
-    assert quiet(waiting, 0.25, PATIENCE.startup + 5) == []
+    parts.on_heartbeat("a", 1e9)
+    assert [parts.on_exit("b", code, "", 2.0 + code)[0].__class__ for code in (1, EXIT_CONFIG, 3, 4)] == [
+        RestartScheduled
+    ] * 4
+    waiting = started_table("c")
+    waiting.optional.add("c")
+    assert quiet(waiting, 0.25, TIMEOUTS.startup + 5) == []

@@ -1,0 +1,106 @@
+"""Which parts to start on one machine, with their command lines."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tercet.frontend.supervisor.options import ServeConfig, extra_flags
+from tercet.protocol.messages.values import Role
+from tercet.protocol.transport.endpoints import supervised_id
+
+_MAX_LORAS = 8
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """A process to keep alive. `command` lacks only what every part is given: peer id, addresses, parent pipe."""
+
+    name: str
+    """Its peer id."""
+    role: Role
+    command: tuple[str, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Added to the environment: what must not show in a command line."""
+    inherits_listener: bool = False
+    """Inherits the listening socket, as --fd."""
+    startup_args: tuple[str, ...] = ()
+    """Added to the command until it has been ready once: what is to end the start, and no server that serves."""
+
+
+def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True) -> list[LaunchSpec]:
+    """The parts of a one-machine server whose inboxes lie in `directory`; without frontends it serves offline use."""
+    module = (sys.executable, "-m")
+    parts = [
+        LaunchSpec(
+            supervised_id(Role.SCHEDULER, number),
+            Role.SCHEDULER,
+            (
+                *(*module, "tercet.scheduler", f"--model={config.model}"),
+                *config.scheduler.flags(),
+                *_lora_flags(config),
+                *_device_flags(config, number),
+                *extra_flags(config.scheduler_extra),
+            ),
+        )
+        for number in range(config.serve.dp_size)
+    ]
+    parts += [
+        LaunchSpec(
+            supervised_id(Role.DETOKENIZER, number),
+            Role.DETOKENIZER,
+            (*module, "tercet.detokenizer", *extra_flags(config.detokenizer_extra)),
+        )
+        for number in range(config.serve.detokenizer_workers)
+    ]
+    if not frontends:
+        return parts
+    frontend = config.frontend
+    flags = [
+        *frontend_flags(config),
+        *("--scheduler", f"ipc://{directory}/scheduler-*", "--detokenizer", f"ipc://{directory}/detokenizer-*"),
+    ]
+    given = {"TERCET_API_KEYS": frontend.api_key, "TERCET_ADMIN_KEYS": frontend.admin_key}
+    env = {name: "\n".join(keys) for name, keys in given.items() if keys}
+    command = (*module, "tercet.frontend", *flags)
+    startup_args = ("--require-lora",) if frontend.lora else ()
+    names = [supervised_id(Role.FRONTEND, number) for number in range(config.serve.frontend_workers)]
+    for name in names:
+        siblings = (f"--sibling={other}" for other in names if other != name)
+        parts.append(
+            LaunchSpec(
+                name, Role.FRONTEND, (*command, *siblings), env, inherits_listener=True, startup_args=startup_args
+            )
+        )
+    return parts
+
+
+def frontend_flags(config: ServeConfig) -> list[str]:
+    """What frontends are told of how they serve."""
+    frontend = config.frontend
+    named = {
+        "served-model-name": frontend.served_model_name,
+        "tool-call-parser": frontend.tool_call_parser,
+        "reasoning-parser": frontend.reasoning_parser,
+        "reasoning-field-name": frontend.reasoning_field_name,
+        "shutdown-grace": frontend.shutdown_grace,
+    }
+    return [
+        *(f"--{name}={value}" for name, value in named.items() if value is not None),
+        *(f"--lora={name}={path}" for name, path in config.lora.items()),
+        *(f"--allowed-origin={origin}" for origin in frontend.allowed_origin),
+        f"--response-store={frontend.response_store}",
+        *extra_flags(config.frontend_extra),
+    ]
+
+
+def _device_flags(config: ServeConfig, number: int) -> list[str]:
+    """Where there are GPUs, the scheduler of that number takes those behind the others', unless it was told which."""
+    if config.serve.dp_size == 1 or "device" in config.scheduler_extra:
+        return []
+    return [f"--device=auto:{number * (config.scheduler.tensor_parallel_size or 1)}"]
+
+
+def _lora_flags(config: ServeConfig) -> list[str]:
+    """Adapters that are named are to be run, unless it was told how many."""
+    return [f"--max-loras={_MAX_LORAS}"] if config.frontend.lora and config.scheduler.max_loras is None else []
