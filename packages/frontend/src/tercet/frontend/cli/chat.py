@@ -11,15 +11,15 @@ from urllib.parse import urlsplit
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
 _PATIENCE = 300.0
-"""Seconds without a byte before a server counts as gone."""
+"""Seconds without a byte after which a server counts as gone."""
 
 
 class ChatError(Exception):
-    """What went wrong, in one line for the user."""
+    """Failure, in one line for the user."""
 
 
 class Piece(NamedTuple):
-    """Some of what a model says, or of what it thinks before."""
+    """A piece of the model's answer or of its reasoning."""
 
     text: str
     thought: bool = False
@@ -44,7 +44,7 @@ class Server:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
     def first_model(self) -> str:
-        """The first model the server lists. Raises ChatError."""
+        """Return the first model that the server lists. Raises ChatError."""
         with self._ask("GET", "/models") as response:
             try:
                 return str(json.load(response)["data"][0]["id"])
@@ -52,7 +52,7 @@ class Server:
                 raise ChatError(f"{self._url} lists no model") from None
 
     def stream(self, body: dict[str, Any]) -> Iterator[Piece]:
-        """A chat completion, as it comes. Closing the iterator hangs up. Raises ChatError."""
+        """Yield a chat completion as it streams. Closing the iterator closes the connection. Raises ChatError."""
         with self._ask("POST", "/chat/completions", json.dumps({**body, "stream": True})) as response:
             for event in _events(response):
                 if error := event.get("error"):
@@ -83,7 +83,7 @@ class Server:
 
 
 class Conversation:
-    """What was said so far, and how to ask for more."""
+    """Messages so far, and the parameters of the next request."""
 
     def __init__(
         self,
@@ -104,9 +104,9 @@ class Conversation:
         self.messages = list(self._system)
 
     def ask(self, server: Server, text: str) -> Iterator[Piece]:
-        """The reply as it comes. What was read of it is remembered, also when reading stops; nothing after an error.
+        """Yield the reply as it streams, without keeping its reasoning.
 
-        Thoughts are not remembered.
+        The part that was read is remembered, even if reading stops early; nothing is remembered after an error.
         """
         turn = [*self.messages, {"role": "user", "content": text}]
         reply: list[str] = []
@@ -133,10 +133,10 @@ def converse(
     terminal: bool = False,
     interactive: bool = True,
 ) -> int:
-    """Read, ask and print until /exit or the end of the input. Returns the exit code.
+    """Read, ask and print until /exit or the end of the input. Return the exit code.
 
-    What a model thinks before it replies is shown on a `terminal` alone, dimmed. An answer that cannot be had, and
-    Ctrl-C, end what is not `interactive`: nobody would see it there and ask again. Raises ChatError, KeyboardInterrupt.
+    Reasoning is shown only on a `terminal`, dimmed. An error or Ctrl-C ends a chat that is not `interactive`, since no
+    user can retry there. Raises ChatError, KeyboardInterrupt.
     """
     if read is input:
         _spell_what_they_can(sys.stdin, sys.stdout)
@@ -170,7 +170,7 @@ def converse(
 
 
 def _reply(pieces: Iterator[Piece], write: Callable[[str], object], *, terminal: bool) -> None:
-    """Print a reply as it comes, and end its line. Raises ChatError, KeyboardInterrupt."""
+    """Print a reply as it streams, and end its line. Raises ChatError, KeyboardInterrupt."""
     thinks, after = False, ""
     try:
         for piece in pieces:
@@ -188,19 +188,19 @@ def _reply(pieces: Iterator[Piece], write: Callable[[str], object], *, terminal:
 
 
 def _spell_what_they_can(*streams: TextIO) -> None:
-    """Characters that a terminal or a pipe has no bytes for, and bytes that are no characters there, end no chat."""
+    """Replace characters that a stream cannot encode, and bytes that it cannot decode, instead of failing."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
 
 
 def _printable(text: str) -> str:
-    """Text without control characters: what a model writes must not steer the terminal."""
+    """Return text without control characters, so that a model cannot control the terminal."""
     return "".join(char for char in text if char in "\n\t" or (ord(char) >= 32 and not 127 <= ord(char) < 160))
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The JSON objects of a stream of server-sent events, up to [DONE]."""
+    """Yield the JSON objects of a stream of server-sent events, up to [DONE]."""
     for line in response:
         if line.startswith(b"data:"):
             data = line[5:].strip()

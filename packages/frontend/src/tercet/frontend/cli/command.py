@@ -1,11 +1,11 @@
-"""The `tercet` command from its first moment on: a Ctrl-C while it is still being imported ends it without a word."""
+"""Entry point of the `tercet` command: a Ctrl-C during the imports ends it silently."""
 
 _INTERRUPTED = 130
-"""Exit code after a Ctrl-C that came before anything was there to stop."""
+"""Exit code after a Ctrl-C during the imports."""
 
 
 def main() -> int:
-    """Run the command line; returns the exit code."""
+    """Run the command line and return the exit code."""
     try:
         from tercet.frontend.cli.main import main as run
 

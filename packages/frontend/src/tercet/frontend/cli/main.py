@@ -1,4 +1,4 @@
-"""The `tercet` command. Each subcommand imports what it needs when it runs."""
+"""The `tercet` command. Each subcommand imports its modules when it runs."""
 
 import sys
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ _SCHEDULER = SchedulerOptions()
 
 
 def _fill_from_file(app: App, commands: tuple[str, ...], arguments: "ArgumentCollection") -> None:
-    """Options that the command line left open come from the file that --config names."""
+    """Fill options that the command line left out from the file of --config."""
     for argument in arguments:
         if "--config" in argument.names and argument.tokens:
             path = argument.tokens[0].value
@@ -126,9 +126,9 @@ def version() -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code, and says in one line what went wrong.
+    """Run the command line, print failures in one line, and return the exit code.
 
-    2 is an option that cannot be meant, 1 what the machine does not give: files, memory, a place for them. Raises
+    The code is 2 for an invalid option, 1 if the machine lacks a resource such as files, memory or disk space. Raises
     KeyboardInterrupt.
     """
     prepare_streams()

@@ -1,4 +1,4 @@
-"""The engine's side of the messages: a frontend without HTTP, on an event loop in a thread of its own."""
+"""Client side of an `Engine`: a frontend without HTTP, on an event loop in a thread of its own."""
 
 import asyncio
 import contextlib
@@ -29,10 +29,10 @@ from tercet.protocol.transport.endpoints import is_supervised_id
 
 _Result = TypeVar("_Result")
 Work = Callable[[], Coroutine[Any, Any, _Result]]
-"""Makes a coroutine, on the loop: no coroutine is left unawaited if the loop ends before."""
+"""Factory of a coroutine, called on the loop, so that no coroutine is left unawaited if the loop ends before."""
 
 AT_ONCE = 512
-"""Prompts sent to the schedulers at a time; they batch as many as they have room for."""
+"""Prompts sent to the schedulers at a time; schedulers batch as many as they have memory for."""
 FILES = 30.0
 """Seconds for the tokenizer's files to arrive once every part is ready."""
 POLL = 0.01
@@ -46,28 +46,28 @@ class EngineError(RuntimeError):
 
 
 class OutputStream(Generic[_Result]):
-    """What a generator yields, one at a time, on the loop. `close` may come while `next` is still being cancelled."""
+    """Async generator that is advanced step by step on the loop. `close` waits for a `next` that is being cancelled."""
 
     def __init__(self, answers: AsyncGenerator[_Result, None]) -> None:
         self._answers = answers
         self._step = asyncio.Lock()
 
     async def next(self) -> _Result | None:
-        """The next one; None after the last."""
+        """Return the next item; None after the last."""
         async with self._step:
             return await anext(self._answers, None)
 
     async def close(self) -> None:
-        """Have no more of them."""
+        """Close the generator."""
         async with self._step:
             await self._answers.aclose()
 
 
 class EngineClient:
-    """`run`, `wait` and `close` are for other threads; the coroutines they are given run in this one's loop."""
+    """Thread-safe client: other threads call `run`, `wait` and `close`; coroutines run on the client's own loop."""
 
     def __init__(self, directory: Path, lora: Mapping[str, str]) -> None:
-        """`lora` are paths of adapters by name."""
+        """Start the loop. `lora` maps names of adapters to their paths."""
         self._owner = os.getpid()
         self._gate = threading.RLock()
         self._closed = False
@@ -76,7 +76,7 @@ class EngineClient:
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenizer")
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._useless = ""
-        """Why nothing can ever be asked."""
+        """Reason why the model can never be served."""
         address = f"ipc://{directory}"
         specs = (f"{address}/scheduler-*", f"{address}/detokenizer-*")
         config = NodeConfig(Role.FRONTEND, "engine-0", address, connect=specs)
@@ -98,7 +98,7 @@ class EngineClient:
             return asyncio.run_coroutine_threadsafe(self._until_closed(work), self._loop)
 
     def wait(self, work: Work[_Result]) -> _Result:
-        """The result of a coroutine; it is cancelled if the waiting is interrupted."""
+        """Return the result of a coroutine; an interrupt of the wait cancels it."""
         future = self.run(work)
         try:
             return future.result()
@@ -107,7 +107,7 @@ class EngineClient:
             raise
 
     def close(self) -> None:
-        """Say goodbye to the parts; whoever still waits for an answer gets EngineError."""
+        """Close the links to the parts; pending requests raise EngineError."""
         with self._gate:
             if self._closed:
                 return
@@ -120,10 +120,10 @@ class EngineClient:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def served(self) -> ServedModel:
-        """The model, once requests for it can be sent. Raises EngineError when that does not come to be."""
+        """Return the model once it can serve requests. Raises EngineError if it never can."""
         try:
             async with asyncio.timeout(FILES):
-                while not self._manager.ready:  # it tells nobody
+                while not self._manager.ready:  # there is no event for it
                     if self._useless:
                         raise EngineError(self._useless)
                     await asyncio.sleep(POLL)
@@ -134,7 +134,7 @@ class EngineClient:
         return next(iter(self._manager.models))
 
     async def adapters(self) -> dict[str, LoRAAdapter]:
-        """The engine's adapters by name, once schedulers have read them. Raises EngineError if they cannot."""
+        """Return the adapters by name once schedulers have loaded them. Raises EngineError if they cannot."""
         adapters = self._manager.adapters
         try:
             async with asyncio.timeout(self._reading_time):
@@ -146,11 +146,11 @@ class EngineClient:
         return {each.name: each.lora for each in await adapters.all()}
 
     async def update_weights(self, path: str) -> None:
-        """Have all schedulers load the weights of a directory. Raises ApiError."""
+        """Let all schedulers load the weights of a directory. Raises ApiError."""
         await self._manager.weights.update(path)
 
     async def whole(self, request: GenerateRequest) -> tuple[Generation, list[FinishedChoice]]:
-        """Every choice when all have ended. Raises ApiError."""
+        """Return every choice when all have finished. Raises ApiError."""
         async with self._limit:
             generation = await self._manager.submit([request])
             try:
@@ -159,12 +159,12 @@ class EngineClient:
                 self._manager.release(generation)
 
     async def vectors(self, request: EmbeddingRequest) -> EmbeddingBatch:
-        """Every input with its vector. Raises ApiError."""
+        """Return every input with its vector. Raises ApiError."""
         async with self._limit:
             return await self._manager.embed(request)
 
     async def choices(self, request: GenerateRequest) -> AsyncGenerator[tuple[Generation, FinishedChoice], None]:
-        """Each choice whenever there is more of it; the same object each time. Raises ApiError."""
+        """Yield a choice whenever it has grown; the object of a choice is always the same. Raises ApiError."""
         async with self._limit:
             generation = await self._manager.submit([request])
             try:

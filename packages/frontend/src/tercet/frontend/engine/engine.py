@@ -1,4 +1,4 @@
-"""`Engine`: a model in a Python program, without HTTP. Offline use is another client of the same messages."""
+"""`Engine`: a model in a Python program, without HTTP. It sends the same messages as a frontend."""
 
 import asyncio
 import contextlib
@@ -24,16 +24,16 @@ from tercet.frontend.supervisor.options import FrontendOptions, LogLevel, Schedu
 __all__ = ["Answer", "Engine", "EngineError"]
 
 Answer = dict[str, Any]
-"""What /generate answers: index, text, output_ids, meta_info."""
+"""A response of /generate: index, text, output_ids, meta_info."""
 
 
 class Engine:
-    """A scheduler and a detokenizer as child processes, and their client. Usable from any thread, best in a `with`.
+    """A scheduler and a detokenizer as child processes, and their client. Thread-safe; best used in a `with`.
 
-    `lora` are adapters by name: directories, or names at Hugging Face. `options` are the fields of `SchedulerOptions`,
-    sizes also as numbers of bytes. Dead parts are restarted, and their
-    requests go on. The parts end with `shutdown`, when the engine is forgotten, and with the process; a fork of it has
-    to make an engine of its own. Raises ConfigError, TypeError for an unknown option, and EngineError.
+    `lora` maps names of adapters to directories or names at Hugging Face. `options` are the fields of
+    `SchedulerOptions`; sizes may also be numbers of bytes. Dead parts are restarted, and their requests continue. The
+    parts end with `shutdown`, with the garbage collection of the engine, and with the process. A fork must create an
+    engine of its own. Raises ConfigError, TypeError for an unknown option, and EngineError.
     """
 
     def __init__(
@@ -75,13 +75,13 @@ class Engine:
         stream: bool = False,
         **options: Any,
     ) -> Any:
-        """The answer to a prompt, or the list of them for a list; with n > 1 each is a list of choices.
+        """Return the answer to a prompt, or a list of answers for a list; with n > 1 each answer is a list of choices.
 
-        `stream` gives an iterator instead, over answers that grow, one choice at a time (`index` tells which).
-        That takes one prompt, and of 512 streams that have begun one must end before another begins. Parameters are
-        those of /generate, with `lora_path` for the name of an adapter, or for those of several prompts; arrays and
-        series do for lists. Raises ValueError for what cannot be meant, TypeError for an option that is none, ApiError
-        for what fails, with a note that tells which of several prompts it is about.
+        `stream` returns an iterator over growing answers, one choice at a time (`index` tells which). It takes one
+        prompt; at most 512 streams run at a time. Parameters are those of /generate; `lora_path` is the name of an
+        adapter, or a list of them for several prompts. Arrays and series are accepted as lists. Raises ValueError for
+        invalid values, TypeError for an unknown option, and ApiError for requests that fail, with a note that names
+        the prompt if there are several.
         """
         requests, single = to_requests(prompt, input_ids, sampling_params, options, self._model, self._lora)
         if stream:
@@ -98,7 +98,7 @@ class Engine:
         stream: bool = False,
         **options: Any,
     ) -> Any:
-        """`generate` for an event loop of your own: await it, and with `stream` go through it with `async for`."""
+        """Run `generate` on the caller's event loop: await it, and iterate over a `stream` with `async for`."""
         requests, single = to_requests(prompt, input_ids, sampling_params, options, self._model, self._lora)
         if stream:
             return self._aiterate(self._stream(requests, options))
@@ -113,18 +113,19 @@ class Engine:
         tools: Iterable[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
     ) -> list[int]:
-        """The ids of a chat, for `generate(input_ids=...)`: messages and tools are those of /v1/chat/completions.
+        """Return the token ids of a chat, for `generate(input_ids=...)`.
 
-        What users typed never becomes a special token. Raises ValueError and ApiError.
+        Messages and tools are those of /v1/chat/completions. Text of users never becomes a special token. Raises
+        ValueError and ApiError.
         """
         prompt = to_chat(messages, tools, self._model, add_generation_prompt=add_generation_prompt)
         return self._client.wait(partial(self._model.tokenized, prompt, must_fit=False))
 
     def encode(self, prompt: Texts, *, truncate: int | None = None) -> Any:
-        """The vector of a text (`embedding`, and `prompt_tokens` in its `meta_info`), or the list of them for a list.
+        """Return the vector of a text, or a list of them for a list.
 
-        For models that embed. What is too long is refused, or cut after `truncate` tokens; -1 is what the model reads.
-        Raises ValueError and ApiError.
+        A vector is `embedding`, with `prompt_tokens` in `meta_info`. The model must be one that embeds. Texts that are
+        too long are refused, or cut after `truncate` tokens; -1 is the model's limit. Raises ValueError and ApiError.
         """
         request, single = to_inputs(prompt, self._model, truncate)
         batch = self._client.wait(partial(self._client.vectors, request))
@@ -135,21 +136,21 @@ class Engine:
         return vectors[0] if single else vectors
 
     def update_weights_from_disk(self, path: str | os.PathLike[str]) -> None:
-        """Go on with the weights of a directory. Answers that have begun end with those they began with.
+        """Replace the weights by those of a directory. Requests that have begun finish with the old ones.
 
-        Raises ApiError for weights that cannot take the place of the model's.
+        Raises ApiError for weights that do not fit the model.
         """
         self._client.wait(partial(self._client.update_weights, str(Path(path).absolute())))
 
     def shutdown(self) -> None:
-        """Stop the parts and give up what still runs: who waits for it gets EngineError. Harmless when called again."""
+        """Stop the parts and abort running requests, which raise EngineError. A second call has no effect."""
         self._forgotten.detach()
         self._parts.close()
 
     async def _gather(
         self, requests: Sequence[GenerateRequest], options: Mapping[str, Any], *, single: bool
     ) -> list[Any]:
-        """Every answer; when one request fails the others are aborted."""
+        """Return every answer; when one request fails, abort the others."""
         tasks = [asyncio.ensure_future(self._whole(request, options)) for request in requests]
         try:
             return await asyncio.gather(*tasks)
@@ -192,7 +193,7 @@ class Engine:
             self._leave(answers)
 
     def _leave(self, answers: OutputStream[Answer]) -> None:
-        """End a stream without waiting for it: an iterator that is forgotten may be so in any thread."""
+        """Close a stream without waiting, because an iterator may be garbage-collected in any thread."""
         with contextlib.suppress(EngineError):
             self._client.run(answers.close)
 

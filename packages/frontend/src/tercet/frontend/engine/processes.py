@@ -1,4 +1,4 @@
-"""What is behind an `Engine`: its parts, the thread that keeps them alive, and their client, from start to end."""
+"""Resources of an `Engine`: its parts, the thread of their supervisor, and their client."""
 
 import atexit
 import contextlib
@@ -19,12 +19,12 @@ MakeParts = Callable[[ServeConfig, Path], Sequence[LaunchSpec]]
 
 
 def offline_parts(config: ServeConfig, directory: Path) -> list[LaunchSpec]:
-    """Everything but a frontend."""
+    """Return all parts but frontends."""
     return local_parts(config, directory, frontends=False)
 
 
 class EngineProcesses:
-    """Started when made, and ended by `close` or with the process. Raises EngineError where they cannot start."""
+    """Parts and client, started by the constructor and ended by `close` or with the process. Raises EngineError."""
 
     def __init__(self, config: ServeConfig, make_parts: MakeParts) -> None:
         self._owner = os.getpid()
@@ -60,13 +60,13 @@ class EngineProcesses:
             self._closing = closing.pop_all()
 
     def close(self) -> None:
-        """Stop the parts and give up what still runs. Returns when all is over; a fork of the process ends nothing."""
+        """Stop the parts, abort running requests, and wait for the end. In a fork of the process it does nothing."""
         if os.getpid() == self._owner:
             with self._gate:
                 self._closing.close()
 
     def close_elsewhere(self) -> None:
-        """`close` in a thread of its own, for callers that may be in one of those that end."""
+        """Call `close` in a new thread, because the caller may be one of the threads that it joins."""
         if os.getpid() == self._owner:
             threading.Thread(target=self.close, name="engine-end", daemon=True).start()
 

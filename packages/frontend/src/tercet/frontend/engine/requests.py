@@ -1,4 +1,4 @@
-"""From what a program gives an `Engine` to the requests of the frontend."""
+"""Conversion of the arguments of an `Engine` to requests of the frontend."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ Ids = Iterable[int] | Iterable[Iterable[int]]
 Sampling = Mapping[str, Any] | Iterable[Mapping[str, Any] | None]
 
 OPTIONS = frozenset({"return_logprob", "top_logprobs_num", "logprob_start_len", "priority", "cache_salt", "lora_path"})
-"""Of /generate, what is left beside prompts and sampling parameters."""
+"""Parameters of /generate other than prompts and sampling parameters."""
 
 
 def to_requests(
@@ -31,10 +31,10 @@ def to_requests(
     model: ServedModel,
     lora: Mapping[str, LoRAAdapter],
 ) -> tuple[list[GenerateRequest], bool]:
-    """One request for each prompt, and whether there was but one, not in a list. `lora` are adapters by name.
+    """Return one request per prompt, and whether the prompt was single, not a list. `lora` maps names to adapters.
 
-    Arrays, series and tensors are taken as lists are. Raises TypeError for an option that is none, ValueError and
-    BadRequestError for what cannot be meant; a note says which prompt of several it is about.
+    Arrays, series and tensors are accepted as lists. Raises TypeError for an unknown option, ValueError and
+    BadRequestError for invalid values; a note names the prompt if there are several.
     """
     if unknown := options.keys() - OPTIONS:
         raise TypeError(f"there is no option {min(unknown)!r}: there are {', '.join(sorted(OPTIONS))}")
@@ -67,7 +67,7 @@ def to_chat(
     *,
     add_generation_prompt: bool,
 ) -> Prompt:
-    """A chat as /v1/chat/completions takes it. Raises ValueError, BadRequestError."""
+    """Return the prompt of a chat in the format of /v1/chat/completions. Raises ValueError, BadRequestError."""
     body = {"messages": list(messages), "tools": tools and list(tools), "add_generation_prompt": add_generation_prompt}
     try:
         return prompt_of(Tokenize.model_validate(body), model)
@@ -76,7 +76,7 @@ def to_chat(
 
 
 def to_inputs(prompt: Texts, model: ServedModel, truncate: int | None) -> tuple[EmbeddingRequest, bool]:
-    """The texts that are to become vectors, and whether there was but one. Raises ValueError, BadRequestError."""
+    """Return the texts to embed, and whether the text was single. Raises ValueError, BadRequestError."""
     if model.limits.task is not Task.EMBED:
         raise BadRequestError(f"The model {model.name!r} makes no vectors.", param="model")
     if truncate is not None and truncate != -1 and truncate < 1:
@@ -88,7 +88,7 @@ def to_inputs(prompt: Texts, model: ServedModel, truncate: int | None) -> tuple[
 
 
 def note_prompt(error: BaseException, place: int) -> None:
-    """Say with an error which of several prompts it is about; they are numbered from 0."""
+    """Add a note to an error that names the prompt by its index, from 0."""
     error.add_note(f"This is about prompt {place} of the list.")
 
 
@@ -129,7 +129,7 @@ def _ids(given: Any) -> tuple[list[dict[str, Any]], bool]:
 
 
 def _listed(values: Any) -> list[Any]:
-    """What an iterable holds, in Python's own numbers and texts: arrays and their scalars have `tolist` for that."""
+    """Return an iterable as a list of Python numbers and strings; arrays and their scalars have `tolist`."""
     listed = list(_plain(values))
     if listed and hasattr(listed[0], "tolist") and not isinstance(listed[0], Iterable):
         return list(map(_plain, listed))

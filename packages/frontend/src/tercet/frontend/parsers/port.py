@@ -15,7 +15,7 @@ Schema = Mapping[str, object]
 
 
 class Parser(Protocol):
-    """Incremental parser of one choice's text. It never raises, whatever a model writes."""
+    """Incremental parser of one choice's text. It never raises for the text of a model."""
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that are certain after this text."""
@@ -114,7 +114,7 @@ Grammar = Callable[[Reader, Sink, Tools], Steps[None]]
 
 
 class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """One notation of tool calls: its framing and the grammar that reads it."""
+    """Notation of tool calls: its framing and the grammar that reads it."""
 
     framing: ToolFraming
     grammar: Grammar
@@ -138,7 +138,7 @@ class ReasoningFraming(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReasoningFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """One notation of reasoning. `parser` takes the end of the rendered prompt, which may have opened the reasoning."""
+    """Notation of reasoning. `parser` takes the end of the rendered prompt, which may have opened the reasoning."""
 
     framing: ReasoningFraming
     parser: Callable[[str], Parser]

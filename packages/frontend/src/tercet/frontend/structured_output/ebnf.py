@@ -32,7 +32,7 @@ _SIMPLE = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
 
 
 class _Rule(msgspec.Struct):
-    """One rule in Lark, with references that are still to be renamed."""
+    """Rule in Lark, with references that are still to be renamed."""
 
     name: str
     words: list["str | _Reference"]

@@ -23,7 +23,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class GrammarVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of an order: the fault, or empty if there is none."""
+    """Result of an order: the fault of the grammar, or empty."""
 
     error: str = ""
 

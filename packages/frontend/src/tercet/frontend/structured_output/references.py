@@ -49,7 +49,7 @@ def _only_schemas(values: Iterable[object]) -> Iterator[Schema]:
 
 
 def _target(reference: str, root: object) -> object:
-    """Return the target of a JSON pointer, or None if there is none; the compilation reports that."""
+    """Return the target of a JSON pointer, or None if it does not exist; the compilation reports that."""
     pointer, *steps = unquote(reference).split("/")
     value: object = root if pointer == "#" else None
     for step in steps:

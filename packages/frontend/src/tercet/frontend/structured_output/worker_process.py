@@ -50,7 +50,7 @@ class WorkerProcess:
         return self._vocabulary == _vocabulary(model)
 
     async def check(self, grammar: Grammar, model: ServedModel, seconds: float) -> str:
-        """Return the fault of a grammar; empty if there is none. Raises WorkerDiedError, TimeoutError, OSError."""
+        """Return the fault of a grammar; empty for a valid grammar. Raises WorkerDiedError, TimeoutError, OSError."""
         try:
             if self._process is None:
                 self._process = await asyncio.create_subprocess_exec(

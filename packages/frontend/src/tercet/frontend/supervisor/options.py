@@ -1,4 +1,4 @@
-"""What `tercet serve` can be told: a table for each part, from the command line over one TOML file."""
+"""Options of `tercet serve`: a table for each part, from the command line and one TOML file."""
 
 import os
 import re
@@ -28,15 +28,15 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "schedule_policy": ("lpm", "fcfs", "priority", "fair"),
     "attention_backend": ("auto", "cpu", "flashinfer", "torch_native", "triton"),
 }
-"""What schedulers of this release know. Another's may know more, and `--scheduler.NAME` hands them whatever is said."""
+"""Choices that schedulers of this release know. `--scheduler.NAME` passes other values through unchecked."""
 
 
 class ConfigError(ValueError):
-    """An option that cannot be meant. The text is one line that names it."""
+    """An invalid option. The text is one line that names it."""
 
 
 def parse_bytes(text: str) -> int:
-    """A size such as 2GiB, 500MB or 1073741824, in bytes. Raises ValueError for anything else."""
+    """Parse a size such as 2GiB, 500MB or 1073741824 to bytes. Raises ValueError for anything else."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([KMGT]i?B|B|)", text.strip())
     if match is None:
         raise ValueError(f"{text!r} is not a size: write 2GiB, 500MB or a number of bytes")
@@ -46,7 +46,7 @@ def parse_bytes(text: str) -> int:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
-    """How the server as a whole runs: table [serve]."""
+    """Options of the server as a whole: table [serve]."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
@@ -78,7 +78,7 @@ class ServeOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class FrontendOptions:
-    """What the frontends are told: table [frontend]."""
+    """Options of the frontends: table [frontend]."""
 
     served_model_name: str | None = None
     """The model's name in the API; its own name when not given."""
@@ -113,7 +113,7 @@ class FrontendOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SchedulerOptions:
-    """What the schedulers are told: table [scheduler]. What is not given is theirs to choose."""
+    """Options of the schedulers: table [scheduler]. A scheduler chooses values that are not given."""
 
     task: str | None = None
     """What the model is for: auto (as its files say), generate, embed or classify."""
@@ -176,7 +176,7 @@ class SchedulerOptions:
                 raise ConfigError("--kv-cache-bytes must be at least 1 byte")
 
     def flags(self) -> list[str]:
-        """The command line of a scheduler that says the same, sizes in bytes."""
+        """Return the command line of a scheduler with these options, sizes in bytes."""
         flags: list[str] = []
         for option in fields(self):
             value = getattr(self, option.name)
@@ -192,7 +192,7 @@ class SchedulerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """Everything `tercet serve` was told. The `_extra` options are handed down unread: the part refuses a wrong one."""
+    """Options of `tercet serve`. The `_extra` options are passed on unread, and the part refuses invalid ones."""
 
     model: str = "embedded"
     serve: ServeOptions = ServeOptions()
@@ -212,13 +212,13 @@ class ServeConfig:
 
     @property
     def lora(self) -> dict[str, str]:
-        """Paths of adapters by name. A directory that is here does not depend on where the server was started."""
+        """Return paths of adapters by name. Paths of local directories are made absolute."""
         paths = {name: os.path.expanduser(path) for name, path in read_adapters(self.frontend.lora).items()}
         return {name: os.path.abspath(path) if os.path.isdir(path) else path for name, path in paths.items()}
 
 
 def extra_flags(extra: Mapping[str, str]) -> list[str]:
-    """Options that only the part knows, as its command line. Raises ConfigError for those the supervisor decides."""
+    """Return options that only the part knows as its command line. Raises ConfigError for those the supervisor sets."""
     ours = {
         "peer",
         "listen",
@@ -242,10 +242,10 @@ def extra_flags(extra: Mapping[str, str]) -> list[str]:
 
 
 def read_config(path: Path) -> dict[str, object]:
-    """The options a TOML file sets, keyed by their command-line names. Raises ConfigError, naming file and key.
+    """Return the options of a TOML file, keyed by their command-line names. Raises ConfigError, naming file and key.
 
     Tables are [serve], [frontend], [scheduler] and [detokenizer]. A key of a part's table that `tercet serve` does not
-    know is handed down to that part, which refuses it if it does not know it either.
+    know is passed on to that part, which refuses it if it does not know it either.
     """
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))

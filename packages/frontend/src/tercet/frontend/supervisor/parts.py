@@ -1,4 +1,4 @@
-"""Which parts to start on one machine, with their command lines."""
+"""Parts to start on one machine, with their command lines."""
 
 import sys
 from collections.abc import Mapping
@@ -14,22 +14,22 @@ _MAX_LORAS = 8
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """A process to keep alive. `command` lacks only what every part is given: peer id, addresses, parent pipe."""
+    """Process to keep alive. `command` lacks the arguments common to all parts: peer id, addresses, parent pipe."""
 
     name: str
-    """Its peer id."""
+    """Peer id."""
     role: Role
     command: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the environment: what must not show in a command line."""
+    """Additional environment variables, for secrets that must not show in a command line."""
     inherits_listener: bool = False
-    """Inherits the listening socket, as --fd."""
+    """Passes the listening socket to the part, as --fd."""
     startup_args: tuple[str, ...] = ()
-    """Added to the command until it has been ready once: what is to end the start, and no server that serves."""
+    """Added to the command until the part has been ready once: faults that stop a start but not a running server."""
 
 
 def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True) -> list[LaunchSpec]:
-    """The parts of a one-machine server whose inboxes lie in `directory`; without frontends it serves offline use."""
+    """Return the parts of a one-machine server with inboxes in `directory`; without frontends for offline use."""
     module = (sys.executable, "-m")
     parts = [
         LaunchSpec(
@@ -76,7 +76,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
 
 
 def frontend_flags(config: ServeConfig) -> list[str]:
-    """What frontends are told of how they serve."""
+    """Return the command line of a frontend's options."""
     frontend = config.frontend
     named = {
         "served-model-name": frontend.served_model_name,
@@ -95,12 +95,12 @@ def frontend_flags(config: ServeConfig) -> list[str]:
 
 
 def _device_flags(config: ServeConfig, number: int) -> list[str]:
-    """Where there are GPUs, the scheduler of that number takes those behind the others', unless it was told which."""
+    """Return the flag that gives each of several schedulers its own GPUs, unless a device was configured."""
     if config.serve.dp_size == 1 or "device" in config.scheduler_extra:
         return []
     return [f"--device=auto:{number * (config.scheduler.tensor_parallel_size or 1)}"]
 
 
 def _lora_flags(config: ServeConfig) -> list[str]:
-    """Adapters that are named are to be run, unless it was told how many."""
+    """Return the flag for the number of adapters if --lora names some and no number was configured."""
     return [f"--max-loras={_MAX_LORAS}"] if config.frontend.lora and config.scheduler.max_loras is None else []

@@ -1,4 +1,4 @@
-"""One running part: its process, the pipe whose closing ends it, and its output line by line."""
+"""Child process of a part: its process, the pipe that ends it with its parent, and its output by lines."""
 
 import contextlib
 import os
@@ -12,17 +12,17 @@ from io import TextIOWrapper
 from tercet.frontend.supervisor.parts import LaunchSpec
 
 _FATAL_LINE = re.compile(r"tercet-[a-z]+: ")
-"""How the line begins in which a part says why it ends."""
+"""Beginning of the line in which a part says why it ends."""
 _INFO_LINE = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO) ")
-"""How a line of a part's log begins that tells of nothing wrong."""
+"""Beginning of a log line that does not report a fault."""
 _LONGEST_LINE = 4096
 _KEYS = ("TERCET_API_KEYS", "TERCET_ADMIN_KEYS")
 _parent_pipes: set[int] = set()
-"""This process's ends of the pipes that its parts live by."""
+"""This process's ends of the pipes that keep its parts alive."""
 
 
 def _close_pipes_after_fork() -> None:
-    """In a fork of this process, which may live on after it: parts must not live as long as that."""
+    """Close the pipes in a fork of this process, so that parts do not outlive this process."""
     while _parent_pipes:
         os.close(_parent_pipes.pop())
 
@@ -31,10 +31,11 @@ os.register_at_fork(after_in_child=_close_pipes_after_fork)
 
 
 class ChildProcess:
-    """A part from start to exit. It leads a process group of its own, so that Ctrl-C reaches the supervisor alone.
+    """A part's process from start to exit, in a process group of its own, so that Ctrl-C reaches only the supervisor.
 
-    `on_line` gets every line of its output, but for the last if that says why it ends, and `on_exit` its exit code
-    (negative: a signal) and last words, both from threads of this object. Raises OSError where it cannot be started.
+    `on_line` receives every line of output except a last line that says why the part ends. `on_exit` receives the exit
+    code (negative for a signal) and the last error line. Threads of this object call both. Raises OSError if the
+    process cannot be started.
     """
 
     def __init__(
@@ -84,15 +85,14 @@ class ChildProcess:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Send SIGTERM to the process."""
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End it and whatever it started, at once."""
+        """Kill the process group."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -116,12 +116,12 @@ class ChildProcess:
                 self._remember_error(text)
 
     def _remember_error(self, line: str) -> None:
-        """Remember the last line that may say what is wrong."""
+        """Remember the last line that may report a fault."""
         if line and not _INFO_LINE.match(line):
             self._last_error = " ".join(_FATAL_LINE.sub("", line, count=1).split())[:500]
 
     def _wait(self) -> None:
-        # While the process is an unreaped zombie its id cannot be another's: its group's survivors are safely killed.
+        # While the process is an unreaped zombie, its id is not reused: the survivors of its group are safely killed.
         os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
         self.kill()
         self.alive = False
@@ -131,7 +131,7 @@ class ChildProcess:
         self._on_exit(code, self._last_error)
 
     def _abort_start(self) -> None:
-        """End a process that there are no threads to watch."""
+        """End the process if its watcher threads cannot be started."""
         self.kill()
         self.alive = False
         self._process.wait()
@@ -140,5 +140,5 @@ class ChildProcess:
             self._output.close()
 
     def _close_pipe(self) -> None:
-        _parent_pipes.discard(self._pipe)  # first: a fork in between must not close what gets this number next
+        _parent_pipes.discard(self._pipe)  # first: a fork in between must not close a reused descriptor
         os.close(self._pipe)

@@ -1,4 +1,4 @@
-"""Which parts to start and what to do when one dies, hangs or never gets ready: decisions only, with time passed in."""
+"""Restart policy: decisions for parts that die, hang or never become ready, with the time passed in."""
 
 import signal
 from collections.abc import Iterable
@@ -9,42 +9,42 @@ from tercet.protocol.messages.messages import Heartbeat
 from tercet.protocol.messages.values import Phase
 
 EXIT_CONFIG = 2
-"""A part that exits with this was told something it cannot do, and has said what: starting it again would not help."""
+"""Exit code of a part with an invalid configuration, which it has reported. A restart would not help."""
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """How long parts are waited for, in seconds, and how often they may fail."""
+    """Timeouts of parts, in seconds, and limits on their deaths."""
 
     backoff: float = 1.0
-    """Before the second restart; doubled for each further one. The first is immediate, unless it never was ready."""
+    """Delay of the second restart, doubled for each further one. The first is immediate if the part was ever ready."""
     backoff_cap: float = 30.0
     deaths_reset_after: float = 10.0
-    """Ready for this long, a part's earlier deaths no longer count."""
+    """Time being ready after which a part's earlier deaths no longer count."""
     clean_exit_after: float = 5.0
-    """A part that exits with 0 after being ready for this long left because it was asked to: that is no death."""
+    """Time being ready after which an exit with code 0 counts as requested, not as a death."""
     max_start_deaths: int = 3
-    """Deaths of a part that was never ready, before the whole start is given up."""
+    """Deaths of a part that was never ready after which the whole start fails."""
     silence: float = 10.0
-    """Without a heartbeat, before a part counts as hung."""
+    """Time without a heartbeat after which a part counts as hung."""
     loading_silence: float = 60.0
-    """The same for one not ready yet: loading libraries and compiling can hold up every thread of a process."""
+    """The same limit before a part is ready, when imports and compilation can block every thread of its process."""
     startup: float = 600.0
-    """For all parts to be ready, and for one that was restarted."""
+    """Limit for all parts to be ready, and for a restarted part."""
     suspend_threshold: float = 2.0
-    """Longer without a tick, and it was this process that slept: nobody else's silence counts."""
+    """Time between ticks above which this process was suspended, so silence of the parts in it does not count."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Start this part's process."""
+    """Action: start a part's process."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Kill:
-    """Kill this part's process, which will be seen to exit."""
+    """Action: kill a part's process. Its exit is reported later."""
 
     name: str
     reason: str
@@ -52,9 +52,9 @@ class Kill:
 
 @dataclass(frozen=True)
 class RestartScheduled:
-    """Nothing to do but to say: this part died of `reason` and a Start will follow in `wait` seconds.
+    """Report: a part died of `reason`, and a Start follows in `wait` seconds.
 
-    `left`: it did not die but went as it was told to, and its place is filled again.
+    With `left` it did not die but exited as requested, and is started again.
     """
 
     name: str
@@ -65,7 +65,7 @@ class RestartScheduled:
 
 @dataclass(frozen=True)
 class StartupSlow:
-    """Nothing to do but to say: this part is not ready after `loading_silence`; `state` is what is known of it."""
+    """Report: a part is not ready after `loading_silence`; `state` describes it."""
 
     name: str
     state: str
@@ -73,7 +73,7 @@ class StartupSlow:
 
 @dataclass(frozen=True)
 class GiveUp:
-    """End the server, with this exit code and reason."""
+    """Action: end the server with this exit code and reason."""
 
     reason: str
     code: int
@@ -83,7 +83,7 @@ Action = Start | Kill | RestartScheduled | StartupSlow | GiveUp
 
 
 def describe_exit(code: int, last_error: str = "") -> str:
-    """How a process ended, in words: its own last line where it can have known."""
+    """Describe how a process ended: its last error line, if it can have known the reason, and the code."""
     if code < 0:
         name = signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
         how = f"killed by {name}" + (" (did memory run out?)" if -code == signal.SIGKILL else "")
@@ -95,14 +95,14 @@ def describe_exit(code: int, last_error: str = "") -> str:
 
 @dataclass
 class _PartState:
-    """What is known of one part. `restart_at` is set exactly while it has no process."""
+    """State of one part. `restart_at` is set exactly while the part has no process."""
 
     started_at: float
     restart_at: float | None = None
     heard_at: float | None = None
-    """Last heartbeat; None before this process's first."""
+    """Time of the last heartbeat; None before this process's first."""
     phase: Phase | None = None
-    """What that heartbeat said it does."""
+    """Phase in that heartbeat."""
     ready_at: float | None = None
     slow_reported: bool = False
     ever_ready: bool = False
@@ -110,7 +110,7 @@ class _PartState:
     kill_reason: str = ""
 
     def describe(self, now: float) -> str:
-        """In words, what its process last said."""
+        """Describe the last heartbeat in words."""
         if self.heard_at is None:
             return "it has said nothing"
         saying = f"said {self.phase.value}" if self.phase else "said hello"
@@ -118,22 +118,22 @@ class _PartState:
 
 
 class PartTable:
-    """The parts and their fates. Mutated by what happened (`heard`, `ready`, `exited`) and by `tick`, which decide."""
+    """States of all parts. `on_heartbeat`, `on_ready`, `on_exit` and `tick` update them and return actions."""
 
     def __init__(self, names: Iterable[str], timeouts: Timeouts, now: float) -> None:
         self._timeouts = timeouts
         self._started_at = self._ticked_at = now
         self._states = {name: _PartState(now, restart_at=now) for name in names}
         self.optional: set[str] = set()
-        """Parts that the server can do without: kept alive as others are, but never waited for or given up."""
+        """Parts that the server does not need: they are restarted, but never waited for and no reason to give up."""
 
     @property
     def all_ready(self) -> bool:
-        """Every part that is needed is ready now."""
+        """Return whether every required part is ready."""
         return all(name in self.optional or part.ready_at is not None for name, part in self._states.items())
 
     def on_heartbeat(self, name: str, now: float, heartbeat: Heartbeat | None = None) -> list[Action]:
-        """A part spoke. A step far older than any before it is stuck, though heartbeats go on."""
+        """Note a message of a part, and kill the part if one step is stuck while heartbeats continue."""
         part = self._running_part(name)
         if part is None:
             return []
@@ -146,13 +146,12 @@ class PartTable:
         return self._kill(name, part, f"stuck in one step for {heartbeat.step_age:.0f} s")
 
     def on_ready(self, name: str, now: float) -> None:
-        """A part can take work."""
         if part := self._running_part(name):
             part.heard_at = part.ready_at = now
             part.ever_ready = True
 
     def on_exit(self, name: str, code: int, last_error: str, now: float) -> list[Action]:
-        """A part's process is gone: schedule its next one, or give up. Only what was never ready is given up."""
+        """Schedule the restart of a part whose process ended, or give up if it was never ready."""
         part = self._states[name]
         left = code == 0 and part.ready_at is not None and now - part.ready_at >= self._timeouts.clean_exit_after
         part.deaths += not left
@@ -168,7 +167,7 @@ class PartTable:
         return [RestartScheduled(name, how, wait, left)]
 
     def _backoff(self, part: _PartState) -> float:
-        """Seconds until the next start: none after the first death of a part that has served, then more each time."""
+        """Return seconds until the restart: none after the first death of a part that was ready, then doubling."""
         doublings = part.deaths - 1 - part.ever_ready
         return (
             0.0
@@ -177,7 +176,7 @@ class PartTable:
         )
 
     def tick(self, now: float) -> list[Action]:
-        """What is due by now. Call it at `deadline`, and at least every second."""
+        """Return the actions that are due. Call it at `deadline`, and at least every second."""
         if (slept := now - self._ticked_at) > self._timeouts.suspend_threshold:
             self._started_at += slept
             for part in self._states.values():
@@ -191,7 +190,7 @@ class PartTable:
 
     @property
     def deadline(self) -> float:
-        """When somebody is to be started, or will have been silent for too long, if nothing happens before."""
+        """Time of the next restart or heartbeat timeout."""
         return min(map(self._deadline_of, self._states.values()), default=float("inf"))
 
     def _deadline_of(self, part: _PartState) -> float:

@@ -1,4 +1,4 @@
-"""Where the inboxes of one machine's parts lie."""
+"""Directory of the inboxes of one machine's parts."""
 
 import contextlib
 import fcntl
@@ -13,10 +13,10 @@ from tercet.protocol.system.socket_directory import new_socket_directory
 
 _PREFIX = "tercet-"
 _NAME = re.compile(r"tercet-[a-z0-9_]{8}")
-"""The names that `tempfile.mkdtemp` makes of the prefix."""
+"""Names that `tempfile.mkdtemp` makes from the prefix."""
 _LOCK = "lock"
 _MARK = b"Sockets of a `tercet serve`, which holds a lock of this file. Removed by a later one.\n"
-"""What the lock file says once its lock is held: proof that the directory is one of ours."""
+"""Content of the lock file once its lock is held. It proves that a `tercet serve` made the directory."""
 _SOCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\.ipc")
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | _FILE
@@ -24,10 +24,10 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | _FILE
 
 @contextlib.contextmanager
 def run_directory() -> Iterator[Path]:
-    """A private directory for inboxes, with a path short enough for them; removed at the end.
+    """Yield a private directory for inboxes, with a path short enough for sockets, and remove it at the end.
 
-    Directories that killed processes left behind are removed first: those alone that hold our mark, no lock, and
-    nothing but sockets. Raises OSError where no directory can be made.
+    Directories that killed processes left behind are removed first, if they hold the mark, no lock, and nothing but
+    sockets. Raises OSError if no directory can be made.
     """
     try:
         path = new_socket_directory(_PREFIX)
@@ -44,10 +44,12 @@ def run_directory() -> Iterator[Path]:
 
 
 def _take_lock(path: Path) -> int:
-    """Make the lock file and hold its lock. The mark comes last: without it no other process removes anything."""
+    """Create the lock file and lock it. The mark is written last: without it no other process removes the directory."""
     lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FILE, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    with contextlib.suppress(OSError):  # on a full disk the sockets still have room, and no process removes them
+    with contextlib.suppress(
+        OSError
+    ):  # on a full disk sockets still work, and without the mark no process removes them
         os.write(lock, _MARK)
     return lock
 
@@ -60,7 +62,7 @@ def _remove_abandoned(place: Path) -> None:
 
 
 def _remove_if_abandoned(path: Path) -> None:
-    """Remove a directory whose lock no process holds. Raises OSError where it is not one of ours."""
+    """Remove a directory whose lock no process holds. Raises OSError if `tercet serve` did not make it."""
     folder = os.open(path, _DIRECTORY)
     try:
         status = os.fstat(folder)
@@ -80,9 +82,9 @@ def _remove_if_abandoned(path: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a directory that holds a lock file and sockets; one that holds anything else stays as it is.
+    """Remove a directory that holds only a lock file and sockets; leave any other unchanged.
 
-    Nothing is followed: every name is looked up in the directory that was opened.
+    Symbolic links are not followed: every name is looked up in the opened directory.
     """
     folder = os.open(path, _DIRECTORY)
     try:

@@ -1,4 +1,4 @@
-"""`tercet serve` from its options to its exit code: a port, a directory, the parts, and a supervisor over them."""
+"""`tercet serve` from its options to its exit code: the port, the directory, the parts and their supervisor."""
 
 import importlib.util
 import json
@@ -31,24 +31,24 @@ from tercet.protocol.system.streams import keep_output
 
 _ADAPTER_FILES = "adapter_config.json", "adapter_model.safetensors"
 _FILES_PER_PART = 10
-"""Descriptors that a part takes here: its pipes, and its links in both directions."""
+"""File descriptors that the supervisor needs per part: its pipes, and its links in both directions."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """The server's one listening socket. Raises ConfigError where it cannot be had."""
+    """Return the server's listening socket. Raises ConfigError if the address cannot be bound."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        # create_server words its errors at length; a resolver's numbers are not the system's.
+        # create_server's error texts are long, and a resolver's error numbers are not the system's.
         number = None if isinstance(error, socket.gaierror) else error.errno
         reason = os.strerror(number) if number else error.strerror or str(error)
         raise ConfigError(f"--host {host} --port {port}: {reason}") from None
 
 
 def require_packages() -> None:
-    """Raise ConfigError unless the packages of every part are installed here."""
+    """Raise ConfigError unless the packages of every part are installed."""
     parts = ("scheduler", "detokenizer")
     missing = [f"tercet-{part}" for part in parts if importlib.util.find_spec(f"tercet.{part}") is None]
     if missing:
@@ -56,9 +56,9 @@ def require_packages() -> None:
 
 
 def require_adapter_files(paths: Mapping[str, str]) -> None:
-    """Raise ConfigError for an adapter of `--lora` that is not where its path says.
+    """Raise ConfigError for an adapter of `--lora` that is not at its path.
 
-    What may be a name at Hugging Face, and what is wrong within the files, is for the schedulers to find.
+    Schedulers check names that may be at Hugging Face, and the content of the files.
     """
     for name, path in paths.items():
         if fault := _adapter_fault(path):
@@ -66,9 +66,9 @@ def require_adapter_files(paths: Mapping[str, str]) -> None:
 
 
 def _adapter_fault(path: str) -> str:
-    """What keeps a path from being an adapter's directory, in words."""
+    """Return why a path is not an adapter's directory; empty if it may be one."""
     directory = Path(path)
-    if not os.path.isdir(path):  # unlike Path's, it raises nothing where nobody may look
+    if not os.path.isdir(path):  # unlike Path.is_dir, it does not raise without permission
         if os.path.lexists(path):
             return "it is no directory: an adapter is one with an adapter_config.json and weights in safetensors"
         return "" if _HUB_NAME.fullmatch(path) else "there is no such directory"
@@ -83,7 +83,7 @@ def _adapter_fault(path: str) -> str:
 
 
 def parse_frontend_config(config: ServeConfig) -> FrontendConfig:
-    """The options of a frontend. Raises ConfigError for those that each of them would refuse."""
+    """Return the options of a frontend. Raises ConfigError for options that every frontend would refuse."""
     from tercet.frontend.__main__ import app
 
     try:
@@ -97,9 +97,9 @@ def parse_frontend_config(config: ServeConfig) -> FrontendConfig:
 
 
 def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequence[LaunchSpec]] = local_parts) -> int:
-    """Serve until Ctrl-C or SIGTERM. Returns the exit code.
+    """Serve until Ctrl-C or SIGTERM, and return the exit code.
 
-    Raises ConfigError, and OSError for what this machine does not give.
+    Raises ConfigError, and OSError if the machine lacks a resource.
     """
     began = time.monotonic()
     keep_output()
@@ -138,7 +138,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
 
 
 def _require_file_limit(parts: int) -> None:
-    """Raise OSError where this process, or a part that inherits its limit, may open too few files for so many parts."""
+    """Raise OSError if this process, or a part that inherits its limit, may open too few files for so many parts."""
     try:
         raise_file_limit(LOWEST + _FILES_PER_PART * parts)
     except ChannelError as error:
@@ -153,7 +153,7 @@ _EXAMPLES: dict[Task, tuple[str, dict[str, object]]] = {
 
 
 def welcome(url: str, model: str, locked: bool, seconds: float, task: Task = Task.GENERATE) -> str:
-    """What is printed when the server can be used: where it is, and a line to try it with."""
+    """Return the text printed when the server is ready: its URL, and a curl command to try it."""
     key = ' -H "Authorization: Bearer $TERCET_API_KEY"' if locked else ""
     path, example = _EXAMPLES[task]
     body = shlex.quote(json.dumps({"model": model, **example}))

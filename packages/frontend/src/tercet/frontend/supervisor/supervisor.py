@@ -1,4 +1,4 @@
-"""Starts every part, watches over them, and stops them. It serves no HTTP and imports no other part."""
+"""Supervisor that starts, watches and stops every part. It serves no HTTP and imports no other part."""
 
 import contextlib
 import queue
@@ -28,24 +28,23 @@ from tercet.protocol.messages.values import Phase, Role, Task
 from tercet.protocol.node import Answer, NodeConfig, PeerReady, PeerUp, ThreadNode
 
 POLL_INTERVAL = 1.0
-"""Seconds between looks at what parts say of themselves; what happens to them is seen at once."""
+"""Seconds between checks of heartbeats; exits and messages are handled at once."""
 ABORT_GRACE = 2.0
-"""Seconds that frontends get, after those they have to finish, to tell who is still served that they will not be."""
+"""Seconds that frontends have, after the drain, to send errors to the clients that are still served."""
 TERMINATE_GRACE = 5.0
-"""Seconds that the other parts get to end."""
+"""Seconds that the other parts have to end."""
 EXIT_INTERRUPTED = 130
 """Exit code after a second Ctrl-C."""
 EXIT_NOT_STARTED = 127
-"""As a shell says it: a process could not be started at all."""
+"""Exit code of a process that could not be started, as in a shell."""
 
 
 class Supervisor:
-    """Keeps `parts` alive until it is told to stop. `run` belongs to one thread; `stop` may be called from any.
+    """Loop that keeps `parts` alive until `stop`. `run` belongs to one thread; any thread may call `stop`.
 
-    Frontends then have `drain` seconds to finish what they serve.
-    `on_ready` is called once, in the thread of `run`, when all parts are ready for the first time; `announce` then in
-    the one that writes to the display, which may have to wait for it, with what each part said. `failure` is why `run`
-    returned without being told to.
+    After `stop`, frontends have `drain` seconds to finish their requests. When all parts are ready for the first time,
+    the thread of `run` calls `on_ready`, and the display's thread then calls `announce` with each part's Ready, since
+    it may have to wait for the terminal. `failure` says why `run` returned without `stop`.
     """
 
     def __init__(
@@ -80,23 +79,22 @@ class Supervisor:
         self._processes: dict[str, ChildProcess] = {}
         self._exits: queue.SimpleQueue[tuple[str, int, str]] = queue.SimpleQueue()
         self._heartbeats: deque[tuple[str, float, Heartbeat]] = deque()
-        """Noted by the node's thread, which nobody need wake for."""
+        """Appended by the node's thread, which does not wake `run` for heartbeats."""
         self._stop_requests = 0
         config = NodeConfig(Role.SUPERVISOR, "supervisor", f"ipc://{directory}", silence=2 * timeouts.loading_silence)
         answers: dict[type[Message], Answer] = {Heartbeat: self._on_heartbeat}
         self._node = ThreadNode(config, SupervisorInbox, lambda _: Heartbeat(phase=Phase.IDLE), answers)
 
     def stop(self) -> None:
-        """Stop every part and let `run` return; called again, do not wait for them. For one thread at a time."""
+        """Stop every part and let `run` return. A second call ends the wait for them. Not to be called concurrently."""
         self._stop_requests += 1
         self._node.wake()
 
     def pids(self) -> dict[str, int]:
-        """Process ids of the parts that run."""
         return {name: process.pid for name, process in self._processes.items()}
 
     def run(self) -> int:
-        """Start everything and stay until `stop`, or until a part cannot be started. Returns the exit code."""
+        """Start every part and watch them until `stop`, or until a part cannot be started. Return the exit code."""
         self._node.start()
         try:
             self.failure = self._watch()
@@ -128,7 +126,7 @@ class Supervisor:
         return None
 
     def _directory_removed(self) -> GiveUp | None:
-        """Why whoever is awaited can never come: parts find one another, and us, by the sockets in our directory."""
+        """Return why no part can connect: their sockets' directory, in which parts find each other, was removed."""
         if Path(self._node.address.removeprefix("ipc://")).exists():
             return None
         return GiveUp(
@@ -152,7 +150,7 @@ class Supervisor:
                 assert_never(action)
 
     def _describe_links(self, name: str) -> str:
-        """How far we are with a part: whether it listens, and every link there is to it."""
+        """Describe the links to a part, or whether it listens."""
         sockets = [path.name for path in self._directory.glob(f"{name}.*.ipc")]
         links = [link for link in self._node.links if any(socket in link for socket in sockets)]
         return "; ".join(links) or f"it {'listens' if sockets else 'does not listen'}, and is not linked"
@@ -167,11 +165,11 @@ class Supervisor:
                 on_line=lambda line: self._display.output(part.name, line),
                 on_exit=lambda code, last_error: self._on_process_exit(part.name, code, last_error),
             )
-        except OSError as error:  # no memory, no process ids, no interpreter: a death like others
+        except OSError as error:  # no memory, process ids or interpreter: handled like a death
             self._on_process_exit(part.name, EXIT_NOT_STARTED, f"cannot be started: {error}")
 
     def _extra_arguments(self, part: LaunchSpec) -> Sequence[str]:
-        """What a part is told until it has been ready; after that a scheduler, which other weights it has taken."""
+        """Return a part's startup arguments until it has been ready; after that, the weights a scheduler had loaded."""
         ready = self._ready_messages.get(part.name)
         if ready is None:
             return part.startup_args
@@ -179,7 +177,7 @@ class Supervisor:
         return [f"--weights={path}"] if path else []
 
     def _on_process_exit(self, name: str, code: int, last_error: str) -> None:
-        """From the thread that saw a process exit to ours."""
+        """Pass an exit from the thread that saw it to the thread of `run`."""
         self._exits.put((name, code, last_error))
         self._node.wake()
 
@@ -188,7 +186,7 @@ class Supervisor:
             self._heartbeats.append((name, time.monotonic(), message))
 
     def _handle_messages(self, wait: float) -> list[Action]:
-        """Wait for messages at most so long, then learn from all there are."""
+        """Wait for messages for at most `wait` seconds, then handle all that have arrived."""
         deliveries = self._node.drain(max(0.0, wait))
         now = time.monotonic()
         actions: list[Action] = []
@@ -229,7 +227,7 @@ class Supervisor:
         return actions
 
     def _on_part_exit(self, name: str, code: int, last_error: str) -> list[Action]:
-        """A process is gone: what it left behind goes too, before another takes its place."""
+        """Remove the sockets that a process left behind, before its successor starts, and schedule the restart."""
         self._processes.pop(name, None)
         self._display.done(name)
         for path in self._directory.glob(f"{name}.*.ipc"):
@@ -237,7 +235,7 @@ class Supervisor:
         return self._table.on_exit(name, code, last_error, time.monotonic())
 
     def _shut_down(self) -> None:
-        """Frontends first, while the others can still finish their requests; then the others."""
+        """Stop the frontends first, while the other parts can still finish their requests; then the others."""
         if self._listener is not None:
             self._listener.close()
         frontends = [process for process in self._processes.values() if process.part.role is Role.FRONTEND]
@@ -254,7 +252,7 @@ class Supervisor:
             self._handle_exits()
 
     def _terminate(self, group: Sequence[ChildProcess], grace: float) -> None:
-        """Ask these to end, and wait for them at most so long; a second stop ends the wait."""
+        """Send SIGTERM to the processes and wait for at most `grace` seconds; a second stop ends the wait."""
         for process in group:
             process.terminate()
         deadline = time.monotonic() + grace

@@ -1,4 +1,4 @@
-"""How the supervisor shows what happens: bars and lines on a terminal, plain lines anywhere else."""
+"""Output of the supervisor: progress bars and lines on a terminal, plain lines elsewhere."""
 
 import sys
 import threading
@@ -12,42 +12,41 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from tercet.frontend.supervisor.options import LogLevel
 
 _MAX_QUEUED_OUTPUT = 1000
-"""Lines of parts that may wait to be shown; further ones are left out."""
+"""Output lines of parts that may wait to be shown; further ones are dropped."""
 _MAX_QUEUED_CALLS = 4000
-"""Anything else that may wait."""
+"""Other calls that may wait."""
 _CLOSE_TIMEOUT = 2.0
-"""Seconds that what waits gets to be shown at the end."""
+"""Seconds to show the waiting lines at the end."""
 
 
 class PlainTerminal:
-    """Lines for a log file; of a progress with a known end, one for every tenth."""
+    """Lines for a log file. Progress with a known total prints one line per tenth."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = stream if stream is not None else sys.stderr
         self._shown: dict[str, tuple[str, int]] = {}
 
     def line(self, text: str) -> None:
-        """Show one line."""
         self._stream.write(text + "\n")
         self._stream.flush()
 
     def progress(self, name: str, text: str, done: int, total: int) -> None:
-        """Show how far a part has come; `total` 0 means unknown."""
+        """Show the progress of a part; `total` 0 means unknown."""
         tenth = done * 10 // total if total else 0
         if self._shown.get(name) != (text, tenth):
             self._shown[name] = (text, tenth)
             self.line(f"{name}: {text} {tenth * 10}%" if total else f"{name}: {text}")
 
     def done(self, name: str) -> None:
-        """A part has no more progress to show."""
+        """Forget the progress of a part."""
         self._shown.pop(name, None)
 
     def close(self) -> None:
-        """Leave the screen as it is."""
+        """Leave the screen unchanged."""
 
 
 class InteractiveTerminal:
-    """A bar for each part that is starting, below the lines; it goes away when nothing is starting."""
+    """Terminal with a progress bar for each starting part below the lines."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         self._console = Console(file=stream if stream is not None else sys.stderr, highlight=False)
@@ -55,11 +54,10 @@ class InteractiveTerminal:
         self._tasks: dict[str, TaskID] = {}
 
     def line(self, text: str) -> None:
-        """Show one line."""
         self._console.print(text, markup=False, soft_wrap=True)
 
     def progress(self, name: str, text: str, done: int, total: int) -> None:
-        """Show how far a part has come; what has no known end (`total` 0) is news, and a line."""
+        """Show the progress of a part: a bar, or a line if `total` is 0 (unknown)."""
         if not total:
             self.line(f"{name}: {text}")
             return
@@ -70,7 +68,7 @@ class InteractiveTerminal:
         self._bars.update(self._tasks[name], description=f"{name}: {text}", completed=done, total=total)
 
     def done(self, name: str) -> None:
-        """A part has no more progress to show."""
+        """Remove the bar of a part."""
         task = self._tasks.pop(name, None)
         if task is not None:
             self._bars.remove_task(task)
@@ -78,7 +76,7 @@ class InteractiveTerminal:
                 self.close()
 
     def close(self) -> None:
-        """Take the bars off the screen."""
+        """Remove all bars from the screen."""
         self._tasks.clear()
         self._bars.stop()
         self._bars = self._new_bars()
@@ -98,7 +96,7 @@ Display = PlainTerminal | InteractiveTerminal
 
 
 class QueuedTerminal:
-    """Shows everything from a thread of its own: a terminal that is stopped, or a part that floods, holds up nobody."""
+    """Terminal with a thread of its own, so that neither a stopped terminal nor a flood of output blocks the caller."""
 
     def __init__(self, display: Display) -> None:
         self._display = display
@@ -110,27 +108,24 @@ class QueuedTerminal:
         self._thread.start()
 
     def output(self, name: str, text: str) -> None:
-        """A line that a part wrote; left out, and counted, while too many wait."""
+        """Show a line that a part wrote; drop and count it if too many wait."""
         self._put(lambda: self._display.line(f"{name}: {text}"), _MAX_QUEUED_OUTPUT)
 
     def line(self, text: str) -> None:
-        """Show one line."""
         self.call(lambda: self._display.line(text))
 
     def progress(self, name: str, text: str, done: int, total: int) -> None:
-        """Show how far a part has come."""
         self.call(lambda: self._display.progress(name, text, done, total))
 
     def done(self, name: str) -> None:
-        """A part has no more progress to show."""
         self.call(lambda: self._display.done(name))
 
     def call(self, job: Callable[[], None]) -> None:
-        """Do something else to the screen, in its turn."""
+        """Run `job` in the terminal's thread, in order."""
         self._put(job, _MAX_QUEUED_CALLS)
 
     def close(self) -> None:
-        """Show what waits, unless that takes long, and leave the screen as it is."""
+        """Show the waiting lines, for a limited time, and restore the screen."""
         self.call(self._display.close)
         with self._changed:
             self._closing = True
@@ -158,10 +153,10 @@ class QueuedTerminal:
                 job = self._jobs.popleft()
             try:
                 job()
-            except (OSError, ValueError):  # the second where the stream was closed
-                continue  # nobody reads this screen any more, and there is no other to say so on
+            except (OSError, ValueError):  # ValueError if the stream was closed
+                continue  # the screen is gone, and there is no other to report it on
 
 
 def choose_terminal(log_level: LogLevel = "info") -> Display:
-    """Bars on a terminal, unless every line is wanted; plain lines otherwise."""
+    """Return a terminal with progress bars, unless stderr is not a terminal or every line is wanted."""
     return InteractiveTerminal() if sys.stderr.isatty() and log_level != "debug" else PlainTerminal()

@@ -1,4 +1,4 @@
-"""For tests: an engine that follows a script, and a frontend on a real port before it."""
+"""Test doubles: an engine that follows a script, and a frontend on a real port in front of it."""
 
 from tercet.frontend.testing.encoding_engine import EncodingEngine
 from tercet.frontend.testing.engine import DETOKENIZER, FakeEngine, Script, Token, decode_spec

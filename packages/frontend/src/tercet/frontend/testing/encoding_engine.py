@@ -1,4 +1,4 @@
-"""An engine for tests whose model embeds or classifies: no detokenizer, and vectors by a script."""
+"""Scripted engine whose model embeds or classifies; it has no detokenizer."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -19,33 +19,32 @@ Vector = Sequence[float] | FinishReason
 
 
 def by_ids(request: TokenizedEmbeddingReqInput) -> Vector:
-    """A vector that tells inputs apart, and the types of their tokens."""
+    """Return a vector that depends on the ids of the input and the types of its tokens."""
     ids = unpack_ints(request.input_ids)
     types = unpack_ints(request.token_types) if request.token_types else [0]
     return [float(len(ids)), float(sum(ids)), float(sum(types)), 1.0]
 
 
 def _accept(request: TokenizedEmbeddingReqInput) -> Message | None:  # noqa: ARG001
-    """Refuse nothing."""
     return None
 
 
 @dataclass
 class EncodingEngine(FakeEngine):
-    """As a FakeEngine, but every step answers all inputs it holds, in one message for each scheduler."""
+    """FakeEngine whose steps answer all inputs at once, in one message per scheduler."""
 
     vector: Callable[[TokenizedEmbeddingReqInput], Vector] = by_ids
     refuse: Callable[[TokenizedEmbeddingReqInput], Message | None] = _accept
     inputs: list[tuple[str, TokenizedEmbeddingReqInput]] = field(default_factory=list)
-    """What each scheduler holds."""
+    """Inputs that each scheduler holds."""
 
     def connect(self) -> None:
-        """Every scheduler comes up and gets ready; there is no detokenizer."""
+        """Make every scheduler ready; there is no detokenizer."""
         for peer in self.schedulers:
             self.scheduler_up(peer)
 
     def send(self, peer: str, message: Message, *frames: Frame) -> bool:
-        """What the frontend sends."""
+        """Handle a message of the frontend."""
         if not isinstance(message, TokenizedEmbeddingReqInput):
             if isinstance(message, AbortReq):
                 self.inputs = [each for each in self.inputs if (each[0], each[1].rid) != (peer, message.rid)]
@@ -64,16 +63,16 @@ class EncodingEngine(FakeEngine):
         return True
 
     def down(self, peer: str, role: Role = Role.SCHEDULER) -> None:
-        """A peer dies, and with it all it held."""
+        """Let a peer die with everything it held."""
         self.inputs = [each for each in self.inputs if each[0] != peer]
         super().down(peer, role)
 
     def asked(self) -> list[TokenizedEmbeddingReqInput]:
-        """Every dispatch so far."""
+        """Return every dispatch so far."""
         return [message for _, message in self.sent if isinstance(message, TokenizedEmbeddingReqInput)]
 
     def step(self, *, lost: bool = False) -> None:
-        """The vectors of all that is held."""
+        """Send the vectors of all held inputs."""
         held, self.inputs = self.inputs, []
         for peer in {peer for peer, _ in held}:
             batch, frame = self._vectors([request for where, request in held if where == peer])

@@ -1,4 +1,4 @@
-"""An engine for tests: a scheduler and a detokenizer played at the level of messages, by a script."""
+"""Scripted engine for tests: a scheduler and a detokenizer simulated at the level of messages."""
 
 import asyncio
 import hashlib
@@ -49,7 +49,7 @@ DETOKENIZER = "detokenizer-0"
 
 @dataclass(frozen=True)
 class Token:
-    """One step of a choice: an id, and the text that the detokenizer sends with it."""
+    """Token of one step: an id, and the text that the detokenizer sends with it."""
 
     id: int
     text: str
@@ -59,21 +59,20 @@ class Token:
 
 
 def _nowhere(deliveries: list[Delivery]) -> None:
-    """Until a frontend is there."""
+    """Drop deliveries until a frontend is connected."""
 
 
 def _accept(request: TokenizedGenerateReqInput) -> Message | None:  # noqa: ARG001
-    """Refuse nothing."""
     return None
 
 
 def _digest(peer: str, path: str) -> str:  # noqa: ARG001
-    """Everybody finds the same there."""
+    """Return the same digest at every peer."""
     return hashlib.sha256(path.encode()).hexdigest()
 
 
 Script = Callable[[TokenizedGenerateReqInput, int], Sequence[Token]]
-"""What a choice of a request says from position 0 on."""
+"""Function that returns the tokens of a choice from position 0 on."""
 
 
 @dataclass
@@ -90,10 +89,10 @@ class Running:
 
 @dataclass
 class FakeEngine:
-    """Stands for a frontend's node and for every peer behind it.
+    """Test double of a frontend's node and of every peer behind it.
 
-    Call `connect` once a loop runs. With `auto` one step of every choice runs each time the loop is idle; else `step`
-    runs one. `deliver` is the frontend's `on_deliveries`.
+    Call `connect` once a loop runs. With `auto`, one step of every choice runs whenever the loop is idle; otherwise
+    `step` runs one. `deliver` is the frontend's `on_deliveries`.
     """
 
     script: Script
@@ -108,21 +107,21 @@ class FakeEngine:
     reject: Callable[[TokenizedGenerateReqInput], Message | None] = _accept
     full: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
-    """Peers that leave orders and questions unanswered."""
+    """Peers that do not answer orders and queries."""
     siblings: dict[str, Series] = field(default_factory=dict)
-    """What other frontends at the socket count, by peer id."""
+    """Metrics of other frontends at the same socket, by peer id."""
     adapter: Callable[[str, str], str] = _digest
-    """SHA-256 of what a scheduler finds at a path; a ValueError is why it refuses that."""
+    """Function that returns the SHA-256 of the files at a path, or raises ValueError with the reason to refuse them."""
     waited: float | None = 0.02
-    """What its schedulers say each choice waited; None for one that says nothing of it."""
+    """Queue time that schedulers report per choice; None if they report none."""
     held: list[tuple[str, TokenizedGenerateReqInput]] = field(default_factory=list)
-    """Requests that wait for `offer`, and the schedulers they are at."""
+    """Requests that wait for `offer`, with their schedulers."""
     _scheduled: bool = False
 
     # The frontend's node.
 
     def send(self, peer: str, message: Message, *frames: Frame) -> bool:  # noqa: ARG002
-        """What the frontend sends; answered from the loop, never at once."""
+        """Handle a message of the frontend; the reply is sent from the loop, never at once."""
         if peer in self.full or peer not in {*self.schedulers, *self.siblings}:
             return False
         self.sent.append((peer, message))
@@ -144,13 +143,13 @@ class FakeEngine:
         return True
 
     def connect(self) -> None:
-        """Every peer comes up and gets ready."""
+        """Make every peer ready."""
         for peer in self.schedulers:
             self.scheduler_up(peer)
         self.detokenizer_up(DETOKENIZER)
 
     def scheduler_up(self, peer: str, incarnation: str = "1") -> None:
-        """One scheduler comes up and gets ready."""
+        """Make one scheduler ready."""
         if peer not in self.schedulers:
             self.schedulers.append(peer)
         ready = Ready(limits=self.limits, identity=ModelIdentity(weights=self.weights))
@@ -158,7 +157,7 @@ class FakeEngine:
         self._from(peer, PeerReady(peer, Role.SCHEDULER, ready))
 
     def _update(self, peer: str, order: UpdateWeightsFromDiskReq) -> None:
-        """Weights are known by what is at their path; they come with the next turn of the loop."""
+        """Answer an update of weights, then report the new weights with the next turn of the loop."""
         try:
             weights = self.adapter(peer, order.path)
         except ValueError as error:
@@ -170,12 +169,12 @@ class FakeEngine:
             asyncio.get_running_loop().call_soon(self._from, peer, PeerReady(peer, Role.SCHEDULER, ready))
 
     def detokenizer_up(self, peer: str, incarnation: str = "1") -> None:
-        """One detokenizer comes up and gets ready."""
+        """Make one detokenizer ready."""
         self._from(peer, PeerUp(peer, Role.DETOKENIZER, incarnation))
         self._from(peer, PeerReady(peer, Role.DETOKENIZER, Ready()))
 
     def down(self, peer: str, role: Role = Role.SCHEDULER) -> None:
-        """A peer dies, and with it all it ran or would have told."""
+        """Let a peer die with everything it ran or held."""
         if role is Role.SCHEDULER:
             self.schedulers.remove(peer)
             self.running = [each for each in self.running if each.scheduler != peer]
@@ -185,21 +184,21 @@ class FakeEngine:
         self._from(peer, PeerDown(peer, role, "killed"))
 
     def requests(self) -> list[TokenizedGenerateReqInput]:
-        """Every dispatch so far."""
+        """Return every dispatch so far."""
         return [message for _, message in self.sent if isinstance(message, TokenizedGenerateReqInput)]
 
     def aborts(self) -> list[AbortReq]:
-        """Every abort so far."""
+        """Return every abort so far."""
         return [message for _, message in self.sent if isinstance(message, AbortReq)]
 
     def offer(self) -> None:
-        """Tell requests that are held that nothing else runs; whoever tests sees to it that it is so."""
+        """Send ExclusiveReady to the held requests; the test must make sure that nothing else runs."""
         held, self.held = self.held, []
         for peer, request in held:
             self._from(peer, ExclusiveReady(rid=request.rid, attempt=request.attempt))
 
     def step(self, *, lost: bool = False) -> None:
-        """One token of every running choice, in one message, which may get lost on its way."""
+        """Send one token of every running choice in one message, which may be lost."""
         self.offer()
         rows = [(each, self._advance(each)) for each in self.running]
         self.running = [each for each, (_, finish) in rows if finish is None]
@@ -208,13 +207,13 @@ class FakeEngine:
             self._from(DETOKENIZER, batch)
 
     def end_as_asked(self, rid: str) -> None:
-        """A request ends because another frontend was asked to end it."""
+        """Finish a request as if another frontend had been asked to abort it."""
         mine = [each for each in self.running if each.request.rid == rid]
         self.running = [each for each in self.running if each.request.rid != rid]
         asked = FinishReason(FinishType.ABORT, message="aborted by request", asked=True)
         self._from(DETOKENIZER, self._batch([(each, ([], asked)) for each in mine]))
 
-    # Inside.
+    # Internals.
 
     def _from(self, peer: str, message: Message | PeerUp | PeerReady | PeerDown, *frames: memoryview) -> None:
         self.deliver([Delivery(peer, message, frames)])
@@ -269,7 +268,7 @@ class FakeEngine:
             self._schedule()
 
     def _advance(self, choice: Running) -> tuple[list[Token], FinishReason | None]:
-        """The next token, and a finish where the script, or the request's length, ends."""
+        """Return the next token, with a finish reason where the script or the maximum length ends."""
         limit = choice.request.sampling.max_new_tokens
         if choice.position >= min(limit, len(choice.tokens)):
             return [], FinishReason(FinishType.LENGTH if choice.position >= limit else FinishType.STOP)
@@ -309,7 +308,7 @@ class FakeEngine:
 
 
 def decode_spec(request: TokenizedGenerateReqInput) -> DecodeSpec:
-    """What a request tells the detokenizer."""
+    """Return the DecodeSpec that a request carries for the detokenizer."""
     return msgspec.msgpack.decode(request.decode_spec, type=DecodeSpec)
 
 

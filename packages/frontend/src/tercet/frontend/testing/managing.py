@@ -1,4 +1,4 @@
-"""A TokenizerManager before a scripted engine, without HTTP."""
+"""TokenizerManager in front of a scripted engine, without HTTP."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ async def managed(
     max_waiting: int = 256,
     clock: Callable[[], float] = time.monotonic,
 ) -> AsyncIterator[TokenizerManager]:
-    """The engine's peers are up and the model is ready; the engine moves when it is told to `step`."""
+    """Yield a manager whose engine's peers are up and whose model is ready; `step` of the engine advances it."""
     engine.auto = False
     with ThreadPoolExecutor(1) as pool:
         manager = TokenizerManager(
@@ -47,7 +47,7 @@ async def managed(
 
 
 async def submit(manager: TokenizerManager, n: int = 1, max_tokens: int = 50, prompt: int = 3) -> Generation:
-    """A request to go on from `prompt` tokens."""
+    """Submit a request with a prompt of `prompt` tokens."""
     sampling = SamplingParams(max_new_tokens=0, n=n)
     ids = TokenPrompt(list(range(1, prompt + 1)))
     request = GenerateRequest(model="tiny", prompt=ids, sampling=sampling, max_tokens=max_tokens)
@@ -55,7 +55,7 @@ async def submit(manager: TokenizerManager, n: int = 1, max_tokens: int = 50, pr
 
 
 def said(generation: Generation) -> list[tuple[str, list[int], FinishReason | None]]:
-    """Text, ids and finish of each choice of a single request, as its consumer would have taken them."""
+    """Return text, ids and finish of each choice of a single request, as its consumer receives them."""
     [state] = generation.states
     texts = {choice.index: "" for choice in state.choices}
     finishes: dict[int, FinishReason | None] = {}

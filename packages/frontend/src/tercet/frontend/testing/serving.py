@@ -1,4 +1,4 @@
-"""A frontend that listens on a free port, with a scripted engine behind it."""
+"""Frontend that listens on a free port, with a scripted engine behind it."""
 
 import asyncio
 import contextlib
@@ -26,22 +26,22 @@ from tercet.frontend.testing.engine import FakeEngine
 
 @dataclass(frozen=True)
 class Served:
-    """What listens, and what stands behind it."""
+    """Listening frontend, with its engine and manager."""
 
     url: str
     engine: FakeEngine
     manager: TokenizerManager
     server: HttpServer
     ended: asyncio.Event
-    """Set once nothing listens any more."""
+    """Set once the server has stopped listening."""
     stores: Stores | None = None
 
     async def connect(self) -> None:
-        """The engine's peers come up and the model is ready."""
+        """Make the engine's peers and the model ready."""
         await _connected(self.engine, self.manager)
 
     def drain(self) -> None:
-        """As SIGTERM does."""
+        """Drain the server, as SIGTERM does."""
         self.server.drain(self.manager)
 
     async def until_idle(self) -> None:
@@ -64,7 +64,7 @@ async def serving(
     peer: str = "frontend-0",
     store: StoreConfig = StoreConfig(),
 ) -> AsyncIterator[Served]:
-    """Serve on 127.0.0.1; with `connect` the engine's peers are up and the model is ready."""
+    """Serve on 127.0.0.1; with `connect`, the engine's peers are up and the model is ready."""
     with ThreadPoolExecutor(1) as pool:
         registry = ModelRegistry(pool, names)
         controller = DataParallelController(RoundRobin())

@@ -1,4 +1,4 @@
-"""One streamed completion over plain sockets, and when each piece of it came."""
+"""HTTP client for the benchmark: one streamed completion over plain sockets, with the time of each piece."""
 
 import asyncio
 import json
@@ -16,19 +16,19 @@ _PATIENCE = 600.0
 
 
 class BenchError(Exception):
-    """What went wrong with a request, in one line."""
+    """Failure of a request, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """When a request was sent, when each piece of text came, and when all was over; seconds of one clock."""
+    """Times of one request: sent, each piece of text, end; in seconds of one clock."""
 
     sent: float
     pieces: list[float]
     ended: float
     output_tokens: int
     input_tokens: int | None
-    """As the server counts them, if it does."""
+    """The server's count, if it reports one."""
 
     @property
     def first_token(self) -> float:
@@ -37,26 +37,26 @@ class Timeline:
 
     @property
     def per_token(self) -> float | None:
-        """Seconds for each output token after the first; None where there was but one."""
+        """Seconds per output token after the first; None if there was only one."""
         if self.output_tokens < 2 or len(self.pieces) < 2:
             return None
         return (self.pieces[-1] - self.pieces[0]) / (self.output_tokens - 1)
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between two pieces."""
+        """Seconds between consecutive pieces."""
         return [later - earlier for earlier, later in zip(self.pieces, self.pieces[1:], strict=False)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Whom to ask, and for which model."""
+    """Server and model to send requests to."""
 
     url: str
     model: str
     api_key: str | None = None
     ignore_eos: bool = True
-    """Ask for as many tokens as were said, whatever the model says: an extension that most servers know."""
+    """Ask for exactly the given number of tokens, with an extension that most servers have."""
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.url)
@@ -64,7 +64,7 @@ class Target:
             raise ValueError(f"{self.url} is not an http or https address")
 
     def request(self, prompt: str, output_tokens: int) -> bytes:
-        """The bytes of a POST to /v1/completions."""
+        """Return the bytes of a POST to /v1/completions."""
         body: dict[str, Any] = {
             "model": self.model,
             "prompt": prompt,
@@ -85,7 +85,7 @@ class Target:
 
 
 async def complete(target: Target, prompt: str, output_tokens: int) -> Timeline:
-    """Ask for one completion and wait for its end. Raises BenchError."""
+    """Send one completion request and wait for its end. Raises BenchError."""
     parts = urlsplit(target.url)
     secure = ssl.create_default_context() if parts.scheme == "https" else None
     sent = time.perf_counter()
@@ -113,7 +113,7 @@ async def complete(target: Target, prompt: str, output_tokens: int) -> Timeline:
 
 @dataclass
 class _Answer:
-    """Takes an HTTP response apart as it comes. The `on_` methods are httptools' callbacks."""
+    """Incremental parser of an HTTP response. The `on_` methods are httptools' callbacks."""
 
     complete: bool = False
     _body: bytearray = field(default_factory=bytearray)

@@ -1,4 +1,4 @@
-"""Puts a workload on a server, and adds up what came of it."""
+"""Runner of a workload against a server, and its figures."""
 
 import asyncio
 import json
@@ -16,13 +16,13 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What a request must keep to count as good; None asks for nothing."""
+    """Limits on a request that counts as good; None sets no limit."""
 
     first_token: float | None = None
     per_token: float | None = None
 
     def met(self, timeline: Timeline) -> bool:
-        """Whether a request kept it."""
+        """Return whether a request was within the limits."""
         per_token = timeline.per_token or 0.0
         return (self.first_token is None or timeline.first_token <= self.first_token) and (
             self.per_token is None or per_token <= self.per_token
@@ -31,13 +31,13 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What a workload came to. Times are milliseconds, by percentile and mean."""
+    """Figures of one workload. Times are milliseconds, by percentile and mean."""
 
     requests: int
     failed: int
     first_error: str
     short: int
-    """Answers of another length than was asked."""
+    """Answers with another length than requested."""
     seconds: float
     input_tokens: int
     output_tokens: int
@@ -49,14 +49,13 @@ class Figures:
     itl_ms: dict[str, float]
 
     def to_json(self) -> str:
-        """One line."""
         return json.dumps(asdict(self))
 
 
 async def put_load(
     target: Target, workload: Workload, prompts: Sequence[str], *, goal: Goal = Goal(), rate: float | None = None
 ) -> Figures:
-    """Ask for every prompt: at most `concurrency` at a time, or at `rate` a second, with random gaps, however many."""
+    """Send every prompt: at most `concurrency` at a time, or at `rate` a second with random gaps and no such limit."""
     timelines: list[Timeline] = []
     errors: list[str] = []
     waiting = iter(prompts)
@@ -87,7 +86,7 @@ async def put_load(
 def figures(
     timelines: Sequence[Timeline], errors: Sequence[str], workload: Workload, seconds: float, goal: Goal
 ) -> Figures:
-    """Add up."""
+    """Return the figures of all requests."""
     output = sum(timeline.output_tokens for timeline in timelines)
     per_token = [timeline.per_token for timeline in timelines if timeline.per_token is not None]
     return Figures(
@@ -108,7 +107,7 @@ def figures(
 
 
 def _spread(seconds: Sequence[float]) -> dict[str, float]:
-    """Percentiles, by nearest rank, and the mean, in milliseconds; empty for nothing."""
+    """Return percentiles, by nearest rank, and the mean, in milliseconds; empty if there are no values."""
     if not seconds:
         return {}
     ordered = sorted(seconds)

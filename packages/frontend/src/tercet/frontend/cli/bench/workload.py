@@ -1,4 +1,4 @@
-"""What a load asks for: how many requests, how long, how much of them shared."""
+"""Workloads: number of requests, their lengths, and the prefix that they share."""
 
 import random
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 _SPACE = "\u0120"
-"""How byte-level vocabularies write a leading space."""
+"""A leading space in byte-level vocabularies."""
 _COMMON = (
     "time year people way day man thing woman life child world school state family student group country problem "
     "hand part place case week company system program question work government number night point home water room "
@@ -18,15 +18,15 @@ _COMMON = (
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """A number of requests, of which so many are under way at a time."""
+    """A number of requests, `concurrency` of which run at a time."""
 
     concurrency: int
     requests: int
     input_tokens: int
-    """Of each prompt, after what all share."""
+    """Tokens of each prompt after the shared prefix."""
     output_tokens: int
     shared_tokens: int = 0
-    """At the beginning of every prompt."""
+    """Tokens at the beginning of every prompt."""
 
     def __post_init__(self) -> None:
         if min(self.concurrency, self.requests, self.input_tokens, self.output_tokens) < 1 or self.shared_tokens < 0:
@@ -39,13 +39,13 @@ WORKLOADS = {
     "W3": Workload(concurrency=32, requests=64, input_tokens=128, output_tokens=64),
     "W4": Workload(concurrency=8, requests=32, input_tokens=32, output_tokens=32, shared_tokens=1024),
 }
-"""One reader; a few; many; and a few who share a long beginning."""
+"""W1: one reader. W2: a few. W3: many. W4: a few that share a long prefix."""
 
 
 def words_of(tokenizer: Path | None) -> Sequence[str]:
-    """Words that are one token each after a space, in the tokenizer of a model directory.
+    """Return words that are one token each after a space, in the tokenizer of a model directory.
 
-    Without one these are common English words, most of which are a token in most vocabularies. Raises ValueError.
+    Without a directory, return common English words, which most vocabularies have as tokens. Raises ValueError.
     """
     if tokenizer is None:
         return _COMMON.split()
@@ -61,7 +61,7 @@ def words_of(tokenizer: Path | None) -> Sequence[str]:
 
 
 def prompts(workload: Workload, words: Sequence[str], seed: int) -> list[str]:
-    """A prompt for each request. Another seed shares nothing with this one, so that no cache has seen it."""
+    """Return a prompt for each request. Prompts of different seeds share nothing, so that no cache has seen them."""
     chance = random.Random(seed)  # noqa: S311 - nothing secret
 
     def text(count: int) -> str:
