@@ -17,8 +17,8 @@ from pathlib import Path
 import psutil
 
 from tercet.frontend.cli.bench.client import Target
-from tercet.frontend.cli.bench.load import put_load
-from tercet.frontend.cli.bench.workload import Workload, prompts, words_of
+from tercet.frontend.cli.bench.load import run_workload
+from tercet.frontend.cli.bench.workload import Workload, prompts, single_token_words
 from tools.bench_peers import Server, machine, peers_of, running, seconds
 
 STREAMS = Workload(concurrency=64, requests=64, input_tokens=16, output_tokens=400)
@@ -38,7 +38,7 @@ def measure(server: Server, port: int, texts: list[str]) -> tuple[float, float, 
     """(tokens carried in a second of one core, tokens a second as they came, answers that failed or were short)."""
     front = listening(server, port)
     before, began = seconds(front), time.monotonic()
-    figures = asyncio.run(put_load(Target(url=server.url, model="m"), STREAMS, texts))
+    figures = asyncio.run(run_workload(Target(url=server.url, model="m"), STREAMS, texts))
     tokens = STREAMS.requests * STREAMS.output_tokens
     took, spent = time.monotonic() - began, seconds(front) - before
     return tokens / spent, tokens / took, figures.failed + figures.short
@@ -59,7 +59,7 @@ def main(arguments: list[str]) -> int:
         for peer in peers_of(options):
             with running(peer, options.model.resolve(), options.port, logs / f"{peer.name}-{number}.log") as server:
                 for turn in range(2):  # the first warms up
-                    texts = prompts(STREAMS, words_of(options.model), time.time_ns())
+                    texts = prompts(STREAMS, single_token_words(options.model), time.time_ns())
                     result = measure(server, options.port, texts)
                     if turn:
                         found[peer.name].append(result)

@@ -26,8 +26,8 @@ from typing import Any
 import psutil
 
 from tercet.frontend.cli.bench.client import Target
-from tercet.frontend.cli.bench.load import put_load
-from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, words_of
+from tercet.frontend.cli.bench.load import run_workload
+from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, single_token_words
 
 OURS = "tercet"
 OURS_INT8 = f"{OURS} int8"
@@ -153,7 +153,7 @@ def put(server: Server, workload: Workload, texts: list[str]) -> dict[str, Any]:
     """One measurement, with the cores that the server and that strangers kept busy meanwhile."""
     own = psutil.Process()
     before = time.monotonic(), machine_seconds(), server.cpu_seconds(), sum(own.cpu_times()[:2])
-    figures = asyncio.run(put_load(Target(url=server.url, model="m"), workload, texts))
+    figures = asyncio.run(run_workload(Target(url=server.url, model="m"), workload, texts))
     after = time.monotonic(), machine_seconds(), server.cpu_seconds(), sum(own.cpu_times()[:2])
     seconds, machine, served, asked = (late - early for early, late in zip(before, after, strict=True))
     cores = {"server_cores": served / seconds, "foreign_cores": (machine - served - asked) / seconds}
@@ -165,7 +165,7 @@ def measure(options: argparse.Namespace, peers: list[Peer]) -> Iterator[dict[str
     logs = Path(tempfile.mkdtemp(prefix="tercet-bench-"))
     for number in range(options.rounds):
         for model in options.models:
-            words = words_of(model)
+            words = single_token_words(model)
             for peer in peers[number % len(peers) :] + peers[: number % len(peers)]:  # nobody is always first
                 log = logs / f"{peer.name.replace(' ', '-')}-{model.name}-{number}.log"
                 try:

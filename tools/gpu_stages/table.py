@@ -7,7 +7,7 @@ from typing import Any
 from tools.gpu_stages.processes import NOT_RUN
 from tools.gpu_stages.records import trouble_of
 
-ResolvedModel = tuple[str, bool | None]
+Measured = tuple[str, bool | None]
 """(what was measured, whether it reaches the target; None where there is no target)"""
 
 _MEMORY_BOUND = 0.85
@@ -35,11 +35,11 @@ class Row:
     work: str
     target: str
     stage: str
-    read: Callable[[Mapping[str, Any]], ResolvedModel]
+    read: Callable[[Mapping[str, Any]], Measured]
 
 
-def _decoded(batch: int, least: float) -> Callable[[Mapping[str, Any]], ResolvedModel]:
-    def read(results: Mapping[str, Any]) -> ResolvedModel:
+def _decoded(batch: int, least: float) -> Callable[[Mapping[str, Any]], Measured]:
+    def read(results: Mapping[str, Any]) -> Measured:
         found = results[f"batch {batch}"]
         share = found["share_of_limit"]
         return f"{found['ms_per_token']:.2f} ms, {share:.0%} of the limit of {found['limit_ms']:.2f} ms", share >= least
@@ -47,12 +47,12 @@ def _decoded(batch: int, least: float) -> Callable[[Mapping[str, Any]], Resolved
     return read
 
 
-def _single(results: Mapping[str, Any]) -> ResolvedModel:
+def _single(results: Mapping[str, Any]) -> Measured:
     said, _ = _decoded(1, 0.0)(results)
     return said, results["batch 1"]["ms_per_token"] <= 4.0
 
 
-def _wide(results: Mapping[str, Any]) -> ResolvedModel:
+def _wide(results: Mapping[str, Any]) -> Measured:
     if "wide tables" not in results:
         return "not measured", None
     found = {name: row for name, row in results["wide tables"].items() if name.startswith("batch ")}
@@ -60,7 +60,7 @@ def _wide(results: Mapping[str, Any]) -> ResolvedModel:
     return f"{', '.join(parts)} of the limits", None
 
 
-def _rotation(results: Mapping[str, Any]) -> ResolvedModel:
+def _rotation(results: Mapping[str, Any]) -> Measured:
     apart = {batch: found["ms_per_token"] for batch, found in results["two kernels"].items()}
     parts = [
         f"{batch}: {results['one kernel'][batch]['ms_per_token']:.2f} ms for {ms:.2f}" for batch, ms in apart.items()
@@ -68,45 +68,45 @@ def _rotation(results: Mapping[str, Any]) -> ResolvedModel:
     return ", ".join(parts), None
 
 
-def _prefill(results: Mapping[str, Any]) -> ResolvedModel:
+def _prefill(results: Mapping[str, Any]) -> Measured:
     share = results["share_of_matmul"]
     return f"{results['tokens_per_s']:,.0f} tokens/s, {share:.0%} of the matrix rate", share >= 0.65
 
 
-def _offline(results: Mapping[str, Any]) -> ResolvedModel:
+def _offline(results: Mapping[str, Any]) -> Measured:
     speed = results["output_tokens_per_s"]
     return f"{speed:,.0f} output tokens/s", speed >= 5500
 
 
-def _small(name: str) -> Callable[[Mapping[str, Any]], ResolvedModel]:
+def _small(name: str) -> Callable[[Mapping[str, Any]], Measured]:
     return lambda results: (f"{results[name]['output_tokens_per_s']:,.0f} output tokens/s", None)
 
 
-def _ratio(least: float) -> Callable[[Mapping[str, Any]], ResolvedModel]:
+def _ratio(least: float) -> Callable[[Mapping[str, Any]], Measured]:
     return lambda results: (f"{results['ratio']:.1f} times", results["ratio"] >= least)
 
 
-def _ready(results: Mapping[str, Any]) -> ResolvedModel:
+def _ready(results: Mapping[str, Any]) -> Measured:
     return f"{results['warm_s']:.1f} s", results["warm_s"] < 20
 
 
-def _idle(name: str, most: float) -> Callable[[Mapping[str, Any]], ResolvedModel]:
+def _idle(name: str, most: float) -> Callable[[Mapping[str, Any]], Measured]:
     return lambda results: (f"{results[name]['idle_share']:.1%}", results[name]["idle_share"] <= most)
 
 
-def _python(results: Mapping[str, Any]) -> ResolvedModel:
+def _python(results: Mapping[str, Any]) -> Measured:
     spent = results["batch 256"]["outside_ms"]
     return f"{spent:.2f} ms", spent < 1
 
 
-def _launches(results: Mapping[str, Any]) -> ResolvedModel:
+def _launches(results: Mapping[str, Any]) -> Measured:
     parts = [f"{name}: {found['launch_share']:.0%}" for name, found in results.items()]
     return f"launching takes {', '.join(parts)} of a step", not any(
         found["graphs_would_pay"] for found in results.values()
     )
 
 
-def _operations(results: Mapping[str, Any]) -> ResolvedModel:
+def _operations(results: Mapping[str, Any]) -> Measured:
     bound = {name: found["share"] for name, found in results.items() if found["unit"] == "GB/s" and "fused" in name}
     low = {name: share for name, share in bound.items() if share < _MEMORY_BOUND}
     parts = [f"{name} {share:.0%}" + (f" ({_WHY[name]})" if name in _WHY else "") for name, share in low.items()]
@@ -114,14 +114,14 @@ def _operations(results: Mapping[str, Any]) -> ResolvedModel:
     return (f"{said}; below: {', '.join(parts)}" if low else said), not low
 
 
-def _correct(results: Mapping[str, Any]) -> ResolvedModel:
+def _correct(results: Mapping[str, Any]) -> Measured:
     said = [*results["checks"].values()]
     missing = sum(word.startswith(NOT_RUN) for word in said)
     return _summed(results["wrong"], f"{said.count('ok')} checks right", missing)
 
 
-def _compared(what: str) -> Callable[[Mapping[str, Any]], ResolvedModel]:
-    def read(results: Mapping[str, Any]) -> ResolvedModel:
+def _compared(what: str) -> Callable[[Mapping[str, Any]], Measured]:
+    def read(results: Mapping[str, Any]) -> Measured:
         found = [*results["compared"].values()]
         right = sum(bool(one.get("right")) for one in found)
         missing = sum(one.get("trouble") == NOT_RUN for one in found)
@@ -130,29 +130,29 @@ def _compared(what: str) -> Callable[[Mapping[str, Any]], ResolvedModel]:
     return read
 
 
-def _summed(wrong: Sequence[str], right: str, missing: int) -> ResolvedModel:
+def _summed(wrong: Sequence[str], right: str, missing: int) -> Measured:
     """Of things that are right, wrong, or not known."""
     said = f"wrong: {', '.join(wrong)}" if wrong else right
     return f"{said}; {missing} not run" if missing else said, not wrong and not missing
 
 
-def _troubled(trouble: str) -> ResolvedModel:
+def _troubled(trouble: str) -> Measured:
     return trouble, None if trouble == NOT_RUN else False
 
 
-def _model(results: Mapping[str, Any]) -> ResolvedModel:
+def _model(results: Mapping[str, Any]) -> Measured:
     parts = [f"{name} {found['alike']} of {found['tokens']}" for name, found in results.items()]
     return ", ".join(parts), all(found["alike"] > 0 for found in results.values())
 
 
-def _replaced(results: Mapping[str, Any]) -> ResolvedModel:
+def _replaced(results: Mapping[str, Any]) -> Measured:
     found = results["replaced"]
     if "trouble" in found:
         return _troubled(found["trouble"])
     return f"{found['far']:.1e} apart; the old ones {found['moved']:.1e}", found["right"]
 
 
-def _assumed(results: Mapping[str, Any]) -> ResolvedModel:
+def _assumed(results: Mapping[str, Any]) -> Measured:
     parts = []
     for name, one in results["compared"].items():
         said = one["trouble"] if "trouble" in one else f"{one['alike']} of {one['tokens']} tokens"
@@ -162,7 +162,7 @@ def _assumed(results: Mapping[str, Any]) -> ResolvedModel:
     return ", ".join(parts), False if results["wrong"] else None if missing else True
 
 
-def _guessing(results: Mapping[str, Any]) -> ResolvedModel:
+def _guessing(results: Mapping[str, Any]) -> Measured:
     found = results["timed"]
     if "trouble" in found:
         return _troubled(found["trouble"])
@@ -173,7 +173,7 @@ def _guessing(results: Mapping[str, Any]) -> ResolvedModel:
     return "; ".join(parts), None
 
 
-def _adapters(results: Mapping[str, Any]) -> ResolvedModel:
+def _adapters(results: Mapping[str, Any]) -> Measured:
     found = results["timed"]
     if "trouble" in found:
         return _troubled(found["trouble"])
@@ -186,8 +186,8 @@ def _adapters(results: Mapping[str, Any]) -> ResolvedModel:
     return f"{', '.join(parts)}; prompts {speeds} tokens/s", None
 
 
-def _form(name: str) -> Callable[[Mapping[str, Any]], ResolvedModel]:
-    def read(results: Mapping[str, Any]) -> ResolvedModel:
+def _form(name: str) -> Callable[[Mapping[str, Any]], Measured]:
+    def read(results: Mapping[str, Any]) -> Measured:
         found = results["timed"][name]
         if "trouble" in found:
             return _troubled(found["trouble"])
@@ -281,7 +281,7 @@ def _known(record: Mapping[str, Any]) -> Mapping[str, str]:
     return record.get("correctness") or {"date": "", "trouble": ""}
 
 
-def _read(row: Row, record: Mapping[str, Any] | None) -> ResolvedModel:
+def _read(row: Row, record: Mapping[str, Any] | None) -> Measured:
     if record is None or not record["results"]:
         return "not measured", None
     try:

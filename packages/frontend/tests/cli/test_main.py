@@ -274,7 +274,9 @@ def test_an_adapter_that_is_there_or_may_be_at_hugging_face_is_left_to_the_sched
 
 
 def test_what_is_opened_gets_no_streams_number_where_there_is_no_stream() -> None:
-    code = "import os, sys; from tercet.frontend.cli.main import main; main(['version']); os._exit(os.open('/', os.O_RDONLY))"
+    code = (
+        "import os; from tercet.frontend.cli.main import main; main(['version']); os._exit(os.open('/', os.O_RDONLY))"
+    )
     command = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(code)} <&- >&- 2>&-"
     assert subprocess.run(["/bin/sh", "-c", command], check=False, timeout=60).returncode >= 3
 

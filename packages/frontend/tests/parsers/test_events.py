@@ -7,7 +7,7 @@ from tercet.frontend.parsers.events import (
     ToolArgumentsDelta,
     ToolCallEnd,
     ToolCallStart,
-    merged,
+    join_deltas,
 )
 
 
@@ -25,7 +25,7 @@ def test_only_neighbours_of_one_kind_are_merged() -> None:
         ToolArgumentsDelta(1, "{}"),
         TextDelta("e"),
     ]
-    assert merged(events) == [
+    assert join_deltas(events) == [
         ReasoningDelta("ab"),
         TextDelta("cd"),
         ToolCallStart(0, "f"),
@@ -35,8 +35,8 @@ def test_only_neighbours_of_one_kind_are_merged() -> None:
         ToolArgumentsDelta(1, "{}"),
         TextDelta("e"),
     ]
-    assert merged([ToolArgumentsDelta(0, "a"), ToolArgumentsDelta(1, "b")]) == [
+    assert join_deltas([ToolArgumentsDelta(0, "a"), ToolArgumentsDelta(1, "b")]) == [
         ToolArgumentsDelta(0, "a"),
         ToolArgumentsDelta(1, "b"),
     ]
-    assert merged([]) == []
+    assert join_deltas([]) == []

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packages.frontend.tests.parsers.transcripts import TRANSCRIPTS, Transcript, parser_of, read
-from tercet.frontend.parsers.reader import MOST_HELD
+from tercet.frontend.parsers.reader import MAX_HELD_CHARS
 from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, ParserNames
 
 ALL = [ParserNames(tools=name) for name in TOOL_FORMATS] + [ParserNames(reasoning=name) for name in REASONING_FORMATS]
@@ -110,8 +110,8 @@ def test_hostile_text_takes_linear_time(names: ParserNames) -> None:
 
 
 def test_what_is_held_back_is_bounded() -> None:
-    half = MOST_HELD // 2
-    early = '<tool_call>{"arguments": {"a": "' + "x" * MOST_HELD
+    half = MAX_HELD_CHARS // 2
+    early = '<tool_call>{"arguments": {"a": "' + "x" * MAX_HELD_CHARS
     parser = parser_of(ParserNames(tools="hermes"))
     assert parser.feed(early[:half]) == []
     assert sum(len(getattr(event, "text", "")) for event in parser.feed(early[half:])) == len(early)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tercet.frontend.parsers.reader import MOST_HELD
-from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, ValueWriter, kinds, to_json
+from tercet.frontend.parsers.reader import MAX_HELD_CHARS
+from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, ValueWriter, json_types, to_json
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, ValueWriter, ki
 )
 def test_kinds_of_a_schema(schema: object, expected: set[str]) -> None:
     root = {"$defs": {"list": {"type": "array"}, "round": {"$ref": "#/$defs/round"}}}
-    assert kinds(schema, root) == expected
+    assert json_types(schema, root) == expected
 
 
 class Watched(dict[str, Any]):
@@ -69,7 +69,7 @@ def test_schemas_without_end_are_looked_at_for_a_while(
 ) -> None:
     shared = {"x": schema, "y": {"anyOf": [{"type": "string"}] * 24}}
     root = json.loads(json.dumps({"properties": shared}), object_hook=watched)
-    assert kinds(root["properties"]["x"], root) == expected
+    assert json_types(root["properties"]["x"], root) == expected
 
 
 def test_a_reference_is_looked_into_once_for_all_schemas_of_a_root(watched: type[Watched]) -> None:
@@ -77,7 +77,7 @@ def test_a_reference_is_looked_into_once_for_all_schemas_of_a_root(watched: type
     root = json.loads(json.dumps({"$defs": {"long": {"anyOf": branches}}}), object_hook=watched)
     known: dict[str, frozenset[str]] = {}
     for _ in range(500):
-        assert kinds({"$ref": "#/$defs/long"}, root, known) == STRING
+        assert json_types({"$ref": "#/$defs/long"}, root, known) == STRING
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ def test_a_string_is_written_as_it_arrives() -> None:
     assert json.loads("".join(out)) == 'a"\nb'
 
 
-@pytest.mark.parametrize("step", [1_000, MOST_HELD * 2])
+@pytest.mark.parametrize("step", [1_000, MAX_HELD_CHARS * 2])
 def test_a_value_too_long_to_hold_is_a_string(step: int) -> None:
-    text = "1" * (MOST_HELD + 1)
+    text = "1" * (MAX_HELD_CHARS + 1)
     out: list[str] = []
     writer = ValueWriter(out.append, UNKNOWN)
     for at in range(0, len(text), step):

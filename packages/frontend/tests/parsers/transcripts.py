@@ -51,7 +51,7 @@ class Call(msgspec.Struct, frozen=True):
     complete: bool = True
 
 
-class ResolvedModel(msgspec.Struct, frozen=True):
+class ParsedText(msgspec.Struct, frozen=True):
     """What deltas add up to."""
 
     text: str = ""
@@ -64,7 +64,7 @@ class Transcript(msgspec.Struct, frozen=True):
     names: ParserNames
     prompt: str
     output: str
-    found: ResolvedModel
+    found: ParsedText
 
     def parser(self) -> Parser:
         return parser_of(self.names, self.prompt)
@@ -76,7 +76,7 @@ def parser_of(names: ParserNames, prompt: str = "") -> Parser:
     return parser
 
 
-def merge_events(events: list[Event]) -> ResolvedModel:
+def merge_events(events: list[Event]) -> ParsedText:
     """Concatenates deltas, and checks that calls begin, go on and end in order."""
     text, reasoning = "", ""
     calls: list[Call] = []
@@ -97,10 +97,10 @@ def merge_events(events: list[Event]) -> ResolvedModel:
                 assert index == len(calls) - 1
                 assert not calls[index].complete
                 calls[index] = msgspec.structs.replace(calls[index], complete=True)
-    return ResolvedModel(text, reasoning, calls)
+    return ParsedText(text, reasoning, calls)
 
 
-def read(parser: Parser, pieces: list[str]) -> ResolvedModel:
+def read(parser: Parser, pieces: list[str]) -> ParsedText:
     events = [event for piece in pieces for event in parser.feed(piece)]
     return merge_events(events + parser.finish())
 
@@ -116,7 +116,7 @@ def _load(path: Path) -> list[Transcript]:
             prompt=case.get("prompt", file.get("prompt", "")),
             output=case["output"],
             found=msgspec.convert(
-                {key: case[key] for key in ("text", "reasoning", "calls") if key in case}, ResolvedModel
+                {key: case[key] for key in ("text", "reasoning", "calls") if key in case}, ParsedText
             ),
         )
         for case in file["case"]

@@ -162,7 +162,7 @@ async def test_what_is_remembered_is_bounded_and_what_is_asked_most_lately_stays
         return "it is bad" if grammar.text == "c" else ""
 
     monkeypatch.setattr(WorkerProcess, "check", try_out)
-    monkeypatch.setattr("tercet.frontend.structured_output.checker._REMEMBERED", 2)
+    monkeypatch.setattr("tercet.frontend.structured_output.checker._MAX_RESULTS", 2)
     for text in "abacab":
         await asyncio.gather(checker.check(Grammar(GrammarKind.REGEX, text), model), return_exceptions=True)
     assert tried == ["a", "b", "c", "b"]

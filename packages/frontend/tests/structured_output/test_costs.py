@@ -4,7 +4,7 @@ import pytest
 from llguidance import LLTokenizer
 
 from tercet.frontend.structured_output.limits import MAX_TAGS
-from tercet.frontend.structured_output.worker import fault
+from tercet.frontend.structured_output.worker import grammar_error
 from tercet.protocol.grammar_limits import MOST_FORCED
 from tercet.protocol.messages.values import Grammar, GrammarKind, ModelLimits
 
@@ -34,21 +34,21 @@ def lark(text: str) -> Grammar:
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
 def test_what_costs_more_with_every_token_is_refused(name: str, vocabulary: LLTokenizer) -> None:
-    found = fault(lark(AMBIGUOUS[name]), vocabulary)
+    found = grammar_error(lark(AMBIGUOUS[name]), vocabulary)
     assert "Too many items" in found or "takes too long" in found
 
 
 @pytest.mark.parametrize("name", USUAL)
 def test_usual_grammars_pass(name: str, vocabulary: LLTokenizer) -> None:
-    assert fault(lark(USUAL[name]), vocabulary) == ""
+    assert grammar_error(lark(USUAL[name]), vocabulary) == ""
 
 
 def test_as_many_tags_as_there_may_be_pass(vocabulary: LLTokenizer) -> None:
     tags = " | ".join(f'"<tool{index}>" %json {{"type": "object"}} "</tool{index}>"' for index in range(MAX_TAGS // 4))
-    assert fault(lark(f"start: (t FREE)*\nFREE: /[^<]*/\nt: {tags}"), vocabulary) == ""
+    assert grammar_error(lark(f"start: (t FREE)*\nFREE: /[^<]*/\nt: {tags}"), vocabulary) == ""
 
 
 @pytest.mark.parametrize(("length", "refused"), [(MOST_FORCED // 2, False), (MOST_FORCED + 100, True)])
 def test_what_forces_too_long_a_text_is_refused(length: int, refused: bool, vocabulary: LLTokenizer) -> None:
-    found = fault(lark(f'start: ("a" | "b") "{"lorem " * (length // 6)}"'), vocabulary)
+    found = grammar_error(lark(f'start: ("a" | "b") "{"lorem " * (length // 6)}"'), vocabulary)
     assert ("leaves no choice" in found) is refused

@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 from tercet.frontend.constraints import Choice, Constraint, Ebnf, JsonSchema, Lark, Regex, Tokens
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.structured_output.compiler import to_grammar
-from tercet.frontend.structured_output.pipe import LENGTH, Check, GrammarVocabulary, Order, decode_verdict, framed
-from tercet.frontend.structured_output.worker import fault
+from tercet.frontend.structured_output.pipe import LENGTH, Check, GrammarVocabulary, Order, decode_verdict, encode_frame
+from tercet.frontend.structured_output.worker import grammar_error
 from tercet.protocol.messages.values import Grammar, GrammarKind
 
 TOKENS = Tokens(added={"<think>": 324}, eos=[321])
@@ -78,7 +78,7 @@ def native(tokenizer: Tokenizer) -> LLTokenizer:
 @given(constraint=constraints)
 def test_any_constraint_compiles_or_is_refused(native: LLTokenizer, constraint: Constraint) -> None:
     with contextlib.suppress(BadRequestError):
-        assert len(fault(to_grammar(constraint, TOKENS), native)) <= 400
+        assert len(grammar_error(to_grammar(constraint, TOKENS), native)) <= 400
 
 
 class Worker:
@@ -91,7 +91,7 @@ class Worker:
     def ask(self, order: Order) -> str:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(framed(order))
+        self.process.stdin.write(encode_frame(order))
         self.process.stdin.flush()
         size = int.from_bytes(self.process.stdout.read(LENGTH), "little")
         return decode_verdict(self.process.stdout.read(size)).error
@@ -116,7 +116,7 @@ def test_the_process_ends_with_its_input(worker: Worker) -> None:
 def test_a_check_that_nobody_can_wait_for_ends_all_the_same(worker: Worker) -> None:
     """As when the frontend is killed in the middle of it."""
     bomb = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer", "multipleOf": 99999999}))
-    worker.process.communicate(framed(Check(grammar=bomb, seconds=0.2)), timeout=120)
+    worker.process.communicate(encode_frame(Check(grammar=bomb, seconds=0.2)), timeout=120)
     assert worker.process.returncode != 0
 
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from tercet.frontend.cli.bench.client import BenchError, Target, Timeline, complete
-from tercet.frontend.cli.bench.load import Goal, figures, put_load
-from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, words_of
+from tercet.frontend.cli.bench.load import Goal, figures, run_workload
+from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, single_token_words
 
 TWO = Workload(concurrency=2, requests=5, input_tokens=3, output_tokens=4, shared_tokens=2)
 Reply = Callable[[asyncio.StreamWriter, dict[str, object]], Awaitable[None]]
@@ -60,9 +60,9 @@ async def peer(reply: Reply = answer) -> AsyncIterator[tuple[Peer, Target]]:
 
 
 async def test_every_prompt_is_asked_once_and_so_many_at_a_time() -> None:
-    texts = prompts(TWO, words_of(None), 7)
+    texts = prompts(TWO, single_token_words(None), 7)
     async with peer() as (served, target):
-        result = await put_load(target, TWO, texts)
+        result = await run_workload(target, TWO, texts)
     assert sorted(str(body["prompt"]) for body in served.bodies) == sorted(texts)
     assert served.most == 2
     assert {(body["max_tokens"], body["stream"], body["ignore_eos"]) for body in served.bodies} == {(4, True, True)}
@@ -79,7 +79,7 @@ async def test_every_prompt_is_asked_once_and_so_many_at_a_time() -> None:
 
 async def test_at_a_rate_all_are_asked_however_many_are_under_way() -> None:
     async with peer() as (served, target):
-        result = await put_load(target, TWO, prompts(TWO, words_of(None), 7), rate=1e4)
+        result = await run_workload(target, TWO, prompts(TWO, single_token_words(None), 7), rate=1e4)
     assert len(served.bodies) == result.requests == 5
 
 
@@ -105,7 +105,7 @@ async def test_what_goes_wrong_is_counted_and_told() -> None:
         async with peer(reply) as (_, target):
             with pytest.raises(BenchError, match=why):
                 await complete(target, "x", 4)
-            result = await put_load(target, TWO, ["x"] * 5)
+            result = await run_workload(target, TWO, ["x"] * 5)
         assert (result.requests, result.failed, result.output_tokens) == (5, 5, 0)
         assert why in result.first_error
     with pytest.raises(BenchError, match="no server at"):
@@ -141,7 +141,7 @@ def test_prompts_share_what_they_should_and_no_more() -> None:
     assert {len(text.split()) for text in texts} == {5}
     assert len({tuple(text.split()[:2]) for text in texts}) == 1
     assert len(set(texts)) > 1
-    assert prompts(TWO, words_of(None), 1) != prompts(TWO, words_of(None), 2)
+    assert prompts(TWO, single_token_words(None), 1) != prompts(TWO, single_token_words(None), 2)
     assert WORKLOADS["W4"].shared_tokens == 1024
 
 

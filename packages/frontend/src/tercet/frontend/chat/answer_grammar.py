@@ -8,7 +8,7 @@ from tercet.frontend.chat.rules import Rules, any_token_but, check_size, escaped
 from tercet.frontend.constraints import Constraint, Tokens
 from tercet.frontend.parsers.port import ReasoningFraming, ToolFraming, ToolSpec
 from tercet.frontend.structured_output.compiler import to_grammar
-from tercet.frontend.structured_output.lark import LarkWriter, quoted, slashed
+from tercet.frontend.structured_output.lark import LarkWriter, lark_string, regex_terminal
 from tercet.protocol.messages.values import Grammar, GrammarKind
 
 _CONSTRAINT = "tercet"
@@ -61,7 +61,7 @@ def _answer(rules: Rules, opening: str, calls: EnforcedCalls | None, constraint:
     if constraint is not None:
         return rules.add(f"{said} | {grammar.answer()}")
     if opening:
-        others = [rules.tokens.added[each] for each in calls.framing.also_begins if each in rules.tokens.added]
+        others = [rules.tokens.added[each] for each in calls.framing.extra_begins if each in rules.tokens.added]
         words = f"{rules.literal(opening)} {any_token_but([*others, *rules.tokens.eos])}*"
         return rules.add(f"{words} | {grammar.answer()}")
     return _text_with_calls(rules, grammar, calls)
@@ -71,15 +71,15 @@ def _text_with_calls(rules: Rules, grammar: CallGrammar, enforced: EnforcedCalls
     """Free text in which every trigger begins calls, and nothing else that is read as one occurs."""
     added, several = rules.tokens.added, enforced.several
     triggers = grammar.triggers()
-    signs = enforced.framing.also_begins
-    written = [slashed(f"(?s:.*)({sign})(?s:.*)") for sign in signs if sign not in added]
+    signs = enforced.framing.extra_begins
+    written = [regex_terminal(f"(?s:.*)({sign})(?s:.*)") for sign in signs if sign not in added]
     text = rules.terminal(" & ".join(["/(?s:.*)/", *(f"~{each}" for each in written)]))
     branches = []
     for trigger, calls in triggers.items():
         if trigger in added:
             branches.append(f"{text} {rules.literal(trigger)} {calls}")
         else:
-            branches.append(f"{rules.add(f'{text} {quoted(trigger)}', 'lazy')} {calls}")
+            branches.append(f"{rules.add(f'{text} {lark_string(trigger)}', 'lazy')} {calls}")
     begins = {added.get(sign, -1) for sign in (*triggers, *signs)}
     others = set(added.values()) - begins - set(rules.tokens.eos)
     words = rules.add(f"({text} {one_token_of(others)})*") if others else ""

@@ -14,9 +14,9 @@ from tercet.frontend.chat.rules import Rules, escaped
 from tercet.frontend.constraints import Regex
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
-from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, kinds
+from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, json_types
 from tercet.frontend.structured_output.json_schema import check_schema, schema_text, subschemas
-from tercet.frontend.structured_output.lark import quoted, slashed
+from tercet.frontend.structured_output.lark import lark_string, regex_terminal
 from tercet.frontend.structured_output.references import check_references
 
 _NOTHING = '""'
@@ -135,12 +135,14 @@ class CallGrammar:
             texts = [each if isinstance(each, str) else orjson.dumps(each).decode() for each in choices]
             written = (self._rules.literal(text) or _NOTHING for text in texts)
             return f"({' | '.join(written)}) {self._rules.literal(suffix)}"
-        allowed = kinds(inner, root, known)
+        allowed = json_types(inner, root, known)
         if allowed != UNKNOWN and "string" not in allowed:
             return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
         if isinstance(tool.grammar, Regex):
-            pattern = slashed(tool.grammar.pattern)  # apart from what ends it: `$` in it is an end
-            return self._text(lambda end: self._rules.terminal(f"{pattern} {quoted(end)}" if end else pattern), suffix)
+            pattern = regex_terminal(tool.grammar.pattern)  # apart from what ends it: `$` in it is an end
+            return self._text(
+                lambda end: self._rules.terminal(f"{pattern} {lark_string(end)}" if end else pattern), suffix
+            )
         if tool.strict and allowed == STRING:
             for keyword in _ONLY_IN_JSON:
                 if keyword in inner:
@@ -163,7 +165,7 @@ class CallGrammar:
         text = ended(before + marker)
         if before:
             text += f" & ~/((?s:.)*[^\\n])?{escaped(marker)}(?s:.)*/"
-        for other in self._framing.value_also_ends:
+        for other in self._framing.extra_value_ends:
             text += f" & ~/(?s:.)*{escaped(other)}(?s:.)*/"
         return f"{self._rules.add(text, 'lazy')} {self._rules.literal(behind)}"
 

@@ -17,7 +17,7 @@ from tercet.frontend.parsers.events import (
     ToolArgumentsDelta,
     ToolCallEnd,
     ToolCallStart,
-    merged,
+    join_deltas,
 )
 from tercet.frontend.parsers.port import Parser
 from tercet.protocol.messages.values import FinishReason, FinishType
@@ -132,7 +132,7 @@ class OutputParser:
             shown += self._end_of_call(update.finish)
         if self._customs is not None:
             shown = self._customs.translated(shown, last=update.finish is not None)
-        return merged(shown)
+        return join_deltas(shown)
 
     def _end_of_call(self, finish: FinishReason) -> list[Event]:
         """The end of the call that is open, if the answer stopped where it ends."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TextIO
 from urllib.parse import urlsplit
 
 _DIM, _PLAIN = "\x1b[2m", "\x1b[22m"
-_PATIENCE = 300.0
+_READ_TIMEOUT = 300.0
 """Seconds without a byte after which a server counts as gone."""
 
 
@@ -22,7 +22,7 @@ class Piece(NamedTuple):
     """A piece of the model's answer or of its reasoning."""
 
     text: str
-    thought: bool = False
+    is_reasoning: bool = False
 
 
 class Server:
@@ -59,15 +59,15 @@ class Server:
                     raise ChatError(_message(error))
                 for choice in event.get("choices", ()):
                     delta = choice.get("delta", {})
-                    if thought := delta.get("reasoning_content"):
-                        yield Piece(thought, thought=True)
+                    if reasoning := delta.get("reasoning_content"):
+                        yield Piece(reasoning, is_reasoning=True)
                     if text := delta.get("content"):
                         yield Piece(text)
 
     @contextlib.contextmanager
     def _ask(self, method: str, path: str, body: str | None = None) -> Iterator[http.client.HTTPResponse]:
         kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-        connection = kind(self._host, self._port, timeout=_PATIENCE)
+        connection = kind(self._host, self._port, timeout=_READ_TIMEOUT)
         try:
             connection.request(method, self._path + path, body, self._headers)
             response = connection.getresponse()
@@ -113,7 +113,7 @@ class Conversation:
         stream = server.stream({"model": self.model, "messages": turn, **self._options})
         try:
             for piece in stream:
-                if not piece.thought:
+                if not piece.is_reasoning:
                     reply.append(piece.text)
                 yield piece
         except (KeyboardInterrupt, GeneratorExit):
@@ -139,7 +139,7 @@ def converse(
     user can retry there. Raises ChatError, KeyboardInterrupt.
     """
     if read is input:
-        _spell_what_they_can(sys.stdin, sys.stdout)
+        _replace_unencodable(sys.stdin, sys.stdout)
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  # line editing and history
     write(f"{conversation.model}. /reset starts over, /exit leaves, Ctrl-C stops a reply.\n")
@@ -171,13 +171,13 @@ def converse(
 
 def _reply(pieces: Iterator[Piece], write: Callable[[str], object], *, terminal: bool) -> None:
     """Print a reply as it streams, and end its line. Raises ChatError, KeyboardInterrupt."""
-    thinks, after = False, ""
+    in_reasoning, after = False, ""
     try:
         for piece in pieces:
-            if piece.thought is not thinks and terminal:
-                thinks, after = piece.thought, _PLAIN if piece.thought else ""
-                write(_DIM if thinks else f"{_PLAIN}\n\n")
-            if terminal or not piece.thought:
+            if piece.is_reasoning is not in_reasoning and terminal:
+                in_reasoning, after = piece.is_reasoning, _PLAIN if piece.is_reasoning else ""
+                write(_DIM if in_reasoning else f"{_PLAIN}\n\n")
+            if terminal or not piece.is_reasoning:
                 write(_printable(piece.text))
                 sys.stdout.flush()
     except KeyboardInterrupt:
@@ -187,7 +187,7 @@ def _reply(pieces: Iterator[Piece], write: Callable[[str], object], *, terminal:
         write(f"{after}\n")
 
 
-def _spell_what_they_can(*streams: TextIO) -> None:
+def _replace_unencodable(*streams: TextIO) -> None:
     """Replace characters that a stream cannot encode, and bytes that it cannot decode, instead of failing."""
     for stream in streams:
         if isinstance(stream, io.TextIOWrapper):

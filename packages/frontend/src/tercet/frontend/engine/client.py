@@ -31,11 +31,11 @@ _Result = TypeVar("_Result")
 Work = Callable[[], Coroutine[Any, Any, _Result]]
 """Factory of a coroutine, called on the loop, so that no coroutine is left unawaited if the loop ends before."""
 
-AT_ONCE = 512
+MAX_IN_FLIGHT = 512
 """Prompts sent to the schedulers at a time; schedulers batch as many as they have memory for."""
-FILES = 30.0
+TOKENIZER_FILES_TIMEOUT = 30.0
 """Seconds for the tokenizer's files to arrive once every part is ready."""
-POLL = 0.01
+POLL_INTERVAL = 0.01
 _CLOSED = "the engine is shut down"
 _THREADS = 2
 """Threads that render templates and tokenize."""
@@ -69,13 +69,13 @@ class EngineClient:
     def __init__(self, directory: Path, lora: Mapping[str, str]) -> None:
         """Start the loop. `lora` maps names of adapters to their paths."""
         self._owner = os.getpid()
-        self._gate = threading.RLock()
+        self._lock = threading.RLock()
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="engine-client", daemon=True)
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenizer")
-        self._limit = asyncio.Semaphore(AT_ONCE)
-        self._useless = ""
+        self._limit = asyncio.Semaphore(MAX_IN_FLIGHT)
+        self._unusable_reason = ""
         """Reason why the model can never be served."""
         address = f"ipc://{directory}"
         specs = (f"{address}/scheduler-*", f"{address}/detokenizer-*")
@@ -84,7 +84,7 @@ class EngineClient:
         controller = DataParallelController(POLICIES["round_robin"]())
         registry = ModelRegistry(self._pool, threads=_THREADS, on_useless=self._on_unusable)
         self._manager = TokenizerManager(config.peer, self._node, registry, controller, lora=lora)
-        self._reading_time = PATIENCE * len(lora)
+        self._adapter_timeout = PATIENCE * len(lora)
         self._thread.start()
         self.wait(self._start)
 
@@ -92,7 +92,7 @@ class EngineClient:
         """Start a coroutine on the loop. Raises EngineError after `close`, and in a fork of the process."""
         if os.getpid() != self._owner:
             raise EngineError("this process is a fork of the one that made the engine: make one here")
-        with self._gate:
+        with self._lock:
             if self._closed:
                 raise EngineError(_CLOSED)
             return asyncio.run_coroutine_threadsafe(self._until_closed(work), self._loop)
@@ -108,7 +108,7 @@ class EngineClient:
 
     def close(self) -> None:
         """Close the links to the parts; pending requests raise EngineError."""
-        with self._gate:
+        with self._lock:
             if self._closed:
                 return
             self._closed = True
@@ -119,25 +119,26 @@ class EngineClient:
         self._loop.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    async def served(self) -> ServedModel:
+    async def wait_until_ready(self) -> ServedModel:
         """Return the model once it can serve requests. Raises EngineError if it never can."""
+        seconds = TOKENIZER_FILES_TIMEOUT
         try:
-            async with asyncio.timeout(FILES):
+            async with asyncio.timeout(seconds):
                 while not self._manager.ready:  # there is no event for it
-                    if self._useless:
-                        raise EngineError(self._useless)
-                    await asyncio.sleep(POLL)
+                    if self._unusable_reason:
+                        raise EngineError(self._unusable_reason)
+                    await asyncio.sleep(POLL_INTERVAL)
         except TimeoutError:
             linked = ", ".join(sorted(info.peer for info in self._node.peers())) or "nobody"
-            missed = f"the parts are ready, but the model's tokenizer files did not come within {FILES:g} s"
+            missed = f"the parts are ready, but the model's tokenizer files did not come within {seconds:g} s"
             raise EngineError(f"{missed} (linked: {linked})") from None
         return next(iter(self._manager.models))
 
-    async def adapters(self) -> dict[str, LoRAAdapter]:
+    async def loaded_adapters(self) -> dict[str, LoRAAdapter]:
         """Return the adapters by name once schedulers have loaded them. Raises EngineError if they cannot."""
         adapters = self._manager.adapters
         try:
-            async with asyncio.timeout(self._reading_time):
+            async with asyncio.timeout(self._adapter_timeout):
                 refusals = await adapters.refusals()
         except TimeoutError:
             raise EngineError("the schedulers have not read every adapter in time") from None
@@ -149,7 +150,7 @@ class EngineClient:
         """Let all schedulers load the weights of a directory. Raises ApiError."""
         await self._manager.weights.update(path)
 
-    async def whole(self, request: GenerateRequest) -> tuple[Generation, list[FinishedChoice]]:
+    async def generate(self, request: GenerateRequest) -> tuple[Generation, list[FinishedChoice]]:
         """Return every choice when all have finished. Raises ApiError."""
         async with self._limit:
             generation = await self._manager.submit([request])
@@ -158,12 +159,12 @@ class EngineClient:
             finally:
                 self._manager.release(generation)
 
-    async def vectors(self, request: EmbeddingRequest) -> EmbeddingBatch:
+    async def embed(self, request: EmbeddingRequest) -> EmbeddingBatch:
         """Return every input with its vector. Raises ApiError."""
         async with self._limit:
             return await self._manager.embed(request)
 
-    async def choices(self, request: GenerateRequest) -> AsyncGenerator[tuple[Generation, FinishedChoice], None]:
+    async def stream(self, request: GenerateRequest) -> AsyncGenerator[tuple[Generation, FinishedChoice], None]:
         """Yield a choice whenever it has grown; the object of a choice is always the same. Raises ApiError."""
         async with self._limit:
             generation = await self._manager.submit([request])
@@ -204,7 +205,7 @@ class EngineClient:
 
     def _on_unusable(self, peer: str, reason: str) -> None:
         if is_supervised_id(peer):
-            self._useless = reason
+            self._unusable_reason = reason
 
     def _status(self, peer: str) -> Heartbeat:
         return self._manager.heartbeat(peer)

@@ -15,7 +15,7 @@ import orjson
 from tercet.frontend.api.sglang.generate_writer import GenerateWriter
 from tercet.frontend.engine.client import EngineError, OutputStream
 from tercet.frontend.engine.processes import EngineProcesses, MakeParts, offline_parts
-from tercet.frontend.engine.requests import Ids, Sampling, Texts, note_prompt, to_chat, to_inputs, to_requests
+from tercet.frontend.engine.requests import Ids, Sampling, Texts, add_prompt_note, to_chat, to_inputs, to_requests
 from tercet.frontend.http.loop_turns import result_of
 from tercet.frontend.manager.embedding_state import numbers
 from tercet.frontend.manager.request import GenerateRequest
@@ -57,8 +57,8 @@ class Engine:
         self._model = self._parts.model
         self._lora = self._parts.lora
         self.supervisor = self._parts.supervisor
-        self._forgotten = weakref.finalize(self, self._parts.close_elsewhere)
-        self._forgotten.atexit = False
+        self._finalizer = weakref.finalize(self, self._parts.close_in_background)
+        self._finalizer.atexit = False
 
     def __enter__(self) -> Self:
         return self
@@ -128,7 +128,7 @@ class Engine:
         too long are refused, or cut after `truncate` tokens; -1 is the model's limit. Raises ValueError and ApiError.
         """
         request, single = to_inputs(prompt, self._model, truncate)
-        batch = self._client.wait(partial(self._client.vectors, request))
+        batch = self._client.wait(partial(self._client.embed, request))
         vectors = [
             {"embedding": list(numbers(state.vector)), "meta_info": {"prompt_tokens": state.prompt_tokens}}
             for state in batch.states
@@ -144,37 +144,39 @@ class Engine:
 
     def shutdown(self) -> None:
         """Stop the parts and abort running requests, which raise EngineError. A second call has no effect."""
-        self._forgotten.detach()
+        self._finalizer.detach()
         self._parts.close()
 
     async def _gather(
         self, requests: Sequence[GenerateRequest], options: Mapping[str, Any], *, single: bool
     ) -> list[Any]:
         """Return every answer; when one request fails, abort the others."""
-        tasks = [asyncio.ensure_future(self._whole(request, options)) for request in requests]
+        tasks = [asyncio.ensure_future(self._generate_one(request, options)) for request in requests]
         try:
             return await asyncio.gather(*tasks)
         except BaseException as error:
-            failed = next((place for place, task in enumerate(tasks) if _failed_with(task, error)), None)
+            failed = next((place for place, task in enumerate(tasks) if _raised(task, error)), None)
             if failed is not None and not single:
-                note_prompt(error, failed)
+                add_prompt_note(error, failed)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _whole(self, request: GenerateRequest, options: Mapping[str, Any]) -> Any:
-        generation, choices = await self._client.whole(request)
+    async def _generate_one(self, request: GenerateRequest, options: Mapping[str, Any]) -> Any:
+        generation, choices = await self._client.generate(request)
         return orjson.loads(result_of(GenerateWriter(options.get("logprob_start_len")).whole(generation, choices)))
 
     def _stream(self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]) -> OutputStream[Answer]:
         if len(requests) != 1:
             raise ValueError("one prompt can be streamed at a time")
-        return OutputStream(self._growing(requests[0], options))
+        return OutputStream(self._stream_answers(requests[0], options))
 
-    async def _growing(self, request: GenerateRequest, options: Mapping[str, Any]) -> AsyncGenerator[Answer, None]:
+    async def _stream_answers(
+        self, request: GenerateRequest, options: Mapping[str, Any]
+    ) -> AsyncGenerator[Answer, None]:
         form = GenerateWriter(options.get("logprob_start_len"))
-        async with contextlib.aclosing(self._client.choices(request)) as arrivals:
+        async with contextlib.aclosing(self._client.stream(request)) as arrivals:
             async for generation, choice in arrivals:
                 yield orjson.loads(result_of(form.whole(generation, [choice])))
 
@@ -183,20 +185,20 @@ class Engine:
             while (answer := self._client.wait(answers.next)) is not None:
                 yield answer
         finally:
-            self._leave(answers)
+            self._close_stream(answers)
 
     async def _aiterate(self, answers: OutputStream[Answer]) -> AsyncGenerator[Answer, None]:
         try:
             while (answer := await asyncio.wrap_future(self._client.run(answers.next))) is not None:
                 yield answer
         finally:
-            self._leave(answers)
+            self._close_stream(answers)
 
-    def _leave(self, answers: OutputStream[Answer]) -> None:
+    def _close_stream(self, answers: OutputStream[Answer]) -> None:
         """Close a stream without waiting, because an iterator may be garbage-collected in any thread."""
         with contextlib.suppress(EngineError):
             self._client.run(answers.close)
 
 
-def _failed_with(task: asyncio.Task[Any], error: BaseException) -> bool:
+def _raised(task: asyncio.Task[Any], error: BaseException) -> bool:
     return task.done() and not task.cancelled() and task.exception() is error

@@ -28,9 +28,9 @@ class EngineProcesses:
 
     def __init__(self, config: ServeConfig, make_parts: MakeParts) -> None:
         self._owner = os.getpid()
-        self._gate = threading.RLock()
-        self._began = threading.Event()
-        self._broken: BaseException | None = None
+        self._lock = threading.RLock()
+        self._started = threading.Event()
+        self._error: BaseException | None = None
         self._closing = contextlib.ExitStack()
         with contextlib.ExitStack() as closing:
             directory = closing.enter_context(run_directory())
@@ -40,7 +40,7 @@ class EngineProcesses:
                 choose_terminal(config.serve.log_level),
                 log_level=config.serve.log_level,
                 timeouts=Timeouts(startup=config.serve.startup_timeout),
-                on_ready=self._began.set,
+                on_ready=self._started.set,
             )
             thread = threading.Thread(target=self._supervise, name="engine-supervisor", daemon=True)
             thread.start()
@@ -50,22 +50,22 @@ class EngineProcesses:
             closing.callback(self.client.close)
             atexit.register(self.close)
             closing.callback(atexit.unregister, self.close)
-            self._began.wait()
+            self._started.wait()
             if self.supervisor.failure is not None:
                 raise EngineError(self.supervisor.failure.reason)
-            if self._broken is not None:
-                raise EngineError(f"the parts cannot be watched over: {self._broken}") from self._broken
-            self.model = self.client.wait(self.client.served)
-            self.lora = self.client.wait(self.client.adapters)
+            if self._error is not None:
+                raise EngineError(f"the parts cannot be watched over: {self._error}") from self._error
+            self.model = self.client.wait(self.client.wait_until_ready)
+            self.lora = self.client.wait(self.client.loaded_adapters)
             self._closing = closing.pop_all()
 
     def close(self) -> None:
         """Stop the parts, abort running requests, and wait for the end. In a fork of the process it does nothing."""
         if os.getpid() == self._owner:
-            with self._gate:
+            with self._lock:
                 self._closing.close()
 
-    def close_elsewhere(self) -> None:
+    def close_in_background(self) -> None:
         """Call `close` in a new thread, because the caller may be one of the threads that it joins."""
         if os.getpid() == self._owner:
             threading.Thread(target=self.close, name="engine-end", daemon=True).start()
@@ -74,8 +74,8 @@ class EngineProcesses:
         try:
             self.supervisor.run()
         except BaseException as error:
-            self._broken = error
-            if self._began.is_set():
+            self._error = error
+            if self._started.is_set():
                 raise
         finally:
-            self._began.set()
+            self._started.set()

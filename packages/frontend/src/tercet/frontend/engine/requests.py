@@ -55,7 +55,7 @@ def to_requests(
             requests.append(_request({**given, **options, **own}, model, lora))
         except (ValueError, ApiError) as error:
             if not single:
-                note_prompt(error, place)
+                add_prompt_note(error, place)
             raise
     return requests, single
 
@@ -87,7 +87,7 @@ def to_inputs(prompt: Texts, model: ServedModel, truncate: int | None) -> tuple[
     return EmbeddingRequest(model=model.name, inputs=inputs, params=params, truncate=truncate), single
 
 
-def note_prompt(error: BaseException, place: int) -> None:
+def add_prompt_note(error: BaseException, place: int) -> None:
     """Add a note to an error that names the prompt by its index, from 0."""
     error.add_note(f"This is about prompt {place} of the list.")
 
@@ -95,7 +95,7 @@ def note_prompt(error: BaseException, place: int) -> None:
 def _request(body: dict[str, Any], model: ServedModel, lora: Mapping[str, LoRAAdapter]) -> GenerateRequest:
     if not isinstance(body["sampling_params"], Mapping):
         raise ValueError(f"sampling_params must be a mapping, or one for each prompt, not {body['sampling_params']!r}")
-    body["sampling_params"] = {name: _plain(value) for name, value in body["sampling_params"].items()}
+    body["sampling_params"] = {name: _to_python(value) for name, value in body["sampling_params"].items()}
     try:
         asked = NativeGenerate.model_validate(body)
     except ValidationError as error:
@@ -112,7 +112,7 @@ def _texts(prompt: Any) -> tuple[list[dict[str, Any]], bool]:
         return [{"text": prompt}], True
     if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
         raise ValueError(f"a prompt must be a text, or several in a list, not {type(prompt).__name__}")
-    texts = _listed(prompt)
+    texts = _to_list(prompt)
     for place, text in enumerate(texts):
         if not isinstance(text, str):
             raise ValueError(f"prompt {place} of the list is no text but {type(text).__name__}")
@@ -122,19 +122,19 @@ def _texts(prompt: Any) -> tuple[list[dict[str, Any]], bool]:
 def _ids(given: Any) -> tuple[list[dict[str, Any]], bool]:
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
         raise ValueError(f"input_ids must be a list of ids, or several of them, not {type(given).__name__}")
-    ids = _listed(given)
+    ids = _to_list(given)
     if ids and not isinstance(ids[0], Iterable):
         return [{"input_ids": ids}], True
-    return [{"input_ids": _listed(each) if isinstance(each, Iterable) else each} for each in ids], False
+    return [{"input_ids": _to_list(each) if isinstance(each, Iterable) else each} for each in ids], False
 
 
-def _listed(values: Any) -> list[Any]:
+def _to_list(values: Any) -> list[Any]:
     """Return an iterable as a list of Python numbers and strings; arrays and their scalars have `tolist`."""
-    listed = list(_plain(values))
+    listed = list(_to_python(values))
     if listed and hasattr(listed[0], "tolist") and not isinstance(listed[0], Iterable):
-        return list(map(_plain, listed))
+        return list(map(_to_python, listed))
     return listed
 
 
-def _plain(value: Any) -> Any:
+def _to_python(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value

@@ -44,7 +44,7 @@ class ToolCallEnd(msgspec.Struct, frozen=True):
 Event = TextDelta | ReasoningDelta | ToolCallStart | ToolArgumentsDelta | ToolCallEnd
 
 
-def merged(events: list[Event]) -> list[Event]:
+def join_deltas(events: list[Event]) -> list[Event]:
     """Return the events with neighbouring deltas of one kind joined, in time linear in the text."""
     result: list[Event] = []
     parts: list[str] = []

@@ -13,7 +13,7 @@ import msgspec
 
 from tercet.frontend.parsers.reader import Emit, MalformedError, Markers, Reader, Steps
 
-_LONGEST_HEADER = 1024
+_MAX_HEADER_CHARS = 1024
 _START, _CHANNEL, _MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _OPENERS = (_START, _CHANNEL)
 _OPEN = Markers(_START, _CHANNEL, _MESSAGE)
@@ -44,7 +44,7 @@ Content = Callable[[Header], Steps[str]]
 
 def read_messages(reader: Reader, content: Content, stray: Emit) -> Steps[None]:
     """Read all messages, one after the other, and emit text outside of messages to `stray`."""
-    reader.hold("", _LONGEST_HEADER)
+    reader.hold("", _MAX_HEADER_CHARS)
     opener = yield from reader.accept_any(*_OPENERS, _MESSAGE, " to=")
     while True:
         if not opener:
@@ -52,7 +52,7 @@ def read_messages(reader: Reader, content: Content, stray: Emit) -> Steps[None]:
             opener = yield from reader.until(_OPEN, stray)
             if not opener:
                 return
-            reader.hold(opener, _LONGEST_HEADER)
+            reader.hold(opener, _MAX_HEADER_CHARS)
         try:
             header = yield from _read_header(reader, opener)
         except MalformedError:
@@ -61,7 +61,7 @@ def read_messages(reader: Reader, content: Content, stray: Emit) -> Steps[None]:
             continue
         closer = (yield from content(header)) if header else ""
         opener = closer if closer in _OPENERS else ""
-        reader.hold(opener, _LONGEST_HEADER)
+        reader.hold(opener, _MAX_HEADER_CHARS)
 
 
 def _read_header(reader: Reader, opener: str) -> Steps[Header | None]:

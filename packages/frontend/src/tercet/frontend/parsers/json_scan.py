@@ -24,12 +24,12 @@ def copy_string(reader: Reader, emit: Emit) -> Steps[None]:
         char = yield from reader.peek()
         if not char:
             raise MalformedError
-        emit(reader.take())
+        emit(reader.next_char())
         if char == '"':
             return
         if not (yield from reader.peek()):  # after a backslash: the escaped character
             raise MalformedError
-        emit(reader.take())
+        emit(reader.next_char())
 
 
 def copy_value(reader: Reader, emit: Emit) -> Steps[None]:
@@ -43,10 +43,10 @@ def copy_value(reader: Reader, emit: Emit) -> Steps[None]:
             yield from copy_string(reader, emit)
         elif char in _CLOSERS:
             closers.append(_CLOSERS[char])
-            emit(reader.take())
+            emit(reader.next_char())
         elif closers and char == closers[-1]:
             closers.pop()
-            emit(reader.take())
+            emit(reader.next_char())
         elif not closers and _SCALAR.match(char):
             yield from reader.stream(_SCALAR, emit)
         else:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from tercet.frontend.parsers.events import Event, TextDelta, merged
+from tercet.frontend.parsers.events import Event, TextDelta, join_deltas
 from tercet.frontend.parsers.port import Parser
 from tercet.frontend.parsers.reader import Reader, Steps
 from tercet.frontend.parsers.sink import Sink
@@ -37,10 +37,10 @@ class Chain:
         self._second = second
 
     def feed(self, text: str) -> list[Event]:
-        return merged(self._through(self._first.feed(text)))
+        return join_deltas(self._through(self._first.feed(text)))
 
     def finish(self) -> list[Event]:
-        return merged(self._through(self._first.finish()) + self._second.finish())
+        return join_deltas(self._through(self._first.finish()) + self._second.finish())
 
     def _through(self, events: list[Event]) -> list[Event]:
         result: list[Event] = []

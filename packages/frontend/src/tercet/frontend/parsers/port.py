@@ -59,7 +59,7 @@ class Tools:
         """Return the schema of a tool's arguments; empty if unknown."""
         return self._schemas.get(name, {})
 
-    def takes_text(self, name: str) -> bool:
+    def is_custom(self, name: str) -> bool:
         """Return whether a tool is custom: some models write its text argument without JSON."""
         return name in self._texts
 
@@ -90,11 +90,11 @@ class ToolFraming(msgspec.Struct, frozen=True, kw_only=True):
     key_prefix: str = ""
     key_suffix: str = ""
     key_separator: str = ""
-    value_also_ends: tuple[str, ...] = ()
+    extra_value_ends: tuple[str, ...] = ()
     """Texts that also end a value if its suffix is missing. A value never contains them."""
     trigger: str
     """Text that starts a call within free text: the trigger of a structural tag."""
-    also_begins: tuple[str, ...] = ()
+    extra_begins: tuple[str, ...] = ()
     """Regular expressions or markers that the grammar also reads as the beginning of a call."""
     special_tokens: bool = False
     """Some markers are special tokens of the vocabulary, so decoding needs `skip_special_tokens=False`."""
@@ -118,7 +118,7 @@ class ToolFormat(msgspec.Struct, frozen=True, kw_only=True):
 
     framing: ToolFraming
     grammar: Grammar
-    reasons: bool = False
+    parses_reasoning: bool = False
     """The notation separates reasoning itself, so no reasoning parser runs before it."""
 
 
@@ -127,7 +127,7 @@ class ReasoningFraming(msgspec.Struct, frozen=True, kw_only=True):
 
     begin: str
     end: str
-    also_ends: tuple[str, ...] = ()
+    extra_ends: tuple[str, ...] = ()
     """Markers that end reasoning if its end marker is missing. They belong to the text after it."""
     repeats: bool = False
     """Reasoning may begin anywhere and more than once; otherwise only at the start of an answer."""

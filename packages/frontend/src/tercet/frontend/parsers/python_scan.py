@@ -6,7 +6,7 @@ import re
 from tercet.frontend.parsers.json_scan import escaped
 from tercet.frontend.parsers.reader import Emit, MalformedError, Reader, Steps
 
-_MOST_NESTED = 64
+_MAX_DEPTH = 64
 _WORD = re.compile(r"[A-Za-z_]+")
 _NUMBER = re.compile(r"[0-9A-Za-z_.+\-]+")
 _HEX = re.compile(r"[0-9A-Fa-f]+")
@@ -31,9 +31,9 @@ _CODES = {"x": 2, "u": 4, "U": 8}
 
 def copy_literal(reader: Reader, emit: Emit, depth: int = 0) -> Steps[None]:
     """Emit the literal that is next as JSON: a string, number, word, list, tuple or dict with string keys."""
-    if depth > _MOST_NESTED:
+    if depth > _MAX_DEPTH:
         raise MalformedError
-    char = yield from reader.solid()
+    char = yield from reader.peek_solid()
     if char in {"'", '"'}:
         yield from copy_text(reader, emit)
     elif char == "[":
@@ -53,14 +53,14 @@ def copy_literal(reader: Reader, emit: Emit, depth: int = 0) -> Steps[None]:
 
 def copy_text(reader: Reader, emit: Emit) -> Steps[None]:
     """Emit the string literal in one pair of quotes at the current position as a JSON string."""
-    quote = reader.take()
+    quote = reader.next_char()
     emit('"')
     while True:
         yield from reader.stream(_PLAIN[quote], lambda text: emit(escaped(text)))
         char = yield from reader.peek()
         if char not in {quote, "\\"}:
             raise MalformedError
-        reader.take()
+        reader.next_char()
         if char == quote:
             emit('"')
             return
@@ -72,7 +72,7 @@ def _copy_escape(reader: Reader, emit: Emit) -> Steps[None]:
     char = yield from reader.peek()
     if not char:
         raise MalformedError
-    reader.take()
+    reader.next_char()
     if char not in _CODES:
         emit(escaped(_ESCAPES.get(char, "\\" + char)))
         return
@@ -80,7 +80,7 @@ def _copy_escape(reader: Reader, emit: Emit) -> Steps[None]:
     while len(digits) < _CODES[char]:
         if not _HEX.match((yield from reader.peek())):
             raise MalformedError
-        digits += reader.take()
+        digits += reader.next_char()
     code = int(digits, 16)
     if code > 0x10FFFF:
         raise MalformedError
@@ -103,42 +103,42 @@ def _json_number(text: str) -> str:
 
 
 def _copy_items(reader: Reader, emit: Emit, closer: str, depth: int) -> Steps[None]:
-    reader.take()
+    reader.next_char()
     emit("[")
     first = True
-    while (yield from reader.solid()) != closer:
+    while (yield from reader.peek_solid()) != closer:
         if not first:
             emit(", ")
         first = False
         yield from copy_literal(reader, emit, depth + 1)
         yield from _separated(reader, closer)
-    reader.take()
+    reader.next_char()
     emit("]")
 
 
 def _copy_dict(reader: Reader, emit: Emit, depth: int) -> Steps[None]:
-    reader.take()
+    reader.next_char()
     emit("{")
     first = True
-    while (char := (yield from reader.solid())) != "}":
+    while (char := (yield from reader.peek_solid())) != "}":
         if char not in {"'", '"'}:
             raise MalformedError
         if not first:
             emit(", ")
         first = False
         yield from copy_text(reader, emit)
-        yield from reader.solid()
+        yield from reader.peek_solid()
         yield from reader.expect(":")
         emit(": ")
         yield from copy_literal(reader, emit, depth + 1)
         yield from _separated(reader, "}")
-    reader.take()
+    reader.next_char()
     emit("}")
 
 
 def _separated(reader: Reader, closer: str) -> Steps[None]:
     """Consume a comma, unless the closer follows."""
-    if (yield from reader.solid()) != closer:
+    if (yield from reader.peek_solid()) != closer:
         yield from reader.expect(",")
 
 

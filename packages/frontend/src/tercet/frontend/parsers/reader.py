@@ -12,9 +12,9 @@ T = TypeVar("T")
 Steps = Generator[None, None, T]
 Emit = Callable[[str], None]
 
-MOST_HELD = 262_144
+MAX_HELD_CHARS = 262_144
 """Characters held back before they are known to be a call. A longer text is emitted as text."""
-LONGEST_NAME = 256
+MAX_NAME_CHARS = 256
 
 _SPACES = re.compile(r"\s+")
 _ANYTHING = re.compile(r"[\s\S]+")
@@ -36,7 +36,7 @@ class Markers:
         self._reach = max(map(len, literals)) - 1
         self.search = re.compile("|".join(map(re.escape, literals))).search
 
-    def beginning(self, text: str, start: int) -> int:
+    def partial_marker(self, text: str, start: int) -> int:
         """Return where, from `start`, a marker may begin at the end of `text`; the length of `text` if none can."""
         for at in range(max(start, len(text) - self._reach), len(text)):
             if text[at] in self._firsts and any(literal.startswith(text[at:]) for literal in self._literals):
@@ -65,7 +65,7 @@ class Reader:
     def exhausted(self) -> bool:
         return self._at >= len(self._text)
 
-    def hold(self, begun: str = "", limit: int = MOST_HELD) -> None:
+    def hold(self, begun: str = "", limit: int = MAX_HELD_CHARS) -> None:
         """Keep the text consumed from here on, after `begun`; more than `limit` characters raise MalformedError."""
         self._held = [begun]
         self._room = limit - len(begun)
@@ -90,7 +90,7 @@ class Reader:
             self._room -= stop - at
         return self._text[at:stop]
 
-    def take(self) -> str:
+    def next_char(self) -> str:
         """Consume and return the character that `peek` has shown."""
         return self._consume(self._at + 1)
 
@@ -148,7 +148,7 @@ class Reader:
         """Consume and emit all text up to the end of the output."""
         yield from self.stream(_ANYTHING, emit)
 
-    def run(self, run: re.Pattern[str], limit: int | None = LONGEST_NAME) -> Steps[str]:
+    def run(self, run: re.Pattern[str], limit: int | None = MAX_NAME_CHARS) -> Steps[str]:
         """Consume characters while they match `run`. Raises MalformedError for more than `limit`."""
         parts: list[str] = []
         yield from self.stream(run, parts.append, limit)
@@ -158,7 +158,7 @@ class Reader:
         """Consume white space."""
         return (yield from self.run(_SPACES, None))
 
-    def solid(self) -> Steps[str]:
+    def peek_solid(self) -> Steps[str]:
         """Consume white space and return the character after it, unconsumed; empty at the end."""
         yield from self.spaces()
         return (yield from self.peek())
@@ -175,7 +175,7 @@ class Reader:
             if found := markers.search(self._text, self._at):
                 emit(self._consume(found.start()))
                 return found.group()
-            stop = len(self._text) if self._ended else markers.beginning(self._text, self._at)
+            stop = len(self._text) if self._ended else markers.partial_marker(self._text, self._at)
             if stop > self._at:
                 emit(self._consume(stop))
             if self._ended:

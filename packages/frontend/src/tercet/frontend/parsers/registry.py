@@ -49,7 +49,7 @@ REASONING_FORMATS: dict[str, Callable[[], ReasoningFormat]] = {
     "qwen3": _lazy(ReasoningFormat, "reasoning.deepseek_r1:QWEN3"),
 }
 
-_TOOL_SIGNS: list[tuple[str, tuple[str, ...]]] = [
+_TOOL_TEMPLATE_MARKERS: list[tuple[str, tuple[str, ...]]] = [
     ("gpt_oss", ("<|channel|>", "<|message|>")),
     ("kimi_k2", ("<|tool_calls_section_begin|>",)),
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
@@ -66,7 +66,7 @@ _TOOL_SIGNS: list[tuple[str, tuple[str, ...]]] = [
 ]
 """Notation, and texts of a template that uses it. The first notation whose texts are all in the template is used."""
 
-_REASONING_SIGNS: list[tuple[str, tuple[str, ...]]] = [
+_REASONING_TEMPLATE_MARKERS: list[tuple[str, tuple[str, ...]]] = [
     ("gpt_oss", ("<|channel|>", "<|message|>")),
     ("mistral", ("[THINK]",)),
     ("kimi_k2", ("<|im_middle|>", "</think>")),
@@ -84,7 +84,9 @@ class ParserNames(msgspec.Struct, frozen=True):
 
 def detect(chat_template: str) -> ParserNames:
     """Return the parsers for models with this chat template."""
-    return ParserNames(_first(_REASONING_SIGNS, chat_template), _first(_TOOL_SIGNS, chat_template))
+    return ParserNames(
+        _first(_REASONING_TEMPLATE_MARKERS, chat_template), _first(_TOOL_TEMPLATE_MARKERS, chat_template)
+    )
 
 
 def _first(signs: list[tuple[str, tuple[str, ...]]], template: str) -> str | None:
@@ -113,7 +115,7 @@ def make_parser(names: ParserNames, tools: Iterable[ToolSpec] = (), prompt: str 
     """
     readers: list[Parser] = []
     calls = tool_format(names.tools) if names.tools else None
-    if names.reasoning and not (calls and calls.reasons):
+    if names.reasoning and not (calls and calls.parses_reasoning):
         readers.append(reasoning_format(names.reasoning).parser(prompt))
     if calls:
         readers.append(tool_parser(calls, tools))
@@ -122,7 +124,7 @@ def make_parser(names: ParserNames, tools: Iterable[ToolSpec] = (), prompt: str 
     return readers[0] if readers else None
 
 
-def tool_parser(form: ToolFormat, tools: Iterable[ToolSpec] = ()) -> Parser:
+def tool_parser(fmt: ToolFormat, tools: Iterable[ToolSpec] = ()) -> Parser:
     """Return a parser of one choice's calls in this notation."""
     known = Tools(tools)
-    return Machine(lambda reader, sink: form.grammar(reader, sink, known))
+    return Machine(lambda reader, sink: fmt.grammar(reader, sink, known))

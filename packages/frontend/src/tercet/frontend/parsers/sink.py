@@ -7,7 +7,7 @@ from tercet.frontend.parsers.events import (
     ToolArgumentsDelta,
     ToolCallEnd,
     ToolCallStart,
-    merged,
+    join_deltas,
 )
 
 
@@ -61,7 +61,7 @@ class Sink:
     def drain(self) -> list[Event]:
         """Return the events since the last call."""
         events, self._events = self._events, []
-        return merged(events)
+        return join_deltas(events)
 
     def _put(self, delta: TextDelta | ReasoningDelta | ToolArgumentsDelta) -> None:
         if delta.text:

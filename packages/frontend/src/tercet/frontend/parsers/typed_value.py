@@ -5,38 +5,38 @@ import json
 from tercet.frontend.parsers.json_scan import escaped
 from tercet.frontend.parsers.port import Schema
 from tercet.frontend.parsers.python_scan import python_to_json
-from tercet.frontend.parsers.reader import MOST_HELD, Emit
+from tercet.frontend.parsers.reader import MAX_HELD_CHARS, Emit
 
-_DEEPEST = 32
-_MOST_SCHEMAS = 1_000
+_MAX_DEPTH = 32
+_MAX_SCHEMAS = 1_000
 """Schemas visited to find the types of one value, because some short schemas expand without end."""
 _PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 STRING = frozenset({"string"})
 UNKNOWN: frozenset[str] = frozenset()
 
 
-def kinds(schema: object, root: Schema, known: dict[str, frozenset[str]] | None = None) -> frozenset[str]:
+def json_types(schema: object, root: Schema, known: dict[str, frozenset[str]] | None = None) -> frozenset[str]:
     """Return the JSON types that a schema allows; empty if it does not say, or only after too many steps.
 
     References are resolved within `root`. `known` caches their types for further schemas of the same root.
     """
-    return _Search(root, {} if known is None else known).kinds(schema)
+    return _Search(root, {} if known is None else known).json_types(schema)
 
 
 class _Search:
-    """Search of one schema: it visits each reference once and at most `_MOST_SCHEMAS` schemas."""
+    """Search of one schema: it visits each reference once and at most `_MAX_SCHEMAS` schemas."""
 
     def __init__(self, root: Schema, known: dict[str, frozenset[str]]) -> None:
         self._root = root
         self._known = known
-        self._room = _MOST_SCHEMAS
+        self._room = _MAX_SCHEMAS
 
-    def kinds(self, schema: object, depth: int = 0) -> frozenset[str]:
+    def json_types(self, schema: object, depth: int = 0) -> frozenset[str]:
         self._room -= 1
-        if not isinstance(schema, dict) or depth > _DEEPEST or self._room < 0:
+        if not isinstance(schema, dict) or depth > _MAX_DEPTH or self._room < 0:
             return UNKNOWN
         if isinstance(reference := schema.get("$ref"), str):
-            return self._behind(reference, depth)
+            return self._referenced_types(reference, depth)
         match schema.get("type"):
             case str(kind):
                 return frozenset({kind})
@@ -50,20 +50,20 @@ class _Search:
             if isinstance(branches := schema.get(word), list):
                 return self._union(branches, depth + 1)
         if isinstance(branches := schema.get("allOf"), list):
-            found = (self.kinds(branch, depth + 1) for branch in branches[:_MOST_SCHEMAS])
+            found = (self.json_types(branch, depth + 1) for branch in branches[:_MAX_SCHEMAS])
             return next(filter(None, found), UNKNOWN)
         return UNKNOWN
 
-    def _behind(self, reference: str, depth: int) -> frozenset[str]:
+    def _referenced_types(self, reference: str, depth: int) -> frozenset[str]:
         if reference not in self._known:
             self._known[reference] = UNKNOWN  # while it is visited: a schema that refers to itself has no known types
-            self._known[reference] = self.kinds(_resolved(reference, self._root), depth + 1)
+            self._known[reference] = self.json_types(_resolved(reference, self._root), depth + 1)
         return self._known[reference]
 
     def _union(self, branches: list[object], depth: int) -> frozenset[str]:
         found: frozenset[str] = frozenset()
         for branch in branches:
-            if not (more := self.kinds(branch, depth)):
+            if not (more := self.json_types(branch, depth)):
                 return UNKNOWN
             found |= more
         return found
@@ -93,14 +93,14 @@ def to_json(text: str, allowed: frozenset[str]) -> str:
         return lower
     if bare[:1] in {"{", "["}:
         for candidate in (bare, python_to_json(bare)):
-            if candidate is not None and _fits(candidate, allowed):
+            if candidate is not None and _is_json_of(candidate, allowed):
                 return candidate
-    elif _fits(bare, allowed):
+    elif _is_json_of(bare, allowed):
         return bare
     return json.dumps(text, ensure_ascii=False)
 
 
-def _fits(text: str, allowed: frozenset[str]) -> bool:
+def _is_json_of(text: str, allowed: frozenset[str]) -> bool:
     """Return whether the text is JSON of an allowed type other than a string."""
     try:
         value = json.loads(text, parse_constant=_refuse)
@@ -123,7 +123,7 @@ class ValueWriter:
         self._emit = emit
         self._allowed = allowed
         self._parts: list[str] | None = []
-        self._room = MOST_HELD
+        self._room = MAX_HELD_CHARS
         if allowed == STRING:
             self._as_string()
 
@@ -141,7 +141,7 @@ class ValueWriter:
         """End the complete value."""
         self._emit('"' if self._parts is None else to_json("".join(self._parts), self._allowed))
 
-    def cut(self) -> None:
+    def flush_partial(self) -> None:
         """Emit the held text as it is, because the output ended within the value."""
         if self._parts is not None:
             self._emit("".join(self._parts))

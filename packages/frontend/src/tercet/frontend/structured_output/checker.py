@@ -17,9 +17,9 @@ from tercet.protocol.messages.values import Grammar
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 4096
-_LATER = "Grammars cannot be checked now."
-_TRIES = 2
+_MAX_RESULTS = 4096
+_UNAVAILABLE = "Grammars cannot be checked now."
+_MAX_ATTEMPTS = 2
 """Attempts at a check whose worker died, which may have died before it received the check."""
 
 
@@ -33,21 +33,21 @@ class GrammarChecker:
         self._seconds = seconds
         self._idle = [WorkerProcess() for _ in range(workers)]
         self._all = list(self._idle)
-        self._turns = asyncio.Semaphore(workers)
-        self._own_turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        self._owners: Counter[str] = Counter()
-        self._most = workers + max_waiting
-        self._known: OrderedDict[str, str] = OrderedDict()
+        self._worker_slots = asyncio.Semaphore(workers)
+        self._slots_by_key: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._checks_by_key: Counter[str] = Counter()
+        self._max_checks = workers + max_waiting
+        self._results: OrderedDict[str, str] = OrderedDict()
         self._running: dict[str, asyncio.Task[str]] = {}
 
     async def check(self, grammar: Grammar, model: ServedModel, param: str = "response_format") -> None:
         """Raise BadRequestError if a grammar does not compile within limits, UnavailableError if the queue is full."""
         key = _key(grammar, model)
-        fault = self._known.get(key)
+        fault = self._results.get(key)
         if fault is None:
             fault = await asyncio.shield(self._task(key, grammar, model))
         else:
-            self._known.move_to_end(key)
+            self._results.move_to_end(key)
         if fault:
             raise BadRequestError(f"The grammar is refused: {fault}.", param=param, code="invalid_grammar")
 
@@ -66,27 +66,29 @@ class GrammarChecker:
         task = self._running.get(key)
         if task is None:
             owner = current_caller().owner
-            if len(self._running) >= self._most or (owner and self._owners[owner] >= self._most // 2):
+            if len(self._running) >= self._max_checks or (
+                owner and self._checks_by_key[owner] >= self._max_checks // 2
+            ):
                 raise UnavailableError("Too many grammars wait to be checked.", code="overloaded", retry_after=1)
-            self._owners[owner] += 1
-            task = self._running[key] = asyncio.create_task(self._check(grammar, model, self._turns_of(owner)))
-            task.add_done_callback(lambda done: self._settle(key, owner, done))
+            self._checks_by_key[owner] += 1
+            task = self._running[key] = asyncio.create_task(self._check(grammar, model, self._key_slots(owner)))
+            task.add_done_callback(lambda done: self._on_check_done(key, owner, done))
         return task
 
-    def _turns_of(self, owner: str) -> asyncio.Semaphore:
+    def _key_slots(self, owner: str) -> asyncio.Semaphore:
         """Return a key's semaphore. It admits fewer checks than there are workers, so other keys find one free."""
-        turns = self._own_turns.get(owner)
+        turns = self._slots_by_key.get(owner)
         if turns is None:
             workers = len(self._all)
-            turns = self._own_turns[owner] = asyncio.Semaphore(max(1, workers - 1) if owner else workers)
+            turns = self._slots_by_key[owner] = asyncio.Semaphore(max(1, workers - 1) if owner else workers)
         return turns
 
-    async def _check(self, grammar: Grammar, model: ServedModel, own_turns: asyncio.Semaphore) -> str:
-        async with own_turns, self._turns:
-            worker = next((each for each in self._idle if each.speaks(model)), self._idle[-1])
+    async def _check(self, grammar: Grammar, model: ServedModel, key_slots: asyncio.Semaphore) -> str:
+        async with key_slots, self._worker_slots:
+            worker = next((each for each in self._idle if each.has_vocabulary(model)), self._idle[-1])
             self._idle.remove(worker)
             try:
-                for _ in range(_TRIES):
+                for _ in range(_MAX_ATTEMPTS):
                     try:
                         return await worker.check(grammar, model, self._seconds)
                     except WorkerDiedError as error:
@@ -95,20 +97,20 @@ class GrammarChecker:
                             return error.why
                     except TimeoutError:  # for want of a processor: its processor time was not used up
                         logger.warning("a grammar worker got no time to check anything")
-                        raise UnavailableError(_LATER, code="overloaded", retry_after=1) from None
+                        raise UnavailableError(_UNAVAILABLE, code="overloaded", retry_after=1) from None
                     except OSError:
                         logger.exception("a grammar worker cannot be started")
-                raise ServerError(_LATER)
+                raise ServerError(_UNAVAILABLE)
             finally:
                 self._idle.append(worker)
 
-    def _settle(self, key: str, owner: str, task: asyncio.Task[str]) -> None:
+    def _on_check_done(self, key: str, owner: str, task: asyncio.Task[str]) -> None:
         del self._running[key]
-        self._owners -= Counter([owner])
+        self._checks_by_key -= Counter([owner])
         if not task.cancelled() and task.exception() is None:
-            self._known[key] = task.result()
-            if len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            self._results[key] = task.result()
+            if len(self._results) > _MAX_RESULTS:
+                self._results.popitem(last=False)
 
 
 def _key(grammar: Grammar, model: ServedModel) -> str:

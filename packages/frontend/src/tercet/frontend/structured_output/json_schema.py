@@ -124,12 +124,14 @@ def _check_strict(schema: dict[str, Any], path: str, param: str) -> None:
         raise BadRequestError(f"'additionalProperties' must be false at '{path}' in a strict schema.", param=param)
     required = schema.get("required", [])
     missing = (
-        set(properties) - {each for each in required if isinstance(each, str)} if _are(properties, required) else ()
+        set(properties) - {each for each in required if isinstance(each, str)}
+        if _have_valid_types(properties, required)
+        else ()
     )
     for name in sorted(missing):
         raise BadRequestError(f"'required' at '{path}' must name every property, also '{name}'.", param=param)
 
 
-def _are(properties: object, required: object) -> bool:
+def _have_valid_types(properties: object, required: object) -> bool:
     """Return whether both are of the right types; the compiler reports others."""
     return isinstance(properties, dict) and isinstance(required, list)

@@ -27,12 +27,12 @@ OBJECT = {"type": "object"}
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
 
 
-def quoted(text: str) -> str:
+def lark_string(text: str) -> str:
     """Return a text as a Lark string."""
     return orjson.dumps(text).decode()
 
 
-def slashed(pattern: str) -> str:
+def regex_terminal(pattern: str) -> str:
     """Return a regular expression as a Lark terminal."""
     return "/" + _ESCAPED_OR_SLASH.sub(lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern) + "/"
 
@@ -66,13 +66,13 @@ class LarkWriter:
                 check_schema(constraint.schema, constraint.param, strict=constraint.strict)
                 return f"%json {schema_text(constraint.schema)}"
             case Regex():
-                return self._terminal(slashed(constraint.pattern))
+                return self._terminal(regex_terminal(constraint.pattern))
             case Choice():
                 return self._choice(constraint)
             case Ebnf():
-                return self._aside(to_lark(constraint.text, constraint.param))
+                return self._subgrammar(to_lark(constraint.text, constraint.param))
             case Lark():
-                return self._aside(constraint.text)
+                return self._subgrammar(constraint.text)
             case StructuralTag():
                 return self._structural(constraint)
         assert_never(constraint)
@@ -82,11 +82,11 @@ class LarkWriter:
         parts, at = [], 0
         for found in self._added.finditer(text) if self._added else ():
             if found.start() > at:
-                parts.append(quoted(text[at : found.start()]))
+                parts.append(lark_string(text[at : found.start()]))
             parts.append(f"<[{self._tokens.added[found[0]]}]>")
             at = found.end()
         if at < len(text):
-            parts.append(quoted(text[at:]))
+            parts.append(lark_string(text[at:]))
         return " ".join(parts)
 
     # Expressions, by kind of constraint.
@@ -94,7 +94,7 @@ class LarkWriter:
     def _choice(self, choice: Choice) -> str:
         if not 0 < len(choice.options) <= MAX_OPTIONS:
             raise BadRequestError(f"Give 1 to {MAX_OPTIONS} texts to choose from.", param=choice.param)
-        return self._rule(" | ".join(map(quoted, choice.options)))
+        return self._rule(" | ".join(map(lark_string, choice.options)))
 
     def _structural(self, structural: StructuralTag) -> str:
         if not 0 < len(structural.tags) <= MAX_TAGS:
@@ -114,9 +114,11 @@ class LarkWriter:
             heads.setdefault(trigger, []).append(self._body(tag, tag.begin[len(trigger) :]))
         self._need_text()
         opened = [self._tokens.added[each] for each in heads if each in self._tokens.added]
-        called = self._rule(" | ".join(f"{self._head(each)} ({' | '.join(bodies)})" for each, bodies in heads.items()))
+        called = self._rule(
+            " | ".join(f"{self._text_before_trigger(each)} ({' | '.join(bodies)})" for each, bodies in heads.items())
+        )
         others = sorted(set(self._tokens.added.values()) - {*opened, *self._tokens.eos})
-        free = f"(FREE_TEXT {_spans(others)})*" if others else ""
+        free = f"(FREE_TEXT {_token_set(others)})*" if others else ""
         more = "" if structural.only_one else f"({called} {free})*"
         first = f"{free} {called}" + ("" if structural.only_one else f" {free} {more} FREE_TEXT")
         return self._rule(first if structural.at_least_one else f"{first} | {free} FREE_TEXT")
@@ -126,11 +128,11 @@ class LarkWriter:
         more = "" if structural.only_one else f" ({self.literal(structural.separator)} {tag})*"
         return self._rule(f"{tag}{more}" if structural.at_least_one else f"({tag}{more})?")
 
-    def _head(self, trigger: str) -> str:
+    def _text_before_trigger(self, trigger: str) -> str:
         """Return the expression for free text up to and including a trigger."""
         if trigger in self._tokens.added:
             return f"FREE_TEXT <[{self._tokens.added[trigger]}]>"
-        return self._rule(f"FREE_TEXT {quoted(trigger)}", "lazy")
+        return self._rule(f"FREE_TEXT {lark_string(trigger)}", "lazy")
 
     def _body(self, tag: Tag, begin: str) -> str:
         return self._rule(f"{self.literal(begin)} {self.expression(tag.content)} {self.literal(tag.end)}")
@@ -153,14 +155,14 @@ class LarkWriter:
             self._rules.append("FREE_TEXT: /(?s:.*)/")
             self._has_text = True
 
-    def _aside(self, lark: str) -> str:
+    def _subgrammar(self, lark: str) -> str:
         """Add a separate grammar with names of its own, and return a reference to it."""
         name = f"grammar_{len(self._beside) + 1}"
         self._beside.append({"name": name, "lark_grammar": lark})
         return f"@{name}"
 
 
-def _spans(token_ids: Iterable[int]) -> str:
+def _token_set(token_ids: Iterable[int]) -> str:
     """Return the expression for any of these tokens."""
     spans: list[list[int]] = []
     for each in token_ids:

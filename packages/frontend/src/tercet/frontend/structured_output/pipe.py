@@ -35,7 +35,7 @@ decode_verdict = msgspec.msgpack.Decoder(GrammarVerdict).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
-def framed(message: Order | GrammarVerdict) -> bytes:
+def encode_frame(message: Order | GrammarVerdict) -> bytes:
     """Return a message with its length before it."""
     data = _encode(message)
     return len(data).to_bytes(LENGTH, "little") + data

@@ -18,7 +18,7 @@ def check_references(root: object, schemas: Iterable[tuple[str, Any]], param: st
     for path, start in schemas:
         if not isinstance(start, dict) or id(start) in settled:
             continue
-        above, trail = {id(start)}, [(start, _same_value(start, root))]
+        above, trail = {id(start)}, [(start, _subschemas_of_same_value(start, root))]
         while trail:
             schema, others = trail[-1]
             other = next(others, None)
@@ -30,10 +30,10 @@ def check_references(root: object, schemas: Iterable[tuple[str, Any]], param: st
                 raise BadRequestError(f"The '$ref' at '{path}' leads back to itself.", param=param)
             elif id(other) not in settled:
                 above.add(id(other))
-                trail.append((other, _same_value(other, root)))
+                trail.append((other, _subschemas_of_same_value(other, root)))
 
 
-def _same_value(schema: Schema, root: object) -> Iterator[Schema]:
+def _subschemas_of_same_value(schema: Schema, root: object) -> Iterator[Schema]:
     """Yield the schemas that the same value must match, too."""
     if isinstance(reference := schema.get("$ref"), str):
         yield from _only_schemas([_target(reference, root)])

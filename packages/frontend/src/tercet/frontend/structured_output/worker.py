@@ -24,7 +24,7 @@ from tercet.frontend.structured_output.pipe import (
     GrammarVerdict,
     GrammarVocabulary,
     decode_order,
-    framed,
+    encode_frame,
 )
 from tercet.protocol.grammar_limits import MOST_FORCED, PARSER_LIMITS, SECONDS_PER_TOKEN
 from tercet.protocol.messages.values import Grammar, GrammarKind
@@ -32,24 +32,24 @@ from tercet.protocol.messages.values import Grammar, GrammarKind
 MEMORY = 512 * 1024 * 1024
 """Bytes of address space that a check may use beyond those the process has."""
 
-_FIRST_OTHER = 3
+_FIRST_OTHER_FD = 3
 """First file descriptor after the standard ones."""
 _LONGEST_ERROR = 400
-_NOTHING = "it allows no answer"
+_NO_ANSWER = "it allows no answer"
 _COSTLY = "finding out which tokens may come next takes too long: make it less ambiguous"
 _FORCES = f"it leaves no choice about more than {MOST_FORCED} bytes of text at once"
-_WALK = 128
+_TRIAL_TOKENS = 128
 """Tokens of each trial answer: most grammars that cannot be followed, or cost too much, show it within them."""
-_WALK_SECONDS = 0.5
+_TRIAL_SECONDS = 0.5
 """Processor time after which a walk stops and counts as passed."""
-_JUDGED = 9
+_COST_WINDOW = 9
 """Tokens whose median cost is judged, because some tokens pay a one-time cost."""
 
 
 def main() -> None:
     """Process orders until the input ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is handled by the frontend
-    os.closerange(_FIRST_OTHER, os.sysconf("SC_OPEN_MAX"))  # uvloop passes on the frontend's listening sockets
+    os.closerange(_FIRST_OTHER_FD, os.sysconf("SC_OPEN_MAX"))  # uvloop passes on the frontend's listening sockets
     source, target = sys.stdin.buffer, sys.stdout.buffer
     tokenizer: LLTokenizer | None = None
     while (data := _read(source)) is not None:
@@ -60,57 +60,58 @@ def main() -> None:
                 tokenizer = LLTokenizer(
                     vocabulary.tokenizer_json.decode(), n_vocab=vocabulary.vocab_size, eos_token=vocabulary.eos or None
                 )
-                _bound_memory()
+                _limit_memory()
             case Check() as check:
                 assert tokenizer is not None
                 signal.setitimer(signal.ITIMER_PROF, check.seconds)
-                error = fault(check.grammar, tokenizer)
+                error = grammar_error(check.grammar, tokenizer)
                 signal.setitimer(signal.ITIMER_PROF, 0)
-        target.write(framed(GrammarVerdict(error=error)))
+        target.write(encode_frame(GrammarVerdict(error=error)))
         target.flush()
 
 
-def fault(grammar: Grammar, tokenizer: LLTokenizer) -> str:
+def grammar_error(grammar: Grammar, tokenizer: LLTokenizer) -> str:
     """Return why a grammar cannot be followed, after compiling it and starting trial answers; empty if it can."""
     limits = LLParserLimits(**PARSER_LIMITS, verbose_errors=False)
     try:
         matcher = LLMatcher(tokenizer, source(grammar), log_level=0, limits=limits)
         if matcher.is_error():
             return _described(matcher)
-        return next(filter(None, (_walk_fault(matcher.deep_copy(), choose) for choose in (_at_random, _again))), "")
+        errors = (_trial_error(matcher.deep_copy(), choose) for choose in (_random_token, _repeated_token))
+        return next(filter(None, errors), "")
     except BaseException as error:  # a panic in Rust is not an Exception
         return f"it cannot be compiled ({type(error).__name__})"
 
 
 def _described(matcher: LLMatcher) -> str:
-    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_LONGEST_ERROR] or _NOTHING
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:_LONGEST_ERROR] or _NO_ANSWER
 
 
 Choose = Callable[[random.Random, int, int], int]
 """Function that picks one of the tokens of a mask, given the token before."""
 
 
-def _at_random(chance: random.Random, mask: int, before: int) -> int:  # noqa: ARG001
+def _random_token(chance: random.Random, mask: int, before: int) -> int:  # noqa: ARG001
     """Return the next allowed token after a random position."""
     skipped = chance.randrange(mask.bit_length())
     later = mask >> skipped
     return skipped + (later & -later).bit_length() - 1
 
 
-def _again(chance: random.Random, mask: int, before: int) -> int:
+def _repeated_token(chance: random.Random, mask: int, before: int) -> int:
     """Return the token before if it is allowed again, which gives ambiguous grammars the most readings."""
-    return before if before >= 0 and mask >> before & 1 else _at_random(chance, mask, before)
+    return before if before >= 0 and mask >> before & 1 else _random_token(chance, mask, before)
 
 
-def _walk_fault(matcher: LLMatcher, choose: Choose) -> str:
+def _trial_error(matcher: LLMatcher, choose: Choose) -> str:
     """Return why an answer of chosen tokens cannot continue, or continues at too high a cost; empty if it can."""
     chance, begun, token = random.Random(0), time.process_time(), -1  # noqa: S311
-    costs: deque[float] = deque(maxlen=_JUDGED)
+    costs: deque[float] = deque(maxlen=_COST_WINDOW)
     before = begun
-    for _ in range(_WALK):
+    for _ in range(_TRIAL_TOKENS):
         mask = int.from_bytes(matcher.compute_bitmask(), "little")
         if not mask and not matcher.is_error():
-            return _NOTHING
+            return _NO_ANSWER
         if not matcher.is_error():
             matcher.consume_token(token := choose(chance, mask, token))
         if not matcher.is_error() and len(matcher.compute_ff_bytes()) > MOST_FORCED:
@@ -120,9 +121,9 @@ def _walk_fault(matcher: LLMatcher, choose: Choose) -> str:
         now = time.process_time()
         costs.append(now - before)
         before = now
-        if len(costs) == _JUDGED and median(costs) > SECONDS_PER_TOKEN:
+        if len(costs) == _COST_WINDOW and median(costs) > SECONDS_PER_TOKEN:
             return _COSTLY
-        if matcher.is_stopped() or now - begun > _WALK_SECONDS:
+        if matcher.is_stopped() or now - begun > _TRIAL_SECONDS:
             break
     return ""
 
@@ -138,7 +139,7 @@ def source(grammar: Grammar) -> str:
     return text
 
 
-def _bound_memory() -> None:
+def _limit_memory() -> None:
     """Limit the address space, where the system reports its current size."""
     statm = Path("/proc/self/statm")
     if statm.exists():

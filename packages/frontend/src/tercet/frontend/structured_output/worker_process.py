@@ -15,13 +15,13 @@ from tercet.frontend.structured_output.pipe import (
     GrammarVocabulary,
     Order,
     decode_verdict,
-    framed,
+    encode_frame,
 )
 from tercet.protocol.messages.values import Grammar
 
-PATIENCE = 20.0
+CHECK_TIMEOUT = 20.0
 """Seconds to wait for a check, however little processor time it gets."""
-START_PATIENCE = 60.0
+START_TIMEOUT = 60.0
 _OUT_OF_MEMORY = {-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGBUS}
 """Exit codes of Rust when the heap or the stack is exhausted."""
 
@@ -45,7 +45,7 @@ class WorkerProcess:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
-    def speaks(self, model: ServedModel) -> bool:
+    def has_vocabulary(self, model: ServedModel) -> bool:
         """Return whether the worker has the model's vocabulary."""
         return self._vocabulary == _vocabulary(model)
 
@@ -61,8 +61,8 @@ class WorkerProcess:
                     stdout=PIPE,
                     env=_environment(),
                 )
-            await self._speak(model)
-            return (await self._ask(Check(grammar=grammar, seconds=seconds), PATIENCE)).error
+            await self._send_vocabulary(model)
+            return (await self._ask(Check(grammar=grammar, seconds=seconds), CHECK_TIMEOUT)).error
         except BaseException:
             # Also on cancellation: a check that is abandoned half-way would block the worker.
             await self.stop()
@@ -76,9 +76,9 @@ class WorkerProcess:
                 process.kill()
             await process.wait()
 
-    async def _speak(self, model: ServedModel) -> None:
+    async def _send_vocabulary(self, model: ServedModel) -> None:
         """Send the model's vocabulary to the worker."""
-        if self.speaks(model):
+        if self.has_vocabulary(model):
             return
         order = GrammarVocabulary(
             tokenizer_json=model.files.tokenizer_json,
@@ -86,20 +86,20 @@ class WorkerProcess:
             eos=model.limits.eos_token_ids,
         )
         try:
-            await self._ask(order, START_PATIENCE)
+            await self._ask(order, START_TIMEOUT)
         except WorkerDiedError as error:
             error.why = None
             raise
         self._vocabulary = _vocabulary(model)
 
-    async def _ask(self, order: Order, patience: float) -> GrammarVerdict:
+    async def _ask(self, order: Order, seconds: float) -> GrammarVerdict:
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            async with asyncio.timeout(patience):
-                process.stdin.write(framed(order))
+            async with asyncio.timeout(seconds):
+                process.stdin.write(encode_frame(order))
                 await process.stdin.drain()
                 size = int.from_bytes(await process.stdout.readexactly(LENGTH), "little")
                 return decode_verdict(await process.stdout.readexactly(size))

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import httptools
 
 _READ = 1 << 16
-_PATIENCE = 600.0
+_REQUEST_TIMEOUT = 600.0
 """Seconds within which an answer must be complete."""
 
 
@@ -90,7 +90,7 @@ async def complete(target: Target, prompt: str, output_tokens: int) -> Timeline:
     secure = ssl.create_default_context() if parts.scheme == "https" else None
     sent = time.perf_counter()
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_REQUEST_TIMEOUT):
             reader, writer = await asyncio.open_connection(
                 parts.hostname, parts.port or (443 if secure else 80), ssl=secure
             )
@@ -105,7 +105,7 @@ async def complete(target: Target, prompt: str, output_tokens: int) -> Timeline:
             finally:
                 writer.close()
     except TimeoutError:
-        raise BenchError(f"no end within {_PATIENCE:.0f} s") from None
+        raise BenchError(f"no end within {_REQUEST_TIMEOUT:.0f} s") from None
     except OSError as error:
         raise BenchError(f"no server at {target.url}: {error.strerror or error}") from None
     return answer.timeline(sent, time.perf_counter())

@@ -10,8 +10,8 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from tercet.frontend.cli.bench.client import Target
-from tercet.frontend.cli.bench.load import Figures, Goal, put_load
-from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, words_of
+from tercet.frontend.cli.bench.load import Figures, Goal, run_workload
+from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, single_token_words
 from tercet.frontend.cli.chat import ChatError, Server
 
 app = App(name="bench", help="Measure a running server.", result_action="return_value")
@@ -58,7 +58,7 @@ def serve(
     try:
         chosen = {name: replace(_workload(name), **changes) for name in workloads or WORKLOADS}
         target = Target(url=url, model=model or Server(url, api_key).first_model(), api_key=api_key)
-        words = words_of(tokenizer)
+        words = single_token_words(tokenizer)
         if rate is not None and rate <= 0:
             raise ValueError("--rate must be above 0")
     except (ChatError, ValueError) as error:
@@ -67,7 +67,7 @@ def serve(
     failed = 0
     for number, (name, workload) in enumerate(chosen.items()):
         texts = prompts(workload, words, (time.time_ns() if seed is None else seed) + number)
-        result = asyncio.run(put_load(target, workload, texts, goal=good, rate=rate))
+        result = asyncio.run(run_workload(target, workload, texts, goal=good, rate=rate))
         print(result.to_json() if json else _describe(name, workload, result), flush=True)  # noqa: T201
         failed += result.failed
     return min(failed, 1)

@@ -52,7 +52,7 @@ class Figures:
         return json.dumps(asdict(self))
 
 
-async def put_load(
+async def run_workload(
     target: Target, workload: Workload, prompts: Sequence[str], *, goal: Goal = Goal(), rate: float | None = None
 ) -> Figures:
     """Send every prompt: at most `concurrency` at a time, or at `rate` a second with random gaps and no such limit."""
@@ -100,13 +100,13 @@ def figures(
         output_tokens_per_second=output / seconds,
         requests_per_second=len(timelines) / seconds,
         good_requests_per_second=sum(map(goal.met, timelines)) / seconds,
-        ttft_ms=_spread([timeline.first_token for timeline in timelines]),
-        tpot_ms=_spread(per_token),
-        itl_ms=_spread([gap for timeline in timelines for gap in timeline.gaps]),
+        ttft_ms=_summarize([timeline.first_token for timeline in timelines]),
+        tpot_ms=_summarize(per_token),
+        itl_ms=_summarize([gap for timeline in timelines for gap in timeline.gaps]),
     )
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float]:
+def _summarize(seconds: Sequence[float]) -> dict[str, float]:
     """Return percentiles, by nearest rank, and the mean, in milliseconds; empty if there are no values."""
     if not seconds:
         return {}

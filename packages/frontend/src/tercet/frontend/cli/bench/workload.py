@@ -42,7 +42,7 @@ WORKLOADS = {
 """W1: one reader. W2: a few. W3: many. W4: a few that share a long prefix."""
 
 
-def words_of(tokenizer: Path | None) -> Sequence[str]:
+def single_token_words(tokenizer: Path | None) -> Sequence[str]:
     """Return words that are one token each after a space, in the tokenizer of a model directory.
 
     Without a directory, return common English words, which most vocabularies have as tokens. Raises ValueError.

@@ -11,5 +11,5 @@ from tercet.frontend.parsers.reasoning.generic import Tags, tagged
 DEEPSEEK_R1 = tagged(Tags(begin="<think>", end="</think>", always=True))
 QWEN3 = tagged(Tags(begin="<think>", end="</think>"))
 KIMI_K2 = tagged(
-    Tags(begin="<think>", end="</think>", also_ends=("<|tool_calls_section_begin|>",), special_tokens=True)
+    Tags(begin="<think>", end="</think>", extra_ends=("<|tool_calls_section_begin|>",), special_tokens=True)
 )

@@ -20,7 +20,7 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True):
     end: str
     always: bool = False
     """The answer begins with reasoning even if the prompt does not end with a tag."""
-    also_ends: tuple[str, ...] = ()
+    extra_ends: tuple[str, ...] = ()
     """Markers that end reasoning if its end tag is missing. They belong to the text after it."""
     special_tokens: bool = False
 
@@ -33,7 +33,7 @@ def tagged(tags: Tags) -> ReasoningFormat:
     answer. Reasoning without an end tag lasts to the end of the answer.
     """
     return ReasoningFormat(
-        framing=ReasoningFraming(begin=tags.begin, end=tags.end, also_ends=tags.also_ends),
+        framing=ReasoningFraming(begin=tags.begin, end=tags.end, extra_ends=tags.extra_ends),
         parser=partial(_parser, tags),
         opened=partial(opened, tags),
         closed=partial(closed, tags),
@@ -66,9 +66,9 @@ def _read(reader: Reader, sink: Sink, tags: Tags, *, is_open: bool) -> Steps[Non
     else:
         sink.text(blank)
     if is_open:
-        ends = Markers("\n" + tags.end, tags.end, *tags.also_ends)
+        ends = Markers("\n" + tags.end, tags.end, *tags.extra_ends)
         marker = yield from reader.until(ends, sink.reasoning)
-        if marker in tags.also_ends:
+        if marker in tags.extra_ends:
             sink.text(marker)
         else:
             yield from reader.run(_BREAKS, None)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tercet.frontend.parsers.json_scan import copy_string, copy_value, ignore, read_string
-from tercet.frontend.parsers.reader import LONGEST_NAME, Emit, MalformedError, Markers, Reader, Steps
+from tercet.frontend.parsers.reader import MAX_NAME_CHARS, Emit, MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
 
 _ARGUMENTS = ("arguments", "parameters")
@@ -31,11 +31,11 @@ def read_call(
     """
     fields = _Fields()
     yield from reader.expect("{")
-    while (yield from reader.solid()) == '"':
+    while (yield from reader.peek_solid()) == '"':
         key = yield from read_string(reader)
-        yield from reader.solid()
+        yield from reader.peek_solid()
         yield from reader.expect(":")
-        yield from reader.solid()
+        yield from reader.peek_solid()
         if key in _ARGUMENTS and fields.name is not None:
             yield from _start_with_arguments(reader, sink, fields)
             sink.end()
@@ -43,10 +43,10 @@ def read_call(
         yield from _read_field(reader, key, fields, bare=bare)
         if key == "name" and not admits(fields.name or ""):
             raise MalformedError
-        yield from reader.solid()
+        yield from reader.peek_solid()
         if not (yield from reader.accept(",")):
             break
-    yield from reader.solid()
+    yield from reader.peek_solid()
     yield from reader.expect("}")
     if fields.name is None or (bare and fields.early is None):
         raise MalformedError
@@ -59,7 +59,7 @@ def read_call(
 def _read_field(reader: Reader, key: str, fields: _Fields, *, bare: bool) -> Steps[None]:
     if key == "name" and fields.name is None:
         fields.name = yield from read_string(reader)
-        if not 0 < len(fields.name) <= LONGEST_NAME:
+        if not 0 < len(fields.name) <= MAX_NAME_CHARS:
             raise MalformedError
     elif key == "id" and (yield from reader.peek()) == '"':
         fields.id = yield from read_string(reader)
@@ -101,14 +101,14 @@ def copy_arguments(reader: Reader, emit: Emit) -> Steps[None]:
 
 def _skip_rest(reader: Reader) -> Steps[None]:
     """Skip the keys after the arguments in a call's object. They are ignored, and the closing brace may be missing."""
-    while (yield from reader.solid()) == ",":
-        reader.take()
-        if (yield from reader.solid()) != '"':
+    while (yield from reader.peek_solid()) == ",":
+        reader.next_char()
+        if (yield from reader.peek_solid()) != '"':
             break
         yield from copy_string(reader, ignore)
-        yield from reader.solid()
+        yield from reader.peek_solid()
         yield from reader.expect(":")
-        yield from reader.solid()
+        yield from reader.peek_solid()
         yield from copy_value(reader, ignore)
     yield from reader.accept("}")
 
@@ -119,10 +119,10 @@ def read_calls(
     """Read an array of call objects, while the reader holds. Raises MalformedError in the same cases as `read_call`."""
     yield from reader.expect("[")
     while True:
-        yield from reader.solid()
+        yield from reader.peek_solid()
         yield from read_call(reader, sink, admits, bare=bare)
         reader.hold()
-        yield from reader.solid()
+        yield from reader.peek_solid()
         if (yield from reader.accept("]")):
             return reader.commit()
         yield from reader.expect(",")
@@ -134,7 +134,7 @@ def read_arguments(reader: Reader, sink: Sink, ends: Markers, *, text: bool = Fa
     Arguments that turn out not to be JSON are emitted as they are written, up to the marker. The same holds if they may
     be plain `text`, which can begin like JSON, for example with a word or a list.
     """
-    first = yield from reader.solid()
+    first = yield from reader.peek_solid()
     try:
         yield from copy_value(reader, sink.arguments)
         complete = not text or (first == "{" and not (yield from reader.peek()))

@@ -24,7 +24,7 @@ def _fenced_header(reader: Reader) -> Steps[Header]:
     name = (yield from reader.run(_NAME)).strip()
     if not name:
         raise MalformedError
-    yield from reader.solid()
+    yield from reader.peek_solid()
     if not (yield from reader.accept("```json")) and (yield from reader.peek()) != "{":
         raise MalformedError
     return name, None
@@ -60,7 +60,7 @@ FORMAT = ToolFormat(
         separator="\n",
         end=_END,
         trigger=_BEGIN,
-        also_begins=(_CALL,),
+        extra_begins=(_CALL,),
         special_tokens=True,
     ),
     grammar=read_v3,
@@ -72,7 +72,7 @@ V31_FORMAT = ToolFormat(
         suffix=_CALL_END,
         end=_END,
         trigger=_BEGIN,
-        also_begins=(_CALL,),
+        extra_begins=(_CALL,),
         special_tokens=True,
     ),
     grammar=read_v31,

@@ -33,7 +33,7 @@ FORMAT = ToolFormat(
         separator=", ",
         end="]",
         trigger='[{"name": "',
-        also_begins=(BARE_CALL,),
+        extra_begins=(BARE_CALL,),
     ),
     grammar=read,
 )

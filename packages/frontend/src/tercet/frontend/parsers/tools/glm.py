@@ -29,9 +29,9 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
 
 
 def _read_call(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-    yield from reader.solid()
+    yield from reader.peek_solid()
     name = yield from reader.run(_NAME)
-    yield from reader.solid()
+    yield from reader.peek_solid()
     tag = yield from reader.accept_any("<arg_key>", "</tool_call>")
     if not name or not tag:
         raise MalformedError
@@ -41,10 +41,10 @@ def _read_call(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     while tag == "<arg_key>":
         key = (yield from reader.run(_KEY)).strip()
         yield from reader.expect("</arg_key>")
-        yield from reader.solid()
+        yield from reader.peek_solid()
         yield from reader.expect("<arg_value>")
         yield from arguments.read_value(reader, key, _VALUE_END)
-        if not (yield from reader.solid()):
+        if not (yield from reader.peek_solid()):
             raise MalformedError
         tag = yield from reader.accept_any("<arg_key>", "</tool_call>")
     arguments.close()

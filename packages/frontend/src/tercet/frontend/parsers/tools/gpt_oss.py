@@ -30,12 +30,12 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
 
 def _read_call(reader: Reader, sink: Sink, name: str, tools: Tools) -> Steps[str]:
     sink.start(name)
-    yield from reader.solid()
+    yield from reader.peek_solid()
     if marker := (yield from reader.accept_any("<|call|>", "<|end|>")):
         sink.arguments("{}")
         sink.end()
         return marker
-    if marker := (yield from read_arguments(reader, sink, ENDS, text=tools.takes_text(name))):
+    if marker := (yield from read_arguments(reader, sink, ENDS, text=tools.is_custom(name))):
         return marker
     return (yield from reader.until(ENDS, sink.text))
 
@@ -46,9 +46,9 @@ FORMAT = ToolFormat(
         suffix="<|call|>",
         separator="<|start|>assistant",
         trigger="<|channel|>commentary to=functions.",
-        also_begins=("<|channel|>", "<|start|>"),
+        extra_begins=("<|channel|>", "<|start|>"),
         special_tokens=True,
     ),
     grammar=read,
-    reasons=True,
+    parses_reasoning=True,
 )

@@ -27,11 +27,11 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG0
 
 
 def _read_block(reader: Reader, sink: Sink) -> Steps[None]:
-    yield from reader.solid()
+    yield from reader.peek_solid()
     while True:
         yield from read_call(reader, sink)
         reader.hold()
-        if (yield from reader.solid()) != "{":
+        if (yield from reader.peek_solid()) != "{":
             break
     if (yield from reader.accept("</tool_call>")):
         reader.commit()

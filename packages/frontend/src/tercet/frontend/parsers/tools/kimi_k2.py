@@ -46,7 +46,7 @@ FORMAT = ToolFormat(
         suffix="<|tool_call_end|>",
         end="<|tool_calls_section_end|>",
         trigger="<|tool_calls_section_begin|>",
-        also_begins=("<|tool_call_section_begin|>", "<|tool_call_begin|>"),
+        extra_begins=("<|tool_call_section_begin|>", "<|tool_call_begin|>"),
         special_tokens=True,
     ),
     grammar=read,

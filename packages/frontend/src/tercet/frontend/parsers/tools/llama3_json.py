@@ -21,12 +21,12 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
             while True:
                 yield from read_call(reader, sink, tools.admits, bare=True)
                 reader.hold()
-                yield from reader.solid()
+                yield from reader.peek_solid()
                 if not (yield from reader.accept(";")):
                     break
-                yield from reader.solid()
+                yield from reader.peek_solid()
                 if (yield from reader.accept(_TAG)):
-                    yield from reader.solid()
+                    yield from reader.peek_solid()
         except MalformedError:
             pass  # the held characters are emitted as text
         sink.text(reader.release())
@@ -37,7 +37,7 @@ def _find(reader: Reader, sink: Sink) -> Steps[bool]:
     while (yield from reader.find(_BEGIN, sink.text)):
         reader.hold()
         if (yield from reader.accept(_TAG)):
-            yield from reader.solid()
+            yield from reader.peek_solid()
         if (yield from reader.peek()) == "{":
             return True
         sink.text(reader.release())
@@ -50,7 +50,7 @@ FORMAT = ToolFormat(
         suffix="}",
         separator="; ",
         trigger='{"name": "',
-        also_begins=(BARE_CALL,),
+        extra_begins=(BARE_CALL,),
         special_tokens=True,
     ),
     grammar=read,

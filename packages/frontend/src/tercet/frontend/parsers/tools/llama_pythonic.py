@@ -25,7 +25,7 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
         reader.hold(marker)
         try:
             if marker == _START:
-                yield from reader.solid()
+                yield from reader.peek_solid()
                 yield from reader.expect("[")
             yield from _read_list(reader, sink, tools)
             if marker == _START:
@@ -36,15 +36,15 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
 
 def _read_list(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     while True:
-        yield from reader.solid()
+        yield from reader.peek_solid()
         name = yield from reader.run(_NAME)
-        yield from reader.solid()
+        yield from reader.peek_solid()
         yield from reader.expect("(")
         if not name or not tools.admits(name):
             raise MalformedError
         yield from _read_arguments(reader, sink, name)
         reader.hold()
-        yield from reader.solid()
+        yield from reader.peek_solid()
         if (yield from reader.accept("]")):
             return reader.commit()
         yield from reader.expect(",")
@@ -52,9 +52,9 @@ def _read_list(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
 
 def _read_arguments(reader: Reader, sink: Sink, name: str) -> Steps[None]:
     opener = "{"
-    while (yield from reader.solid()) != ")":
+    while (yield from reader.peek_solid()) != ")":
         key = yield from reader.run(_KEY)
-        yield from reader.solid()
+        yield from reader.peek_solid()
         yield from reader.expect("=")
         if not key:
             raise MalformedError
@@ -64,9 +64,9 @@ def _read_arguments(reader: Reader, sink: Sink, name: str) -> Steps[None]:
         sink.arguments(opener + json.dumps(key, ensure_ascii=False) + ": ")
         opener = ", "
         yield from copy_literal(reader, sink.arguments)
-        if (yield from reader.solid()) != ")":
+        if (yield from reader.peek_solid()) != ")":
             yield from reader.expect(",")
-    reader.take()
+    reader.next_char()
     if not sink.open:
         reader.commit()
         sink.start(name)
@@ -76,7 +76,7 @@ def _read_arguments(reader: Reader, sink: Sink, name: str) -> Steps[None]:
 
 def _accept_end(reader: Reader, sink: Sink) -> Steps[None]:
     reader.hold()
-    yield from reader.solid()
+    yield from reader.peek_solid()
     if (yield from reader.accept(_END)):
         reader.commit()
     else:
@@ -95,7 +95,7 @@ FORMAT = ToolFormat(
         key_suffix="",
         key_separator=", ",
         trigger="[",
-        also_begins=(r"\[\s*[A-Za-z0-9_.\-]+\s*\(",),
+        extra_begins=(r"\[\s*[A-Za-z0-9_.\-]+\s*\(",),
         special_tokens=True,
     ),
     grammar=read,

@@ -23,7 +23,7 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG0
     while marker := (yield from reader.until(_BEGIN, sink.text)):
         reader.hold(marker)
         try:
-            char = yield from reader.solid()
+            char = yield from reader.peek_solid()
             if char == "[":
                 yield from read_calls(reader, sink)
             elif char == "{":
@@ -40,7 +40,7 @@ def _read_named(reader: Reader, sink: Sink) -> Steps[None]:
     if (yield from reader.accept("[CALL_ID]")):
         call_id = yield from reader.run(_NAME)
     yield from reader.accept("[ARGS]")
-    if not name or (yield from reader.solid()) != "{":
+    if not name or (yield from reader.peek_solid()) != "{":
         raise MalformedError
     reader.commit()
     sink.start(name, call_id or None)

@@ -27,7 +27,7 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
         marked = marker.endswith("<tool_call>")
         try:
             if marked:
-                yield from reader.solid()
+                yield from reader.peek_solid()
                 yield from reader.expect("<function=")
             yield from _read_functions(reader, sink, tools, marked=marked)
         except MalformedError:
@@ -45,7 +45,7 @@ def _read_functions(reader: Reader, sink: Sink, tools: Tools, *, marked: bool) -
         sink.start(name)
         yield from _read_parameters(reader, ArgumentsWriter(sink, tools.schema(name), STRING))
         reader.hold()
-        yield from reader.solid()
+        yield from reader.peek_solid()
         again = yield from reader.accept("<function=")
     if (yield from reader.accept("</tool_call>")):
         reader.commit()
@@ -58,7 +58,7 @@ def _read_parameters(reader: Reader, arguments: ArgumentsWriter) -> Steps[None]:
     marker = ""
     while True:
         if marker == "":
-            yield from reader.solid()
+            yield from reader.peek_solid()
             marker = yield from reader.accept_any("<parameter=", "</function>")
         if not marker and not (yield from reader.peek()):
             raise MalformedError
@@ -80,9 +80,9 @@ FORMAT = ToolFormat(
         style=Style.TAGGED,
         key_prefix="<parameter=$key>\n",
         key_suffix="\n</parameter>\n",
-        value_also_ends=(_NEXT, _DONE),
+        extra_value_ends=(_NEXT, _DONE),
         trigger="<tool_call>\n<function=",
-        also_begins=("<function=",),
+        extra_begins=("<function=",),
     ),
     grammar=read,
 )

@@ -30,7 +30,7 @@ def read_sections(reader: Reader, sink: Sink, section: Section, tools: Tools) ->
         reader.hold(marker)
         try:
             if marker != section.call:
-                yield from reader.solid()
+                yield from reader.peek_solid()
                 yield from reader.expect(section.call)
             yield from _read_section(reader, sink, section, ends, tools)
         except MalformedError:
@@ -43,15 +43,15 @@ def _read_section(reader: Reader, sink: Sink, section: Section, ends: Markers, t
         name, call_id = yield from section.header(reader)
         reader.commit()
         sink.start(name, call_id)
-        closed = yield from read_arguments(reader, sink, ends, text=tools.takes_text(name))
+        closed = yield from read_arguments(reader, sink, ends, text=tools.is_custom(name))
         if closed in section.ends:
             return
         reader.hold()
         if not closed:
-            yield from reader.solid()
+            yield from reader.peek_solid()
             if (yield from reader.accept_any(*section.call_ends)):
                 reader.hold()
-        yield from reader.solid()
+        yield from reader.peek_solid()
         marker = yield from reader.accept_any(section.call, *section.ends)
     if marker:
         reader.commit()

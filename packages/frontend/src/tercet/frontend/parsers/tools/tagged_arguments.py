@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from tercet.frontend.parsers.port import Schema
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.typed_value import ValueWriter, kinds
+from tercet.frontend.parsers.typed_value import ValueWriter, json_types
 
 
 class ArgumentsWriter:
@@ -25,11 +25,11 @@ class ArgumentsWriter:
         """Write `key` and the value at the current position, up to an end marker, and return the marker."""
         self._sink.arguments(("{" if self._empty else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         self._empty = False
-        allowed = kinds(self._properties.get(key), self._schema, self._known) or self._otherwise
+        allowed = json_types(self._properties.get(key), self._schema, self._known) or self._otherwise
         writer = ValueWriter(self._sink.arguments, allowed)
         marker = yield from reader.until(ends, writer.add)
         if not marker:
-            writer.cut()
+            writer.flush_partial()
             raise MalformedError
         writer.close()
         return marker
