@@ -1,7 +1,7 @@
-"""What adapters of rank 16 on every layer cost a native model on a CPU: steps with and without, by turns.
+"""Cost of LoRA adapters of rank 16 on every layer of a native CPU model: alternating steps with and without them.
 
-The model has random weights in the shape of Qwen2.5-0.5B, bfloat16. A decode is measured with none, with one for all
-rows, and with another for each; a prompt of 512 tokens with none and one.
+The model has random weights in the shape of Qwen2.5-0.5B, bfloat16. A decode is measured with no adapter, with one for
+all rows, and with a different one per row; a prompt of 512 tokens with none and with one.
 """
 
 import json
@@ -22,7 +22,7 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.layers.lora import LayerAdapter, LoRABank
 
 Measured = tuple[str, float, str, float | None]
-"""(what, measured, unit, target or None)"""
+"""(figure, measured, unit, target or None)"""
 
 RANK, SLOTS = 16, 8
 PROMPT, LONG, ROUNDS, STEPS = 64, 512, 5, 8
@@ -30,7 +30,7 @@ PAGES = 40
 
 
 def random_adapter(bank: LoRABank, seed: int) -> Adapter:
-    """Of every layer, and small."""
+    """Return a small random adapter for every layer."""
     generator = torch.Generator().manual_seed(seed)
 
     def layer(path: str) -> LayerAdapter:
@@ -42,7 +42,7 @@ def random_adapter(bank: LoRABank, seed: int) -> Adapter:
 
 
 class Bench:
-    """A worker whose adapters are made here."""
+    """Worker with random adapters."""
 
     def __init__(self, directory: Path) -> None:
         options = WorkerOptions(
@@ -65,7 +65,7 @@ class Bench:
         self._step = 0
 
     def prefill(self, slot: int, tokens: int, place: int) -> float:
-        """Seconds of a prompt with the adapter at a place, or none for -1."""
+        """Return the seconds of a prompt with the adapter at `place`, or without one for -1."""
         init = SlotInit(
             slot=slot,
             tokens=pack_ints((7 * slot + 13 * at) % 1000 for at in range(tokens)),
@@ -78,7 +78,7 @@ class Bench:
         return self._run([Row(slot, 0, tokens, sample=True)], [init], [pages])
 
     def decode(self, rows: int, places: list[int]) -> float:
-        """Seconds of a step, the median of some."""
+        """Return the median seconds of a decode step."""
         for slot in range(rows):
             self.prefill(slot, PROMPT, places[slot])
         return median(
@@ -97,11 +97,11 @@ class Bench:
 
 
 def rows() -> Iterator[Measured]:
-    """Each, and over the same without adapters."""
+    """Yield each figure, and its ratio to the same without adapters."""
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(MODELS["qwen-0.5b"]))
         bench = Bench(Path(name))
-        bench.prefill(0, PROMPT, 0)  # brings the adapters to their places
+        bench.prefill(0, PROMPT, 0)  # loads the adapters into their slots
         decodes = {"none": [-1] * SLOTS, "one": [0] * SLOTS, "another each": list(range(SLOTS))}
         for count in (1, SLOTS):
             kinds = list(decodes)[: 2 if count == 1 else 3]
@@ -113,7 +113,7 @@ def rows() -> Iterator[Measured]:
 
 
 def told(what: str, rounds: list[dict[str, float]]) -> Iterator[Measured]:
-    """Medians in milliseconds, and of the ratios within each round."""
+    """Yield medians in milliseconds, and medians of the ratios within each round."""
     for kind in rounds[0]:
         yield f"{what}, adapters: {kind}", 1e3 * median(each[kind] for each in rounds), "ms", None
     for kind in [kind for kind in rounds[0] if kind != "none"]:

@@ -1,4 +1,4 @@
-"""What the wire costs: messages to bytes and back, and a whole round trip between two nodes."""
+"""Cost of messages: encoding, decoding, and a round trip between two nodes."""
 
 import tempfile
 from collections.abc import Callable
@@ -27,7 +27,7 @@ BATCH = 256
 
 
 def _p50(work: Callable[[], object], rounds: int, calls: int) -> float:
-    """Median over rounds of the microseconds one call takes."""
+    """Return the microseconds of one call: the median over rounds."""
     work()
     times = []
     for _ in range(rounds):
@@ -39,7 +39,7 @@ def _p50(work: Callable[[], object], rounds: int, calls: int) -> float:
 
 
 def _decode_batch(inbox: Codec, frame: bytes) -> int:
-    """Decode, and read every buffer as a detokenizer would."""
+    """Decode a frame and read every buffer, as a detokenizer does."""
     batch = inbox.decode(frame)
     assert isinstance(batch, BatchTokenIDOutput)
     buffers = (batch.indices, batch.attempts, batch.positions, batch.offsets, batch.token_ids)
@@ -47,7 +47,7 @@ def _decode_batch(inbox: Codec, frame: bytes) -> int:
 
 
 def batch_of(rows: int, *, openings: bool = False) -> BatchTokenIDOutput:
-    """One token for each of `rows` requests, as a decode step sends them."""
+    """Return a batch with a token for each of `rows` requests, as a decode step sends it."""
     return BatchTokenIDOutput(
         rids=[f"chatcmpl-{row:032x}" for row in range(rows)],
         indices=pack_ints([0] * rows),
@@ -65,7 +65,7 @@ def batch_of(rows: int, *, openings: bool = False) -> BatchTokenIDOutput:
 
 
 def _round_trip(rounds: int) -> float:
-    """Median microseconds from one node's main thread to another's and back."""
+    """Return the median microseconds from one node's main thread to another's and back."""
     with tempfile.TemporaryDirectory(prefix="tercet-") as directory:
         listen = f"ipc://{directory}/run"
         beat = Heartbeat(phase=Phase.IDLE)
@@ -96,7 +96,7 @@ def _ask(frontend: ThreadNode) -> None:
 
 
 def rows(rounds: int = 200) -> list[Row]:
-    """(name, measured, unit, target) of each measurement."""
+    """Return (name, measured, unit, target) of each measurement."""
     detokenizer, scheduler = Codec(DetokenizerInbox), Codec(SchedulerInbox)
     batch, opened = batch_of(BATCH), batch_of(BATCH, openings=True)
     request = TokenizedGenerateReqInput(

@@ -1,6 +1,6 @@
-"""What it costs two processes of a model to add up on a CPU: through shared memory, and by Gloo, by turns.
+"""Cost of an all-reduce between two processes on a CPU: alternating shared memory and Gloo.
 
-As a program it is the second process: `collectives.py DIRECTORY`.
+Run as a program, `collectives.py DIRECTORY` is the second process.
 """
 
 import subprocess
@@ -17,14 +17,14 @@ from tercet.scheduler.executor.ranks.collectives import TorchCollectives
 from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollectives
 
 Measured = tuple[str, float, str, float | None]
-"""(what, measured, unit, target or None)"""
+"""(figure, measured, unit, target or None)"""
 
 CASES = [(1, 4096), (32, 4096), (512, 4096)]
 ROUNDS, SUMS = 5, 20
 
 
 def seconds(rank: int, directory: Path) -> dict[tuple[str, int, int], float]:
-    """Of one sum, by kind and shape in bfloat16: medians of rounds, each of which measures every kind."""
+    """Return the seconds of one bfloat16 sum by kind and shape: medians of rounds that measure every kind."""
     torch.set_num_threads(1)
     kinds = {
         "shared memory": SharedMemoryCollectives(rank, 2, directory),
@@ -44,7 +44,7 @@ def seconds(rank: int, directory: Path) -> dict[tuple[str, int, int], float]:
 
 
 def rows() -> Iterator[Measured]:
-    """Both, and how many times faster shared memory is."""
+    """Yield both, and the speed-up of shared memory."""
     with tempfile.TemporaryDirectory() as directory, subprocess.Popen([sys.executable, __file__, directory]):
         took = seconds(0, Path(directory))
     for rows, columns in CASES:

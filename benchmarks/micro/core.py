@@ -1,4 +1,4 @@
-"""The radix tree, and the core's own cost of a step at batch 256."""
+"""Cost of the radix tree, and of the core's part of a step at batch 256."""
 
 import random
 import time
@@ -11,11 +11,11 @@ from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 
 Row = tuple[str, float, str, float | None]
-"""(what, median measured, unit, target or None)"""
+"""(figure, median, unit, target or None)"""
 
 
 def match_cached(page_size: int, rounds: int = 2000) -> float:
-    """Microseconds to match a 1,024-token prefix that is cached, p50."""
+    """Return the median microseconds to match a 1,024-token prefix that is cached."""
     cache = RadixCache(page_size)
     key = array("i", range(1024)).tobytes()
     cache.insert("", key, [list(range(1024 // page_size))])
@@ -30,7 +30,7 @@ def match_cached(page_size: int, rounds: int = 2000) -> float:
 
 
 def evict_leaves(page_size: int, rounds: int = 20) -> float:
-    """Microseconds to evict 2,048 tokens from a tree of 2,000 leaves of 64 tokens each, p50."""
+    """Return the median microseconds to evict 2,048 tokens from a tree of 2,000 leaves of 64 tokens each."""
     chance = random.Random(0)
     times = []
     for _ in range(rounds):
@@ -47,7 +47,7 @@ def evict_leaves(page_size: int, rounds: int = 20) -> float:
 
 
 def decode_step(batch: int, steps: int = 200) -> float:
-    """Microseconds of `schedule` and `commit` together in a decode step of so many choices, p50."""
+    """Return the median microseconds of `schedule` and `commit` together in a decode step of `batch` choices."""
     capacity = small_capacity(pages=batch * 40, page_size=16, slots=batch, context_length=4096, vocab_size=50_000)
     core = Scheduler(CoreConfig(token_budget=batch * 32), capacity)
     executor = FakeExecutor(capacity, verify=False)
@@ -74,7 +74,7 @@ def decode_step(batch: int, steps: int = 200) -> float:
 
 
 def rows() -> list[Row]:
-    """What this file measures."""
+    """Return all figures."""
     return [
         ("radix match, 1,024 tokens, pages of 16", match_cached(16), "us", 10.0),
         ("radix match, 1,024 tokens, pages of 1", match_cached(1), "us", 10.0),

@@ -1,7 +1,7 @@
-"""Native CPU kernels beside torch: linear layers of two models, attention, and whole decode steps.
+"""Native CPU kernels against torch: linear layers of two models, attention, and whole decode steps.
 
-Each pair is measured in turns, so that what else the machine does meets both alike. The ceiling is the fastest that
-one thread for each core read memory in the same run. Shapes are those of SmolLM-135M and Qwen2.5-0.5B, in bfloat16.
+Each pair is measured alternately, so that other load affects both alike. The ceiling is the highest rate at which one
+thread per core read memory in the same run. Shapes are those of SmolLM-135M and Qwen2.5-0.5B, in bfloat16.
 """
 
 import json
@@ -27,7 +27,7 @@ from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 
 Measured = tuple[str, float, str, float | None]
-"""(what, measured, unit, target or None)"""
+"""(figure, measured, unit, target or None)"""
 
 Calls = dict[str, Callable[[], object]]
 
@@ -64,11 +64,11 @@ LINEARS = {
 }
 BATCHES = (1, 8, 32)
 ROTATED = 60_000_000
-"""Bytes of weights taken in turn, so that they come from memory as in a model."""
+"""Bytes of weights used in rotation, so that they come from memory as in a model."""
 
 
 def best_of(runs: Calls, budget: float = 0.4) -> dict[str, float]:
-    """Seconds of the fastest call of each, called in turns for about as long as `budget` for each."""
+    """Return the seconds of the fastest call of each, called alternately for about `budget` seconds each."""
     best = dict.fromkeys(runs, float("inf"))
     for run in runs.values():
         run()
@@ -84,7 +84,7 @@ def best_of(runs: Calls, budget: float = 0.4) -> dict[str, float]:
 
 
 def ceiling() -> float:
-    """GB/s of one reading thread for each core."""
+    """Return GB/s of one reading thread per core."""
     blocks = [torch.ones(1 << 25) for _ in range(available_cores())]
 
     def read() -> None:
@@ -98,7 +98,7 @@ def ceiling() -> float:
 
 
 def linears(most: float) -> Iterator[Measured]:
-    """Weights read a second by ours, and how much faster that is than torch's two ways."""
+    """Yield the rate at which native layers read weights, and their speed-up over torch's two variants."""
     library = load_library()
     for model, shapes in LINEARS.items():
         for outputs, inputs in shapes:
@@ -115,7 +115,7 @@ def linears(most: float) -> Iterator[Measured]:
 
 
 def linear_calls(batch: int, weights: list[torch.Tensor], packed: list[PackedLinear]) -> Calls:
-    """The same products in three ways."""
+    """Return the same products in three variants."""
     x = torch.randn(batch, weights[0].shape[1])
     half = x.bfloat16()
     prepacked = [torch.ops.mkldnn._reorder_linear_weight(weight, batch) for weight in weights]
@@ -128,7 +128,7 @@ def linear_calls(batch: int, weights: list[torch.Tensor], packed: list[PackedLin
 
 
 def attention() -> Iterator[Measured]:
-    """How much faster than plain torch."""
+    """Yield the speed-up over plain torch."""
     for heads, kv_heads in ((9, 3), (14, 2)):
         for rows in ([(1, 1024)], [(1, 160)] * 32, [(1, 1024)] * 8, [(256, 1024)]):
             seconds = best_of(attention_calls(rows, heads, kv_heads))
@@ -138,7 +138,7 @@ def attention() -> Iterator[Measured]:
 
 
 def attention_calls(rows: list[tuple[int, int]], heads: int, kv_heads: int) -> Calls:
-    """The same attention in two ways."""
+    """Return the same attention in two variants."""
     batch = make_batch(rows, 16, torch.device("cpu"))
     k, v = torch.randn(2, int(batch.page_table.max()) + 1, 16, kv_heads, 64).bfloat16().unbind()
     q = torch.randn(sum(batch.host_query_lens), heads, 64).bfloat16()
@@ -149,7 +149,7 @@ def attention_calls(rows: list[tuple[int, int]], heads: int, kv_heads: int) -> C
 
 
 class Decoding:
-    """A worker of random weights that decodes so many requests after prompts of 128 tokens."""
+    """Worker with random weights that decodes several requests after prompts of 128 tokens."""
 
     def __init__(self, model: str, batch: int, folder: Path, **options: str) -> None:
         (folder / "config.json").write_text(json.dumps(MODELS[model]), encoding="utf-8")
@@ -177,7 +177,7 @@ class Decoding:
             self.worker.submit(Plan(step=slot, introduce=[init], pages=[pages], rows=rows)).result()
 
     def step(self) -> None:
-        """One token for each request; plain torch on all cores, as it would run alone."""
+        """Decode a token for each request; plain torch uses all cores, as it would alone."""
         torch.set_num_threads(self.threads)
         rows = [Row(slot, self.length, 1, sample=True) for slot in range(self.batch)]
         self.worker.submit(Plan(step=self.length, rows=rows)).result()
@@ -185,7 +185,7 @@ class Decoding:
 
 
 def steps(most: float) -> Iterator[Measured]:
-    """Tokens a second of whole decode steps, on native kernels and on plain torch."""
+    """Yield tokens per second of whole decode steps, with native kernels and with plain torch."""
     with tempfile.TemporaryDirectory() as name:
         for model, shape in MODELS.items():
             for batch in BATCHES:
@@ -206,7 +206,7 @@ def steps(most: float) -> Iterator[Measured]:
 
 
 def rows() -> Iterator[Measured]:
-    """Everything, on however many cores this process may run on."""
+    """Yield all figures, on the cores that this process may use."""
     with torch.inference_mode():
         torch.set_num_threads(1)
         most = ceiling()

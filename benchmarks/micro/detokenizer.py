@@ -1,8 +1,7 @@
-"""How fast the detokenizer is, from the bytes of one step's tokens to the bytes of their text.
+"""Speed of the detokenizer, from the bytes of one step's tokens to the bytes of their text.
 
-The figures of a step hold the decoding of the message that comes in and the encoding of those that leave, with the
-table of pieces filled; not the sockets. Filling an entry is paid once for each id a process meets, and has its own
-line.
+A step includes decoding the message that arrives and encoding those that leave, with a filled piece table, but not the
+sockets. Filling an entry happens once per id and process, and has a figure of its own.
 """
 
 import json
@@ -22,7 +21,7 @@ from tercet.protocol.messages.messages import BatchTokenIDOutput, DecodeSpec, De
 from tercet.protocol.messages.values import pack_ints
 
 Row = tuple[str, float, str, float]
-"""(what, measured, unit, target)"""
+"""(figure, measured, unit, target)"""
 
 VOCABULARY = 131_072
 REQUESTS = 256
@@ -36,7 +35,7 @@ my made over did down only way café naïve Grüße 你好 世界 こんにち�
 
 
 def tokenizer_json() -> str:
-    """A byte-level BPE of 131,072 entries: a small one trained on random sentences, filled up with random merges."""
+    """Return a byte-level BPE of 131,072 entries: trained on random sentences and filled up with random merges."""
     chance = random.Random(0)
     words = WORDS.split()
     tokenizer = Tokenizer(models.BPE())
@@ -60,7 +59,7 @@ def tokenizer_json() -> str:
 
 
 class Bench:
-    """A manager with REQUESTS open choices, and the bytes of STEPS steps that continue them."""
+    """Manager with REQUESTS open choices, and the bytes of STEPS steps that continue them."""
 
     def __init__(
         self, vocabulary: Vocabulary, ids: Sequence[int], frontends: int = 1, stop: list[str] | None = None
@@ -95,13 +94,13 @@ class Bench:
         )
 
     def step(self, frame: bytes) -> int:
-        """Decode one message, handle it, encode what it became; the bytes that leave."""
+        """Decode one message, handle it, encode the result, and return the number of bytes."""
         message = self._decoder.decode(frame)
         assert isinstance(message, BatchTokenIDOutput)
         return sum(len(self._encoder.encode(output)) for _, output in self._manager.handle(message))
 
     def median(self) -> float:
-        """Microseconds of the median step."""
+        """Return the microseconds of the median step."""
         return statistics.median(_microseconds(partial(self.step, frame)) for frame in self._steps)
 
 
@@ -118,7 +117,7 @@ def _fill(vocabulary: Vocabulary) -> None:
 
 
 def rows() -> list[Row]:
-    """Every figure with its target."""
+    """Return all figures with their targets."""
     text = tokenizer_json()
     loads = [_microseconds(lambda: Vocabulary(text)) for _ in range(3)]
     vocabulary = Vocabulary(text)

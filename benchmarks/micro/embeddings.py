@@ -1,7 +1,7 @@
-"""Inputs a second of an encoder: our core and executor, without padding, beside transformers with it.
+"""Inputs per second of an encoder: our core and executor, without padding, against transformers with padding.
 
-The shape is that of all-MiniLM-L6-v2, the weights are random, and lengths are those of a mixed load: most are short, a
-few long. Both sides run the same inputs in turns, on one thread, so that what else the machine does meets them alike.
+The shape is that of all-MiniLM-L6-v2, the weights are random, and the lengths are those of a mixed load: mostly short,
+a few long. Both sides run the same inputs alternately, on one thread, so that other load affects them alike.
 """
 
 import random
@@ -22,22 +22,22 @@ from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWork
 from tercet.scheduler.testing import FakeEncoder, embedding_request
 
 Row = tuple[str, float, str, float | None]
-"""(what, measured, unit, target or None)"""
+"""(figure, measured, unit, target or None)"""
 
 INPUTS = 32
-"""At a time: what a padded batch holds by default in sentence-transformers."""
+"""Inputs of a padded batch: the default of sentence-transformers."""
 LONGEST = 256
 SHAPE = EncoderCapacity(context_length=LONGEST, vocab_size=30_522, token_types=2, width=384)
 
 
 def lengths(seed: int) -> list[int]:
-    """Tokens of each input."""
+    """Return the number of tokens of each input."""
     chance = random.Random(seed)
     return [min(LONGEST, max(4, round(chance.lognormvariate(3.2, 0.9)))) for _ in range(INPUTS)]
 
 
 def make_model(directory: Path) -> transformers.BertModel:
-    """A random MiniLM, saved, and transformers' own model of it."""
+    """Save a random MiniLM and return transformers' model of it."""
     config = transformers.BertConfig(
         hidden_size=384,
         intermediate_size=1536,
@@ -51,7 +51,7 @@ def make_model(directory: Path) -> transformers.BertModel:
 
 
 def ours(worker: EncoderWorker, inputs: Sequence[list[int]]) -> list[list[float]]:
-    """Vectors by way of the core, as a scheduler makes them."""
+    """Return vectors computed through the core, as a scheduler does."""
     core = EmbeddingScheduler(CoreConfig(token_budget=512), worker.capacity)
     core.handle(*(Arrival("frontend-0", embedding_request(str(at), ids)) for at, ids in enumerate(inputs)))
     vectors = []
@@ -64,7 +64,7 @@ def ours(worker: EncoderWorker, inputs: Sequence[list[int]]) -> list[list[float]
 
 @torch.inference_mode()
 def padded(model: transformers.BertModel, inputs: Sequence[list[int]]) -> torch.Tensor:
-    """Means over tokens of one padded batch."""
+    """Return means over tokens of one padded batch."""
     longest = max(map(len, inputs))
     ids = torch.tensor([[*each, *[0] * (longest - len(each))] for each in inputs])
     mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in inputs])
@@ -79,7 +79,7 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def core_only(count: int = 2048, rounds: int = 5) -> float:
-    """Microseconds of the core for one input of 16 tokens, in and out."""
+    """Return the microseconds of the core for one input of 16 tokens, in and out."""
     worker = FakeEncoder(SHAPE)
     times = []
     requests = [Arrival("frontend-0", embedding_request(f"frontend-0-{at:022d}", [1] * 16)) for at in range(count)]
@@ -99,7 +99,7 @@ def core_only(count: int = 2048, rounds: int = 5) -> float:
 
 
 def rows(rounds: int = 5) -> list[Row]:
-    """What this file measures."""
+    """Return all figures."""
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as directory:
         model = make_model(Path(directory))

@@ -1,9 +1,9 @@
-"""What a frontend process costs: streams through HTTP, with an engine behind it that costs nothing.
+"""Cost of a frontend process: streams over HTTP, with an engine behind it that costs nothing.
 
-This process plays the scheduler and the detokenizer and paces the tokens; the frontend is a process of its own, as it
-is served, and its 64 clients are another. Every token's text is the time at which it was sent, so that its client knows
-how long it was on its way. Chunks are counted per second of the frontend's own processor time, which other processes do
-not change much; one chunk carries what came for a choice since the last.
+This process simulates the scheduler and the detokenizer and paces the tokens; the frontend and its 64 clients are two
+other processes. Every token's text is the time at which it was sent, so that its client can compute the delay. Chunks
+are counted per second of the frontend's own processor time, on which other processes have little influence; one chunk
+carries all tokens of a choice since the last.
 """
 
 import asyncio
@@ -37,19 +37,19 @@ from tercet.protocol.messages.values import FinishReason, FinishType, ModelIdent
 from tercet.scheduler.model_files import resolve_model, tokenizer_files
 
 Row = tuple[str, float, str, float | None]
-"""(what, measured, unit, target)"""
+"""(figure, measured, unit, target)"""
 
 STREAMS = 64
 TOKENS = 400
 REPEATS = 2
 """Streams that each client reads, one after the other."""
 CHUNKS_PER_SECOND = 15_000
-"""The target, of one core."""
+"""Target, per core."""
 TOKEN_ID = 7
 
 
 class Engine:
-    """A scheduler and a detokenizer that give every request a token at each tick."""
+    """Simulated scheduler and detokenizer that give every request a token per tick."""
 
     def __init__(self, directory: Path) -> None:
         self._files = tokenizer_files(resolve_model("embedded"))
@@ -70,7 +70,7 @@ class Engine:
         )
 
     async def start(self) -> None:
-        """Come up, ready."""
+        """Connect to the frontend, ready."""
         await self._scheduler.start()
         await self._detokenizer.start()
         limits = ModelLimits(model="fake", context_length=4096, vocab_size=4096, max_total_tokens=1 << 20)
@@ -79,12 +79,12 @@ class Engine:
         self._detokenizer.set_ready(Ready())
 
     async def close(self) -> None:
-        """Leave."""
+        """Close the links."""
         await self._scheduler.close()
         await self._detokenizer.close()
 
     async def pace(self, interval: float) -> None:
-        """Tick for ever; what comes late is made up for."""
+        """Send ticks without end, and catch up on late ones."""
         due = time.perf_counter()
         while True:
             due += interval
@@ -92,7 +92,7 @@ class Engine:
             self._tick()
 
     def _tick(self) -> None:
-        """One token for every request, in one message, with the time as its text."""
+        """Send a token for every request in one message, with the time as its text."""
         rids = list(self._active)
         if not rids:
             return
@@ -137,7 +137,7 @@ class Engine:
 
 
 class Counts(msgspec.Struct):
-    """What the clients saw in one round."""
+    """Results of the clients in one round."""
 
     chunks: int
     tokens: int
@@ -145,7 +145,7 @@ class Counts(msgspec.Struct):
 
 
 class Clients:
-    """The process that reads the streams; see `frontend_clients/read_streams.py`."""
+    """Process that reads the streams; see `frontend_clients/read_streams.py`."""
 
     _script = Path(__file__).parent / "frontend_clients" / "read_streams.py"
     _body = orjson.dumps(
@@ -153,7 +153,7 @@ class Clients:
     )
 
     async def start(self, port: int, spread: float) -> None:
-        """Start it; its clients begin evenly over `spread` seconds."""
+        """Start the process; its clients start evenly over `spread` seconds."""
         words = [str(self._script), str(port), str(STREAMS), str(REPEATS), str(spread)]
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
@@ -161,21 +161,21 @@ class Clients:
         )
 
     async def read(self) -> Counts:
-        """All streams, from their requests to their ends."""
+        """Read all streams from their requests to their ends."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(self._body + b"\n")
         return msgspec.json.decode(await self._process.stdout.readline(), type=Counts)
 
     async def stop(self) -> None:
-        """End it."""
+        """End the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         await self._process.wait()
 
 
 class Frontend:
-    """The process that is measured."""
+    """Frontend process to be measured."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -183,7 +183,7 @@ class Frontend:
         self.port: int = self._listener.getsockname()[1]
 
     async def start(self) -> None:
-        """Start it, and wait until it takes requests."""
+        """Start the process and wait until it accepts requests."""
         peers, fd = f"ipc://{self._directory}", self._listener.fileno()
         words = ["--peer", "frontend-0", "--listen", peers, "--fd", str(fd), "--log-level", "warning"]
         words += ["--scheduler", f"{peers}/scheduler-0.*", "--detokenizer", f"{peers}/detokenizer-0.*"]
@@ -196,13 +196,13 @@ class Frontend:
             await asyncio.sleep(0.05)
 
     async def stop(self) -> None:
-        """End it."""
+        """End the process."""
         self._process.terminate()
         await self._process.wait()
         self._listener.close()
 
     def seconds(self) -> float:
-        """Processor time used so far."""
+        """Return the processor time used so far."""
         used = self._seen.cpu_times()
         return float(used.user + used.system)
 
@@ -215,9 +215,9 @@ class Frontend:
 
 
 async def measure(interval: float, spread: float, rounds: int = 3) -> tuple[float, float, float]:
-    """Chunks per second of processor time, tokens per second, and the 99th percentile of delays in ms: medians.
+    """Return medians of chunks per second of processor time, tokens per second, and the p99 of delays in ms.
 
-    A tick comes every `interval` seconds, and the clients begin over `spread` of them.
+    A tick comes every `interval` seconds, and the clients start over `spread` seconds.
     """
     results = []
     with tempfile.TemporaryDirectory() as name:
@@ -247,7 +247,7 @@ async def measure(interval: float, spread: float, rounds: int = 3) -> tuple[floa
 
 
 def rows() -> list[Row]:
-    """Every figure with its target."""
+    """Return all figures with their targets."""
     half = 2 * STREAMS / CHUNKS_PER_SECOND
     per_core, _, delay = asyncio.run(measure(half, spread=TOKENS * half))
     _, flood, _ = asyncio.run(measure(STREAMS / 200_000, spread=0.0))

@@ -1,9 +1,9 @@
-"""What following a grammar costs at batch 32: whole steps of core and model, with and without, and the masks alone.
+"""Cost of following a grammar at batch 32: whole steps of core and model with and without one, and the masks alone.
 
-Steps are measured in turns, one of each kind, so that what else the machine does meets all alike; their processor time
-says the same of a machine that is busy with other things. Masks are given in processor time. The model has random
-weights and the shape of SmolLM-135M; its tokenizer is a byte-level BPE learnt here from Python's own library. The
-grammar is a long list of records: free strings, numbers, and keys that are forced.
+Steps are measured alternately, one of each kind, so that other load affects all alike; their processor time is a check
+on a busy machine. Masks are given in processor time. The model has random weights and the shape of SmolLM-135M; its
+tokenizer is a byte-level BPE trained here on Python's own library. The grammar is a long list of records: free strings,
+numbers, and keys that are forced.
 """
 
 import json
@@ -28,7 +28,7 @@ from tercet.scheduler.grammar.llguidance import LLGuidanceBackend
 from tercet.scheduler.testing import request
 
 Measured = tuple[str, float, str, float | None]
-"""(what, measured, unit, target or None)"""
+"""(figure, measured, unit, target or None)"""
 
 BATCH = 32
 STEPS = 24
@@ -64,7 +64,7 @@ GRAMMAR = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(RECORDS))
 
 
 def write_model(folder: Path) -> None:
-    """A config and a tokenizer with a real trie of tokens."""
+    """Write a config and a tokenizer with a real trie of tokens."""
     (folder / "config.json").write_text(json.dumps(SHAPE), encoding="utf-8")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -81,7 +81,7 @@ def write_model(folder: Path) -> None:
 
 
 class Serving:
-    """A worker and a core that decode BATCH requests, one step a call."""
+    """Worker and core that decode BATCH requests, one step per call."""
 
     def __init__(self, options: WorkerOptions, grammar: Grammar | None) -> None:
         self._worker = TpModelWorker(options)
@@ -97,7 +97,7 @@ class Serving:
         self.tokens: list[int] = []
 
     def measured_step(self) -> None:
-        """A step, timed."""
+        """Run a step and record its time."""
         before = self._core.counters.output_tokens
         wall, processor = time.perf_counter(), time.process_time()
         self.step()
@@ -106,19 +106,19 @@ class Serving:
         self.tokens.append(self._core.counters.output_tokens - before)
 
     def step(self) -> None:
-        """Plan, run, commit."""
+        """Plan, run and commit a step."""
         plan = self._core.schedule()
         if plan is None or len(plan.rows) != BATCH:
             raise AssertionError("every request should be in every step")
         self._core.commit(self._worker.submit(plan).result())
 
     def close(self) -> None:
-        """End its threads."""
+        """End the threads."""
         self._worker.close()
 
 
 def served(folder: Path) -> Iterator[Measured]:
-    """Whole steps, and tokens a second where forced ones take none."""
+    """Yield whole steps, and tokens per second when forced tokens need no step."""
     options = WorkerOptions(
         model=folder, load_format="dummy", device="cpu", slots=BATCH, context_length=2048, kv_cache_bytes=1 << 30
     )
@@ -139,7 +139,7 @@ def served(folder: Path) -> Iterator[Measured]:
 
 
 def masks(folder: Path) -> Iterator[Measured]:
-    """Processor time of one row's mask and of its next token, as outputs go on at random."""
+    """Yield the processor time of one row's mask and of its next token, for outputs that continue at random."""
     backend = LLGuidanceBackend((folder / "tokenizer.json").read_text(encoding="utf-8"), VOCAB, [0])
     start = time.process_time()
     matchers = [backend.compile(GRAMMAR)]
@@ -167,7 +167,7 @@ def masks(folder: Path) -> Iterator[Measured]:
 
 
 def rows() -> Iterator[Measured]:
-    """What this file measures."""
+    """Yield all figures."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -1,7 +1,7 @@
-"""What the size of a KV page costs on a CPU: core, executor and the embedded model, in turns over all sizes.
+"""Cost of the KV page size on a CPU: core, executor and the embedded model, alternating over all sizes.
 
 Decode steps of 8 rows after prompts of 500 tokens, and the time to the first token of a prompt of which all but the
-last 20 tokens are in the prefix cache; what is cached ends anywhere in a page.
+last 20 tokens are in the prefix cache; the cached prefix ends anywhere in a page.
 """
 
 import random
@@ -17,7 +17,7 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import resolve_model
 
 Measured = tuple[str, float, str, float | None]
-"""(what, measured, unit, target or None)"""
+"""(figure, measured, unit, target or None)"""
 
 SIZES = (1, 8, 16, 32, 64)
 ROWS, PROMPT, STEPS, HITS, OWN = 8, 500, 100, 40, 20
@@ -25,7 +25,7 @@ chance = random.Random(1)
 
 
 class Served:
-    """A core over the real executor."""
+    """Core with the real executor."""
 
     def __init__(self, page_size: int) -> None:
         options = WorkerOptions(model=resolve_model("embedded"), device="cpu", slots=ROWS, page_size=page_size)
@@ -33,7 +33,7 @@ class Served:
         self.core = Scheduler(CoreConfig(token_budget=options.step_tokens), self.worker.capacity)
 
     def ask(self, rid: str, prompt: list[int], count: int) -> None:
-        """Greedy, for exactly so many tokens."""
+        """Submit a greedy request for exactly `count` tokens."""
         sampling = SamplingParams(max_new_tokens=count, temperature=0.0, ignore_eos=True)
         asked = TokenizedGenerateReqInput(
             rid=rid,
@@ -46,14 +46,14 @@ class Served:
         self.core.handle(Arrival("frontend-0", asked))
 
     def turn(self) -> bool:
-        """One turn of the loop; False when there was nothing to do."""
+        """Run one turn of the loop, and return False if there was no work."""
         plan = self.core.schedule()
         if plan is not None:
             self.core.commit(self.worker.submit(plan).result())
         return plan is not None
 
     def finish(self) -> float:
-        """Seconds until nothing is left to do."""
+        """Return the seconds until all work is done."""
         start = time.perf_counter()
         while self.turn():
             pass
@@ -61,12 +61,12 @@ class Served:
 
 
 def some_ids(count: int) -> list[int]:
-    """Tokens that no other prompt begins with."""
+    """Return tokens that no other prompt begins with."""
     return [chance.randrange(10, 1000) for _ in range(count)]
 
 
 def decodes(served: dict[int, Served]) -> dict[int, float]:
-    """Seconds of a decode step, by page size."""
+    """Return the seconds of a decode step, by page size."""
     prompts = [some_ids(PROMPT) for _ in range(ROWS)]
     for each in served.values():
         for row, prompt in enumerate(prompts):
@@ -85,7 +85,7 @@ def decodes(served: dict[int, Served]) -> dict[int, float]:
 
 
 def hits(served: dict[int, Served]) -> dict[int, float]:
-    """Seconds to a first token after a cached prefix, by page size."""
+    """Return the seconds to a first token after a cached prefix, by page size."""
     taken: dict[int, list[float]] = {size: [] for size in served}
     for number in range(HITS):
         shared = some_ids(PROMPT + number)
@@ -99,7 +99,7 @@ def hits(served: dict[int, Served]) -> dict[int, float]:
 
 
 def rows() -> list[Measured]:
-    """Of each size."""
+    """Return the figures of each size."""
     served = {size: Served(size) for size in SIZES}
     steps, firsts = decodes(served), hits(served)
     figures: list[Measured] = []

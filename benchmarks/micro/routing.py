@@ -1,8 +1,9 @@
-"""What routing is worth: four simulated schedulers under each policy, beside one scheduler with all their memory.
+"""Effect of routing: four simulated schedulers under each policy, against one scheduler with all their memory.
 
-The schedulers are real cores over a model that costs nothing; a step takes simulated time by the tokens it computes.
-Sixty-four clients ask without pause. What the router knows of the schedulers is a quarter of a second old, as in life.
-Throughput is output tokens in a simulated second; the one large scheduler has the memory, not the speed, of four.
+The schedulers are real cores with a model that costs nothing; a step takes simulated time by the tokens it computes.
+Sixty-four clients send requests without pause. The router's knowledge of the schedulers is a quarter of a second old,
+as in production. Throughput is output tokens per simulated second; the one large scheduler has the memory, not the speed,
+of four.
 """
 
 import heapq
@@ -37,7 +38,7 @@ Workload = Callable[[random.Random], Iterator[Prompt]]
 
 
 def shared_prefixes(chance: random.Random) -> Iterator[Prompt]:
-    """Forty-eight system prompts of 512 tokens, some far more frequent than others, and 48 tokens of one's own."""
+    """Yield prompts with one of 48 system prompts of 512 tokens, unequally frequent, and 48 tokens of their own."""
     prefixes = [_words(chance, 512) for _ in range(48)]
     weights = [1 / (1 + rank) ** 0.8 for rank in range(len(prefixes))]
     while True:
@@ -45,7 +46,7 @@ def shared_prefixes(chance: random.Random) -> Iterator[Prompt]:
 
 
 def conversations(chance: random.Random) -> Iterator[Prompt]:
-    """Two hundred and fifty-six conversations that grow by a turn of 64 tokens at a time, up to ten turns."""
+    """Yield prompts of 256 conversations that grow by a turn of 64 tokens at a time, up to ten turns."""
     begun = [_words(chance, 64) for _ in range(256)]
     while True:
         place = chance.randrange(len(begun))
@@ -67,7 +68,7 @@ class Asked:
 
 
 class Simulated:
-    """A scheduler that is busy until `free_at`."""
+    """Scheduler that is busy until `free_at`."""
 
     def __init__(self, peer: str, pages: int, slots: int) -> None:
         capacity = small_capacity(pages=pages, page_size=16, slots=slots, context_length=1024, vocab_size=50_000)
@@ -79,18 +80,18 @@ class Simulated:
         self.tell()
 
     def tell(self) -> None:
-        """Its heartbeat."""
+        """Send a heartbeat."""
         self.peer.heartbeat = Heartbeat(phase=Phase.STEP, load=self.core.load())
         self.peer.own_told = self.peer.own
 
     def take(self, message: TokenizedGenerateReqInput, tokens: int) -> None:
-        """A request comes in."""
+        """Accept a request."""
         self._lengths[message.rid] = tokens
         self.peer.own += tokens
         self.core.handle(Arrival("frontend-0", message))
 
     def step(self) -> tuple[float, int]:
-        """Run one step. Returns the seconds it takes, none without work, and how many requests end with it."""
+        """Run one step, and return its seconds, 0 without work, and the number of requests that end with it."""
         plan = self.core.schedule()
         if plan is None:
             return 0.0, 0
@@ -115,7 +116,7 @@ class World:
     _order: Iterator[int] = field(default_factory=itertools.count)
 
     def run(self) -> None:
-        """Until every request has ended."""
+        """Run until every request has ended."""
         self._idle = {each.peer.peer for each in self.schedulers}
         for _ in range(CLIENTS):
             self._ask()
@@ -151,7 +152,7 @@ class World:
 
 
 def simulate(policy: str, workload: Workload, count: int) -> tuple[float, float]:
-    """Percent of prompt tokens found in caches, and output tokens in a second."""
+    """Return the percentage of prompt tokens found in caches, and output tokens per second."""
     each, slots = MEMORY * SCHEDULERS // count, CLIENTS * SCHEDULERS // count
     schedulers = [Simulated(f"scheduler-{number}", each, slots) for number in range(count)]
     world = World(POLICIES[policy](), schedulers, workload(random.Random(7)))
@@ -163,7 +164,7 @@ def simulate(policy: str, workload: Workload, count: int) -> tuple[float, float]
 
 
 def match_and_insert(rounds: int = 2000) -> float:
-    """Microseconds to look up and remember a prompt of 1,024 tokens in a full tree of 262,144, mean."""
+    """Return the mean microseconds to match and insert a prompt of 1,024 tokens in a full tree of 262,144."""
     chance, tree = random.Random(0), PrefixTree(1 << 18)
     prefixes = [_words(chance, 768) for _ in range(64)]
     prompts = [pack_ints(chance.choice(prefixes) + _words(chance, 256)) for _ in range(rounds + 2000)]
@@ -177,7 +178,7 @@ def match_and_insert(rounds: int = 2000) -> float:
 
 
 def rows() -> list[Row]:
-    """What this file measures."""
+    """Return all figures."""
     found: list[Row] = []
     for workload in (shared_prefixes, conversations):
         name = workload.__name__.replace("_", " ")

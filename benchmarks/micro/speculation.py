@@ -1,7 +1,7 @@
-"""What guessing tokens gains, and what it costs where guesses are wrong: answers with and without, by turns.
+"""Gain of speculative decoding, and its cost when draft tokens are wrong: alternating answers with and without it.
 
-The model has random weights in the shape of Qwen2.5-0.5B, and says tokens at random, so that nothing can be guessed but
-what is predicted. A prediction is the answer, but for a share of its tokens. Answers are compared, and are the same.
+The model has random weights in the shape of Qwen2.5-0.5B, and generates random tokens, so that only predicted outputs
+give drafts. A prediction is the answer with a share of wrong tokens. Answers are compared, and must be equal.
 """
 
 import json
@@ -22,7 +22,7 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.testing import request
 
 Measured = tuple[str, float, str, float | None]
-"""(what, measured, unit, target or None)"""
+"""(figure, measured, unit, target or None)"""
 
 PROMPT, ANSWER, ROUNDS = 64, 96, 3
 ROWS = 8
@@ -31,7 +31,7 @@ VOCABULARY = 150_000
 
 
 class Bench:
-    """A worker, and cores over it that guess or do not."""
+    """Worker, with cores that speculate or do not."""
 
     def __init__(self, directory: Path, quantization: str) -> None:
         self.worker = TpModelWorker(
@@ -49,7 +49,7 @@ class Bench:
         )
 
     def serve(self, count: int, rows: int, predictions: Sequence[Sequence[int]] = ()) -> tuple[float, list[list[int]]]:
-        """(Seconds of the answers to so many requests at once after their prompts, the answers)."""
+        """Return (seconds after the prompts, answers) of `count` concurrent requests, with drafts if `rows` > 0."""
         core = Scheduler(CoreConfig(draft_rows=rows, radix_cache=False), self.worker.capacity)
         for number in range(count):
             asked = request(
@@ -74,13 +74,13 @@ class Bench:
 
 
 def predicted(answers: Sequence[Sequence[int]], right: float) -> list[list[int]]:
-    """The answers, in which a token is right so often."""
+    """Return the answers with a share `right` of correct tokens."""
     chance = random.Random(5)
     return [[token if chance.random() < right else chance.randrange(VOCABULARY) for token in each] for each in answers]
 
 
 def rows() -> Iterator[Measured]:
-    """Tokens a second, and how many times those of the same requests without guesses."""
+    """Yield tokens per second, and the ratio to the same requests without speculation."""
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "config.json").write_text(json.dumps(MODELS["qwen-0.5b"]))
         for quantization, title in (("none", "bfloat16"), ("int8", "int8")):
@@ -91,7 +91,7 @@ def rows() -> Iterator[Measured]:
 
 
 def told(bench: Bench, what: str, count: int) -> Iterator[Measured]:
-    """Of so many requests at once."""
+    """Yield the figures of `count` concurrent requests."""
     truth = bench.serve(count, 0)[1]
     predictions = {right: predicted(truth, right) for right in RIGHT}
     plain: list[float] = []

@@ -1,6 +1,6 @@
-"""What a decode step of the embedded model costs outside the native kernels: Python, and small tensors.
+"""Cost of a decode step of the embedded model outside the native kernels: Python, and small tensors.
 
-The executor alone: plans come ready-made. Half of the rows draw, the others take the likeliest token.
+Only the executor runs, with prepared plans. Half of the rows sample, the others are greedy.
 """
 
 import time
@@ -17,13 +17,13 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import resolve_model
 
 Measured = tuple[str, float, str, float | None]
-"""(what, measured, unit, target or None)"""
+"""(figure, measured, unit, target or None)"""
 
 PROMPT, STEPS = 128, 100
 
 
 class Stopwatch:
-    """Adds up the time that is spent in functions of the native library, until `stop`."""
+    """Sum of the time spent in functions of the native library, until `stop`."""
 
     def __init__(self, functions: SimpleNamespace) -> None:
         self.seconds = 0.0
@@ -33,7 +33,7 @@ class Stopwatch:
             setattr(functions, name, self._timed(function))
 
     def stop(self) -> None:
-        """Leave the functions as they were."""
+        """Restore the functions."""
         for name, function in self._untimed.items():
             setattr(self._functions, name, function)
 
@@ -49,7 +49,7 @@ class Stopwatch:
 
 
 def prefill(worker: TpModelWorker, slots: int) -> None:
-    """Give every slot its prompt, and pages for all that follows."""
+    """Give every slot its prompt, and pages for all steps."""
     size = worker.capacity.page_size
     pages = -(-(PROMPT + STEPS + 2) // size)
     for slot in range(slots):
@@ -62,7 +62,7 @@ def prefill(worker: TpModelWorker, slots: int) -> None:
 
 
 def decode(slots: int) -> tuple[float, float]:
-    """(seconds of a step, seconds of it outside the native library), medians."""
+    """Return the medians of (seconds of a step, seconds of it outside the native library)."""
     worker = TpModelWorker(WorkerOptions(model=resolve_model("embedded"), slots=slots, dtype="float32"))
     prefill(worker, slots)
     watch = Stopwatch(load_library().functions)
@@ -79,7 +79,7 @@ def decode(slots: int) -> tuple[float, float]:
 
 
 def rows() -> list[Measured]:
-    """At growing batches."""
+    """Return the figures of growing batches."""
     figures: list[Measured] = []
     for slots in (1, 8, 32, 128, 512):
         step, outside = decode(slots)

@@ -1,11 +1,11 @@
-"""Streaming clients in a process of their own, so that what they cost is not counted as somebody else's delay.
+"""Streaming clients in a process of their own, so that their cost does not delay the frontend.
 
-python read_streams.py PORT STREAMS REPEATS SPREAD: for each line on standard input, a JSON body, every client asks for
-it REPEATS times, each time when the answer before has ended; the clients begin evenly over SPREAD seconds. The answer
-is one line of JSON: chunks, tokens, and the delays in seconds of what was read while all clients had a stream. Tokens
-are texts like <12.345678>, the time they were sent at by the monotonic clock, which on Linux all processes share.
+python read_streams.py PORT STREAMS REPEATS SPREAD: for each line on standard input, a JSON body, every client sends it
+REPEATS times, each after the end of the previous answer; the clients start evenly over SPREAD seconds. The result is
+one line of JSON: chunks, tokens, and the delays in seconds of tokens read while all clients had a stream. Tokens are
+texts like <12.345678>, the time at which they were sent by the monotonic clock, which all processes share on Linux.
 
-It never sleeps: a reader that does has to be woken by each `send` of the server's, which then pays for it.
+It never sleeps: each `send` of the server would have to wake a sleeping reader, and the server would pay for it.
 """
 
 import json
@@ -17,11 +17,11 @@ import time
 
 _STAMP = re.compile(rb"<([0-9.]+)>")
 _END = b"0\r\n\r\n"
-"""What ends a body in chunks."""
+"""End of a chunked body."""
 
 
 class Clients:
-    """One round. While it lasts bytes are only kept, with the time they came at."""
+    """Clients of one round. During the round bytes are only stored, with their arrival times."""
 
     def __init__(self, port: int, streams: int, repeats: int, body: bytes) -> None:
         self._port = port
@@ -38,7 +38,7 @@ class Clients:
         self._all_until = float("inf")
 
     def run(self, spread: float) -> dict[str, object]:
-        """Every stream, from its request to its end."""
+        """Read every stream from its request to its end."""
         began, streams = time.monotonic(), len(self._left)
         due = [began + spread * client / streams for client in range(streams)]
         begun = 0
@@ -85,7 +85,7 @@ class Clients:
 
 
 def main(port: str, streams: str, repeats: str, spread: str) -> None:
-    """Rounds until standard input ends."""
+    """Run rounds until standard input ends."""
     for line in sys.stdin:
         clients = Clients(int(port), int(streams), int(repeats), line.strip().encode())
         print(json.dumps(clients.run(float(spread))), flush=True)
