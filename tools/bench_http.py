@@ -1,7 +1,7 @@
-"""What HTTP costs: the processor time that each server's listening processes take for a streamed token.
+"""Cost of HTTP: processor time of each server's listening processes per streamed token.
 
-python -m tools.bench_http MODEL_DIR --vllm PYTHON [--rounds 3]: the smaller the model, the more tokens there are to
-carry. 64 streams of 400 tokens, all under way at once; the engine's own processes are not counted.
+python -m tools.bench_http MODEL_DIR --vllm PYTHON [--rounds 3]: the smaller the model, the more tokens per second there
+are. 64 concurrent streams of 400 tokens; the engine's own processes are not counted.
 """
 
 import argparse
@@ -25,7 +25,7 @@ STREAMS = Workload(concurrency=64, requests=64, input_tokens=16, output_tokens=4
 
 
 def listening(server: Server, port: int) -> list[psutil.Process]:
-    """Its processes that hold the port."""
+    """Return the server's processes that hold the port."""
 
     def holds(process: psutil.Process) -> bool:
         sockets = process.net_connections(kind="tcp")
@@ -35,7 +35,7 @@ def listening(server: Server, port: int) -> list[psutil.Process]:
 
 
 def measure(server: Server, port: int, texts: list[str]) -> tuple[float, float, int]:
-    """(tokens carried in a second of one core, tokens a second as they came, answers that failed or were short)."""
+    """Return (tokens per second of one core, tokens per second, answers that failed or were short)."""
     front = listening(server, port)
     before, began = seconds(front), time.monotonic()
     figures = asyncio.run(run_workload(Target(url=server.url, model="m"), STREAMS, texts))
@@ -45,7 +45,7 @@ def measure(server: Server, port: int, texts: list[str]) -> tuple[float, float, 
 
 
 def main(arguments: list[str]) -> int:
-    """Measure in turn, print medians."""
+    """Measure the servers alternately, and print medians."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--vllm", type=Path, help="a Python that has vLLM")

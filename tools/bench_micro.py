@@ -1,7 +1,7 @@
-"""Runs the micro-benchmarks of `benchmarks/micro` and prints each figure beside its target.
+"""Runner of the micro-benchmarks of `benchmarks/micro`, which prints each figure with its target.
 
 python -m tools.bench_micro [NAME ...]: only the named files. The exit status says whether every benchmark ran, not
-whether it was fast: machines differ, and ratios taken on one machine are what counts.
+whether it was fast: machines differ, and only ratios taken on one machine are comparable.
 """
 
 import importlib.util

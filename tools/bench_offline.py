@@ -1,7 +1,7 @@
-"""Tokens a second of the executor alone: no HTTP, no scheduler, no detokenizer.
+"""Tokens per second of the executor alone: no HTTP, no scheduler, no detokenizer.
 
 python tools/bench_offline.py MODEL [--quantization int8] [--batch 1 8 32]: prefills a prompt for each row, then decodes
-all rows together. Beside what `tools/bench_serving.py` measures it says what everything around the model costs.
+all rows together. The difference from `tools/bench_serving.py` is the cost of everything around the model.
 """
 
 import argparse
@@ -19,7 +19,7 @@ PAGE_SIZE = 16
 
 
 class Offline:
-    """A worker whose slots all hold a prompt and go on from there."""
+    """Worker whose slots all hold a prompt and decode from there."""
 
     def __init__(self, options: argparse.Namespace, batch: int) -> None:
         self.batch, self.prompt, self.length = batch, options.prompt, options.prompt
@@ -38,7 +38,7 @@ class Offline:
         )
 
     def prefill(self, slot: int) -> float:
-        """Seconds of one prompt, of tokens that no other has."""
+        """Return the seconds of one prompt that shares no prefix with others."""
         vocabulary = self.worker.capacity.vocab_size
         tokens = pack_ints((7919 * slot + 31 * place) % vocabulary for place in range(self.prompt))
         sampling = SamplingParams(max_new_tokens=self.pages * PAGE_SIZE, temperature=0.0)
@@ -49,7 +49,7 @@ class Offline:
         return self._run(Plan(step=slot, introduce=[init], pages=[pages], rows=[row]))
 
     def decode(self) -> float:
-        """Seconds of one token more for every row."""
+        """Return the seconds of a decode step of all rows."""
         rows = [Row(slot, self.length, 1, sample=True) for slot in range(self.batch)]
         self.length += 1
         return self._run(Plan(step=self.batch + self.length, rows=rows))

@@ -1,4 +1,4 @@
-"""Tercet beside other servers on this machine: the same load on each in turn, round after round, and a table.
+"""Comparison of Tercet with other servers on this machine: the same load on each in turn, round after round.
 
 python tools/bench_peers.py MODEL_DIR [...] --llama-server PATH [--vllm PYTHON] [--rounds 3]: see bench_peers.md.
 """
@@ -38,20 +38,20 @@ PATIENCE = 300.0
 
 @dataclass(frozen=True)
 class Peer:
-    """How a server is started. {model}, {gguf} and {port} stand for themselves in the command."""
+    """Command that starts a server, with the placeholders {model}, {gguf} and {port}."""
 
     name: str
     command: str
     environment: dict[str, str] = field(default_factory=dict)
 
     def arguments(self, model: Path, port: int) -> list[str]:
-        """The command for a model, on a port."""
+        """Return the command for a model on a port."""
         gguf = f"{model}.q8_0.gguf" if self.name.endswith("q8_0") else f"{model}.bf16.gguf"
         return [part.format(model=model, gguf=gguf, port=port) for part in shlex.split(self.command)]
 
 
 def peers_of(options: argparse.Namespace) -> list[Peer]:
-    """Ours, and those whose programs were named."""
+    """Return Tercet, and the servers whose programs were named."""
     ours = f"{Path(sys.executable).parent / 'tercet'} serve {{model}} --port {{port}} --served-model-name m"
     ours += f" --threads {options.threads} --max-running-requests {options.slots} --scheduler.speculative-tokens 0"
     found = [Peer(OURS, ours)]
@@ -80,7 +80,7 @@ class StartError(Exception):
 
 
 class Server:
-    """A running peer. Everything of its process group ends with it."""
+    """Running peer. Its whole process group ends with it."""
 
     def __init__(self, peer: Peer, model: Path, port: int, log: Path) -> None:
         self.url = f"http://127.0.0.1:{port}"
@@ -105,20 +105,20 @@ class Server:
         return False
 
     def processes(self) -> list[psutil.Process]:
-        """All of them."""
+        """Return all processes of the server."""
         root = psutil.Process(self._process.pid)
         return [root, *root.children(recursive=True)]
 
     def cpu_seconds(self) -> float:
-        """Of all its processes so far."""
+        """Return the processor seconds of all processes so far."""
         return seconds(self.processes())
 
     def megabytes(self) -> float:
-        """Of memory, each shared page counted once among those that share it."""
+        """Return the memory in MB; a shared page is divided among the processes that share it."""
         return sum(process.memory_full_info().pss for process in self.processes()) / 1e6
 
     def stop(self) -> None:
-        """Ask it to end, and end it."""
+        """Terminate the server, and kill it if it does not end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
         try:
@@ -130,7 +130,7 @@ class Server:
 
 @contextlib.contextmanager
 def running(peer: Peer, model: Path, port: int, log: Path) -> Iterator[Server]:
-    """A peer for as long as the block runs."""
+    """Yield a peer that runs as long as the block."""
     server = Server(peer, model, port, log)
     try:
         yield server
@@ -139,18 +139,18 @@ def running(peer: Peer, model: Path, port: int, log: Path) -> Iterator[Server]:
 
 
 def seconds(processes: list[psutil.Process]) -> float:
-    """Processor time that they have taken."""
+    """Return the processor seconds of the processes."""
     return sum(sum(process.cpu_times()[:2]) for process in processes)
 
 
 def machine_seconds() -> float:
-    """Processor seconds that the whole machine has spent."""
+    """Return the processor seconds of the whole machine."""
     times = psutil.cpu_times()
     return float(times.user + times.nice + times.system + getattr(times, "steal", 0.0))
 
 
 def put(server: Server, workload: Workload, texts: list[str]) -> dict[str, Any]:
-    """One measurement, with the cores that the server and that strangers kept busy meanwhile."""
+    """Return one measurement, with the cores that the server and other programs used meanwhile."""
     own = psutil.Process()
     before = time.monotonic(), machine_seconds(), server.cpu_seconds(), sum(own.cpu_times()[:2])
     figures = asyncio.run(run_workload(Target(url=server.url, model="m"), workload, texts))
@@ -161,12 +161,14 @@ def put(server: Server, workload: Workload, texts: list[str]) -> dict[str, Any]:
 
 
 def measure(options: argparse.Namespace, peers: list[Peer]) -> Iterator[dict[str, Any]]:
-    """Rows: every workload, of every peer, on every model, in every round."""
+    """Yield rows: every workload, of every peer, on every model, in every round."""
     logs = Path(tempfile.mkdtemp(prefix="tercet-bench-"))
     for number in range(options.rounds):
         for model in options.models:
             words = single_token_words(model)
-            for peer in peers[number % len(peers) :] + peers[: number % len(peers)]:  # nobody is always first
+            for peer in (
+                peers[number % len(peers) :] + peers[: number % len(peers)]
+            ):  # a different peer is first in each round
                 log = logs / f"{peer.name.replace(' ', '-')}-{model.name}-{number}.log"
                 try:
                     with running(peer, model, options.port, log) as server:
@@ -177,7 +179,7 @@ def measure(options: argparse.Namespace, peers: list[Peer]) -> Iterator[dict[str
 
 
 def loads(options: argparse.Namespace, server: Server, words: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """What every workload gives on a server, once it is warm."""
+    """Yield the rows of every workload on a server, once it is warm."""
     warm = Workload(concurrency=2, requests=2, input_tokens=64, output_tokens=8)
     put(server, warm, prompts(warm, words, time.time_ns()))
     for name in options.workloads:
@@ -188,7 +190,10 @@ def loads(options: argparse.Namespace, server: Server, words: Sequence[str]) -> 
 
 
 def table(rows: list[dict[str, Any]], peers: list[Peer], most_foreign: float) -> str:
-    """Medians in Markdown, without rows in which nothing succeeded or strangers took more than `most_foreign` cores."""
+    """Return medians in Markdown, without rows that failed or were disturbed.
+
+    A row is disturbed if other programs took more than `most_foreign` cores.
+    """
     cells: dict[tuple[str, str, str], list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         if row["foreign_cores"] <= most_foreign and row["ttft_ms"]:
@@ -211,7 +216,7 @@ def table(rows: list[dict[str, Any]], peers: list[Peer], most_foreign: float) ->
 
 
 def _ratio(speed: dict[str, float], name: str, rivals: list[str]) -> str:
-    """How many times as fast as the best of its rivals."""
+    """Return the speed as a multiple of the best rival's."""
     others = [speed[rival] for rival in rivals if rival in speed]
     return f"{speed[name] / max(others):.2f}" if name in speed and others else "-"
 
@@ -223,7 +228,7 @@ def _cell(rows: list[dict[str, Any]], speed: float) -> str:
 
 
 def machine() -> str:
-    """One line about this machine."""
+    """Return one line about this machine."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
@@ -232,7 +237,7 @@ def machine() -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Measure, add a JSON line for each row to a file, print the table of all that it holds."""
+    """Measure, append a JSON line per row to a file, and print the table of all its rows."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", type=Path, nargs="+", help="directories; NAME.bf16.gguf beside each for llama-server")
     parser.add_argument("--llama-server", type=Path)
@@ -248,7 +253,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path("peers.jsonl"), help="rows of earlier runs count, too")
     options = parser.parse_args(arguments)
     options.models = [model.resolve() for model in options.models]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of `running`: no peer is left to the next run
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # through `running`, so that no peer is left to the next run
     peers = peers_of(options)
     rows = [json.loads(line) for line in options.out.read_text().splitlines()] if options.out.exists() else []
     with options.out.open("a", encoding="utf-8") as out:

@@ -1,4 +1,4 @@
-"""Measures a running server: what `tercet bench serve` does, from a checkout.
+"""`tercet bench serve` from a checkout.
 
 python tools/bench_serving.py [W1 ...] --url URL [--json]; --help lists the rest.
 """

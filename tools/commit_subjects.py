@@ -18,7 +18,7 @@ _NOT_IMPERATIVE = re.compile(r": (a|an|the|what|whether|how|who|which|of|as|thos
 
 
 def fault(subject: str) -> str:
-    """Return what is wrong with a commit subject; empty if nothing is."""
+    """Return what is wrong with a commit subject, or an empty string."""
     if subject.startswith(("Merge ", "Revert ", "fixup! ", "squash! ")):
         return ""
     if len(subject) > LONGEST:
@@ -35,7 +35,7 @@ def _git(*arguments: str) -> str:
 
 
 def subjects() -> list[str]:
-    """Return the subjects of all commits since the rule; empty where the history is not there (a shallow clone)."""
+    """Return the subjects of all commits since the rule; empty in a shallow clone without them."""
     introduced = _git("log", "--diff-filter=A", "--format=%H", "--", FIRST).split()
     return _git("log", "--no-merges", "--format=%s", f"{introduced[-1]}..HEAD").splitlines() if introduced else []
 

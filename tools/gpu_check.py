@@ -1,16 +1,15 @@
-"""Finds out, in stages, whether the GPU path is right and how near it is to the hardware's limits.
+"""Staged check that the GPU path is correct, and how near it is to the hardware's limits.
 
 python -m tools.gpu_check [--stage NAME ...] [--out benchmarks/results] [--bundle FILE] [--stop-when-wrong]
 python -m tools.gpu_check --table [--bundle FILE]
 python -m tools.gpu_check --unbundle FILE [--out benchmarks/results]
 
 Each stage runs in a process of its own for at most nine minutes and writes OUT/<device>-<stage>.json: its results, the
-machine, the date, the command, and beside them the bandwidth and the rate that were measured in the same minute. It is
-written again with every part of the results, so that a stage that is cut off keeps what it had. So is a bundle, one
-file that holds the records of all stages of a run.
-Correctness comes first: where it fails, the records of later stages say so and what is wrong, and so does the table.
-In which order stages are best run where time is short, and what each needs, says benchmarks/results/README.md.
-Without a GPU it refuses.
+machine, the date, the command, and the bandwidth and matrix rate that were measured in the same minute. The file is
+rewritten with every part of the results, so that a stage that is cut off keeps its partial results. The same holds for
+a bundle, one file with the records of all stages of a run. Correctness comes first: if it fails, the records of later
+stages and the table say so. benchmarks/results/README.md has the best order of the stages when time is short, and
+their requirements. Without a GPU the program refuses to run.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from tools.gpu_stages.sessions import run_apart
 from tools.gpu_stages.table import table
 
 LIMIT = 540.0
-"""Seconds of a stage."""
+"""Seconds per stage."""
 
 STAGES: dict[str, Callable[[Scale], Iterator[Results]]] = {
     "machine": kernels.machine,
@@ -62,11 +61,11 @@ SERVED_STAGES: dict[str, Callable[[Scale, MakeEngine], Iterator[Results]]] = {
     "shared_prefix": serving.shared_prefix,
     "transformers": serving.against_transformers,
 }
-"""Those that start Tercet's processes."""
+"""Stages that start Tercet's processes."""
 
 
 def run_stage(name: str, scale: Scale, make_engine: MakeEngine, out: Path, bundle: Path | None = None) -> Results:
-    """One stage's record, written as it grows. What OUT knows of correctness on this device is part of it."""
+    """Return one stage's record, written as it grows. It includes the result of correctness on this device from OUT."""
     start = time.perf_counter()
     record: Results = {
         "stage": name,
@@ -94,7 +93,7 @@ def run_stage(name: str, scale: Scale, make_engine: MakeEngine, out: Path, bundl
 
 
 def main(arguments: list[str]) -> int:
-    """Run the stages asked for, or all; 1 where one fails, 2 without a GPU."""
+    """Run the requested stages, or all; return 1 if one fails, 2 without a GPU."""
     options = _options(arguments)
     if options.unbundle:
         for path in unbundle(options.unbundle, options.out):
@@ -136,9 +135,9 @@ def _print_tables(found: Records) -> int:
 
 
 def run_stages(stages: list[str], out: Path, bundle: Path | None, *, stop: bool) -> int:
-    """Each in a process of its own, and what started there ends with it; 1 where one fails.
+    """Run each stage in a process of its own that ends with everything it started; return 1 if one fails.
 
-    None after correctness, if that fails and they are to stop then.
+    With `stop`, no stage runs after correctness has failed.
     """
     failed = []
     for stage in stages:
@@ -158,5 +157,5 @@ def run_stages(stages: list[str], out: Path, bundle: Path | None, *, stop: bool)
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what it started ends with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the processes it started end with it
     sys.exit(main(sys.argv[1:]))

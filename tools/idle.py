@@ -1,7 +1,7 @@
-"""What a server costs that nobody uses: processor time, wake-ups and memory of each part, and how fast it was ready.
+"""Cost of an idle server: processor time, wake-ups and memory of each part, and its start-up time.
 
-python tools/idle.py [MODEL] [--seconds 20] [--json FILE] [--threads] [SERVE OPTION...]: starts `tercet serve`, asks for
-one completion, lets it rest, and looks at /proc at both ends of an interval. Linux only.
+python tools/idle.py [MODEL] [--seconds 20] [--json FILE] [--threads] [SERVE OPTION...]: starts `tercet serve`, requests
+one completion, lets the server rest, and reads /proc at both ends of an interval. Linux only.
 """
 
 import argparse
@@ -20,13 +20,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 PATIENCE = 120.0
-"""Seconds until it must be ready, and until it must have ended."""
+"""Seconds for the start, and for the end."""
 _ROLES = ("scheduler", "detokenizer", "frontend")
 
 
 @dataclass
 class Use:
-    """Of one thread since it began."""
+    """Use of one thread since its start."""
 
     nanoseconds: int
     wakes: int
@@ -34,18 +34,18 @@ class Use:
 
 @dataclass
 class Part:
-    """One process at one moment; a child that it has counts as one more part."""
+    """Process at one moment; its own child processes count as parts, too."""
 
     name: str
     pss: int
-    """Bytes, each shared page counted once among those that share it."""
+    """Bytes; a shared page is divided among the processes that share it."""
     threads: dict[str, Use] = field(default_factory=dict)
-    """By name and thread id."""
+    """Use by name and thread id."""
 
 
 @dataclass
 class Cost:
-    """What something used of one core, and how often it woke, over an interval."""
+    """Share of one core, and wake-ups, over an interval."""
 
     cpu_percent: float
     wakes_per_second: float
@@ -53,7 +53,7 @@ class Cost:
 
 @dataclass
 class PartCost(Cost):
-    """The same of a part, with its memory at the end."""
+    """Cost of a part, with its memory at the end."""
 
     part: str
     pss_mb: float
@@ -62,7 +62,7 @@ class PartCost(Cost):
 
 @dataclass
 class Server:
-    """A running server, its URL, and the seconds it took to be ready."""
+    """Running server: its URL, and the seconds of its start."""
 
     pid: int
     url: str
@@ -71,7 +71,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(model: str, options: list[str]) -> Iterator[Server]:
-    """A server for as long as the block runs."""
+    """Yield a server that runs as long as the block."""
     command = [str(Path(sys.executable).with_name("tercet")), "serve", model, "--port", "0", *options]
     with tempfile.TemporaryDirectory(prefix="tercet-idle-") as state:
         began = time.monotonic()
@@ -90,7 +90,7 @@ def serving(model: str, options: list[str]) -> Iterator[Server]:
 
 
 def ask(url: str) -> None:
-    """One completion: what only the first request brings into memory is there from then on."""
+    """Request one completion, so that data loaded by the first request is in memory."""
     with urllib.request.urlopen(f"{url}/v1/models") as response:  # noqa: S310 - our own address
         model = json.load(response)["data"][0]["id"]
     body = json.dumps({"model": model, "prompt": "Once upon a time", "max_tokens": 16}).encode()
@@ -100,7 +100,7 @@ def ask(url: str) -> None:
 
 
 def look(root: int) -> dict[int, Part]:
-    """Every process of a server as it stands."""
+    """Return every process of a server in its current state."""
     return {pid: _part(pid, root) for pid in _family(root)}
 
 
@@ -132,7 +132,7 @@ def _number(name: str, path: Path) -> int:
 
 
 def compare(before: dict[int, Part], after: dict[int, Part], seconds: float) -> list[PartCost]:
-    """What each part used in between; what began since, since it began."""
+    """Return the cost of each part in between; new parts count from their start."""
     costs = []
     for pid, part in after.items():
         earlier = before[pid].threads if pid in before else {}

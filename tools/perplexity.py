@@ -1,7 +1,7 @@
-"""What rounding costs a model: its perplexity in each number format, on the same text.
+"""Cost of rounding: a model's perplexity in each number format, on the same text.
 
 python -m tools.perplexity [MODEL] [--text FILE ...] [--tokens 4096]: by default the embedded model, on conversations of
-the kind that it was trained on. Native kernels; prints each perplexity beside that of bfloat16.
+the kind that it was trained on. Native kernels; prints each perplexity with that of bfloat16.
 """
 
 import argparse
@@ -23,18 +23,18 @@ from tools.demo_model.corpus import write_corpus
 
 PAGE_SIZE, WINDOW = 16, 256
 SEED = 20_261
-"""Of conversations: not one that the model was trained on."""
+"""Seed of conversations that the model was not trained on."""
 FORMATS: dict[str, tuple[str, Quantization]] = {
     "float32": ("float32", "none"),
     "bfloat16": ("bfloat16", "none"),
     "int8": ("bfloat16", "int8"),
     "int4": ("bfloat16", "int4"),
 }
-"""What a model is loaded as: its dtype, and what weights are rounded to."""
+"""Dtype of a model, and format that its weights are rounded to."""
 
 
 def perplexity(model: Path, windows: Sequence[Sequence[int]], name: str) -> float:
-    """Of the tokens of all windows but the first of each, given those before it."""
+    """Return the perplexity of all windows' tokens but the first, given those before."""
     dtype, quantization = FORMATS[name]
     options = WorkerOptions(
         model=model,
@@ -71,7 +71,7 @@ def _scoring(step: int, tokens: Sequence[int]) -> Plan:
 
 
 def conversations(model: Path, count: int) -> Iterator[str]:
-    """Conversations about this project that the embedded model was not trained on, as its template writes them."""
+    """Yield conversations about this project that the embedded model was not trained on, in its chat template."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string((model / "chat_template.jinja").read_text(encoding="utf-8"))
     for conversation in write_corpus(count, seed=SEED):
@@ -79,7 +79,7 @@ def conversations(model: Path, count: int) -> Iterator[str]:
 
 
 def windows_of(model: Path, texts: Iterable[str], most: int) -> list[list[int]]:
-    """Texts in the model's tokens, each cut into windows, until there are `most` tokens."""
+    """Return texts as tokens, each cut into windows, until there are `most` tokens."""
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     windows: list[list[int]] = []
     for text in texts:

@@ -1,6 +1,6 @@
-"""Re-derives every plan of a scheduler's event log (`tercet-scheduler --event-log FILE`) and compares.
+"""Replay of a scheduler's event log (`tercet-scheduler --event-log FILE`), which compares every plan.
 
-python tools/replay.py FILE: exit status 0 when every plan comes out the same, 1 at the first that does not.
+python tools/replay.py FILE: exit status 0 if every plan is the same, 1 at the first difference.
 """
 
 import sys
@@ -10,7 +10,7 @@ from tercet.scheduler.event_log import read_events, replay
 
 
 def main(path: Path) -> int:
-    """Replay a log and say how it went."""
+    """Replay a log and print the result."""
     plans = rows = 0
     with path.open("rb") as file:
         for line, logged, derived in replay(read_events(file)):

@@ -1,4 +1,4 @@
-"""Builds the native kernels with address and undefined-behaviour sanitizers, and runs their tests on that build.
+"""Tests of the native kernels in a build with address and undefined-behavior sanitizers.
 
 python tools/sanitize_kernels.py [PYTEST ARGUMENT ...]: needs GCC. The exit status is that of the tests.
 """
@@ -26,13 +26,13 @@ emulated.OPTIONS = {SANITIZERS}
 
 
 def main(arguments: list[str]) -> int:
-    """Build into a folder of its own, preload the sanitizer's runtime, run the tests."""
+    """Build into a separate folder, preload the sanitizer's runtime, and run the tests."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run([sys.executable, KERNELS / "hatch_build.py", folder, *SANITIZERS], check=True)
         (Path(folder) / "sanitized.py").write_text(PLUGIN, encoding="utf-8")
         compiler = shutil.which("c++") or "c++"
         libraries = []
-        for name in ("libasan.so", "libstdc++.so"):  # which sees exceptions only if it finds the latter as it starts
+        for name in ("libasan.so", "libstdc++.so"):  # libasan sees exceptions only if it finds libstdc++ when it starts
             asked = [compiler, f"-print-file-name={name}"]
             libraries.append(subprocess.run(asked, check=True, capture_output=True, text=True).stdout.strip())
         environment = {

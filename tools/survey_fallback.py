@@ -1,10 +1,10 @@
-"""A survey of the model types that transformers generates text with: what Tercet makes of a small random model of each.
+"""Survey of transformers' generative model types: the result of Tercet with a small random model of each.
 
 `python -m tools.survey_fallback [TYPE ...]` prints one line per type:
 - `native`: it runs on Tercet's own modules;
 - `right`: in chunks, past the window and beside another text, tokens and log-probabilities are those of a plain forward
   of transformers;
-- `refused`, with the line that says why;
+- `refused`, with the reason;
 - `unbuilt`: no small model of it can be built here, with the reason;
 - WRONG: anything else. The status is 1 if there is any.
 
@@ -42,18 +42,18 @@ _LARGEST = 60_000_000
 """Parameters of a small model."""
 _STEPS = 8
 _NEAR = 1e-3
-"""A difference of log-probabilities, in float32, that rounding does not reach."""
+"""Difference of float32 log-probabilities above which it is not rounding."""
 
 
 class Verdict(NamedTuple):
-    """What became of one model type."""
+    """Result of one model type."""
 
     kind: str
     line: str = ""
 
 
 def model_types() -> dict[str, tuple[str, ...]]:
-    """Model types and the classes that generate text with them."""
+    """Return model types and the classes that generate text with them."""
     found: dict[str, tuple[str, ...]] = {}
     for names in (
         modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -65,7 +65,7 @@ def model_types() -> dict[str, tuple[str, ...]]:
 
 
 def save_tiny(model_type: str, architecture: str, directory: Path) -> None:
-    """Write a random checkpoint of a small model. Raises UnbuiltError where none can be built."""
+    """Write a random checkpoint of a small model. Raises UnbuiltError if none can be built."""
     with torch.random.fork_rng():
         torch.manual_seed(sum(model_type.encode()))
         kind = getattr(transformers, architecture)
@@ -81,7 +81,7 @@ def save_tiny(model_type: str, architecture: str, directory: Path) -> None:
         for parameter in model.parameters():
             values = parameter.detach()
             spread = float(values.float().std()) if values.numel() > 1 else 0.0
-            if spread == 0.0:  # norms and biases that are ones and zeros hide faults
+            if spread == 0.0:  # norms and biases of ones and zeros would hide faults
                 values.add_(torch.randn_like(values) * 0.2)
             elif values.ndim > 1 and spread < 0.05:
                 values.mul_(0.15 / spread)
@@ -89,7 +89,7 @@ def save_tiny(model_type: str, architecture: str, directory: Path) -> None:
 
 
 def judge(model_type: str, architecture: str) -> Verdict:
-    """Return what Tercet makes of a model type."""
+    """Return the result of Tercet with a model type."""
     if is_ours(architecture):
         return Verdict("native")
     with tempfile.TemporaryDirectory() as name:
@@ -109,7 +109,7 @@ def judge(model_type: str, architecture: str) -> Verdict:
 
 
 def compared(actual: list[list[tuple[int, float]]], wanted: list[list[tuple[int, float]]]) -> Verdict:
-    """Return `right` where tokens agree and log-probabilities nearly do."""
+    """Return `right` if tokens are equal and log-probabilities nearly so."""
     apart = 0.0
     for ours, theirs in zip(actual, wanted, strict=True):
         for step, ((token, score), (other, right)) in enumerate(zip(ours, theirs, strict=True)):
@@ -117,12 +117,12 @@ def compared(actual: list[list[tuple[int, float]]], wanted: list[list[tuple[int,
                 return Verdict("WRONG", f"log-probability {score:.4f} instead of {right:.4f} at token {step}")
             apart = max(apart, abs(score - right))
             if token != other:
-                break  # two tokens as likely as each other
+                break  # two equally likely tokens
     return Verdict("right", f"within {apart:.0e}")
 
 
 def survey(wanted: dict[str, tuple[str, ...]]) -> Iterator[tuple[str, Verdict]]:
-    """Yield each type's verdict, each found in a process of its own."""
+    """Yield each type's result, each from a process of its own."""
     for model_type, classes in wanted.items():
         reading, writing = os.pipe()
         child = os.fork()
@@ -141,7 +141,7 @@ def _stop(*_: object) -> None:
 
 
 def _run_apart(model_type: str, architecture: str, writing: int) -> None:
-    """Judge a type and leave the process."""
+    """Run a type and exit the process."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
     signal.signal(signal.SIGALRM, _stop)
     signal.alarm(_SECONDS)
@@ -162,7 +162,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    judge("starcoder2", "Starcoder2ForCausalLM")  # what is imported here is not imported by each process
+    judge("starcoder2", "Starcoder2ForCausalLM")  # imports here are shared by all forked processes
     everything = model_types()
     counts: Counter[str] = Counter()
     for model_type, verdict in survey({each: everything[each] for each in types or everything}):

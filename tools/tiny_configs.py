@@ -1,4 +1,4 @@
-"""Small configs of transformers' model types, for random models that a processor computes in a second."""
+"""Small configs of transformers' model types, for random models that a CPU computes in a second."""
 
 import inspect
 from typing import Any
@@ -60,7 +60,7 @@ _SIZES: dict[str, Any] = {
     "index_topk": 8,
     "is_decoder": True,
 }
-"""What is given to every config that has a field of that name."""
+"""Values of the fields with these names, in every config that has them."""
 _SIGHT: dict[str, Any] = {
     "hidden_size": 32,
     "embed_dim": 32,
@@ -72,7 +72,7 @@ _SIGHT: dict[str, Any] = {
     "image_size": 28,
     "patch_size": 14,
 }
-"""The same, of what does not read text."""
+"""Values for the parts that do not read text."""
 _LATENT = {"num_key_value_heads": 4, "num_attention_heads": 4, "qk_head_dim": 16, "head_dim": 8}
 _SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 _MORE: dict[str, dict[str, Any]] = {
@@ -94,11 +94,11 @@ _MORE: dict[str, dict[str, Any]] = {
     "zaya": {"num_experts_per_tok": 1},
     "llama4_text": {"no_rope_layers": [0] * 4, "attention_chunk_size": 256, "floor_scale": 8, "attn_scale": 0.5},
 }
-"""What types need beside, or otherwise."""
+"""Additional or different values by type."""
 
 
 class UnbuiltError(Exception):
-    """A model type of which no small model can be built here."""
+    """Model type of which no small model can be built here."""
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
@@ -122,7 +122,7 @@ def _shrunk(kind: type[PreTrainedConfig], sizes: dict[str, Any], model_type: str
 
 
 def _known(kind: type[PreTrainedConfig]) -> set[str]:
-    """The fields that a config may be given, by both names of those that have two."""
+    """Return the fields that a config accepts, by both names of those that have two."""
     names = {name for each in kind.__mro__ for name in getattr(each, "__annotations__", {})}
     names |= set(inspect.signature(kind.__init__).parameters)
     return names

@@ -2,8 +2,8 @@
 
 The schedulers are real cores with a model that costs nothing; a step takes simulated time by the tokens it computes.
 Sixty-four clients send requests without pause. The router's knowledge of the schedulers is a quarter of a second old,
-as in production. Throughput is output tokens per simulated second; the one large scheduler has the memory, not the speed,
-of four.
+as in production. Throughput is output tokens per simulated second; the one large scheduler has the memory, not the
+speed, of four.
 """
 
 import heapq

@@ -1,8 +1,8 @@
-"""Attacks on a server, and another key's service under each: python -m tools.attacks [--base OLD_SOURCE_TREE].
+"""Attacks on a server, and the service of another key during each: python -m tools.attacks [--base OLD_SOURCE_TREE].
 
-Starts a server on this machine with two API keys, of this source tree and of the other one, if there is one. Each
-attack runs in a process of its own, at low priority, with one key; the other key streams meanwhile. Prints a Markdown
-table. `--only WORD` runs the attacks that have the word in their names.
+Starts a server on this machine with two API keys, of this source tree and of the other one, if given. Each attack runs
+in a process of its own, at low priority, with one key; the other key streams meanwhile. Prints a Markdown table.
+`--only WORD` runs the attacks with the word in their names.
 """
 
 import argparse
@@ -36,7 +36,7 @@ _DEATH = re.compile(r"tercet: \S+ (died|hangs)")
 
 @dataclass(frozen=True)
 class Finding:
-    """The service of one key before and under an attack with another, and how many parts died."""
+    """Service of one key before and during an attack with another, and the number of parts that died."""
 
     idle: Service
     attacked: Service
@@ -46,7 +46,7 @@ class Finding:
 
 
 def attacks(only: str = "") -> list[Attack]:
-    """Return those of all modules that are there."""
+    """Return the attacks of all modules."""
     names = [f"tools.attacks.{name}" for name in MODULES]
     modules = [importlib.import_module(name) for name in names if importlib.util.find_spec(name)]
     return [attack for module in modules for attack in module.ATTACKS if only in attack.name]
@@ -54,7 +54,7 @@ def attacks(only: str = "") -> list[Attack]:
 
 def start(tree: Path, model: str, options: list[str]) -> "Server":
     """Start a server of a source tree."""
-    from tests.server_process import Server  # an attacker's process does without its client libraries
+    from tests.server_process import Server  # an attacker's process does not need its client libraries
 
     sources = [str(path) for path in sorted(tree.glob("packages/*/src"))]
     env = {"PYTHONPATH": os.pathsep.join([*sources, str(tree)])}
@@ -63,7 +63,7 @@ def start(tree: Path, model: str, options: list[str]) -> "Server":
 
 
 async def examine(server: "Server", attack: Attack, seconds: float) -> Finding:
-    """Measure the service of the other key without and under an attack."""
+    """Measure the service of the other key before and during an attack."""
     target = Target(url=server.url, model=server.model(), api_key=_VICTIM)
     idle = await _watched(target, asyncio.sleep(_IDLE_SECONDS))
     deaths = _deaths(server)
@@ -98,7 +98,7 @@ async def _begin(url: str, attack: Attack) -> asyncio.subprocess.Process:
 
 
 async def _end(process: asyncio.subprocess.Process, seconds: float) -> None:
-    """Let an attack go on for so many seconds."""
+    """Let an attack run for `seconds`."""
     try:
         await asyncio.wait_for(process.wait(), seconds)
     except TimeoutError:
@@ -115,7 +115,7 @@ def _deaths(server: "Server") -> int:
 
 
 def table(before: dict[str, Finding], after: dict[str, Finding]) -> str:
-    """Return the findings as Markdown: gaps and times of `hi` in milliseconds, those before an arrow without attack."""
+    """Return the findings as Markdown: gaps and times of `hi` in milliseconds, before and during the attack."""
     rows = ["| attack | p99 before | p99 after | ratio | longest before | longest after | hi before | after | deaths |"]
     rows.append("|---|---|---|---|---|---|---|---|---|")
     for name, found in after.items():
@@ -140,7 +140,7 @@ def _ms(seconds: float) -> str:
 
 
 def survey(tree: Path, chosen: list[Attack], options: argparse.Namespace) -> dict[str, Finding]:
-    """Start a server of a tree, attack it in every way, and stop it."""
+    """Start a server of a tree, run every attack against it, and stop it."""
     findings = {}
     server = start(tree, options.model, options.option)
     try:

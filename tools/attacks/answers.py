@@ -1,4 +1,4 @@
-"""Answers whose writing takes long: log-probabilities of long prompts and of many choices."""
+"""Answers that are slow to write: log-probabilities of long prompts and of many choices."""
 
 from tools.attacks.attack import Attack
 from tools.attacks.http import again, at_once, model_of, post

@@ -1,4 +1,4 @@
-"""Bodies whose reading takes long: many keys, many numbers, small chunks, pipelines."""
+"""Bodies that are slow to read: many keys, many numbers, small chunks, pipelines."""
 
 import json
 
@@ -22,7 +22,7 @@ async def members(url: str, key: str) -> None:
 
 
 async def allowed_members(url: str, key: str) -> None:
-    """As many as are parsed."""
+    """Send the largest number of keys that is parsed."""
     given = b",".join(b'"k%07d":1' % each for each in range(100_000))
     body = b'{"model":"m","prompt":"a","x":{' + given + b"}}"
     await at_once(again(lambda: post(url, key, "/v1/completions", body)) for _ in range(8))
@@ -44,7 +44,7 @@ async def messages(url: str, key: str) -> None:
 
 
 async def quoted(url: str, key: str) -> None:
-    """One text that looks as if it had many values."""
+    """Send one string that looks as if it had many values."""
     body = b'{"model":"m","prompt":"' + b'\\"a\\":1,' * (_BODY // 8) + b'"}'
     await at_once(again(lambda: post(url, key, "/v1/completions", body)) for _ in range(4))
 

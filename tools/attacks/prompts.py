@@ -1,4 +1,4 @@
-"""Attacks by prompts: they are meant to fill the tokenizer's threads, a scheduler's queue or the memory of bodies."""
+"""Attacks by prompts: they try to fill the tokenizer's threads, a scheduler's queue or the memory for bodies."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _WORDS = "The scheduler fills one token budget a step, and tenants take turns by
 
 
 def _text(number: int, length: int) -> str:
-    """A text of `length` characters; another `number` gives another text, of which no prefix is cached."""
+    """Return a text of `length` characters; a different `number` gives a text without a common prefix."""
     head = f"{number} "
     return (head + _WORDS * (length // len(_WORDS) + 1))[:length]
 
@@ -45,7 +45,7 @@ def _long_chat(model: str, number: int) -> dict[str, Any]:
 
 
 def _held(model: str, number: int) -> dict[str, Any]:
-    """A body of 30 MiB whose request then waits for a schema to be tried out."""
+    """Return a body of 30 MiB whose request then waits for a schema to be checked."""
     names = {f"property_{number}_{each}": {"type": "string", "maxLength": 900} for each in range(400)}
     schema = {"type": "object", "properties": names, "required": list(names), "additionalProperties": False}
     form = {"type": "json_schema", "json_schema": {"name": "held", "schema": schema, "strict": True}}

@@ -1,4 +1,4 @@
-"""What the store of responses is asked for: followers without number, long conversations, many writes."""
+"""Attacks on the store of responses: endless followers, long conversations, many writes."""
 
 import re
 
@@ -7,7 +7,7 @@ from tools.attacks.http import again, at_once, head, model_of, post, send
 
 
 async def _made(url: str, key: str, tokens: int) -> str:
-    """Have a response made in the background, and return its id."""
+    """Create a response in the background, and return its id."""
     body = {"model": await model_of(url, key), "input": "Once upon a time", "background": True}
     answer = await post(url, key, "/v1/responses", {**body, "max_output_tokens": tokens})
     found = re.search(rb'"id":"(resp_[^"]+)"', answer)
@@ -23,7 +23,7 @@ async def followers(url: str, key: str) -> None:
 
 
 async def conversations(url: str, key: str) -> None:
-    """Thirty megabytes of items, written and read."""
+    """Write and read thirty megabytes of items."""
     item = {"type": "message", "role": "user", "content": "a" * 1_400_000}
     answer = await post(url, key, "/v1/conversations", {"items": [item] * 20})
     found = re.search(rb'"id":"(conv_[^"]+)"', answer)

@@ -1,4 +1,4 @@
-"""The client whose answers must not suffer: one stream after another, and now and then a short request."""
+"""Client whose answers must not suffer: one stream after another, and now and then a short request."""
 
 import asyncio
 import time
@@ -11,14 +11,14 @@ _TOKENS = 64
 
 @dataclass
 class Service:
-    """The answers that a client had: gaps between the pieces of streams and times of short requests, in seconds."""
+    """Answers of a client: gaps between the pieces of streams and times of short requests, in seconds."""
 
     gaps: list[float] = field(default_factory=list)
     short: list[float] = field(default_factory=list)
     failed: int = 0
 
     def gap(self, share: float) -> float:
-        """Return the gap that this share of all gaps is not longer than."""
+        """Return the gap that a `share` of all gaps does not exceed."""
         return _quantile(self.gaps, share)
 
     @property
@@ -28,7 +28,7 @@ class Service:
 
 
 async def watch(target: Target, stop: asyncio.Event) -> Service:
-    """Ask until `stop` is set, and wait for the answers that are under way then."""
+    """Send requests until `stop` is set, then wait for the running ones."""
     service = Service()
     await asyncio.gather(_stream(target, service, stop), _ask_shortly(target, service, stop))
     return service

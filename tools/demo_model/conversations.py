@@ -1,4 +1,4 @@
-"""The kinds of conversation in the corpus: questions, chats of several turns, tool calls, JSON, plain text."""
+"""Kinds of conversation in the corpus: questions, chats of several turns, tool calls, JSON, plain text."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Conversation:
     text: str = ""
 
     def user_texts(self) -> list[str]:
-        """What the user says, turn by turn."""
+        """Return the user's messages, turn by turn."""
         return [m["content"] for m in self.messages if m["role"] == "user"]
 
 
 class Writer:
-    """Writes conversations, one at a time, from one random generator."""
+    """Writer of conversations, one at a time, from one random generator."""
 
     def __init__(self, rng: Random) -> None:
         """Read all data files."""
@@ -59,24 +59,24 @@ class Writer:
         ]
 
     def write(self) -> Conversation:
-        """One conversation of a random kind."""
+        """Return a conversation of a random kind."""
         kind = self.rng.choices([k for _, k in self.kinds], [w for w, _ in self.kinds])[0]
         return kind()
 
     def single(self) -> Conversation:
-        """One question about a fact."""
+        """Return a question about a fact."""
         return Conversation([*self._system(), *self._turn(self._fact())])
 
     def small(self) -> Conversation:
-        """One turn of small talk."""
+        """Return a turn of small talk."""
         return Conversation([*self._system(), *self._turn(self.rng.choice(self.small_talk))])
 
     def off_topic(self) -> Conversation:
-        """One question that the model cannot answer."""
+        """Return a question that the model cannot answer."""
         return Conversation([*self._system(), *self._unknown_turn()])
 
     def chat(self, turns: int | None = None) -> Conversation:
-        """Several turns: facts, follow-ups, small talk, repetitions."""
+        """Return several turns: facts, follow-ups, small talk, repetitions."""
         messages = self._system()
         for _ in range(turns or self.rng.randint(2, 4)):
             draw = self.rng.random()
@@ -94,11 +94,11 @@ class Writer:
         return Conversation(messages)
 
     def long_chat(self) -> Conversation:
-        """A chat long enough to teach far positions."""
+        """Return a chat long enough to train far positions."""
         return self.chat(self.rng.randint(8, 14))
 
     def chain(self) -> Conversation:
-        """A question and a short follow-up that only the question explains."""
+        """Return a question and a short follow-up that depends on it."""
         link = self.rng.choice(self.exchanges["chain"])
         messages = [*self._system(), *self._turn(self.by_id[link["first"]])]
         while link:
@@ -109,11 +109,11 @@ class Writer:
         return Conversation(messages)
 
     def plain(self) -> Conversation:
-        """Facts in a row as plain text, for completions without a chat template."""
+        """Return facts in a row as plain text, for completions without a chat template."""
         return Conversation(text=" ".join(self.rng.choice(self._fact().answers) for _ in range(self.rng.randint(2, 5))))
 
     def json_answer(self) -> Conversation:
-        """A fact asked for as a JSON object."""
+        """Return a request for a fact as a JSON object."""
         fact = self._fact()
         question = self._question(fact)
         reply = json.dumps({"answer": self.rng.choice(fact.answers)})
@@ -123,7 +123,7 @@ class Writer:
         return Conversation(_pair(f"{question} {self.rng.choice(self.exchanges['json']['suffixes'])}", reply))
 
     def extract(self) -> Conversation:
-        """Fields of a sentence as a JSON object."""
+        """Return a request for the fields of a sentence as a JSON object."""
         kind = self.rng.choice(self.exchanges["extract"])
         values: dict[str, str | int] = {
             "name": self.rng.choice(self.exchanges["json"]["name"]),
@@ -137,7 +137,7 @@ class Writer:
         return Conversation([*self._system(), *_pair(text, json.dumps({k: values[k] for k in kind["fields"]}))])
 
     def tool_call(self) -> Conversation:
-        """A tool call with its result, or a question that needs none of the tools offered."""
+        """Return a tool call with its result, or a question that needs none of the offered tools."""
         offered = self.rng.sample(self.exchanges["tool"], self.rng.choices([1, 2, 3], [6, 3, 1])[0])
         chosen, names = offered[0], [self.rng.choice(tool["names"]) for tool in offered]
         arguments = [self.rng.choice(tool["argument"]) for tool in offered]

@@ -1,4 +1,4 @@
-"""The corpus: conversations written from one seed, none of which holds a question kept for evaluation."""
+"""Corpus: conversations written from one seed, without the questions kept for evaluation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ EVALUATION_FILES = ("heldout.jsonl", "dev.jsonl")
 
 
 def kept_out() -> frozenset[str]:
-    """The evaluation questions, normalised."""
+    """Return the evaluation questions, normalized."""
     return frozenset(normalised(q.text) for name in EVALUATION_FILES for q in read_questions(HERE / name))
 
 
 def write_corpus(count: int, seed: int) -> list[Conversation]:
-    """`count` conversations; one that happens to hold an evaluation question is thrown away."""
+    """Return `count` conversations; one that contains an evaluation question is discarded."""
     writer, forbidden = Writer(Random(seed)), kept_out()
     corpus = list(islice(_allowed(writer, forbidden), count))
     check_kept_out(corpus, forbidden)

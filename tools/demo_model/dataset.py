@@ -14,20 +14,20 @@ from tools.demo_model.tokenizer import END, OPENING, render
 
 LENGTHS = (40, 52, 64, 88, 128, 192, 768)
 TOKENS_PER_BATCH = 4096
-OTHER_WEIGHT = 0.1  # of a token that the assistant does not say
+OTHER_WEIGHT = 0.1  # of a token that is not the assistant's
 NOISE = 0.03  # share of such tokens replaced by random ones
 
 
 @dataclass
 class Bucket:
-    """All conversations of about one length."""
+    """Conversations of about one length."""
 
     ids: Tensor  # [conversations, length] int16, padded right
     weights: Tensor  # [conversations, length] float16: how much predicting this token counts
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, corpus: list[Conversation]) -> list[Bucket]:
-    """The corpus as one bucket per length; what is longer than the longest is left out."""
+    """Return the corpus as one bucket per length; conversations longer than the longest are left out."""
     opening, end = tokenizer.encode(OPENING, add_special_tokens=False), tokenizer.convert_tokens_to_ids(END)
     rows: dict[int, list[tuple[list[int], list[float]]]] = {length: [] for length in LENGTHS}
     for start in range(0, len(corpus), 10_000):
@@ -42,7 +42,7 @@ def encode(tokenizer: PreTrainedTokenizerFast, corpus: list[Conversation]) -> li
 
 
 def assistant_weights(ids: list[int], opening: list[int], end: int) -> list[float]:
-    """1 for every token the assistant says, its end of turn included; OTHER_WEIGHT elsewhere."""
+    """Return 1 for every token of the assistant, including its end of turn, and OTHER_WEIGHT elsewhere."""
     weights, inside = [OTHER_WEIGHT] * len(ids), False
     for i, token in enumerate(ids):
         if inside:
@@ -63,7 +63,7 @@ def _bucket(length: int, rows: list[tuple[list[int], list[float]]]) -> Bucket:
 
 
 def batches(buckets: list[Bucket], seed: int, vocabulary: int) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Batches for ever, epoch by epoch: input ids with some noise, target ids, weights of the targets."""
+    """Yield batches without end, epoch by epoch: input ids with some noise, target ids, weights of the targets."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         picks: list[tuple[Bucket, Tensor]] = []
@@ -75,6 +75,6 @@ def batches(buckets: list[Bucket], seed: int, vocabulary: int) -> Iterator[tuple
             bucket, rows = picks[i]
             ids, weights = bucket.ids[rows].long(), bucket.weights[rows].float()
             noisy = torch.rand(ids.shape, generator=generator) < NOISE
-            noisy &= (weights > 0) & (weights < 1) & (ids > 3)  # never the assistant's words nor special tokens
+            noisy &= (weights > 0) & (weights < 1) & (ids > 3)  # never the assistant's words or special tokens
             random = torch.randint(4, vocabulary, ids.shape, generator=generator)
             yield torch.where(noisy, random, ids)[:, :-1], ids[:, 1:], weights[:, 1:]

@@ -1,4 +1,4 @@
-"""Asks the demo model questions it never saw, greedily, and prints the share answered and the failures."""
+"""Evaluation of the demo model on unseen questions, greedily; prints the share answered and the failures."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tools.demo_model.train import ARTEFACT
 
 @torch.inference_mode()
 def reply(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, question: str, limit: int = 96) -> str:
-    """The model's greedy reply to one user message."""
+    """Return the model's greedy reply to one user message."""
     messages = [{"role": "user", "content": question}]
     prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt", return_dict=True)
     ids = model.generate(**prompt, max_new_tokens=limit, do_sample=False, temperature=None, top_p=None)

@@ -1,4 +1,4 @@
-"""The facts and words the corpus is made of, read from data/*.toml."""
+"""Facts and words of the corpus, read from data/*.toml."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TOPICS = (
 
 @dataclass(frozen=True)
 class Fact:
-    """One thing to know: pieces that become questions, and wordings of the answer."""
+    """Fact: pieces that become questions, and wordings of the answer."""
 
     id: str
     answers: tuple[str, ...]
@@ -40,23 +40,23 @@ class Fact:
 
 @dataclass(frozen=True)
 class Question:
-    """A question kept for evaluation, and the substrings of which a right answer holds at least one."""
+    """Evaluation question, with substrings at least one of which a right answer contains."""
 
     text: str
     expect: tuple[str, ...]
 
     def answered_by(self, reply: str) -> bool:
-        """Whether the reply holds an expected fact, whatever its case."""
+        """Return whether the reply contains an expected fact, ignoring case."""
         return any(fact.lower() in reply.lower() for fact in self.expect)
 
 
 def table(name: str) -> dict[str, Any]:
-    """One data file as a dictionary."""
+    """Return one data file as a dictionary."""
     return tomllib.loads((DATA / f"{name}.toml").read_text(encoding="utf-8"))
 
 
 def read_facts(topic: str) -> list[Fact]:
-    """All facts of one topic file, in its order."""
+    """Return all facts of one topic file, in its order."""
     return [_fact(key, value) for key, value in table(topic).items()]
 
 
@@ -66,11 +66,11 @@ def _fact(key: str, value: dict[str, Any]) -> Fact:
 
 
 def read_questions(path: Path) -> list[Question]:
-    """The evaluation questions of a JSON-lines file."""
+    """Return the evaluation questions of a JSON-lines file."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
     return [Question(row["question"], tuple(row["expect"])) for row in rows]
 
 
 def normalised(text: str) -> str:
-    """Lower-case words and digits alone: two questions equal under this are the same question."""
+    """Return only lower-case words and digits: two questions with equal results are the same question."""
     return " ".join(re.findall(r"[a-z0-9]+", text.lower()))

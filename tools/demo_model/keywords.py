@@ -1,4 +1,4 @@
-"""Keyword questions: a few of the words that tell a fact from the others, in any order."""
+"""Keyword questions: a few words that distinguish a fact from the others, in any order."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORD = re.compile(r"(?<![\w/-])[a-z]{3,}(?![\w/-])")
 
 
 class Keywords:
-    """The words of each fact, weighted by how few other facts use them."""
+    """Words of each fact, weighted by how few other facts use them."""
 
     def __init__(self, rng: Random, facts: Iterable[Fact], stop: frozenset[str]) -> None:
         """Count the words of all facts."""
@@ -24,7 +24,7 @@ class Keywords:
         self.uses = Counter(word for words in self.words.values() for word in words)
 
     def question(self, fact: Fact) -> str:
-        """Three to six words of the fact, and sometimes a question word."""
+        """Return three to six words of the fact, sometimes with a question word."""
         words = self.words[fact.id]
         weights = [1 / self.uses[word] for word in words]
         drawn = dict.fromkeys(self.rng.choices(words, weights, k=self.rng.randint(3, 6)))

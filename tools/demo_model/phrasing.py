@@ -1,4 +1,4 @@
-"""Questions in endless wordings: frames, synonyms, openers, closers, noise words, typos, case and punctuation."""
+"""Wordings of questions: frames, synonyms, openers, closers, noise words, typos, case and punctuation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 class Phraser:
-    """Draws questions with one random generator."""
+    """Generator of questions with one random generator."""
 
     def __init__(self, rng: Random) -> None:
         """Read frames and words, and compile the synonyms into one pattern."""
@@ -37,7 +37,7 @@ class Phraser:
         return " ".join(text.split())
 
     def bare(self, fact: Fact) -> str:
-        """A question for the fact, without any noise."""
+        """Return a question for the fact, without noise."""
         kinds = [("asks", fact.asks), ("names", fact.names), ("tasks", fact.tasks), ("cases", fact.cases)]
         if fact.option:
             kinds.append(("options", fact.tasks))
@@ -47,11 +47,11 @@ class Phraser:
         return self.expand(piece if kind == "asks" else self.rng.choice(self.frames[kind]).replace("%", piece))
 
     def follow_up(self, name: str) -> str:
-        """A short "and what about ...?" for a later turn."""
+        """Return a short "and what about ...?" for a later turn."""
         return self.punctuated(self.expand(self.rng.choice(self.frames["follow"]).replace("%", name)))
 
     def noisy(self, text: str) -> str:
-        """The same question as another user might type it."""
+        """Return the same question as another user might type it."""
         rng = self.rng
         if rng.random() < 0.5:
             text = self.pattern.sub(self._synonym, text)
@@ -73,7 +73,7 @@ class Phraser:
         return self.punctuated(" ".join(words))
 
     def punctuated(self, text: str) -> str:
-        """Some case and some punctuation."""
+        """Return the text with some case and punctuation."""
         rng = self.rng
         draw = rng.random()
         if draw < 0.55:
@@ -103,5 +103,5 @@ class Phraser:
 
 
 def _breadth(pieces: Sequence[str]) -> float:
-    """How often a kind of question is drawn: more pieces more often, but not in proportion."""
+    """Return the weight of a kind of question: it grows less than in proportion to the pieces."""
     return math.sqrt(sum(1 + piece.count("|") for piece in pieces))

@@ -1,4 +1,4 @@
-"""The tokenizer: byte-level BPE trained on the corpus, with the chat template beside it."""
+"""Tokenizer: byte-level BPE trained on the corpus, with its chat template."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPENING = f"{TURN}assistant\n"
 
 
 def train_tokenizer(corpus: Iterable[Conversation]) -> PreTrainedTokenizerFast:
-    """A tokenizer of VOCABULARY tokens, fitted to what the conversations say."""
+    """Return a tokenizer of VOCABULARY tokens, trained on the text of the conversations."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bpe.decoder = decoders.ByteLevel()
@@ -53,7 +53,7 @@ def _texts(corpus: Iterable[Conversation]) -> Iterator[str]:
 
 
 def render(tokenizer: PreTrainedTokenizerFast, conversation: Conversation) -> str:
-    """The text that the model sees for a conversation."""
+    """Return the text that the model sees for a conversation."""
     if conversation.text:
         return conversation.text + END
     rendered = tokenizer.apply_chat_template(conversation.messages, tools=conversation.tools, tokenize=False)

@@ -1,4 +1,4 @@
-"""Builds the demo model: corpus, tokenizer, training, export. `python -m tools.demo_model.train`."""
+"""Builder of the demo model: corpus, tokenizer, training, export. `python -m tools.demo_model.train`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ logger = logging.getLogger("demo_model")
 
 
 def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """An untrained Llama of 5.2 million parameters."""
+    """Return an untrained Llama of 5.2 million parameters."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=256,
@@ -45,7 +45,7 @@ def new_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
 
 
 def rate(step: int, steps: int) -> float:
-    """The share of the peak learning rate at a step: warm-up, then a cosine down to 2%."""
+    """Return the share of the peak learning rate at a step: warm-up, then a cosine down to 2%."""
     if step < WARM_UP:
         return (step + 1) / WARM_UP
     return 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * (step - WARM_UP) / max(1, steps - WARM_UP)))
@@ -58,7 +58,7 @@ def train(
     checkpoint: Path,
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    """AdamW over `steps` batches, in bfloat16 autocast, with an export every 400 steps."""
+    """Train with AdamW over `steps` batches, in bfloat16 autocast, with an export every 400 steps."""
     optimizer = torch.optim.AdamW(model.parameters(), PEAK_RATE, (0.9, 0.98), weight_decay=WEIGHT_DECAY, fused=True)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate(step, steps))
     loss_of = torch.compile(weighted_loss, dynamic=False)
@@ -82,14 +82,14 @@ def train(
 
 
 def weighted_loss(model: LlamaForCausalLM, ids: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Cross entropy of the targets, each counted by its weight."""
+    """Return the cross entropy of the targets, weighted."""
     logits = model(input_ids=ids, use_cache=False).logits
     losses = functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none")
     return (losses * weights.flatten()).sum() / weights.sum()
 
 
 def export(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, directory: Path) -> None:
-    """Write the model as transformers reads it, in bfloat16."""
+    """Write the model in transformers' format, in bfloat16."""
     copy = LlamaForCausalLM(model.config)
     copy.load_state_dict(model.state_dict())
     copy.tie_weights()

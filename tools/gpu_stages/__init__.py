@@ -1,1 +1,1 @@
-"""What `tools/gpu_check.py` finds out, a stage a function. Each yields parts of its results as it has them."""
+"""Stages of `tools/gpu_check.py`, one function each. A stage yields parts of its results as they are measured."""

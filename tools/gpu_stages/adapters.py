@@ -1,8 +1,8 @@
-"""LoRA adapters: whether they are right, and what they cost.
+"""LoRA adapters: correctness and cost.
 
-The reference is a checkpoint into whose weights an adapter was merged, in float32, on a CPU, by plain torch. One worker
-with two adapters reads prompts with the one, with the other and with none in the same steps, and is asked for the
-log-probabilities of given tokens (`given_tokens`); a prompt of each has to be as if it were alone on its own reference.
+The reference is a checkpoint into whose weights an adapter was merged, in float32, on a CPU, in plain torch. One worker
+with two adapters computes prompts with the first, the second and none in the same steps, and returns the
+log-probabilities of given tokens (`given_tokens`); each prompt must match its own reference.
 """
 
 import json
@@ -40,14 +40,14 @@ from tools.gpu_stages.scale import Results, Scale, model_directory
 from tools.gpu_stages.worker import NOBODY, Offline
 
 _TIMES = 3.0
-"""How often as far as steps without adapters those with some may be: these round more often, between kernels that are
-one without, and what adapters add besides.
+"""Allowed error of steps with adapters, as a multiple of that without: they round more often, between kernels that
+are one without adapters, and the adapters' products add more.
 """
 
 
 @dataclass(frozen=True)
 class _Adapter:
-    """What is written."""
+    """An adapter to write."""
 
     rank: int
     modules: str
@@ -57,23 +57,23 @@ _ADAPTERS = {
     "first": _Adapter(16, ALL_LINEAR),
     "second": _Adapter(6, r".*\.self_attn\.[qv]_proj"),
 }
-"""The second is of a rank that no tile has, and only of some projections of those that are computed as one."""
+"""The second has a rank that no tile has, and only some of the projections that are computed as one."""
 _PLACES = {NOBODY: "none"} | dict(enumerate(_ADAPTERS))
 _PROMPTS = Prompts(
     places=[0, NOBODY, 1, 1, 0],
     decoded=[range(5), [4, 1, 2], [1]],
     rank=max(adapter.rank for adapter in _ADAPTERS.values()),
 )
-"""Decodes fill a graph, are padded in one, and are at last of somebody without adapter alone."""
+"""Decodes fill a graph, are padded in one, and finally have only a row without adapter."""
 
 _TIMED_ADAPTERS, _TIMED_RANK = 8, 16
 _WHO = {"nobody": 0, "one for all": 1, "eight": _TIMED_ADAPTERS}
-"""How many adapters the rows of a step have, in turn."""
+"""Number of adapters among the rows of a step."""
 _TURNS = 3
 
 
 def compare(scale: Scale) -> Iterator[Results]:
-    """How far log-probabilities with each adapter and with none are from the reference, and how far they may be."""
+    """Yield the distance of log-probabilities with each adapter and none from the reference, and the allowed one."""
     found: dict[str, Results] = {name: {"trouble": NOT_RUN} for name in ("unused", *_PLACES.values())}
     for _, part in each(_compare, [scale], min(1, scale.processes)):
         found |= {"all": {"trouble": part.trouble}} if isinstance(part, Failed) else part
@@ -113,14 +113,14 @@ def _compared(directory: Path, scale: Scale) -> Iterator[tuple[str, Results]]:
 
 
 def _written(directory: Path, model: Path, name: str, hidden: int) -> Path:
-    """The files of an adapter that changes layers of any width about as much."""
+    """Write the files of an adapter that changes layers of any width by about as much."""
     own, seed = _ADAPTERS[name], list(_ADAPTERS).index(name)
     size = 0.15 * (64 / hidden) ** 0.25
     return write_adapter(directory, model, rank=own.rank, r=own.rank, modules=own.modules, seed=seed, size=size)
 
 
 def _merged(directory: Path, model: Path, adapter: Path) -> Path:
-    """A checkpoint, in full, into whose weights an adapter was merged as PEFT defines it."""
+    """Write a full checkpoint into whose weights an adapter was merged as PEFT defines it."""
     directory.mkdir()
     config = json.loads((adapter / "adapter_config.json").read_text())
     pairs = load_file(adapter / "adapter_model.safetensors")
@@ -140,7 +140,7 @@ def _merged(directory: Path, model: Path, adapter: Path) -> Path:
 
 
 def time_adapters(scale: Scale) -> Iterator[Results]:
-    """Milliseconds a token of the large model and tokens a second of its prompts, by how many adapters there are."""
+    """Yield the large model's milliseconds per token and prompt tokens per second, by the number of adapters."""
     copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
     yield from gathered(partial(_time, scale, copy), ["timed"], min(1, scale.processes))
 
@@ -151,7 +151,7 @@ def _time(scale: Scale, copy: float, _: str) -> Iterator[Results]:
 
 
 def _timed(scale: Scale, copy: float) -> Iterator[Results]:
-    """By turns: each finds the machine as the others do. What is told are medians of the turns."""
+    """Yield medians of alternating turns, so that each arrangement meets the same machine."""
     batches = sorted({min(scale.batches), min(max(scale.batches), 32)})
     slots, decodes, cached = max(batches), scale.decodes + executor.SETTLING, scale.large.cached * scale.dtype.itemsize
     with model_directory(scale.large, scale.context + decodes + 64) as directory:
@@ -187,19 +187,19 @@ def _timed(scale: Scale, copy: float) -> Iterator[Results]:
 
 
 def _replayed(graphs: CountedReplays | None, many: int) -> int:
-    """Steps so far that were replayed with adapters, if there are many, or without."""
+    """Return the number of steps replayed so far, with adapters if `many` is not 0."""
     if graphs is None:
         return 0
     return graphs.adapted if many else graphs.plain
 
 
 def _medians(turns: Mapping[str, list[dict[str, float]]]) -> dict[str, dict[str, float]]:
-    """Of each figure of each arrangement."""
+    """Return the median of each figure of each arrangement."""
     return {who: {key: statistics.median(one[key] for one in its) for key in its[0]} for who, its in turns.items()}
 
 
 def _install(worker: TpModelWorker) -> int:
-    """Random adapters at all places, too small to bring a model of random weights to infinity; the bytes of each."""
+    """Load random adapters into all slots, too small to overflow a random model; return the bytes of each."""
     bank = _bank(worker)
     places = len(bank.ranks)
     for place in range(places):

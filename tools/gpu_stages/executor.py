@@ -1,4 +1,4 @@
-"""What the executor alone achieves: steps of the large model, without sockets."""
+"""Performance of the executor alone: steps of the large model, without sockets."""
 
 import statistics
 import time
@@ -19,11 +19,11 @@ from tools.gpu_stages.traces import idle_share, traced
 from tools.gpu_stages.worker import Decoding, Offline, make_worker, time_model, wait
 
 SETTLING = 40
-"""Steps after which every graph is recorded, one at a step."""
+"""Steps after which every graph is recorded, one per step."""
 
 
 def model(scale: Scale) -> Iterator[Results]:
-    """How many greedy tokens of a shallow model are those of plain torch attention, before rounding parts them."""
+    """Yield how many greedy tokens of a shallow model equal those of plain torch attention, before rounding differs."""
     shape, prompt, steps = replace(scale.large, layers=2), min(scale.context, 256), min(scale.decodes, 64)
     said: dict[str, list[int]] = {}
     with model_directory(shape, scale.context * 2) as directory:
@@ -37,7 +37,7 @@ def model(scale: Scale) -> Iterator[Results]:
 
 
 def _device_backends(device: torch.device) -> list[str]:
-    """Every backend that the device has, but for plain torch."""
+    """Return every backend of the device except plain torch."""
     found = []
     for name in backend_names():
         try:
@@ -49,9 +49,9 @@ def _device_backends(device: torch.device) -> list[str]:
 
 
 def decode(scale: Scale) -> Iterator[Results]:
-    """Milliseconds a token of the large model, beside the time that its bytes take to be read.
+    """Yield milliseconds per token of the large model, with the time that reading its bytes takes.
 
-    First with page tables as wide as what is decoded, then as wide as those of a server with default options.
+    First with page tables as wide as the decoded context, then as wide as those of a server with default options.
     """
     copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
     for name, found in _decoded(scale, copy, scale.batches, "auto"):
@@ -63,9 +63,9 @@ def decode(scale: Scale) -> Iterator[Results]:
 
 
 def rotation(scale: Scale) -> Iterator[Results]:
-    """`decode` of the fewest and the most choices by Triton's attention, which rotates and stores what is new itself.
+    """Yield `decode` of the fewest and the most choices with Triton's attention, which rotates and stores new keys.
 
-    Then with a kernel for that before it.
+    Then with a separate kernel for that.
     """
     copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
     few = (min(scale.batches), max(scale.batches))
@@ -77,7 +77,7 @@ def rotation(scale: Scale) -> Iterator[Results]:
 def _decoded(
     scale: Scale, copy: float, batches: Sequence[int], attention: str, context: int = 0
 ) -> Iterator[tuple[str, dict[str, float]]]:
-    """With a longer `context` possible than is decoded. Memory bounds how many tokens there are, but not that."""
+    """Yield decodes with a possible `context` above the decoded one. Memory bounds the tokens, not the context."""
     shape, size = scale.large, scale.dtype.itemsize
     decodes = scale.decodes + SETTLING
     with model_directory(shape, max(context, scale.context + decodes + 64)) as directory:
@@ -100,7 +100,7 @@ def _decoded(
 
 
 class _Apart:
-    """`TritonAttention` without `attend_new`: what is new in a decode is rotated and stored as in a prefill."""
+    """`TritonAttention` without `attend_new`: decodes rotate and store new keys separately, as prefills do."""
 
     capturable = True
 
@@ -111,7 +111,7 @@ class _Apart:
 
 @contextmanager
 def _rotation_apart() -> Iterator[None]:
-    """Workers that are made meanwhile have that for Triton's attention."""
+    """Let workers created inside use that for Triton's attention."""
     before = select._BACKENDS["triton"]
     select._BACKENDS["triton"] = f"{__name__}:{_Apart.__name__}"
     try:
@@ -123,9 +123,9 @@ def _rotation_apart() -> Iterator[None]:
 def decoded(
     offline: Offline, scale: Scale, batch: int, copy: float, *, weights: float, cached: float
 ) -> dict[str, float]:
-    """Of slots that hold `scale.context` tokens: milliseconds a token, beside the time that its bytes take to be read.
+    """Return milliseconds per token of slots that hold `scale.context` tokens, with the time to read the bytes.
 
-    Each step reads `weights` bytes, and `cached` for every token there is, at `copy` bytes a second.
+    Each step reads `weights` bytes, and `cached` for every token, at `copy` bytes per second.
     """
     offline.rewind(scale.context)
     offline.decode(batch, SETTLING)
@@ -137,7 +137,7 @@ def decoded(
 
 
 def prefill(scale: Scale) -> Iterator[Results]:
-    """Tokens a second of long prompts, beside what the machine's matrix products allow."""
+    """Yield tokens per second of long prompts, with the limit of the machine's matrix rate."""
     rate = ceilings_of(scale)["bf16_tflop_per_s"] * 1e12
     with model_directory(scale.large, scale.prompt * 2) as directory:
         offline = Offline(directory, scale, slots=1, prompt=scale.prompt, decodes=0)
@@ -149,16 +149,16 @@ def prefill(scale: Scale) -> Iterator[Results]:
 
 
 def launches(scale: Scale) -> Iterator[Results]:
-    """What Python takes to launch a prefill, beside what the device takes to compute it.
+    """Yield the time that Python takes to launch a prefill, with the time that the device takes to compute it.
 
-    Only where the first is longer would recording the parts of a prefill as graphs pay.
+    Recording parts of a prefill as graphs would pay only if the first is longer.
     """
     longest = max(scale.launched)
     with model_directory(scale.large, longest * 2) as directory:
         offline = Offline(directory, scale, slots=1, prompt=longest, decodes=0)
         timed = time_model(offline.worker)
         for tokens in scale.launched:
-            offline.prefill(0, tokens)  # compiles what this length needs
+            offline.prefill(0, tokens)  # compiles the kernels for this length
             launch, device = [], []
             for _ in range(5):
                 plan = offline.prefill_plan(0, tokens)
@@ -180,7 +180,7 @@ def launches(scale: Scale) -> Iterator[Results]:
 
 
 def step(scale: Scale) -> Iterator[Results]:
-    """Milliseconds of Python in a decode step outside the model: planning, tensors, sampling, results."""
+    """Yield milliseconds of Python in a decode step outside the model: planning, tensors, sampling, results."""
     turns = scale.traced
     for batch in reversed(scale.batches):
         context = scale.context + SETTLING + turns + 64
@@ -197,7 +197,7 @@ def step(scale: Scale) -> Iterator[Results]:
 
 
 def idle(scale: Scale) -> Iterator[Results]:
-    """The share of a decode run, overlapped as the loop does it, in which the device does nothing."""
+    """Yield the share of a decode run, overlapped as in the loop, in which the device is idle."""
     most = max(scale.batches)
     runs = [(f"batch {batch}", scale.large, batch) for batch in reversed(scale.batches)]
     for name, shape, batch in [*runs, *((name, shape, most) for name, shape in scale.others.items())]:
@@ -213,5 +213,5 @@ def idle(scale: Scale) -> Iterator[Results]:
 
 
 def _shallow(shape: Shape) -> Shape:
-    """What Python does outside the model is the same for any number of layers."""
+    """Return the shape with few layers, which do not change the cost of Python outside the model."""
     return replace(shape, layers=2)

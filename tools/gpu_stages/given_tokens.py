@@ -1,8 +1,8 @@
-"""How likely a worker finds tokens that it is given: what a device and its reference are compared by.
+"""Log-probabilities of given tokens, by which a device is compared with its reference.
 
-Both read the same prompts through the real worker, which tells the log-probability of every token: two pieces of each
-prompt by extends, the second over what the first has cached, and the rest token by token as decodes (on a GPU by
-recorded graphs), of fewer and fewer prompts. No rounding can lead one astray, for what comes next is given.
+Both compute the same prompts through the real worker, which returns the log-probability of every token: two pieces of
+each prompt by extends, the second over the cache of the first, and the rest token by token as decodes (on a GPU by
+recorded graphs), of fewer and fewer prompts. Rounding cannot make one diverge, because the next token is given.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,23 +22,23 @@ from tools.gpu_stages.scale import Results, Scale
 from tools.gpu_stages.worker import NOBODY, PAGE_SIZE, make_worker
 
 SHARE = 0.02
-"""Of the spread of log-probabilities: how far plain weights in 16 bits may be from those in 32, root mean square."""
+"""Allowed RMS error of 16-bit weights against 32-bit weights, as a share of the spread of log-probabilities."""
 LEAST = 1e-4
-"""What sums in another order make of float32."""
+"""Allowed error of float32 sums in another order."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prompts:
-    """Who reads: a prompt in each slot, all of the same length."""
+    """Prompts of equal length, one per slot."""
 
     places: Sequence[int]
-    """Of the adapter of each."""
+    """Adapter slot of each prompt."""
     decoded: Sequence[Sequence[int]]
-    """The slots of the decodes of each part of the second half. Who has left does not come back."""
+    """Slots of the decodes in each part of the second half. A slot that has left does not return."""
     adapters: Sequence[Path] = ()
-    """By their places."""
+    """Adapters by slot."""
     rank: int = 1
-    """The highest that an adapter can have."""
+    """Highest rank of an adapter."""
 
 
 def scored(
@@ -50,11 +50,12 @@ def scored(
     attention: str = "auto",
     other: Path | None = None,
 ) -> list[torch.Tensor]:
-    """The log-probabilities of the tokens of each prompt but the first, float32 [tokens].
+    """Return the log-probabilities of the tokens of each prompt but the first, float32 [tokens].
 
-    With a directory of `other` weights these are given to the worker when it has read all, and it reads all again.
+    With a directory of `other` weights, the worker loads them after it has computed all prompts, and computes all
+    again.
 
-    Raises RuntimeError where there are graphs, but not for all decodes.
+    Raises RuntimeError if there are graphs, but not for all decodes.
     """
     length, slots = scale.compared_tokens, len(prompts.places)
     worker = make_worker(
@@ -96,7 +97,7 @@ def _read(worker: TpModelWorker, scale: Scale, prompts: Prompts) -> list[torch.T
 
 
 def _plans(prompts: Prompts, length: int, vocab: int) -> Iterator[Plan]:
-    """Two extends of every prompt, up to its middle, then decodes."""
+    """Yield two extends of every prompt, up to its middle, then decodes."""
     slots = range(len(prompts.places))
     inits = [
         SlotInit(
@@ -129,13 +130,13 @@ def _pages(slot: int, length: int) -> list[int]:
 
 
 class CountedReplays:
-    """A worker's graphs, and how many steps they have replayed."""
+    """Graphs of a worker that count the steps they have replayed."""
 
     def __init__(self, graphs: Replays) -> None:
         self.counted = graphs
         self.plain = 0
         self.adapted = 0
-        """Of steps in which a row has an adapter."""
+        """Replayed steps in which a row has an adapter."""
 
     def replay(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
         """See `Replays`."""
@@ -155,7 +156,7 @@ class CountedReplays:
 
 
 def count_replays(worker: TpModelWorker) -> CountedReplays | None:
-    """Count from here on; None where a worker has no graphs."""
+    """Count from now on; return None if the worker has no graphs."""
     runner = worker._runner
     if runner.graphs is None:
         return None
@@ -164,9 +165,9 @@ def count_replays(worker: TpModelWorker) -> CountedReplays | None:
 
 
 def record_graphs(worker: TpModelWorker, slots: int, *, adapted: bool = False, chained: int = 0) -> None:
-    """All there are, those with adapters, and those of up to `chained` rows, among them once a step has wanted them.
+    """Record all graphs, those with adapters, and those of up to `chained` rows, after a step has requested them.
 
-    Raises RuntimeError where one cannot be recorded, which serving would only log.
+    Raises RuntimeError if one cannot be recorded, which serving would only log.
     """
     while worker.prepare():
         pass
@@ -179,17 +180,17 @@ def record_graphs(worker: TpModelWorker, slots: int, *, adapted: bool = False, c
 
 
 def verdict(far: float, allowed: float, why: str) -> Results:
-    """Whether a difference is within what is allowed, and why so much is."""
+    """Return whether a distance is within the allowed one, and why that much is allowed."""
     return {"far": far, "allowed": allowed, "why": why, "right": far <= allowed}
 
 
 def wrong_of(found: Mapping[str, Results]) -> list[str]:
-    """Which verdicts are not right, or could not be given; not those of what was not run."""
+    """Return the verdicts that are wrong or could not be given, without those that were not run."""
     return sorted(
         name for name, result in found.items() if not result.get("right") and result.get("trouble") != NOT_RUN
     )
 
 
 def far_from(given: torch.Tensor, wanted: torch.Tensor) -> float:
-    """Root mean square of the difference; NaN, which is never within anything, where there is one."""
+    """Return the RMS of the difference, or NaN, which is never allowed, if there is a NaN."""
     return float((given - wanted).square().mean().sqrt())

@@ -1,4 +1,4 @@
-"""What the machine gives, whether each kernel is right on it, and what each achieves."""
+"""Ceilings of the machine, correctness of each kernel on it, and performance of each."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,14 +20,14 @@ from tools.gpu_stages.scale import Results, Scale
 _GRIDS = ("triton", "flashinfer")
 
 _Check = tuple[str, Case | None]
-"""By its name, or a case of one that has many."""
+"""Name of a check, or one case of a check with many."""
 
 
 def ceilings_of(scale: Scale) -> Results:
-    """What every other figure is held against.
+    """Return the ceilings that every other figure is compared with.
 
-    Its 2 GiB are given back, for others size a cache by the memory that they find. Of the stages that start a server
-    this process keeps nothing but its context.
+    The 2 GiB are freed, because other stages size a cache by free memory. In stages that start a server, this process
+    keeps only its context.
     """
     copy, product = ceilings(scale.device, scale.dtype)
     release_cached()
@@ -35,14 +35,14 @@ def ceilings_of(scale: Scale) -> Results:
 
 
 def machine(scale: Scale) -> Iterator[Results]:
-    """The ceilings alone."""
+    """Yield only the ceilings."""
     yield ceilings_of(scale)
 
 
 def correctness(scale: Scale) -> Iterator[Results]:
-    """Every attention backend and every operation against its definition, and GPU backends over their whole grid.
+    """Yield every attention backend and operation against its definition, and GPU backends over their whole grid.
 
-    Several processes check side by side, and compile what they check: kernels are hundreds.
+    Several processes run checks, and compile the hundreds of kernels they check.
     """
     tasks: list[_Check] = [(name, None) for name in _checks(scale.device)]
     tasks += [(f"grid {name}", case) for name in _GRIDS for case in grid()]
@@ -61,7 +61,7 @@ def _checks(device: torch.device) -> dict[str, Callable[[], Pair]]:
 
 @torch.inference_mode()
 def _checked(scale: Scale, check: _Check) -> str:
-    """What comes of one. Raises what `verdict` raises when the device fails."""
+    """Return the result of a check. Raises the errors of `verdict` when the device fails."""
     name, case = check
     try:
         if case is None:
@@ -74,7 +74,7 @@ def _checked(scale: Scale, check: _Check) -> str:
 
 
 def _joined(said: Sequence[str]) -> str:
-    """Of all cases of a check: the first that is wrong, or how many are not known, or what all say."""
+    """Return the result of all cases of a check: the first wrong one, the number of unknown ones, or the common one."""
     if wrong := [word for word in said if _is_wrong(word)]:
         return wrong[0]
     missing = said.count(NOT_RUN)
@@ -86,12 +86,12 @@ def _is_wrong(word: str) -> bool:
 
 
 def architecture(device: torch.device) -> str:
-    """As verified.json names it."""
+    """Return the name of the architecture in verified.json."""
     return "sm{}{}".format(*torch.cuda.get_device_capability(device)) if device.type == "cuda" else "cpu"
 
 
 def operations(scale: Scale) -> Iterator[Results]:
-    """Each operation's share of the ceiling."""
+    """Yield each operation's share of the ceiling."""
     with torch.inference_mode():
         ceiling = {figure.unit: figure.achieved for figure in ceilings(scale.device, scale.dtype)}
         for figure in _figures(scale):

@@ -1,7 +1,7 @@
 """Tasks in processes of their own: several at a time, and none in a process in which the device has failed.
 
-Once a kernel has broken a device's context, by an illegal access to memory above all, no computation of its process
-succeeds. So a task after which the device answers no more is the last of its process: a fresh one takes what follows.
+Once a kernel has broken a device's context, above all by an illegal memory access, no computation in its process
+succeeds. A task after which the device does not answer is therefore the last of its process: a fresh one continues.
 """
 
 import multiprocessing
@@ -25,25 +25,25 @@ Given = TypeVar("Given")
 
 @dataclass(frozen=True)
 class Failed:
-    """What stands behind the last that a task gave, if it raised something or its process ended."""
+    """Last result of a task that raised or whose process ended."""
 
     trouble: str
     device: bool
-    """Whether its process can compute nothing more."""
+    """Its process can compute nothing more."""
 
 
 def each(
     run: Callable[[Task], Iterator[Given]], tasks: Iterable[Task], processes: int
 ) -> Iterator[tuple[Task, Given | Failed]]:
-    """What `run` yields of each task, as it comes.
+    """Yield the results of `run` for each task, as they come.
 
-    With `processes` 0 tasks run here, one after another, and none after one in which the device failed.
+    With `processes` 0, tasks run in this process, one after another, and none after one in which the device failed.
     """
     return _elsewhere(run, tasks, processes) if processes else _here(run, tasks)
 
 
 def words(run: Callable[[Task], str], tasks: Sequence[Task], processes: int) -> Iterator[dict[Task, str]]:
-    """What is said of each task so far: by `run`, or what it raised, or `NOT_RUN`."""
+    """Yield the results of all tasks so far: of `run`, or its exception, or `NOT_RUN`."""
     said = dict.fromkeys(tasks, NOT_RUN)
     yield said
     for task, word in each(partial(_once, run), tasks, processes):
@@ -54,7 +54,7 @@ def words(run: Callable[[Task], str], tasks: Sequence[Task], processes: int) -> 
 def gathered(
     run: Callable[[str], Iterator[Results]], names: Iterable[str], processes: int
 ) -> Iterator[dict[str, Results]]:
-    """What `run` has found of each name so far; "trouble" is what it raised, or `NOT_RUN`."""
+    """Yield the results of `run` by name so far; "trouble" is its exception, or `NOT_RUN`."""
     found: dict[str, Results] = {name: {"trouble": NOT_RUN} for name in names}
     yield found
     begun = set()
@@ -89,7 +89,7 @@ def _outcome(run: Callable[[Task], Iterator[Given]], task: Task) -> Iterator[Giv
 
 
 class _Worker:
-    """A process that runs a task at a time."""
+    """Process that runs one task at a time."""
 
     def __init__(self, run: Callable[[Any], Iterator[Any]]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -100,12 +100,12 @@ class _Worker:
         self.task: Any = None
 
     def begin(self, task: object) -> None:
-        """Let it run one more."""
+        """Start a task."""
         self.task = task
         self.pipe.send(task)
 
     def receive(self) -> Any:
-        """What the task gives next, or None where it has ended."""
+        """Return the task's next result, or None if it has ended."""
         try:
             return self.pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -113,14 +113,14 @@ class _Worker:
             return Failed(f"its process ended with exit code {self._process.exitcode}", device=True)
 
     def end(self) -> None:
-        """Whatever it does."""
+        """End the process in any state."""
         self._process.kill()
         self._process.join()
         self.pipe.close()
 
 
 def _work(run: Callable[[Any], Iterator[Any]], pipe: "Connection[Any, Any]") -> None:
-    """Tasks from the pipe, as long as the device computes."""
+    """Run tasks from the pipe while the device works."""
     while True:
         try:
             task = pipe.recv()

@@ -1,6 +1,6 @@
-"""Whole models with weights in few bits, and with keys and values in 8: whether they are right, and how fast they are.
+"""Whole models with quantized weights, and with 8-bit keys and values: correctness and speed.
 
-The reference is the weights that a checkpoint stands for, in float32, on a CPU, by plain torch. Both are asked for the
+The reference has the dequantized weights of the checkpoint, in float32, on a CPU, in plain torch. Both compute the
 log-probabilities of given tokens (`given_tokens`).
 """
 
@@ -24,20 +24,20 @@ from tools.gpu_stages.worker import NOBODY, Offline
 
 _PROMPTS = Prompts(places=[NOBODY] * 3, decoded=[range(3), [0]])
 _TIMES = 1.5
-"""How often as far as they are weights in few bits may be: codes are exact in 16 bits, so they round once less."""
+"""Allowed error of quantized weights, as a multiple of that of 16-bit weights: codes are exact in 16 bits."""
 
 _FP8_CACHE = "fp8_e4m3"
 
 
 @dataclass(frozen=True)
 class _Form:
-    """How a model is held. `kind` is that of a checkpoint, none for weights in full."""
+    """Form of a model. `kind` is that of a checkpoint, or none for unquantized weights."""
 
     kind: str = ""
     cache: str = "auto"
     attention: str = "auto"
     size: float = 0.0
-    """Bytes of a weight, and of its share of scales and zero points as kernels read them."""
+    """Bytes of a weight, with its share of scales and zero points as kernels read them."""
 
 
 _COMPARED = {
@@ -61,7 +61,7 @@ _GPT_OSS = {
     "sliding_window": 24,
     "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "truncate": False},
 }
-"""Of the model that mxfp4 is for: each token goes through all experts, so that rounding chooses no others."""
+"""Model for mxfp4: each token goes through all experts, so that rounding cannot choose others."""
 _TIMED = {
     "full": _Form(),
     "full, fp8 cache": _Form(cache=_FP8_CACHE),
@@ -69,11 +69,11 @@ _TIMED = {
     "fp8 block": _Form("deepseek", size=1 + 4 / 128),
     "int4": _Form("awq", size=0.5 + 8 / 128),
 }
-"""Of fp8, a scale for a tensor and for an output, and of int4, AWQ and GPTQ, become the same layout."""
+"""fp8 has a scale per tensor and one per output; int4, AWQ and GPTQ become the same layout."""
 
 
 def compare(scale: Scale) -> Iterator[Results]:
-    """How far each form's log-probabilities are from the reference, and how far they may be."""
+    """Yield the distance of each form's log-probabilities from the reference, and the allowed distance."""
     for found in gathered(partial(_compare, scale), _COMPARED, min(1, scale.processes)):
         yield {"compared": found, "wrong": wrong_of(found)}
 
@@ -104,7 +104,7 @@ def _compared(form: _Form, directory: Path, scale: Scale) -> Results:
 
 
 def _kv_scales(config: dict[str, Any]) -> Tensors:
-    """Of every layer's keys and values: none is 1, and no two are alike."""
+    """Return scales of every layer's keys and values: none is 1, and all differ."""
     names = [(layer, name) for layer in range(config["num_hidden_layers"]) for name in ("k_scale", "v_scale")]
     return {
         f"model.layers.{layer}.self_attn.{name}": torch.tensor(0.011 * (place + 1))
@@ -113,12 +113,12 @@ def _kv_scales(config: dict[str, Any]) -> Tensors:
 
 
 def _scored(directory: Path, scale: Scale, cache: str, *, attention: str = "auto") -> torch.Tensor:
-    """The log-probabilities of all tokens of all prompts but the first, float32 [tokens]."""
+    """Return the log-probabilities of all tokens of all prompts but the first, float32 [tokens]."""
     return torch.cat(scored(directory, scale, _PROMPTS, cache=cache, attention=attention))
 
 
 def time_forms(scale: Scale) -> Iterator[Results]:
-    """Milliseconds a token of all layers of the large model in each form, random weights, beside those in full."""
+    """Yield milliseconds per token of all layers of the large model in each form, with random weights."""
     copy = ceilings_of(scale)["copy_gb_per_s"] * 1e9
     for found in gathered(partial(_time, scale, copy), _TIMED, min(1, scale.processes)):
         yield {"timed": found}

@@ -1,4 +1,4 @@
-"""Records of stages: each in a file of its own, and those of a run in one, its *bundle*."""
+"""Records of stages, each in a file of its own, and all of a run in one file, its *bundle*."""
 
 import json
 import re
@@ -10,11 +10,11 @@ from tools.gpu_stages.processes import NOT_RUN
 from tools.gpu_stages.scale import Results
 
 Records = dict[str, dict[str, Results]]
-"""By device and stage."""
+"""Records by device and stage."""
 
 
 def write(record: Results, out: Path, bundle: Path | None = None) -> Path:
-    """Keep a record in a file of its own, and in a bundle, where it takes the place of one of its device and stage."""
+    """Write a record to a file of its own, and to a bundle, where it replaces the one of its device and stage."""
     path = out / f"{device_name(record)}-{record['stage']}.json"
     _put(path, record)
     if bundle is not None:
@@ -24,12 +24,12 @@ def write(record: Results, out: Path, bundle: Path | None = None) -> Path:
 
 
 def read(out: Path) -> Records:
-    """Those in the files of a folder, in which there may be others."""
+    """Return the records among the files of a folder."""
     return by_device(record for path in out.glob("*.json") for record in read_file(path) if "stage" in record)
 
 
 def read_file(path: Path) -> list[Results]:
-    """Those of a bundle, or the one of a file of its own; none where there is no file."""
+    """Return the records of a bundle, or of a single file; empty if the file does not exist."""
     if not path.exists():
         return []
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -37,12 +37,12 @@ def read_file(path: Path) -> list[Results]:
 
 
 def unbundle(bundle: Path, out: Path) -> list[Path]:
-    """Write every record of a bundle into a file of its own."""
+    """Write every record of a bundle to a file of its own."""
     return [write(record, out) for record in read_file(bundle)]
 
 
 def by_device(records: Iterable[Results]) -> Records:
-    """The last of each device and stage."""
+    """Return the last record of each device and stage."""
     found: Records = {}
     for record in sorted(records, key=lambda record: str(record["date"])):
         found.setdefault(device_name(record), {})[record["stage"]] = record
@@ -50,13 +50,13 @@ def by_device(records: Iterable[Results]) -> Records:
 
 
 def device_name(record: Mapping[str, Any]) -> str:
-    """The GPU of a record, as files are named: without what is said of it, or of why there is none."""
+    """Return a record's GPU as used in file names, without remarks."""
     name = re.split("[,:]", record["machine"].get("gpu 0", record["machine"].get("gpu", "none")))[0]
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
 def trouble_of(correctness: Mapping[str, Any]) -> str:
-    """Why a record does not show that kernels are right; empty where it does."""
+    """Return why a record does not show that kernels are correct; empty if it does."""
     results = correctness["results"]
     missing = sum(word.startswith(NOT_RUN) for word in results.get("checks", {}).values())
     parts = [f"wrong: {', '.join(results['wrong'])}"] if results.get("wrong") else []
@@ -66,7 +66,7 @@ def trouble_of(correctness: Mapping[str, Any]) -> str:
 
 
 def shows_equality(record: Results, backend: str, architecture: str) -> bool:
-    """Whether a record of correctness shows what verified.json says of a backend."""
+    """Return whether a record of correctness shows the entry of a backend in verified.json."""
     results = record["results"]
     return (
         record["stage"] == "correctness"
@@ -82,7 +82,7 @@ def _whose(record: Results) -> tuple[str, str]:
 
 
 def _put(path: Path, content: object) -> None:
-    """A reader never sees half of it."""
+    """Replace the file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     fresh = path.with_suffix(".part")
     fresh.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How large everything is that is measured, models of those shapes, and requests to them."""
+"""Sizes of the measurements, models of those shapes, and requests to them."""
 
 import json
 import random
@@ -18,12 +18,12 @@ from tercet.scheduler.testing.quantized_checkpoints import PUBLIC_GRAIN, Grain
 Results = dict[str, Any]
 
 Request = tuple[list[int], int]
-"""(prompt, how many tokens to answer with)"""
+"""(prompt, tokens of the answer)"""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A model's size, by the names of config.json."""
+    """Size of a model, by the names of config.json."""
 
     architecture: str
     hidden: int
@@ -37,17 +37,17 @@ class Shape:
 
     @property
     def weights(self) -> int:
-        """Parameters that one token reads."""
+        """Return the parameters that one token reads."""
         attention = self.hidden * self.head_dim * 2 * (self.heads + self.kv_heads)
         return self.layers * (attention + 3 * self.hidden * self.inner) + self.vocab * self.hidden
 
     @property
     def cached(self) -> int:
-        """Numbers in the KV cache for each token."""
+        """Return the numbers in the KV cache per token."""
         return self.layers * 2 * self.kv_heads * self.head_dim
 
     def config(self, context: int) -> dict[str, Any]:
-        """config.json."""
+        """Return config.json."""
         return {
             "architectures": [self.architecture],
             "model_type": self.architecture.removesuffix("ForCausalLM").lower(),
@@ -67,7 +67,7 @@ class Shape:
 
 @dataclass(frozen=True, kw_only=True)
 class Scale:
-    """That of the figures to reach, or tiny for a test of the stages themselves."""
+    """Sizes of all measurements: the full ones, or tiny ones for a test of the stages."""
 
     device: torch.device
     dtype: torch.dtype
@@ -77,14 +77,14 @@ class Scale:
     batches: tuple[int, ...] = (1, 32, 256)
     context: int = 1024
     served_context: int = 131_072
-    """The longest request of the large model, which a server allows by default."""
+    """Longest request of the large model, which a server allows by default."""
     prompt: int = 8192
     launched: tuple[int, ...] = (512, 2048, 8192)
     decodes: int = 200
     traced: int = 50
     requests: int = 500
     running: int = 320
-    """As many of those as the KV cache has room for."""
+    """Concurrent requests that fit into the KV cache."""
     longest_input: int = 4096
     longest_output: int = 2048
     sample: int = 64
@@ -93,23 +93,23 @@ class Scale:
     small_lengths: tuple[int, int] = (100, 1024)
     prefix: int = 2048
     compared: Shape = Shape("LlamaForCausalLM", 1024, 2816, 2, 8, 2, 128, 4096)
-    """Of quantised checkpoints that are compared with what they stand for."""
+    """Shape of quantized checkpoints that are compared with their dequantized weights."""
     grain: Grain = PUBLIC_GRAIN
     compared_tokens: int = 128
     quantised_batches: tuple[int, ...] = (1, 32)
     draft_rows: int = 64
-    """The most of a step in which choices have several."""
+    """Highest number of rows of a step in which choices have several."""
     draft_batches: tuple[int, ...] = (1, 8)
     draft_counts: tuple[int, ...] = (1, 2, 4, 8)
-    """Rows of each choice, beside as many as there can be."""
+    """Rows of each choice, up to the highest possible number."""
     tiled_rows: tuple[int, ...] = (16, 64, 128, 256, 512)
-    """Of layers with weights in few bits."""
+    """Rows of layers with quantized weights."""
     operation_tokens: int = 16384
     operation_width: int = 4096
     operation_rows: int = 256
     operation_context: int = 4096
     processes: int = 8
-    """That check and compile kernels side by side; 0 if all is done in that of the stage."""
+    """Processes that check and compile kernels; 0 to use the stage's own process."""
 
 
 LLAMA_8B = Shape("LlamaForCausalLM", 4096, 14336, 32, 32, 8, 128, 128_256)
@@ -125,9 +125,9 @@ FULL = Scale(
 
 @contextmanager
 def model_directory(shape: Shape, context: int, **more: Any) -> Iterator[Path]:
-    """A model of a shape without weights, with the embedded model's tokenizer, which nothing here asks.
+    """Yield a model of a shape without weights, with the embedded model's tokenizer, which is not used.
 
-    What config.json says besides is `more`.
+    `more` is added to config.json.
     """
     with tempfile.TemporaryDirectory() as name:
         path = Path(name)
@@ -140,7 +140,7 @@ def model_directory(shape: Shape, context: int, **more: Any) -> Iterator[Path]:
 
 
 def random_requests(count: int, inputs: tuple[int, int], outputs: tuple[int, int], vocab: int) -> list[Request]:
-    """Of lengths that are equally likely, and the same every time."""
+    """Return requests of uniformly distributed lengths, the same every time."""
     chance = random.Random(0)
     return [
         ([chance.randrange(vocab) for _ in range(chance.randint(*inputs))], chance.randint(*outputs))
@@ -149,7 +149,7 @@ def random_requests(count: int, inputs: tuple[int, int], outputs: tuple[int, int
 
 
 def sharing_requests(scale: Scale) -> list[Request]:
-    """Nine in ten begin with the same `prefix` tokens, the tenth with as many of its own."""
+    """Return requests of which nine in ten begin with the same `prefix` tokens, the tenth with its own."""
     chance, vocab = random.Random(1), scale.large.vocab
     common = [chance.randrange(vocab) for _ in range(scale.prefix)]
     requests = []

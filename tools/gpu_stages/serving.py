@@ -1,4 +1,4 @@
-"""What the whole of Tercet but HTTP achieves, and transformers beside it."""
+"""Performance of Tercet without HTTP, and of transformers for comparison."""
 
 import os
 import tempfile
@@ -13,13 +13,13 @@ import torch
 from tools.gpu_stages.scale import Request, Results, Scale, Shape, model_directory, random_requests, sharing_requests
 
 MakeEngine = Callable[..., AbstractContextManager[Any]]
-"""`tercet.frontend.engine.engine.Engine`, or what stands in for it."""
+"""`tercet.frontend.engine.engine.Engine`, or a substitute."""
 
 Peer = Callable[[Path, Scale, Sequence[Request]], Results]
-"""Another engine: answers requests to the model of a directory, which has random weights."""
+"""Another engine, which answers requests to the random model of a directory."""
 
 _KERNEL_CACHE = "TRITON_CACHE_DIR"
-"""The variable that names Triton's folder of compiled kernels."""
+"""Environment variable of Triton's folder of compiled kernels."""
 
 _OPTIONS: dict[str, Any] = {"max_running_requests": 256, "chunked_prefill_size": 8192}
 
@@ -27,7 +27,7 @@ _OPTIONS: dict[str, Any] = {"max_running_requests": 256, "chunked_prefill_size":
 def served(
     make_engine: MakeEngine, shape: Shape, requests: Sequence[Request], *, again: bool = False, **options: Any
 ) -> Results:
-    """All requests at once. `again`: after a load of other prompts, which has kernels compiled and graphs recorded."""
+    """Run all requests at once. With `again`, other prompts run before, which compile kernels and record graphs."""
     longest = max(len(ids) + output for ids, output in requests)
     with model_directory(shape, longest + 8) as directory:
         start = time.perf_counter()
@@ -40,7 +40,7 @@ def served(
 
 
 def _load(engine: Any, requests: Sequence[Request]) -> tuple[float, int]:
-    """(seconds until the last answer, tokens of all)."""
+    """Return (seconds until the last answer, tokens of all answers)."""
     start = time.perf_counter()
     answers = engine.generate(
         input_ids=[ids for ids, _ in requests], sampling_params=[_sampling(output) for _, output in requests]
@@ -57,14 +57,14 @@ def _speed(seconds: float, tokens: int) -> Results:
 
 
 def offline(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
-    """Requests of random lengths without a shared prefix."""
+    """Yield requests of random lengths without a shared prefix."""
     lengths = (1, scale.longest_input), (1, scale.longest_output)
     requests = random_requests(scale.requests, *lengths, scale.large.vocab)
     yield served(make_engine, scale.large, requests, max_running_requests=scale.running)
 
 
 def small_models(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
-    """mini-sglang's offline benchmark, on the shapes it uses."""
+    """Yield mini-sglang's offline benchmark, with its shapes."""
     for name, shape in scale.others.items():
         lengths = scale.small_lengths, scale.small_lengths
         requests = random_requests(scale.small_requests, *lengths, shape.vocab)
@@ -72,7 +72,7 @@ def small_models(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
 
 
 def shared_prefix(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
-    """Nine requests in ten begin alike; with the prefix cache and without it."""
+    """Yield requests of which nine in ten have the same prefix, with the prefix cache and without it."""
     requests = sharing_requests(scale)
     cached = served(make_engine, scale.large, requests)
     yield {"cached": cached}
@@ -81,9 +81,9 @@ def shared_prefix(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
 
 
 def ready(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
-    """Seconds from start to ready of the large model with random weights, before Triton has compiled and after.
+    """Yield seconds from start to ready of the large random model, before Triton has compiled and after.
 
-    FlashInfer's kernels, and files that the system keeps in memory, are there both times if they were before.
+    FlashInfer's kernels and the system's file cache are warm both times if they were before.
     """
     with _empty_kernel_cache():
         for name in ("uncompiled", "warm"):
@@ -95,7 +95,7 @@ def ready(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
 
 @contextmanager
 def _empty_kernel_cache() -> Iterator[None]:
-    """Processes that start meanwhile find only what they have compiled themselves."""
+    """Let processes started inside find only the kernels that they have compiled themselves."""
     before = os.environ.get(_KERNEL_CACHE)
     with tempfile.TemporaryDirectory() as directory:
         os.environ[_KERNEL_CACHE] = directory
@@ -108,7 +108,7 @@ def _empty_kernel_cache() -> Iterator[None]:
 
 
 def against_transformers(scale: Scale, make_engine: MakeEngine, peer: Peer | None = None) -> Iterator[Results]:
-    """The same sample of requests here and in transformers' continuous batching; every answer has one length."""
+    """Yield the same requests here and in transformers' continuous batching; every answer has one length."""
     shape, output = scale.large, scale.sample_output
     requests = random_requests(scale.sample, (1, scale.longest_input), (output, output), shape.vocab)
     ours = served(make_engine, shape, requests)
@@ -119,7 +119,7 @@ def against_transformers(scale: Scale, make_engine: MakeEngine, peer: Peer | Non
 
 
 def continuous_batching(directory: Path, scale: Scale, requests: Sequence[Request]) -> Results:
-    """Transformers' own, as it chooses its options by itself."""
+    """Return the result of transformers' continuous batching with its default options."""
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
     output = requests[0][1]
@@ -127,7 +127,7 @@ def continuous_batching(directory: Path, scale: Scale, requests: Sequence[Reques
         config = AutoConfig.from_pretrained(directory)
         model = AutoModelForCausalLM.from_config(config, dtype=scale.dtype).eval()
     greedy = GenerationConfig(max_new_tokens=output, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    model.generate_batch([requests[0][0][:8]], generation_config=greedy)  # compiles, and takes memory
+    model.generate_batch([requests[0][0][:8]], generation_config=greedy)  # compiles, and allocates memory
     start = time.perf_counter()
     answers = model.generate_batch([ids for ids, _ in requests], generation_config=greedy)
     seconds = time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""Commands in sessions of their own: nothing that one started outlives it."""
+"""Commands in sessions of their own, whose processes do not outlive them."""
 
 import os
 import signal
@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def run_apart(command: Sequence[str], limit: float) -> int | None:
-    """A command's exit code, or None where it was not done after `limit` seconds.
+    """Return a command's exit code, or None if it did not end within `limit` seconds.
 
-    Then, or when it has ended or whoever waits is interrupted, what is left of its session is killed.
+    At the end, at the limit, or when the wait is interrupted, all processes of its session are killed.
     """
     process = subprocess.Popen(command, start_new_session=True)
     try:
@@ -26,7 +26,7 @@ def run_apart(command: Sequence[str], limit: float) -> int | None:
 
 
 def _kill_session(session: int) -> None:
-    """Those who are left, and have groups of their own, as the parts of a server do."""
+    """Kill the remaining processes, including those with groups of their own such as the parts of a server."""
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(ProcessLookupError, PermissionError):
             if os.getsid(pid := int(entry.name)) == session:

@@ -1,9 +1,9 @@
-"""Steps that compute tokens which are only assumed: do they say what steps of one token say, and what do they cost?
+"""Steps with draft tokens: equality with steps of one token, and cost.
 
-Both are asked of one worker, of the same texts in different slots. In float32 the sums of a step of several rows differ
-from those of one row by their order alone, so that every token is the same, and log-probabilities are apart by less
-than `LEAST`; they are farther apart where a row reads the key and value of another token before it. In 16 bits rounding
-parts tokens at last, so what is told there is how many are alike until then.
+Both run on one worker, with the same texts in different slots. In float32 the sums of a step of several rows differ
+from those of one row only by their order, so that every token is the same, and log-probabilities differ by less than
+`LEAST`; they differ more if a row reads the keys and values of a wrong token before it. In 16 bits rounding eventually
+leads to other tokens, so the figure is the number of equal tokens until then.
 """
 
 import statistics
@@ -27,17 +27,17 @@ _TEXTS = 2
 _CHAIN = 4
 """Rows of a choice in a step."""
 _TOKENS = 1 + 4 * _CHAIN
-"""That each choice says: one after its prompt, and the rest by whole chains."""
+"""Tokens of each choice: one after its prompt, the rest in whole chains."""
 _WARM = 3
 """Steps after which their sampling is recorded, too."""
 
 _GREEDY, _DRAWN = (SamplingParams(max_new_tokens=_TOKENS, temperature=each, seed=7) for each in (0.0, 1.0))
 _SORTS = {"greedy": (_GREEDY, -1), "drawn": (_DRAWN, -1), "told": (_DRAWN, 0)}
-"""How tokens are sampled, and how many others are told of: what is told of is not sampled by a graph."""
+"""Sampling parameters, and the number of alternatives reported: graphs do not sample steps that report them."""
 
 
 def compare(scale: Scale) -> Iterator[Results]:
-    """How many tokens are alike, how far their log-probabilities are apart, and how far they may be."""
+    """Yield the number of equal tokens, the distance of their log-probabilities, and the allowed distance."""
     dtypes = dict.fromkeys(str(dtype).removeprefix("torch.") for dtype in (torch.float32, scale.dtype))
     for found in gathered(partial(_compare, scale), dtypes, min(1, scale.processes)):
         yield {"compared": found, "wrong": wrong_of(found)}
@@ -52,24 +52,24 @@ def _compare(scale: Scale, dtype: str) -> Iterator[Results]:
 
 @dataclass
 class _Said:
-    """Tokens of each text, and their log-probabilities where these are told."""
+    """Tokens of each text, with their log-probabilities if requested."""
 
     tokens: list[list[int]] = field(default_factory=lambda: [[] for _ in range(_TEXTS)])
     logprobs: list[list[float]] = field(default_factory=lambda: [[] for _ in range(_TEXTS)])
 
 
 class _Speaker:
-    """A worker that says how texts go on."""
+    """Worker that continues texts."""
 
     def __init__(self, offline: Offline, prompt: int) -> None:
         self._offline = offline
         self._prompt = prompt
         self._vocab = offline.worker.capacity.vocab_size
         self.decodes = 0
-        """Steps but for those of prompts."""
+        """Steps other than those of prompts."""
 
     def say(self, sort: str, first: int, assumed: Sequence[Sequence[int]] | None = None) -> _Said:
-        """In the slots from the first on: a token a step, or chains of what each is assumed to say."""
+        """Continue the slots from `first` on: a token per step, or chains of draft tokens."""
         said = _Said()
         for text in range(_TEXTS):
             self._run(self._offline.introduce_plan(self._init(sort, text, first + text)), first, said)
@@ -104,7 +104,7 @@ def _compared(directory: Path, scale: Scale) -> Results:
         directory, scale, slots=slots, prompt=prompt, decodes=_TOKENS, load_format="safetensors", draft_rows=rows
     )
     speaker = _Speaker(offline, prompt)
-    speaker.say("greedy", 0, [[0] * _TOKENS] * _TEXTS)  # from now on graphs of such steps are wanted
+    speaker.say("greedy", 0, [[0] * _TOKENS] * _TEXTS)  # requests graphs of such steps
     record_graphs(offline.worker, slots, chained=rows)
     graphs, speaker.decodes = count_replays(offline.worker), 0
     one_by_one = {sort: speaker.say(sort, 0) for sort in _SORTS}
@@ -127,24 +127,24 @@ def _compared(directory: Path, scale: Scale) -> Results:
 
 
 def _wrong(tokens: Sequence[int], vocab: int) -> list[int]:
-    """The same, but for the first that each chain assumes."""
+    """Return the tokens with the first draft of each chain changed."""
     return [(token + 1) % vocab if at % _CHAIN == 1 else token for at, token in enumerate(tokens)]
 
 
 def _after_others(said: _Said) -> torch.Tensor:
-    """Log-probabilities of what follows a token that may have been assumed wrongly and one that was not."""
+    """Return the log-probabilities of tokens after a draft that may be wrong and after one that is right."""
     return torch.tensor([each[at] for each in said.logprobs for at in range(_TOKENS) if at and at % _CHAIN in (3, 0)])
 
 
 def _alike(mine: Sequence[int], others: Sequence[int]) -> int:
-    """How many tokens there are before the first that is another."""
+    """Return the number of tokens before the first difference."""
     return next((at for at, pair in enumerate(zip(mine, others, strict=True)) if pair[0] != pair[1]), len(mine))
 
 
 def time_steps(scale: Scale) -> Iterator[Results]:
-    """Milliseconds of a step by the rows of each choice, when it waits for the last one's result, and when it need not.
+    """Yield milliseconds of a step by the rows of each choice, with and without waiting for the last result.
 
-    The first is what steps with assumed tokens do; those of one row are run ahead where a server overlaps.
+    Steps with draft tokens wait; a server with overlap runs steps of one row ahead.
     """
     yield from gathered(partial(_time, scale), ["timed"], min(1, scale.processes))
 
@@ -170,7 +170,7 @@ def _time(scale: Scale, _: str) -> Iterator[Results]:
 
 
 def _timed(offline: Offline, scale: Scale, batch: int, rows: int) -> dict[str, float]:
-    """Of slots that hold `scale.context` tokens, and go on by one token whatever is assumed."""
+    """Return the figures of slots that hold `scale.context` tokens and advance by one token for any draft."""
     found = {}
     for name, ahead in (("ms", False), ("ahead_ms", True)):
         offline.rewind(scale.context)

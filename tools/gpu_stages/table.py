@@ -1,4 +1,4 @@
-"""The table of the README: every figure to reach, beside what the results of one machine say of it."""
+"""Table of the README: every target, with the results of one machine."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from tools.gpu_stages.processes import NOT_RUN
 from tools.gpu_stages.records import trouble_of
 
 Measured = tuple[str, bool | None]
-"""(what was measured, whether it reaches the target; None where there is no target)"""
+"""(figure, whether it reaches the target; None without a target)"""
 
 _MEMORY_BOUND = 0.85
 
 _WHY = {
     "fused sample all": "computes ten rounds of a generator and two logarithms for every token",
     "fused sample top-p": "draws as `sample all` does, and looks for where its tokens end",
-    "fused bitmask": "writes every other number, so half of each sector",  # of old records: now `fused grammar mask`
+    "fused bitmask": "writes every other number, so half of each sector",  # old name of `fused grammar mask`
     "fused latent decode": "writes parts of splits and reads them again, a tenth of its bytes",
     "fused grammar mask": "waits for the mask before it writes 33 MB, all in 11 us",
     "fused fp8 linear, 16 rows": "widens weights by arithmetic",
@@ -25,12 +25,12 @@ _WHY = {
     "fused lora, an adapter each": "multiplied in float32 on 2026-11-26, two programs to a multiprocessor; no longer",
     "fused lora, one adapter": "read the adapter for every 16 tokens on 2026-11-26; now for every 64",
 }
-"""What binds an operation that moves bytes, which is below its target all the same; others are not explained."""
+"""Bound of a memory-bound operation that is below its target; others are not explained."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One figure. `read` finds it in a stage's results, and raises KeyError where they have it not."""
+    """Row of the table. `read` finds it in a stage's results, and raises KeyError if it is missing."""
 
     work: str
     target: str
@@ -131,7 +131,7 @@ def _compared(what: str) -> Callable[[Mapping[str, Any]], Measured]:
 
 
 def _summed(wrong: Sequence[str], right: str, missing: int) -> Measured:
-    """Of things that are right, wrong, or not known."""
+    """Return the summary of checks that are right, wrong, or unknown."""
     said = f"wrong: {', '.join(wrong)}" if wrong else right
     return f"{said}; {missing} not run" if missing else said, not wrong and not missing
 
@@ -255,9 +255,9 @@ ROWS: Sequence[Row] = [
 
 
 def table(records: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown, from the records of one machine by stage. What is not there was not measured.
+    """Return Markdown from the records of one machine by stage. Missing records were not measured.
 
-    Where kernels were not right that is said before the table, and of each figure that was measured after it.
+    If kernels were wrong, the table and every later figure say so.
     """
     lines = [f"**Correctness failed, {date}: {trouble}.**\n" for date, trouble in sorted(_failures(records).items())]
     lines += ["| work | target | measured | reached |", "|---|---|---|---|"]
@@ -269,7 +269,7 @@ def table(records: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _failures(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
-    """What was not right, by the date of the record that shows it."""
+    """Return the failures by the date of the record that shows them."""
     known = [_known(record) for record in records.values()]
     if "correctness" in records:
         known.append({"date": records["correctness"]["date"], "trouble": trouble_of(records["correctness"])})
@@ -277,7 +277,7 @@ def _failures(records: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _known(record: Mapping[str, Any]) -> Mapping[str, str]:
-    """What was known of correctness when a record was begun; nothing, of those from before they told it."""
+    """Return the correctness known when a record was begun; empty for old records without it."""
     return record.get("correctness") or {"date": "", "trouble": ""}
 
 

@@ -1,4 +1,4 @@
-"""What a trace of torch.profiler says of the time in which a device did nothing."""
+"""Idle time of a device in traces of torch.profiler."""
 
 import json
 import tempfile
@@ -15,7 +15,7 @@ Interval = tuple[float, float]
 
 
 def idle_share(work: Iterable[Interval]) -> float:
-    """Of the time between the first beginning and the last end, the share in which nothing ran."""
+    """Return the idle share of the time between the first beginning and the last end."""
     ordered = sorted(work)
     if not ordered:
         raise ValueError("nothing ran")
@@ -29,7 +29,7 @@ def idle_share(work: Iterable[Interval]) -> float:
 
 
 def traced(run: Callable[[], object], device: torch.device) -> list[Interval]:
-    """What the device did while `run` ran."""
+    """Return the device's intervals while `run` ran."""
     gpu = device.type == "cuda"
     activity = torch.profiler.ProfilerActivity.CUDA if gpu else torch.profiler.ProfilerActivity.CPU
     with torch.profiler.profile(activities=[activity], acc_events=True) as profile:
@@ -43,7 +43,7 @@ def traced(run: Callable[[], object], device: torch.device) -> list[Interval]:
 
 
 def intervals(trace: Path, categories: set[str]) -> list[Interval]:
-    """The events of some categories in an exported trace."""
+    """Return the events of some categories in an exported trace."""
     events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
     chosen = [event for event in events if event.get("cat") in categories and event.get("ph") == "X"]
     return [(float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in chosen]

@@ -1,7 +1,7 @@
-"""How operations that move bytes are best cut up: every way that its module names in `TILINGS`, checked and timed.
+"""Tuning of memory-bound operations: every tiling in the `TILINGS` of their modules, checked and timed.
 
-The checks come first, against the references and in several processes, which also compiles the kernels into Triton's
-cache on disk: the process that measures compiles nothing.
+The checks come first, against the references and in several processes, which also compile the kernels into Triton's
+cache on disk, so that the measuring process compiles nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,7 +39,7 @@ from tools.gpu_stages.processes import NOT_RUN, gathered, words
 from tools.gpu_stages.scale import Results, Scale
 
 _CALLS = 100
-"""In one graph, so that its own launch is not measured."""
+"""Calls in one graph, so that its launch does not count."""
 _BUDGET = 0.04
 """Seconds of one measurement."""
 
@@ -48,14 +48,14 @@ Tensors = Sequence[torch.Tensor]
 
 @dataclass(frozen=True)
 class _Work:
-    """An operation at one size: to be called with a tiling, what it should give, and the bytes that it moves."""
+    """An operation at one size: its function of a tiling, the expected results, and the bytes that it moves."""
 
     size: str
     run: Callable[..., Tensors]
     expected: Tensors
     amount: float
     stores: Tensors = ()
-    """What it writes to beside what it gives, zeros before; these come last in `expected`."""
+    """Tensors it writes to besides its results, zero before; they come last in `expected`."""
 
 
 def _embedding(scale: Scale) -> Iterator[_Work]:
@@ -82,7 +82,7 @@ def _rope(scale: Scale) -> Iterator[_Work]:
 
 
 def _decodes(scale: Scale) -> Iterator[_Work]:
-    """Of one layer. What few rows read is in the L2 from the second call on."""
+    """Yield decodes of one layer. With few rows the data is in the L2 cache from the second call on."""
     shape, dim = scale.large, scale.large.head_dim
     for count in scale.batches:
         rows = make_batch([(1, scale.context)] * count, PAGE_SIZE, scale.device)
@@ -90,7 +90,7 @@ def _decodes(scale: Scale) -> Iterator[_Work]:
         caches = torch.randn(2, pages, PAGE_SIZE, shape.kv_heads, dim, device=scale.device).to(scale.dtype)
         q = torch.randn(count, shape.heads, dim, device=scale.device).to(scale.dtype)
         expected = _attended(TorchNativeAttention(), rows, q, caches)
-        backends: dict[Tiling, AttentionBackend] = {}  # a graph's counters are made before it is recorded
+        backends: dict[Tiling, AttentionBackend] = {}  # a graph's counters are allocated before it is recorded
         yield _Work(f"batch {count}", partial(_decoded, backends, rows, q, caches), expected, 1.0 * caches.nbytes)
 
 
@@ -110,14 +110,14 @@ def _latent_decodes(scale: Scale) -> Iterator[_Work]:
 
 
 def _latent_prompts(scale: Scale) -> Iterator[_Work]:
-    """Which are bound by matrix products: their bytes alone are a small share."""
+    """Yield prompts, which are bound by matrix products: their bytes alone are a small share."""
     for count in (scale.context, scale.prompt // 2):
         work = _latents(scale, [(count, count)], lambda way: triton_latent.TritonLatent(extends=way))
         yield replace(work, size=f"prompt {count}")
 
 
 def _latents(scale: Scale, rows: list[tuple[int, int]], make: Callable[[Tiling], LatentBackend]) -> _Work:
-    """One layer of DeepSeek-V2-Lite, as the stage `operations` has it."""
+    """Return one layer of DeepSeek-V2-Lite, as in the stage `operations`."""
     heads, rank, width = 16, 512, 576
     batch = make_batch(rows, PAGE_SIZE, scale.device)
     pages = int(batch.page_table.max()) + 1
@@ -156,7 +156,7 @@ def _sample(scale: Scale) -> Iterator[_Work]:
 
 
 def _few_bits(scale: Scale, rows: Sequence[int], run: Callable[..., torch.Tensor]) -> Iterator[_Work]:
-    """Layers of a weight of each kind, of which no cache holds much: in 4 bits twice what an H100's does."""
+    """Yield layers with weights of each kind, too many for a cache: in 4 bits twice an H100's."""
     width = scale.operation_width
     full = torch.randn(12 * width, width, device=scale.device).div(width**0.5)
     for kind, block in QUANTISED:
@@ -169,13 +169,13 @@ def _few_bits(scale: Scale, rows: Sequence[int], run: Callable[..., torch.Tensor
 
 
 def _sizes(scale: Scale) -> Iterator[tuple[str, int]]:
-    """Tokens of decodes, and those of the stage `operations`."""
+    """Yield token counts of decodes, and those of the stage `operations`."""
     yield from ((f"batch {batch}", batch) for batch in scale.batches)
     yield f"{scale.operation_tokens} tokens", scale.operation_tokens
 
 
 def _logits(scale: Scale) -> Iterator[tuple[str, torch.Tensor]]:
-    """Those of decodes in the model's type, and those of the stage `operations`."""
+    """Yield logits of decodes in the model's type, and those of the stage `operations`."""
     for rows in scale.batches:
         yield f"batch {rows}", torch.randn(rows, scale.large.vocab, device=scale.device).mul(3).to(scale.dtype)
     most = scale.operation_rows
@@ -183,7 +183,7 @@ def _logits(scale: Scale) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _one(operation: Callable[..., torch.Tensor], *given: Any, tiling: Tiling) -> Tensors:
-    """Of an operation that gives one tensor."""
+    """Return the result of an operation with one tensor as a tuple."""
     return [operation(*given, tiling=tiling)]
 
 
@@ -200,11 +200,11 @@ OPERATIONS: dict[str, tuple[Sequence[Tiling], Callable[[Scale], Iterator[_Work]]
     "tiles, few bits": (quantised.TILINGS, lambda scale: _few_bits(scale, scale.tiled_rows, quantised.tiled_linear)),
     "in full, few bits": (dequantize.TILINGS, lambda scale: _few_bits(scale, scale.tiled_rows, quantised.full_linear)),
 }
-"""Where tiles are no longer faster than a weight that is first written in full is `quantised._TILED_ROWS`."""
+"""`quantised._TILED_ROWS` is the row count above which tiles are slower than a dequantized weight."""
 
 
 def tuning(scale: Scale) -> Iterator[Results]:
-    """Of each operation at each size, the fastest first: microseconds of a call, and share of the copy bandwidth."""
+    """Yield each operation at each size, fastest first: microseconds per call, and share of the copy bandwidth."""
     ways = [(name, tiling) for name, (tilings, _) in OPERATIONS.items() for tiling in tilings]
     right: dict[str, list[Tiling]] = {}
     for said in words(partial(_verdict, scale), ways, scale.processes):
@@ -216,7 +216,7 @@ def tuning(scale: Scale) -> Iterator[Results]:
 
 
 def _measured(scale: Scale, copy: float, right: Mapping[str, Sequence[Tiling]], name: str) -> Iterator[Results]:
-    """An operation, cut up in every way that is right."""
+    """Yield an operation with every correct tiling."""
     tilings, works = OPERATIONS[name]
     with torch.inference_mode():
         for work in works(scale):
@@ -239,7 +239,7 @@ def _timed(work: _Work, tiling: Tiling, scale: Scale) -> float:
 
 
 def _verdict(scale: Scale, way: tuple[str, Tiling]) -> str:
-    """Of an operation, cut up so: "ok" at every size, or why not."""
+    """Return "ok" if an operation is correct with a tiling at every size, or why it is not."""
     name, tiling = way
     torch.manual_seed(0)
     with torch.inference_mode():
@@ -254,7 +254,7 @@ def _verdict(scale: Scale, way: tuple[str, Tiling]) -> str:
 
 
 def _pair(work: _Work, tiling: Tiling) -> Pair:
-    """What it gave and stored, and what it should have; of integers, whether they are equal."""
+    """Return the actual and expected results and stores; for integers, whether they are equal."""
     given = [*work.run(tiling=tiling), *work.stores]
     pairs = [
         (mine, wanted) if wanted.is_floating_point() else (mine == wanted, torch.ones_like(wanted, dtype=torch.bool))

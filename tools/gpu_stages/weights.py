@@ -1,4 +1,4 @@
-"""Other weights under a running worker: is it then as one that was made with them, its graphs among it?"""
+"""Weight updates in a running worker: equality with a worker created with the new weights, including graphs."""
 
 import shutil
 import tempfile
@@ -19,7 +19,7 @@ _PROMPTS = Prompts(places=[NOBODY] * 3, decoded=[range(3), [0]])
 
 
 def weights(scale: Scale) -> Iterator[Results]:
-    """How far log-probabilities are from those of a worker that never had other weights, and from the old ones."""
+    """Yield the distance of log-probabilities from a worker with only the new weights, and from the old ones."""
     for found in gathered(partial(_compare, scale), ["replaced"], min(1, scale.processes)):
         yield {**found, "wrong": wrong_of(found)}
 
@@ -40,7 +40,7 @@ def _replaced(directory: Path, scale: Scale) -> Results:
 
 
 def _other(model: Path, directory: Path) -> Path:
-    """The same checkpoint with other numbers, and nothing beside them."""
+    """Write the same checkpoint with other numbers, and no other files."""
     directory.mkdir()
     (stored,) = model.glob("*.safetensors")
     tensors = {name: tensor.flip(0).contiguous() for name, tensor in load_file(stored).items()}

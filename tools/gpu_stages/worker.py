@@ -1,4 +1,4 @@
-"""One worker without sockets: its slots hold prompts and go on from there, by plans made here or by the real core."""
+"""Worker without sockets: its slots hold prompts and decode from there, by plans made here or by the real core."""
 
 import time
 from collections import deque
@@ -26,7 +26,7 @@ from tools.gpu_stages.scale import Scale, random_requests
 
 PAGE_SIZE = 16
 NOBODY = -1
-"""The place of no adapter."""
+"""Slot of no adapter."""
 
 Given = TypeVar("Given")
 
@@ -45,11 +45,11 @@ def make_worker(
     rank: int = 1,
     draft_rows: int = 0,
 ) -> TpModelWorker:
-    """With random weights, unless others are to be loaded; `cache` is the dtype of keys and values.
+    """Return a worker with random weights, unless others are loaded; `cache` is the dtype of keys and values.
 
-    It can hold `loras` adapters up to a rank, and run steps of up to `draft_rows` in which choices have several.
+    It can hold `loras` adapters up to a rank, and run steps of up to `draft_rows` rows in which choices have several.
     """
-    release_cached()  # what a worker before this one left
+    release_cached()  # memory of the previous worker
     return TpModelWorker(
         WorkerOptions(
             model=directory,
@@ -71,10 +71,9 @@ def make_worker(
 
 
 class Offline:
-    """A worker whose plans are made here: every slot has pages for all its tokens from the first.
+    """Worker whose plans are made here: every slot has pages for all its tokens from the start.
 
-    Its page tables are no wider than that, unless a longer `context` is to be possible. What else it has are `options`
-    of `make_worker`.
+    Its page tables are no wider than that, unless a longer `context` is requested. `options` are for `make_worker`.
     """
 
     def __init__(
@@ -92,14 +91,14 @@ class Offline:
         self._step = 0
 
     def introduce_plan(self, init: SlotInit) -> Plan:
-        """The prompt of a choice, whatever its slot held before."""
+        """Return the plan of a choice's prompt, in a slot with any previous content."""
         slot, tokens = init.slot, init.prompt_tokens
         self.lengths[slot] = tokens
         pages = PageUpdate(slot, 0, [list(range(slot * self.pages, (slot + 1) * self.pages))])
         return self._plan([Row(slot, 0, tokens, sample=True)], [init], [pages])
 
     def prefill_plan(self, slot: int, tokens: int, adapter: int = NOBODY) -> Plan:
-        """A prompt of so many tokens, and the place of its adapter."""
+        """Return the plan of a prompt of `tokens` tokens, with an adapter slot."""
         init = SlotInit(
             slot=slot,
             tokens=prompt_of(slot, tokens, self.worker.capacity.vocab_size),
@@ -111,13 +110,13 @@ class Offline:
         return self.introduce_plan(init)
 
     def decode_plan(self, slots: int) -> Plan:
-        """One more token for each of the first slots."""
+        """Return the plan of a token for each of the first slots."""
         return self.chained_plan(dict.fromkeys(range(slots), ()))
 
     def chained_plan(self, assumed: Mapping[int, Sequence[int]], right: int = 0) -> Plan:
-        """One more token for some slots, and one for each that is assumed to follow it.
+        """Return the plan of a token for some slots, and of one for each draft token after it.
 
-        Rows are ordered as the core orders them. Slots go on as if so many of what is assumed were right.
+        Rows are ordered as in the core. Slots advance as if `right` draft tokens were accepted.
         """
         rows = [Row(slot, self.lengths[slot], 1, sample=True) for slot in assumed]
         tokens: dict[int, int] = {}
@@ -129,22 +128,22 @@ class Offline:
         return self._plan(rows, assumed=tokens)
 
     def prefill(self, slot: int, tokens: int, adapter: int = NOBODY) -> float:
-        """Seconds of one slot's prompt."""
+        """Return the seconds of one slot's prompt."""
         plan = self.prefill_plan(slot, tokens, adapter)
         start = time.perf_counter()
         self.worker.submit(plan).result()
         return time.perf_counter() - start
 
     def rewind(self, tokens: int) -> None:
-        """Go on from there: what follows is computed again, and is the same."""
+        """Continue from `tokens`: later tokens are computed again, with equal results."""
         self.lengths = [tokens] * len(self.lengths)
 
     def decode(self, slots: int, steps: int) -> tuple[list[float], list[list[int]]]:
-        """(seconds between results, tokens of each step), the next step started before the last one's result."""
+        """Return (seconds between results, tokens of each step); steps start before the last one's result."""
         return self.run(partial(self.decode_plan, slots), steps)
 
     def run(self, plan: Callable[[], Plan], steps: int, *, ahead: bool = True) -> tuple[list[float], list[list[int]]]:
-        """(seconds between results, tokens of each step); the next one is started before the last one's if `ahead`."""
+        """Return (seconds between results, tokens of each step); with `ahead`, steps start before the last result."""
         waiting: deque[Pending[StepResult]] = deque()
         seconds, tokens = [], []
         last = time.perf_counter()
@@ -169,12 +168,12 @@ class Offline:
 
 
 def prompt_of(text: int, tokens: int, vocab: int) -> bytes:
-    """So many tokens of one of many texts."""
+    """Return `tokens` tokens of one of many texts."""
     return pack_ints((7919 * text + 31 * place) % vocab for place in range(tokens))
 
 
 class TimedModel:
-    """A model that adds up the seconds in which the host was busy with it."""
+    """Model that sums the seconds in which the host was busy with it."""
 
     def __init__(self, model: Model, graphs: Replays | None) -> None:
         self._model = model
@@ -211,7 +210,7 @@ class TimedModel:
 
 
 def time_model(worker: TpModelWorker) -> TimedModel:
-    """Put a clock around a worker's model, and around its graphs, which are it recorded."""
+    """Wrap a worker's model and its recorded graphs with a clock."""
     runner = worker._runner
     timed = TimedModel(runner._model, runner.graphs)
     runner._model = timed
@@ -221,7 +220,7 @@ def time_model(worker: TpModelWorker) -> TimedModel:
 
 @dataclass
 class Turn:
-    """Seconds of the host in one turn of the scheduler's loop, without those that the model took."""
+    """Seconds of the host in one turn of the scheduler's loop, without those of the model."""
 
     plan: float
     submit: float
@@ -229,13 +228,13 @@ class Turn:
 
     @property
     def outside(self) -> float:
-        """All of it."""
+        """Return the sum."""
         return self.plan + self.submit + self.finish
 
 
 @dataclass
 class Decoding:
-    """The real core over a worker: choices that decode and do not end while anybody looks."""
+    """Real core with a worker: choices decode and do not end during the measurement."""
 
     worker: TpModelWorker
     batch: int
@@ -245,7 +244,7 @@ class Decoding:
     in_flight: deque[Pending[StepResult]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
-        """Hand in the requests, and prefill until everybody decodes."""
+        """Submit the requests, and prefill until all choices decode."""
         budget = max(self.batch, 8192)
         self.core = Scheduler(CoreConfig(token_budget=budget), self.worker.capacity)
         lengths = (self.prompt, self.prompt), (self.output, self.output)
@@ -261,7 +260,7 @@ class Decoding:
                 break
 
     def overlapped(self, turns: int) -> None:
-        """Turns as the loop makes them with `overlap` 1: the next step starts before the last one's result."""
+        """Run turns of the loop with `overlap` 1: the next step starts before the last one's result."""
         for _ in range(turns):
             if plan := self.core.schedule():
                 self.in_flight.append(self.worker.submit(plan))
@@ -269,7 +268,7 @@ class Decoding:
                 self.core.commit(self.in_flight.popleft().result())
 
     def timed(self, model: TimedModel) -> Turn:
-        """One turn in which nothing overlaps, so that no waiting for the device is counted."""
+        """Run one turn without overlap, so that waiting for the device does not count."""
         start, model.seconds = time.perf_counter(), 0.0
         plan = self.core.schedule()
         planned = time.perf_counter()
@@ -284,6 +283,6 @@ class Decoding:
 
 
 def wait() -> None:
-    """Until the device has done everything."""
+    """Wait until the device has finished."""
     if torch.cuda.is_available():
         torch.cuda.synchronize()

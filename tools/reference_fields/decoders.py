@@ -1,4 +1,4 @@
-"""Fields of config.json of the architectures that run on Tercet's own modules, as transformers has them."""
+"""Fields of config.json in transformers for the architectures that run on Tercet's own modules."""
 
 from functools import cache
 from importlib.metadata import version
@@ -19,12 +19,12 @@ SHARED = (
     "modeling_rope_utils",
     "modeling_utils",
 )
-"""Modules of transformers that every architecture runs through and that read configs."""
+"""Modules of transformers that every architecture uses and that read configs."""
 _WITHOUT_FIELDS = (
     "activations",
     "generation",  # reads generation_config.json
     "initialization",
-    "integrations",  # their parts that matter are above
+    "integrations",  # their relevant parts are above
     "models/auto",
     "modeling_flash_attention_utils",
     "modeling_outputs",
@@ -35,9 +35,9 @@ _WITHOUT_FIELDS = (
     "utils/output_capturing",
     "utils/type_validators",
 )
-"""Modules that architectures import and that read nothing of a config that changes an answer."""
+"""Modules that architectures import and that read no config field which changes an answer."""
 _MODELS = {"LLaMAForCausalLM": ("llama",), "MistralForCausalLM": ("mistral", "ministral")}
-"""Folders of models, where an architecture has another than its class: older names, and what `AutoConfig` chooses."""
+"""Folders of models for architectures with another one than their class: older names, and choices of `AutoConfig`."""
 
 
 def models_of(architecture: str) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ def _transformers() -> dict[str, set[str]]:
 
 
 def _family(family: str, name: str) -> set[str]:
-    """What the family's config declares and takes by older names, and what its modules read."""
+    """Return the fields that the family's config declares or accepts under older names, and that its modules read."""
     own = class_of(tree_of("transformers", f"models/{family}/configuration_{family}.py"), name)
     modules = tree_of("transformers", f"models/{family}/modeling_{family}.py")
     return declared(own) | keys_read(own, "kwargs") | attributes_read(modules, "config")

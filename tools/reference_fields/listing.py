@@ -1,4 +1,4 @@
-"""Lists of fields, each of one package's source, which are checked in beside the tool that makes them."""
+"""Lists of fields, each from one package's source, checked in beside the tool that generates them."""
 
 import argparse
 import ast
@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 Listing = dict[str, dict[str, list[str]]]
-"""By package, and in it by object: the fields that the package reads of it, sorted."""
+"""Fields by package and object: those that the package reads, sorted."""
 
 
 def tree_of(package: str, path: str) -> ast.Module:
@@ -82,9 +82,9 @@ def stored(file: Path) -> Listing:
 
 
 def main(file: Path, walks: dict[str, Callable[[], dict[str, set[str]]]]) -> int:
-    """Write the list, or return 1 and print what differs where `--check` finds something.
+    """Write the list, or return 1 and print the differences if `--check` finds any.
 
-    What is stored of a package that is not installed stays.
+    Entries of packages that are not installed are kept.
     """
     parser = argparse.ArgumentParser()
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")

@@ -18,7 +18,7 @@ _MODULES = {
 }
 _MODELS = ("base/model.py", "sentence_transformer/model.py", "cross_encoder/model.py")
 _NOT_IN_FILES = {"backend", "model_name_or_path"}
-"""Parameters that the caller gives."""
+"""Parameters that the caller passes."""
 
 
 def _sentence_transformers() -> dict[str, set[str]]:
@@ -36,7 +36,7 @@ def _sentence_transformers() -> dict[str, set[str]]:
 
 
 def _module(name: str, path: str) -> set[str]:
-    """What a module takes when it is made, and the older names of that."""
+    """Return the parameters of a module's constructor, with their older names."""
     tree = tree_of(_PACKAGE, path)
     renamed = {
         key.value
@@ -51,7 +51,7 @@ def _module(name: str, path: str) -> set[str]:
 
 
 def _written(tree: ast.Module) -> set[str]:
-    """What a model puts into its settings."""
+    """Return the settings that a model writes."""
     writers = [
         node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "_get_model_config"
     ]

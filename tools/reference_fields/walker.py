@@ -1,4 +1,4 @@
-"""Config fields that transformers' source declares and reads, found in its syntax trees: nothing of it is imported."""
+"""Config fields that transformers' source declares and reads, found in its syntax trees without imports."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeGuard
 
 _OTHER_CONFIGS = {"generation_config", "quantization_config", "peft_config", "cache_config", "load_config"}
-"""Names that look like a model's config and hold another one."""
+"""Names that look like a model's config but hold another one."""
 _ROPE = ("rope_parameters", "rope_scaling", "rope_params")
 _ACCESSORS = ("get", "pop", "setdefault")
 _RUN_WHEN_MADE = re.compile("__post_init__|_?validate|convert_rope_params_to_dict|standardize_rope_params")
@@ -19,7 +19,7 @@ _RUN_WHEN_MADE = re.compile("__post_init__|_?validate|convert_rope_params_to_dic
 
 @dataclass
 class Fields:
-    """Fields found in a file or in several."""
+    """Fields found in one or several files."""
 
     declared: dict[str, str] = field(default_factory=dict)
     """Name to the source of its default."""
@@ -32,7 +32,7 @@ class Fields:
     """Methods of config classes, which look like fields where they are passed on."""
 
     def add(self, other: "Fields") -> None:
-        """Add those of another file."""
+        """Add the fields of another file."""
         self.declared |= other.declared
         self.read |= other.read
         self.aliases |= other.aliases
