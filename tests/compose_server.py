@@ -1,4 +1,4 @@
-"""The services of deploy/compose.yaml without containers: their own command lines on the hosts of a `Network`."""
+"""Services of deploy/compose.yaml without containers: their own command lines on the hosts of a `Network`."""
 
 import json
 import sys
@@ -9,10 +9,10 @@ from tests.deploy_files import compose
 from tests.namespaces import Network
 
 URL = "http://frontend:8000"
-"""Where clients find the frontend."""
+"""URL of the frontend for clients."""
 
 _ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-"""Threads that wait for one another are slow where other processes want the same cores, as here."""
+"""One thread per part: threads that wait for one another are slow when other processes use the same cores."""
 
 
 class ComposeServer:
@@ -26,7 +26,7 @@ class ComposeServer:
         self.keys = [self._here(word, "") for word in (*keys["entrypoint"], *keys["command"])]
 
     def start(self, host: str) -> None:
-        """Start the part whose host this is. Kubernetes names peers after pods, as this does after hosts."""
+        """Start the part of a host. Peers are named after hosts, as Kubernetes names them after pods."""
         part = host.partition("-")[0]
         words = [self._here(word, part) for word in self._services[part]["command"]]
         words += ["--peer", host]
@@ -36,39 +36,39 @@ class ComposeServer:
             self.network.start(host, self._program(f"tercet-{part}"), *words, env=_ENVIRONMENT, stdout=log)
 
     def healthy(self, host: str) -> bool:
-        """What the health check of the service says."""
+        """Return whether the service's health check passes."""
         assert self.network.processes[host].poll() is None, self.logs()
         return self.network.call(host, *self.health_command(host)).returncode == 0
 
     def health_command(self, host: str) -> list[str]:
-        """The health check of the service."""
+        """Return the command of the service's health check."""
         part = host.partition("-")[0]
         program, *words = self._services[part]["healthcheck"]["test"][1:]
         return [self._program(program), *(self._here(word, part) for word in words)]
 
     def get(self, path: str) -> str:
-        """What the frontend answers a client."""
+        """Return the frontend's response to a client."""
         code = "import sys, urllib.request as u; sys.stdout.write(u.urlopen(sys.argv[1], timeout=5).read().decode())"
         done = self.network.call("client", sys.executable, "-c", code, URL + path)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     def info(self) -> dict[str, Any]:
-        """What the frontend says of itself, and of whom it knows."""
+        """Return the frontend's /server_info."""
         info: dict[str, Any] = json.loads(self.get("/server_info"))
         return info
 
     def schedulers(self) -> int:
-        """How many the frontend knows."""
+        """Return the number of schedulers that the frontend knows."""
         return len(self.info()["schedulers"])
 
     def logs(self) -> str:
-        """The end of what every part said."""
+        """Return the last output of every part."""
         logs = sorted(self._directory.glob("*.log"))
         return "\n".join(f"--- {path.name}\n{path.read_text()[-2000:]}" for path in logs)
 
     def _here(self, word: str, part: str) -> str:
-        """A word of a command with the folders that the mounts of volumes stand for."""
+        """Return a word of a command with local folders in place of the volumes' mount points."""
         if word == "tercet":
             return self._program(word)
         word = word.replace("/state/", f"{self._directory / 'state'}/")

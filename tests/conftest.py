@@ -1,4 +1,4 @@
-"""Assertions in the modules that tests share say what they compared, as those in tests do."""
+"""Assertion rewriting for the modules that tests share."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""Frontends, schedulers, an encoder and detokenizers that die, hang, leave and come back while clients wait.
+"""Simulation of frontends, schedulers, an encoder and detokenizers that die, hang, leave and return under load.
 
-Everything follows from the seed: what is asked, what happens to whom, how long each message takes. Whatever happens, a
-request whose frontend lives ends once, with exactly its own tokens and text.
+The seed determines everything: requests, faults, and the delay of each message. In every run, a request whose frontend
+survives ends exactly once, with exactly its own tokens and text.
 """
 
 import asyncio
@@ -40,16 +40,16 @@ from tests.simulated_parts import (
 )
 
 TROUBLE = 20.0
-"""Seconds in which things happen."""
+"""Seconds with faults."""
 PATIENCE = 60.0
-"""Seconds after them in which everything must have ended, the queue that was waiting included."""
+"""Seconds after the faults in which all requests must end, including the queued ones."""
 LETTERS = 40, 70
-"""Token ids of whole characters: what prompts end with."""
+"""Token ids of whole characters, with which prompts end."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a client asks, and when."""
+    """Request of a client, and its time."""
 
     number: int
     at: float
@@ -94,13 +94,13 @@ def jobs(chance: random.Random, count: int) -> Iterator[Job]:
 
 @dataclass
 class Client:
-    """One who asked, and what has come so far."""
+    """Client of a generation, with its output so far."""
 
     job: Job
     frontend: FrontendPart
     generation: Generation
     leaves_at: float
-    """When the client has enough of it."""
+    """Time at which the client hangs up."""
     texts: dict[int, str] = field(default_factory=dict)
     ids: dict[int, list[int]] = field(default_factory=dict)
     logprobs: dict[int, list[float]] = field(default_factory=dict)
@@ -128,7 +128,7 @@ class Client:
 
 @dataclass
 class Asked:
-    """One who waits for vectors."""
+    """Client of an embedding request."""
 
     frontend: FrontendPart
     inputs: list[list[int]]
@@ -136,7 +136,7 @@ class Asked:
 
 
 class CrashSimulation:
-    """`run` plays everything."""
+    """Simulated server with clients and faults; `run` plays it to its end."""
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -146,7 +146,7 @@ class CrashSimulation:
         self.network.loss = self.chance.choice([0.0, 0.0, 0.002])
         self.network.fixed = self.chance.random() < 0.3
         self._busy = self.chance.choice([0.0, 0.0, 0.1, 0.5])
-        """How often a part is too busy to have its turn."""
+        """Probability that a part is too busy for its turn."""
         self.overlap = self.chance.randint(0, 1)
         self.policy = self.chance.choice(["round_robin", "cache_aware", "least_loaded"])
         self.parts: dict[str, Part] = {name: self.start(name, 0.0) for name in NAMES}
@@ -155,7 +155,7 @@ class CrashSimulation:
         self.refused: list[Job] = []
         self.happened: list[str] = []
         self.losses: Counter[str] = Counter()
-        """Times that a scheduler may have seemed dead."""
+        """Number of times that a part may have seemed dead."""
         self._starts: dict[str, float] = {}
         self._wakes: dict[str, float] = {}
         self._to_do = sorted(jobs(self.chance, count), key=lambda job: job.at)
@@ -178,10 +178,10 @@ class CrashSimulation:
                 kind = EncoderPart if name == "scheduler-e" else SchedulerPart
                 return kind(network, clock, name, loads, self.overlap)
 
-    # What goes on in a tick.
+    # Steps of a tick.
 
     async def run(self) -> None:
-        """Until everything has ended and nothing is held. Raises AssertionError if that does not come."""
+        """Run until everything has ended and nothing is held. Raises AssertionError if that takes too long."""
         end = TROUBLE + PATIENCE
         while self.time < end:
             await self.tick()
@@ -239,7 +239,7 @@ class CrashSimulation:
 
     @property
     def held(self) -> dict[str, int]:
-        """What schedulers and detokenizers hold."""
+        """Requests held by schedulers and detokenizers."""
         held = {}
         for name, part in self.parts.items():
             if isinstance(part, SchedulerPart):
@@ -286,7 +286,7 @@ class CrashSimulation:
             return False
         try:
             generation = await frontend.manager.submit([job.request()], f"{frontend.peer}-{job.number}")
-        except (UnavailableError, ModelNotFoundError):  # a frontend that has just begun knows one model or the other
+        except (UnavailableError, ModelNotFoundError):  # a frontend that has just started knows only one of the models
             return False
         stays = self.chance.choice([0.1, 1.0, 5.0]) if self.chance.random() < 0.1 else float("inf")
         self.clients.append(Client(job, frontend, generation, self.time + stays))
@@ -300,7 +300,7 @@ class CrashSimulation:
         request = EmbeddingRequest(model="e", inputs=[TokenInput(each) for each in inputs], params=["input"] * 5)
         self.encoders.append(Asked(frontend, inputs, asyncio.create_task(frontend.manager.embed(request))))
 
-    # Trouble.
+    # Faults.
 
     def _trouble(self) -> str:
         name = self.chance.choice(list(NAMES))
@@ -358,7 +358,7 @@ class CrashSimulation:
         return f"cut {name} from {other} for {seconds} s"
 
     def _sleep(self, name: str) -> str:
-        """All of the machine."""
+        """Suspend the whole machine."""
         seconds = self.chance.choice([1.5, 5.0, 70.0])
         self.clock.advance(seconds)
         self._began += seconds

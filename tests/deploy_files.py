@@ -1,4 +1,4 @@
-"""What the files in deploy/ say: images, the commands they run, and the packages they hold."""
+"""Contents of the files in deploy/: images, the commands they run, and the packages they contain."""
 
 import json
 import re
@@ -14,12 +14,12 @@ ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
 PARTS = ("frontend", "scheduler", "detokenizer")
 MONITORING = ("prometheus", "grafana")
-"""Services of compose.yaml that are no parts, and run what others have made."""
+"""Services of compose.yaml that run third-party images."""
 INBOX_PORTS = {"frontend": 30000, "scheduler": 30100, "detokenizer": 30200}
 
 
 class Dockerfile:
-    """The instructions of one image, those of its last stage apart."""
+    """Instructions of one image, with those of its last stage separate."""
 
     def __init__(self, part: str) -> None:
         self.path = DEPLOY / "docker" / f"{part}.Dockerfile"
@@ -30,29 +30,29 @@ class Dockerfile:
         self.final = dict(each for each in self.instructions[last:] if len(each) == 2)
 
     def values(self, name: str) -> list[str]:
-        """What every instruction of a name says, in all stages."""
+        """Return the arguments of every instruction of a name, in all stages."""
         return [rest[0] for instruction, *rest in self.instructions if instruction == name]
 
     def command(self) -> list[str]:
-        """What a container of it runs."""
+        """Return the command of a container."""
         return list(json.loads(self.final["ENTRYPOINT"])) + list(json.loads(self.final["CMD"]))
 
     def health_command(self) -> list[str]:
-        """What asks whether it is healthy."""
+        """Return the command of the health check."""
         return list(json.loads(self.final["HEALTHCHECK"].partition("CMD ")[2]))
 
     def installs(self) -> list[set[str]]:
-        """The packages of this repository that each pip command installs."""
+        """Return the packages of this repository that each pip command installs."""
         runs = [set(re.findall(r"packages/([a-z]+)", run)) for run in self.values("RUN")]
         return [packages for packages in runs if packages]
 
     def copies(self) -> set[str]:
-        """The packages of this repository that are copied in."""
+        """Return the packages of this repository that are copied in."""
         return {found[1] for copy in self.values("COPY") if (found := re.match(r"packages/([a-z]+)", copy))}
 
 
 def compose() -> dict[str, Any]:
-    """compose.yaml with the values of deploy/.env for its variables."""
+    """Return compose.yaml with the values of deploy/.env for its variables."""
     values = dict(
         line.split("=", 1) for line in (DEPLOY / ".env").read_text().splitlines() if line[:1] not in {"", "#"}
     )
@@ -65,41 +65,41 @@ def compose() -> dict[str, Any]:
 
 
 def part_of(service: str) -> str:
-    """The part that a service of compose.yaml runs."""
+    """Return the part that a service of compose.yaml runs."""
     return service.removesuffix("-gpu")
 
 
 def manifests(kind: str) -> dict[str, dict[str, Any]]:
-    """The Kubernetes objects of a kind, by name."""
+    """Return the Kubernetes objects of a kind, by name."""
     return {each["metadata"]["name"]: each for each in _objects() if each["kind"] == kind}
 
 
 def kubernetes_files() -> list[Path]:
-    """Everything in deploy/kubernetes but the kustomization."""
+    """Return all files of deploy/kubernetes except the kustomization."""
     return sorted(path for path in (DEPLOY / "kubernetes").glob("*.yaml") if path.name != "kustomization.yaml")
 
 
 def kustomization(directory: str) -> dict[str, Any]:
-    """deploy/<directory>/kustomization.yaml."""
+    """Return deploy/<directory>/kustomization.yaml."""
     parsed: dict[str, Any] = yaml.safe_load((DEPLOY / directory / "kustomization.yaml").read_text())
     return parsed
 
 
 def pod(part: str) -> dict[str, Any]:
-    """The pod that a part's Deployment makes."""
+    """Return the pod of a part's Deployment."""
     spec: dict[str, Any] = manifests("Deployment")[part]["spec"]["template"]["spec"]
     return spec
 
 
 def container(part: str) -> dict[str, Any]:
-    """The one container of that pod."""
+    """Return the only container of that pod."""
     (only,) = pod(part)["containers"]
     assert isinstance(only, dict)
     return only
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
-    """Every command line in deploy/, and where it stands."""
+    """Yield every command line in deploy/ with its place."""
     for part in PARTS:
         yield f"{part}.Dockerfile", Dockerfile(part).command()
         yield f"{part}.Dockerfile, health", Dockerfile(part).health_command()
@@ -120,7 +120,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 
 
 def option(command: list[str], name: str) -> str:
-    """The value of an option, in either way of writing it."""
+    """Return the value of an option, in either notation."""
     for position, word in enumerate(command):
         if word == name:
             return command[position + 1]
@@ -130,7 +130,7 @@ def option(command: list[str], name: str) -> str:
 
 
 def declared_closure(part: str) -> set[str]:
-    """The packages of this repository that a part needs, by what their pyproject.toml files declare."""
+    """Return the packages of this repository that a part needs, by the dependencies in pyproject.toml files."""
     project = tomllib.loads((ROOT / "packages" / part / "pyproject.toml").read_text())["project"]
     found = {part}
     for requirement in project["dependencies"]:

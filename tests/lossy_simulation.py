@@ -1,6 +1,6 @@
-"""Real schedulers, detokenizers and a frontend in one thread, on a network that does with each message what it is told.
+"""Real schedulers, detokenizers and a frontend in one thread, on a network with a scripted fate for each message.
 
-Time moves by ticks. The parts are the real ones down to their loops; only the model, the sockets and the clock are not.
+Time advances by ticks. The parts are real down to their loops; only the model, the sockets and the clock are not.
 """
 
 import functools
@@ -47,24 +47,24 @@ TICK = 0.05
 BEAT = 5
 """Ticks between heartbeats."""
 LOOK = 10
-"""Ticks between two looks of the frontend at what waits."""
+"""Ticks between the frontend's checks of waiting requests."""
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What happens to one message: how many copies arrive, and how many ticks late."""
+    """Fate of one message: the number of copies that arrive, and their delay in ticks."""
 
     copies: int = 1
     late: int = 0
 
 
 Name = tuple[str, int]
-"""A message: its kind, and how many of that kind were sent before it."""
+"""Name of a message: its kind, and the number of earlier messages of that kind."""
 
 
 @dataclass(frozen=True)
 class Closed:
-    """A time in which a peer's queue is full for the frontend."""
+    """Period in which a peer's queue is full for the frontend."""
 
     peer: str
     first: int
@@ -81,7 +81,7 @@ _KINDS: dict[type[Message], str] = {
 
 @functools.cache
 def tokenizer_file() -> bytes:
-    """A byte-level tokenizer, so that characters break across tokens."""
+    """Return a byte-level tokenizer, whose characters can span tokens."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -92,7 +92,7 @@ def tokenizer_file() -> bytes:
 
 
 class InlineExecutor(Executor):
-    """Does the work at once."""
+    """Executor that runs the work in `submit`."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -104,18 +104,18 @@ class InlineExecutor(Executor):
 
 
 class Wire:
-    """Carries messages. What is on its way arrives at the next tick, unless `fates` says otherwise."""
+    """Simulated network. Messages arrive at the next tick, unless `fates` says otherwise."""
 
     def __init__(self) -> None:
         self.inboxes: dict[str, list[Delivery]] = {}
         self.begin({}, ())
 
     def begin(self, fates: Mapping[Name, Fate], closed: Sequence[Closed]) -> None:
-        """Forget what was said so far: from here on messages are counted, and have fates."""
+        """Reset the counts of messages and set the fates of those to come."""
         self.fates = fates
         self.closed = closed
         self.names: list[Name] = []
-        """Of every message since."""
+        """Messages since `begin`."""
         self._counts: dict[str, int] = {}
         self._flying: list[tuple[int, str, Delivery]] = []
         self._now = 0
@@ -143,7 +143,7 @@ class Wire:
 
 
 class Port:
-    """A part's node on the wire."""
+    """Node of a part on the simulated network."""
 
     def __init__(self, wire: Wire, peer: str) -> None:
         self.peer = peer
@@ -166,14 +166,14 @@ class Port:
 
 
 class ContraryExecutor(FakeExecutor):
-    """Always says something else than its siblings."""
+    """Executor that always generates other tokens than FakeExecutor."""
 
     def _sampled(self, value: int, choice: int, suppressed: Collection[int]) -> int:
         return (super()._sampled(value, choice, suppressed) + 1) % self.capacity.vocab_size
 
 
 class SchedulerPart:
-    """A scheduler's loop, core and fake model."""
+    """Loop, core and fake model of a scheduler."""
 
     def __init__(self, port: Port, clock: ScriptedClock, overlap: int, executor: FakeExecutor) -> None:
         self.port = port
@@ -189,7 +189,7 @@ class SchedulerPart:
 
 
 class DetokenizerPart:
-    """A detokenizer's loop and manager."""
+    """Loop and manager of a detokenizer."""
 
     def __init__(self, port: Port, clock: ScriptedClock) -> None:
         self.port = port
@@ -205,13 +205,13 @@ class DetokenizerPart:
 
 @dataclass
 class LossySimulation:
-    """Two schedulers, two detokenizers, one frontend. `begin` before anything else, in a running event loop."""
+    """Two schedulers, two detokenizers, one frontend. Call `begin` first, in a running event loop."""
 
     fates: Mapping[Name, Fate] = field(default_factory=dict)
     overlap: int = 0
     closed: Sequence[Closed] = ()
     disagree: bool = False
-    """The schedulers' models say different things, as those of different hardware might."""
+    """The schedulers' models generate different tokens, as on different hardware."""
 
     def __post_init__(self) -> None:
         self.clock = ScriptedClock()
@@ -234,7 +234,7 @@ class LossySimulation:
         self._ticks = 0
 
     async def begin(self, settle: Callable[[], Any]) -> None:
-        """Everybody meets everybody, without a fault; `settle` lets what runs in the event loop run."""
+        """Link all peers without a fault; `settle` runs the event loop."""
         files = tokenizer_file()
         reply = TokenizerFiles(id="", model="m", names=["tokenizer.json"], sha256=[hashlib.sha256(files).hexdigest()])
         limits = ModelLimits(model="m", context_length=256, vocab_size=self.capacity.vocab_size, max_total_tokens=256)
@@ -259,7 +259,7 @@ class LossySimulation:
         self.wire.begin(self.fates, self.closed)
 
     def tick(self) -> None:
-        """A twentieth of a second: what is due arrives, and every part has its turn."""
+        """Advance by a tick: deliver the due messages, and run every part once."""
         self._ticks += 1
         self.clock.advance(TICK)
         self.wire.tick()
@@ -275,6 +275,6 @@ class LossySimulation:
 
     @property
     def held(self) -> int:
-        """Choices that schedulers and detokenizers hold."""
+        """Choices held by schedulers and detokenizers."""
         queued = sum(len(list(part.core.roster)) for part in self.schedulers.values())
         return queued + sum(len(part.manager) for part in self.detokenizers.values())

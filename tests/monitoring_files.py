@@ -1,4 +1,4 @@
-"""What the files in deploy/monitoring ask of Prometheus, read by a parser of its language."""
+"""Queries in deploy/monitoring, parsed by a PromQL parser."""
 
 import json
 import re
@@ -12,42 +12,41 @@ from tests.deploy_files import DEPLOY
 
 MONITORING = DEPLOY / "monitoring"
 OF_TARGETS = {"instance", "job"}
-"""Labels that Prometheus adds to all it reads."""
+"""Labels that Prometheus adds to all series."""
 _VARIABLES = {"$__rate_interval": "5m", "$model": ".*", "$instance": ".*"}
 _SET_OPERATORS = {"and", "or", "unless"}
 
 Series = Mapping[str, set[str]]
-"""The labels of each series, by its name."""
+"""Labels of each series, by its name."""
 
 
 def alerts() -> list[dict[str, Any]]:
-    """Every rule."""
     groups = yaml.safe_load((MONITORING / "alerts.yaml").read_text())["groups"]
     return [rule for group in groups for rule in group["rules"]]
 
 
 def dashboard() -> dict[str, Any]:
-    """As Grafana imports it."""
+    """Return the dashboard as Grafana imports it."""
     loaded: dict[str, Any] = json.loads((MONITORING / "dashboard.json").read_text())
     return loaded
 
 
 def panels() -> list[dict[str, Any]]:
-    """Those of the dashboard that show something."""
+    """Return the panels that show data."""
     return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
 
 
 def parsed(expression: str) -> promql.Expr:
-    """An expression with values for Grafana's variables. Raises ValueError if Prometheus could not read it."""
+    """Return an expression with values for Grafana's variables. Raises ValueError if it is invalid."""
     for name, value in _VARIABLES.items():
         expression = expression.replace(name, value)
     return promql.parse(expression)
 
 
 def labels_told(expr: promql.Expr, series: Series) -> set[str] | None:
-    """The labels that a result has; None for a number.
+    """Return the labels of a result; None for a number.
 
-    Asserts that all series and labels asked for are there, and that two sides that are matched have the same labels.
+    Asserts that all requested series and labels exist, and that matched sides have the same labels.
     """
     match expr:
         case promql.VectorSelector():
@@ -92,5 +91,5 @@ def _of_call(call: promql.Call, series: Series) -> set[str]:
 
 
 def placeholders(text: str) -> set[str]:
-    """The labels that a legend, or an alert's annotation, shows."""
+    """Return the labels that a legend or an alert's annotation shows."""
     return set(re.findall(r"\{\{\s*(?:\$labels\.)?(\w+)\s*\}\}", text))

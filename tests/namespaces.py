@@ -1,4 +1,4 @@
-"""A network of hosts on one machine: a namespace each, joined by a bridge, with links that can be cut."""
+"""Network of hosts on one machine: one namespace each, joined by a bridge, with links that can be cut."""
 
 import ctypes
 import os
@@ -19,7 +19,7 @@ _T = TypeVar("_T")
 
 
 def why_not() -> str:
-    """Why there can be no namespaces here; empty if there can be."""
+    """Return why namespaces are unavailable here; empty if they are available."""
     missing = [tool for tool in ("ip", "bridge") if shutil.which(tool) is None]
     if missing:
         return f"no command {' or '.join(missing)}"
@@ -35,10 +35,10 @@ def why_not() -> str:
 
 
 class Network:
-    """Hosts by name, each with an address of its own; nothing of it reaches this machine's own network."""
+    """Hosts by name, each with an address of its own, isolated from this machine's network."""
 
     def __init__(self, addresses: Mapping[str, str], aliases: Mapping[str, Iterable[str]]) -> None:
-        """`aliases` maps a name, as a name server would, to the hosts it stands for."""
+        """Create the network. `aliases` maps a name, as in DNS, to its hosts."""
         self.addresses = dict(addresses)
         self.processes: dict[str, subprocess.Popen[str]] = {}
         self._prefix = f"tercet-{os.getpid()}"
@@ -51,11 +51,11 @@ class Network:
         self.resolve(aliases)
 
     def resolve(self, aliases: Mapping[str, Iterable[str]]) -> None:
-        """What names stand for from now on, on every host."""
+        """Replace the aliases on every host."""
         lines = ["127.0.0.1 localhost"]
         lines += [f"{self.addresses[host]} {name}" for name, hosts in aliases.items() for host in hosts]
         for host in self.addresses:
-            # Written in place: it is mounted over /etc/hosts wherever a process of the host runs.
+            # Written in place, because it is mounted over /etc/hosts for the processes of the host.
             (self._etc(host) / "hosts").write_text("\n".join(lines) + "\n")
 
     def start(
@@ -66,7 +66,7 @@ class Network:
         stdin: int | None = None,
         stdout: int | IO[str] | None = None,
     ) -> None:
-        """Run a command on a host, one at a time."""
+        """Start a command on a host, one at a time."""
         self.processes[host] = subprocess.Popen(
             self._inside(host, *command),
             env={**os.environ, **(env or {})},
@@ -81,7 +81,7 @@ class Network:
         return subprocess.run(self._inside(host, *command), capture_output=True, text=True, check=False, timeout=limit)
 
     def on(self, host: str, work: Callable[[], _T]) -> _T:
-        """What `work` returns in a thread of its own whose sockets, and its own threads' too, are a host's."""
+        """Return the result of `work` in a new thread whose sockets, and its threads' sockets, belong to a host."""
 
         def enter() -> None:
             with (_NAMESPACES / self._name(host)).open() as namespace:
@@ -92,17 +92,17 @@ class Network:
             return thread.submit(work).result()
 
     def cut(self, one: str, other: str) -> None:
-        """From now on nothing passes between these two hosts, either way; everything else does."""
+        """Block all packets between two hosts; other links are unaffected."""
         for host in (one, other):
             self._isolate(host, "on")
 
     def mend(self, one: str, other: str) -> None:
-        """Everything passes again."""
+        """Restore the link between two hosts."""
         for host in (one, other):
             self._isolate(host, "off")
 
     def close(self) -> dict[str, int]:
-        """SIGTERM to every process, and what each ended with; then no trace of the network."""
+        """Send SIGTERM to every process, remove the network, and return the exit codes."""
         with ExitStack() as last:
             last.callback(self._remove)
             for process in self.processes.values():
@@ -130,7 +130,7 @@ class Network:
             self._run("ip", "-n", name, "link", "set", device, "up")
 
     def _isolate(self, host: str, state: str) -> None:
-        """Isolated ports of a bridge reach every port but isolated ones."""
+        """Set the bridge port's isolation: isolated ports reach all ports except isolated ones."""
         port = f"port{list(self.addresses).index(host)}"
         self._run("bridge", "-n", self._switch, "link", "set", "dev", port, "isolated", state)
 

@@ -1,4 +1,4 @@
-"""Parts as processes of their own: started one by one, listened to, stopped, and asked for a completion."""
+"""Parts as separate processes: start, output, stop, and a completion request."""
 
 import json
 import os
@@ -15,7 +15,7 @@ LIMIT = 120.0
 
 
 class ChildProcess:
-    """One part, and what it says in a file."""
+    """Process of one part, with its output in a file."""
 
     def __init__(
         self, command: Sequence[str], log: Path, *, env: dict[str, str] | None = None, fds: Sequence[int] = ()
@@ -32,26 +32,26 @@ class ChildProcess:
 
     @property
     def said(self) -> str:
-        """Its output so far."""
+        """Return the output so far."""
         return self._log.read_text()
 
     def wait_for(self, words: str) -> None:
-        """Wait until it says these words."""
+        """Wait until the output has these words."""
         until(lambda: words in self.said, lambda: f"never said {words!r}:\n{self.said}")
 
     def stop(self) -> int:
-        """SIGTERM, and its exit status."""
+        """Send SIGTERM and return the exit status."""
         self.process.terminate()
         return self.process.wait(LIMIT)
 
     def kill(self) -> None:
-        """End it, if it has not ended by itself."""
+        """Kill the process if it has not ended."""
         self.process.kill()
         self.process.wait()
 
 
 def until(condition: Callable[[], bool], complaint: Callable[[], str], limit: float = LIMIT) -> None:
-    """Wait for something to come true; the complaint is made of how things stand if it does not."""
+    """Wait for a condition; `complaint` describes the state if it does not come true."""
     end = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < end, complaint()
@@ -59,13 +59,13 @@ def until(condition: Callable[[], bool], complaint: Callable[[], str], limit: fl
 
 
 def listener() -> tuple[socket.socket, str]:
-    """A listening socket for a frontend to inherit, and its URL."""
+    """Return a listening socket for a frontend to inherit, and its URL."""
     sock = socket.create_server(("127.0.0.1", 0))
     return sock, f"http://127.0.0.1:{sock.getsockname()[1]}"
 
 
 def healthy(url: str) -> bool:
-    """Whether a frontend can take requests."""
+    """Return whether a frontend accepts requests."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5):
             return True
@@ -74,7 +74,7 @@ def healthy(url: str) -> bool:
 
 
 def complete(url: str, prompt: str = "Once upon a time", **fields: Any) -> Any:
-    """The answer to a completion. Raises AssertionError with the server's words if it is none."""
+    """Return the response to a completion. Raises AssertionError with the server's text for an error."""
     body = json.dumps({"model": "embedded", "prompt": prompt, "max_tokens": 8, "temperature": 0} | fields).encode()
     request = urllib.request.Request(f"{url}/v1/completions", body, {"content-type": "application/json"})
     try:

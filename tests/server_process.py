@@ -1,4 +1,4 @@
-"""A whole server, started as a user would start it."""
+"""Whole server, started as a user would start it."""
 
 import json
 import os
@@ -24,7 +24,7 @@ STOP_LIMIT = 30.0
 
 
 class Server:
-    """`tercet serve`, or a program like it, as a child process, and what it said on its way."""
+    """Child process of `tercet serve` or a similar program, with its output."""
 
     def __init__(
         self, *arguments: str, env: dict[str, str] | None = None, program: Sequence[str] = (), key: str = "any"
@@ -49,14 +49,14 @@ class Server:
         self._reader.start()
 
     def wait(self) -> "Server":
-        """Wait until it is ready; its output is in the error when it ends instead."""
+        """Wait until the server is ready; if it ends instead, the error has its output."""
         if not self._ready.wait(START_LIMIT) or not self.url:
             self.process.kill()
             raise AssertionError("the server did not start:\n" + "\n".join(self.lines))
         return self
 
     def client(self, **options: Any) -> OpenAI:
-        """The official client, checking every answer against its own types."""
+        """Return the official client, in strict validation."""
         return OpenAI(
             base_url=f"{self.url}/v1",
             api_key=self.key,
@@ -67,23 +67,23 @@ class Server:
         )
 
     def get(self, path: str) -> Any:
-        """The JSON at a path."""
+        """Return the JSON at a path."""
         request = urllib.request.Request(f"{self.url}{path}", headers={"authorization": f"Bearer {self.key}"})
         with urllib.request.urlopen(request, timeout=10) as response:
             return json.load(response)
 
     def model(self) -> str:
-        """The name of the model it serves, the first of them."""
+        """Return the name of the first model."""
         name: str = self.get("/v1/models")["data"][0]["id"]
         return name
 
     def load(self) -> dict[str, int]:
-        """What the (first) scheduler last said of its load."""
+        """Return the load in the first scheduler's last heartbeat."""
         load: dict[str, int] = self.get("/server_info")["schedulers"][0]["load"]
         return load
 
     def wait_for(self, condition: Callable[[dict[str, int]], bool], limit: float = 10.0) -> dict[str, int]:
-        """The scheduler's load once it satisfies a condition."""
+        """Return the scheduler's load once it satisfies a condition."""
         end = time.monotonic() + limit
         while not condition(load := self.load()):
             assert time.monotonic() < end, f"still {load}"
@@ -91,18 +91,18 @@ class Server:
         return load
 
     def part(self, peer: str) -> psutil.Process:
-        """The process of the part of that name."""
+        """Return the process of a part."""
         children = psutil.Process(self.process.pid).children()
         [found] = [each for each in children if peer in each.cmdline()]
         return found
 
     def stop(self) -> int:
-        """SIGTERM, since Ctrl-C means nothing to what a shell started in the background; returns the exit code."""
+        """Send SIGTERM, because shells start background processes with SIGINT ignored; return the exit code."""
         self.process.send_signal(signal.SIGTERM)
         return self.wait_for_end(STOP_LIMIT)
 
     def wait_for_end(self, limit: float) -> int:
-        """The exit code, once the process has ended and all it said was read."""
+        """Return the exit code, once the process has ended and all its output was read."""
         code = self.process.wait(limit)
         self._reader.join(limit)
         return code

@@ -1,7 +1,7 @@
-"""A network that is pretended beneath real nodes: addresses, connections that break, queues that fill, links that hang.
+"""Simulated network beneath real nodes: addresses, connections that break, queues that fill, links that hang.
 
-Each connection keeps its order, as ZeroMQ's do. What a killed process had queued leaves in part; what is queued when a
-connection breaks is lost. Between two processes whose link is cut nothing moves until it is mended, and all of it then.
+Each connection keeps its order, as in ZeroMQ. Part of a killed process's queue is still sent; the queue is lost when a
+connection breaks. A cut link carries nothing until it is restored, and then everything.
 """
 
 import fnmatch
@@ -25,13 +25,13 @@ from tercet.protocol.transport.resolver import Resolver
 QUEUE = 60
 """Messages that wait at either end of a connection."""
 LATEST = 2
-"""Ticks that a message takes, at most."""
+"""Highest delay of a message, in ticks."""
 RECONNECT = 4
-"""Ticks until a connection that broke, or found nobody, is tried again."""
+"""Ticks between attempts to connect."""
 
 
 class SimulatedInbox(Inbox):
-    """Where one start of a process listens."""
+    """Inbox of one incarnation of a process."""
 
     def __init__(self, network: "Network", owner: str, address: str) -> None:
         self.address = address
@@ -53,7 +53,7 @@ class SimulatedInbox(Inbox):
 
 
 class SimulatedOutbox(Outbox):
-    """A connection that one start of a process wants to have."""
+    """Outgoing connection of one incarnation of a process."""
 
     def __init__(self, network: "Network", owner: str, address: str) -> None:
         self.address = address
@@ -89,18 +89,18 @@ class SimulatedOutbox(Outbox):
                 self.cut_short()
 
     def cut_short(self) -> None:
-        """Part of what is queued has left already; the rest never will."""
+        """Drop a random tail of the queue; the part before it was sent already."""
         kept = self._network.chance.randint(0, len(self._queue))
         while len(self._queue) > kept:
             self._queue.pop()
 
     @property
     def over(self) -> bool:
-        """Whether nothing will come of it any more."""
+        """Return whether the connection can deliver nothing more."""
         return self.closed and not (self._queue and self._peer)
 
     def tick(self) -> None:
-        """Connect, break, or deliver what is due."""
+        """Connect, break, or deliver the due messages."""
         network = self._network
         if self._peer is not None and not self._peer.open:
             self._peer, self.news = None, Connection.LOST
@@ -121,15 +121,15 @@ class SimulatedOutbox(Outbox):
 
 
 class Network:
-    """Every address and connection. Time is in ticks."""
+    """All addresses and connections. Time is in ticks."""
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.now = 0
         self.loss = 0.0
-        """Share of messages that vanish, though their connection lives."""
+        """Share of messages that are lost on live connections."""
         self.fixed = False
-        """Whether a process that starts again listens where it did before."""
+        """Restarted processes reuse their addresses."""
         self.inboxes: dict[str, SimulatedInbox] = {}
         self.outboxes: list[SimulatedOutbox] = []
         self._cuts: dict[frozenset[str], int] = {}
@@ -142,7 +142,7 @@ class Network:
         self.outboxes = [each for each in self.outboxes if not each.over]
 
     def cut(self, one: str, other: str, ticks: int) -> None:
-        """Nothing passes between two processes for so long."""
+        """Block the link between two processes for `ticks`."""
         self._cuts[frozenset((one, other))] = self.now + ticks
 
     def is_cut(self, one: str, other: str) -> bool:
@@ -163,7 +163,7 @@ class Network:
 
 
 class SimulatedPoller(Poller):
-    """Never waits; knows whether connections have news."""
+    """Poller that never waits; it reports changes of connections."""
 
     def __init__(self, news: Callable[[], bool]) -> None:
         self._news = news
@@ -181,7 +181,7 @@ class SimulatedPoller(Poller):
 
 
 class SimulatedSockets(Sockets):
-    """The sockets of one start of a process."""
+    """Sockets of one incarnation of a process."""
 
     def __init__(self, network: Network, config: NodeConfig, incarnation: str) -> None:
         self._network = network
@@ -205,14 +205,14 @@ class SimulatedSockets(Sockets):
         return counters
 
     def die(self) -> None:
-        """As SIGKILL would have it."""
+        """Close the sockets as SIGKILL would."""
         for address in list(self._outboxes):
             self.drop(address)
         self.inbox.close()
 
 
 class SimulatedResolver(Resolver):
-    """Looks for sockets in the network instead of a directory."""
+    """Resolver that searches the simulated network instead of a directory."""
 
     def __init__(self, network: Network, specs: Mapping[str, Role | None]) -> None:
         super().__init__(specs)
@@ -228,7 +228,7 @@ class SimulatedResolver(Resolver):
 
 
 class SimulatedNode(NodeCore):
-    """A node's real links over the pretended network."""
+    """Real node core on the simulated network."""
 
     def __init__(
         self,
@@ -245,6 +245,6 @@ class SimulatedNode(NodeCore):
         self._resolver = SimulatedResolver(network, config.specs)
 
     def die(self) -> None:
-        """Without a word."""
+        """Close the sockets without a Goodbye."""
         if isinstance(self._sockets, SimulatedSockets):
             self._sockets.die()

@@ -1,4 +1,4 @@
-"""Real parts down to their loops, on a pretended network: they can be killed, stopped, asked to leave, and started."""
+"""Real parts down to their loops, on a simulated network: they can be killed, stopped, terminated and started."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -65,11 +65,11 @@ ENCODES = EncoderCapacity(context_length=64, vocab_size=VOCABULARY, width=3)
 
 
 class DiedError(Exception):
-    """As a process would."""
+    """Death of the simulated process."""
 
 
 class Part(ABC):
-    """One start of a process. `turn` may raise DiedError; `gone` once it has left by itself."""
+    """One incarnation of a process. `turn` may raise DiedError; `gone` is set when it has left by itself."""
 
     def __init__(
         self, network: Network, clock: ScriptedClock, role: Role, peer: str, union: UnionType | type[Message]
@@ -85,7 +85,7 @@ class Part(ABC):
 
     @staticmethod
     def _config(peer: str, role: Role, *, fixed: bool) -> NodeConfig:
-        """In a directory every start has a path of its own; at `fixed` addresses it takes that of the one before."""
+        """Return the config. Every incarnation has a new path in a directory, or the same address if `fixed`."""
         names = [name for name, each in NAMES.items() if each in {Role.SCHEDULER, Role.DETOKENIZER}]
         if fixed:
             ports = {name: f"tcp://127.0.0.1:{5000 + number}" for number, name in enumerate(NAMES)}
@@ -109,7 +109,7 @@ class Part(ABC):
         self.board.close(reason)
 
     def terminate(self) -> None:
-        """As SIGTERM asks for."""
+        """Leave as after SIGTERM."""
         self.leaving = True
 
     @abstractmethod
@@ -123,7 +123,7 @@ class Part(ABC):
 
 
 class SchedulerPart(Part):
-    """`dies_in_step` kills it in the next one, `dies_sending` before so many more messages of its core have left."""
+    """Scheduler that dies in its next step with `dies_in_step`, or after `dies_sending` more messages of its core."""
 
     def __init__(self, network: Network, clock: ScriptedClock, peer: str, loads: float, overlap: int = 0) -> None:
         self.status = StatusBoard(SuspendAwareClock(clock))
@@ -209,7 +209,7 @@ class SchedulerPart(Part):
 
 
 class EncoderPart(SchedulerPart):
-    """A scheduler whose model makes vectors."""
+    """Scheduler of an embedding model."""
 
     def _build(self) -> None:
         encoder = FakeEncoder(ENCODES, before_step=self._before_step)
@@ -238,7 +238,7 @@ class EncoderPart(SchedulerPart):
 
 
 class DetokenizerPart(Part):
-    """It is its loop's node, too."""
+    """Detokenizer, which is also its loop's node."""
 
     def __init__(self, network: Network, clock: ScriptedClock, peer: str) -> None:
         store = TokenizerStore()
@@ -280,7 +280,7 @@ class DetokenizerPart(Part):
 
 
 class AnyGrammar(GrammarChecker):
-    """Takes every grammar: there is one script that stands for all."""
+    """Checker that accepts every grammar, because the script stands for all."""
 
     def __init__(self) -> None: ...
 
@@ -290,7 +290,7 @@ class AnyGrammar(GrammarChecker):
 
 
 class FrontendPart(Part):
-    """A frontend below HTTP."""
+    """Frontend below HTTP."""
 
     def __init__(self, network: Network, clock: ScriptedClock, peer: str, policy: str) -> None:
         self._network = network
@@ -322,7 +322,10 @@ class FrontendPart(Part):
 
 
 def script(tokens: Sequence[int]) -> tuple[Sequence[int], bool]:
-    """What must follow: after a number that ends in binary 01, the next two. After one that ends in 11111, nothing."""
+    """Return the forced tokens, and whether the end is forced.
+
+    After a number that ends in binary 01 or 10, the numbers up to the next one in 11 follow. After 11111 the text ends.
+    """
     last = tokens[-1]
     must = list(range(last + 1, (last | 3) + 1)) if last % 4 in {1, 2} and last | 3 < VOCABULARY else []
     return must, last % 32 == 31

@@ -1,4 +1,4 @@
-"""Clients that ask without pause until standard input ends; a line of JSON for every answer.
+"""Clients that send requests without pause until standard input ends, with a line of JSON for every answer.
 
 Usage: python tests/steady_traffic.py URL CLIENTS
 """
@@ -15,7 +15,7 @@ _TOKENS = 40
 
 
 def ask(client: OpenAI, model: str, prompt: str) -> str:
-    """The greedy continuation of a prompt, streamed."""
+    """Return the greedy continuation of a prompt, streamed."""
     stream = client.completions.create(
         model=model, prompt=prompt, max_tokens=_TOKENS, temperature=0, stream=True, extra_body={"ignore_eos": True}
     )
@@ -25,7 +25,7 @@ def ask(client: OpenAI, model: str, prompt: str) -> str:
 
 
 def keep_asking(client: OpenAI, model: str, number: int, stop: threading.Event) -> None:
-    """One client: the next request begins when the last one ended."""
+    """Send the next request whenever the last one has ended."""
     prompt = _PROMPTS[number % len(_PROMPTS)]
     while not stop.is_set():
         began = time.monotonic()

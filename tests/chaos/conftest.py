@@ -1,4 +1,4 @@
-"""Servers that are killed part by part, what an unbroken run of each request says, and what was measured."""
+"""Servers whose parts are killed, reference outputs of unbroken runs, and a table of figures."""
 
 import logging
 from collections.abc import AsyncIterator, Generator, Iterator, Sequence
@@ -15,12 +15,12 @@ from tests.server_process import Server
 logger = logging.getLogger(__name__)
 
 OPTIONS = ("embedded", "--dtype", "float32", "--kv-cache-bytes", "64MiB", "--threads", "1")
-"""Threads that wait for one another are slow where other processes want the same cores, as here."""
+"""One thread per part: threads that wait for one another are slow when other processes use the same cores."""
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 class References:
-    """Every job's ids as an unbroken server gives them, asked for once."""
+    """Token ids of every job from an unbroken server, requested once."""
 
     def __init__(self) -> None:
         self._known: dict[Job, Ids] = {}
@@ -40,18 +40,16 @@ def references() -> References:
 
 @pytest.fixture(scope="session")
 def one_of_each() -> Iterator[Server]:
-    """A server of one scheduler, one detokenizer and one frontend."""
     yield from served()
 
 
 @pytest.fixture(scope="session")
 def two_of_each() -> Iterator[Server]:
-    """A server of two schedulers, two detokenizers and two frontends."""
     yield from served("--dp-size", "2", "--detokenizer-workers", "2", "--frontend-workers", "2")
 
 
 def served(*options: str, program: Sequence[str] = ()) -> Iterator[Server]:
-    """A server until it is not needed any more."""
+    """Yield a server until the fixture ends."""
     server = Server(*OPTIONS, *options, env=ENVIRONMENT, program=program)
     try:
         yield server.wait()
@@ -64,13 +62,13 @@ def served(*options: str, program: Sequence[str] = ()) -> Iterator[Server]:
 
 @pytest.fixture
 def fragile() -> Iterator[Server]:
-    """A server whose scheduler dies of one prompt: see `fragile_scheduler.py`."""
+    """Yield a server whose scheduler dies of one prompt: see `fragile_scheduler.py`."""
     yield from served(program=_rebuilt("fragile_scheduler.py", Role.SCHEDULER))
 
 
 @pytest.fixture
 def lossy() -> Iterator[Server]:
-    """A server whose parts lose one message in a hundred: see `lossy_part.py`."""
+    """Yield a server whose parts lose one message in a hundred: see `lossy_part.py`."""
     yield from served(program=_rebuilt("lossy_part.py", Role.SCHEDULER, Role.DETOKENIZER, Role.FRONTEND))
 
 
@@ -81,7 +79,7 @@ def _rebuilt(program: str, *roles: Role) -> Sequence[str]:
 
 @pytest.fixture
 async def single(one_of_each: Server) -> AsyncIterator[Parts]:
-    """The small server, with every part ready."""
+    """Yield the small server with every part ready."""
     with watched(one_of_each) as parts:
         await parts.ready()
         yield parts
@@ -89,14 +87,14 @@ async def single(one_of_each: Server) -> AsyncIterator[Parts]:
 
 @pytest.fixture
 async def double(two_of_each: Server) -> AsyncIterator[Parts]:
-    """The large server, with every part ready."""
+    """Yield the large server with every part ready."""
     with watched(two_of_each) as parts:
         await parts.ready()
         yield parts
 
 
 class Table:
-    """Figures for the end of the run. They travel with a test's report, for it may have run in another process."""
+    """Figures for the end of the run. They travel with a test's report, because the test may run in another process."""
 
     def __init__(self, item: pytest.Item) -> None:
         self._item = item
@@ -108,13 +106,12 @@ class Table:
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Table:
-    """Where a test puts its figures."""
     return Table(request.node)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Show what the servers said when a test failed."""
+    """Add the servers' output to the report of a failed test."""
     report = yield
     if report.failed and isinstance(item, pytest.Function):
         for value in item.funcargs.values():

@@ -1,4 +1,4 @@
-"""One fault to one part in the midst of a load, and what came of it."""
+"""Injection of one fault into one part under load, and its effects."""
 
 import os
 import random
@@ -14,24 +14,24 @@ from tests.chaos.output_check import OutputCheck, Verdict
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
 TRIES = 3
-"""Loads in which a fault may fall."""
+"""Loads to try until a fault hits requests."""
 
 
 class FaultInjection:
-    """A load, and a signal to the busiest part of a role. A process that ends or hangs of it is replaced."""
+    """A load, and a signal to the busiest part of a role. The supervisor replaces a part that dies or hangs."""
 
     def __init__(self, parts: Parts, role: str, number: signal.Signals = signal.SIGKILL) -> None:
         self.parts = parts
         self.role = role
         self.name = ""
-        """Of the part that was hit."""
+        """Name of the part that was hit."""
         self.number = number
         self.load = Load(parts.server.url)
         self.injected_at = 0.0
         self.restart_seconds = 0.0
 
     async def run(self, jobs: Sequence[Job], chance: random.Random) -> list[Outcome]:
-        """Run the jobs; the fault falls somewhere in the middle."""
+        """Run the jobs, and inject the fault in the middle."""
         events = sum(job.tokens * job.n for job in jobs if job.streamed)
         return await self.load.run(jobs, lambda: self._inject(chance.randrange(events // 8, events // 2)))
 
@@ -45,12 +45,12 @@ class FaultInjection:
         self.restart_seconds = await self.parts.replaced(self.name, self.parts.signal(self.name, self.number))
 
     def _others_serve(self) -> bool:
-        """Where a frontend is to be hit, whether more than one has streams."""
+        """Return False if the fault is for a frontend and fewer than two frontends have streams."""
         serving = {each.frontend for each in self.load.outcomes if each.arrivals and not each.ended}
         return self.role != "frontend" or len(serving) > 1
 
     def figures(self, resumed: int, verdict: Verdict) -> str:
-        """For the table."""
+        """Return a line for the table."""
         stalls = self._stalls()
         failed = len(failures(self.load.outcomes))
         return (
@@ -62,7 +62,7 @@ class FaultInjection:
 
     @property
     def stalled(self) -> float:
-        """Seconds until every stream that was under way moved again."""
+        """Seconds until every running stream continued."""
         return max(self._stalls(), default=0.0)
 
     def _stalls(self) -> list[float]:
@@ -70,7 +70,7 @@ class FaultInjection:
 
 
 def machine_load() -> float:
-    """How many times as long everything takes as on a machine with nothing else to do."""
+    """Return the slow-down of this machine by its load, at least 1."""
     return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
@@ -84,10 +84,9 @@ async def assert_nothing_is_lost(
     *,
     enough: int = 2,
 ) -> None:
-    """Every request finishes with the text it would have had, though the fault hit some; nothing stays behind.
+    """Assert that every request finishes with its reference output and that nothing is left behind.
 
-    Which part is busiest is known from heartbeats, and a fast one may be done by then: a fault that hits nobody is
-    dealt again.
+    The busiest part is known from heartbeats, and may be idle by then: a fault that hits no request is injected again.
     """
     expected = await references.of(parts.server.url, jobs)
     for _ in range(TRIES):

@@ -1,4 +1,4 @@
-"""A scheduler process that dies in the step that would compute one particular prompt.
+"""Scheduler process that dies in the step that would compute one particular prompt.
 
 Usage: python tests/chaos/fragile_scheduler.py MODULE OPTIONS
 """
@@ -20,7 +20,7 @@ POISON = [11, 12, 13, 14, 15, 16, 17, 18]
 
 
 class FragileExecutor:
-    """The real executor until it meets the prompt that it dies of."""
+    """Real executor that crashes on one prompt."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor

@@ -1,4 +1,4 @@
-"""A process among a server's parts that says whatever its role may say, and much that nobody may."""
+"""Peer that sends every message its role may send, and many invalid ones."""
 
 import contextlib
 import os
@@ -24,26 +24,26 @@ INBOXES: dict[Role, UnionType] = {
     Role.DETOKENIZER: DetokenizerInbox,
 }
 RIGHTFUL = {"Hello", "Introduce", "Ready", "Goodbye", "PauseGenerationReq", "DecodeSpec", "Envelope", "#"}
-"""What a member of a server may do, such as taking requests and never answering; and what is no message."""
+"""Messages that a member may send, such as accepting requests without answering, and classes that are no messages."""
 HARMLESS: dict[str, dict[str, Any]] = {
     "TokenizedGenerateReqInput": {"alone": False, "hold": False},
     "TokenizedEmbeddingReqInput": {"alone": False, "hold": False},
     "AbortReq": {"asked": False},
 }
-"""Fields by which a member may rightfully hold others up."""
+"""Fields by which a member may legitimately delay others."""
 INTS = [-(2**63), -(2**31), -1, 0, 1, 5, 2**31 - 1, 2**31, 2**63 - 1, 2**64 - 1]
 FLOATS = [float("nan"), float("inf"), float("-inf"), -1.0, 0.0, 1e-9, 1e39, 1e308]
 TEXTS = ["", "\0", "x" * 600, "é" * 9, "../../x", "frontend-0", "scheduler-0", "detokenizer-0", "tcp://127.0.0.1:1"]
 
 
 def samples() -> dict[str, Any]:
-    """Every message by its name, as plain values."""
+    """Return every message by its name, as plain values."""
     lines = [line.split() for line in GOLDEN.read_text().splitlines()]
     return {line[0]: msgspec.msgpack.decode(bytes.fromhex(line[1])) for line in lines if line[0] not in RIGHTFUL}
 
 
 def changed(value: Any, chance: random.Random) -> Any:
-    """Another value of the same type, most often one that makes no sense."""
+    """Return another value of the same type, mostly an invalid one."""
     match value:
         case bool():
             return not value
@@ -65,7 +65,7 @@ def changed(value: Any, chance: random.Random) -> Any:
 
 
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) within a value, the message's name left out."""
+    """Yield every (container, key) within a value except the message's name."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, each in pairs:
         if key != "type":
@@ -74,7 +74,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 class HostilePeer:
-    """A peer of a role, and sockets of its own to say under that peer's name what a node would not."""
+    """Node of a role, with additional sockets that send messages under its name that a node would not send."""
 
     def __init__(self, listen: str, role: Role, chance: random.Random) -> None:
         self._name = f"{role}-hostile"
@@ -88,18 +88,18 @@ class HostilePeer:
         self._sockets: dict[str, zmq.Socket[bytes]] = {}
         self._peers: dict[str, str] = {}
         self.said = 0
-        """Messages."""
+        """Number of messages sent."""
         self._node.start()
 
     def close(self) -> None:
-        """Leave as any part does."""
+        """Leave in the regular way."""
         for each in self._sockets.values():
             each.close(linger=0)
         self._context.term()
         self._node.close("said enough")
 
     def peers(self) -> dict[str, str]:
-        """The incarnations of the parts that take it for one of them."""
+        """Return the incarnations of the parts that are linked with it."""
         for _, message, *_ in self._node.drain():
             match message:
                 case PeerUp(peer, _, incarnation):
@@ -109,7 +109,7 @@ class HostilePeer:
         return self._peers
 
     def talk(self, count: int) -> None:
-        """So many messages to each part, and some bytes that are none."""
+        """Send `count` messages to each part, and some bytes that are no messages."""
         for peer, incarnation in self.peers().items():
             path = f"{self._directory}/{peer}.{incarnation}.ipc"
             if path not in self._sockets:
@@ -131,7 +131,7 @@ class HostilePeer:
                 plain.sendall(os.urandom(self._chance.randrange(200)))
 
     def _message(self) -> bytes:
-        """Any message, of whatever role, with up to three changes."""
+        """Return a message of any role with up to three changes."""
         name = self._chance.choice(list(self._samples))
         message = cast("dict[str, Any]", msgspec.msgpack.decode(msgspec.msgpack.encode(self._samples[name])))
         if "rid" in message:

@@ -1,4 +1,4 @@
-"""Requests that keep a server busy while parts of it die, and what came of each."""
+"""Load on a server whose parts die, and the outcome of each request."""
 
 import asyncio
 import itertools
@@ -21,19 +21,19 @@ PROMPTS = (
 )
 TEMPERATURE = 0.8
 SHORT, FULL = 24, 800
-"""Requests of a test in its two forms."""
+"""Requests of a test in its short and its full form."""
 STAGGER = 0.1
-"""Seconds between two clients that begin: connections that come at once are accepted by one frontend."""
+"""Seconds between the starts of two clients: one frontend accepts connections that come at once."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A request. Its number says everything about it, so that every run of it has the same answer."""
+    """Request. Its number determines all its fields, so that every run has the same answer."""
 
     number: int
     tokens: int = 200
     lora: str = ""
-    """The name of its adapter."""
+    """Name of the adapter."""
 
     @property
     def prompt(self) -> str:
@@ -52,7 +52,7 @@ class Job:
         return self.number % 4 != 3
 
     def body(self) -> dict[str, Any]:
-        """For /generate, whose answers tell token ids."""
+        """Return the body for /generate, which returns token ids."""
         return {
             "text": self.prompt,
             "sampling_params": {
@@ -69,41 +69,41 @@ class Job:
 
 
 def shuffled(count: int, seed: int) -> list[Job]:
-    """So many jobs, always the same, in an order of their own for each seed. Those of a short form are short, too."""
+    """Return `count` jobs, always the same, in an order that depends on the seed. Jobs of a short form are short."""
     tokens = 200 if count == FULL else 100
     return random.Random(seed).sample([Job(number, tokens) for number in range(count)], count)
 
 
 @dataclass
 class Outcome:
-    """What a client saw of one request."""
+    """Result of one request as its client saw it."""
 
     job: Job
     began: float
     ended: float = 0.0
     error: str = ""
     frontend: str = ""
-    """Which one answered, once it said so."""
+    """Name of the frontend, once it is known."""
     ids: dict[int, list[int]] = field(default_factory=dict)
     texts: dict[int, str] = field(default_factory=dict)
     arrivals: list[float] = field(default_factory=list)
-    """When each event of a stream came."""
+    """Arrival time of each event of a stream."""
 
     @property
     def finished(self) -> bool:
         return bool(self.ended) and not self.error
 
     def under_way(self, moment: float) -> bool:
-        """Whether the stream had begun and was not over then."""
+        """Return whether the stream was running at that time."""
         return bool(self.arrivals) and self.arrivals[0] < moment < self.arrivals[-1]
 
     def stall(self, moment: float) -> float:
-        """The longest wait between two events that was not over at that moment, or began up to a second later."""
+        """Return the longest gap between two events that ended after `moment` and began at most a second before."""
         pairs = zip([self.began, *self.arrivals], self.arrivals, strict=False)
         return max((end - max(begin, moment) for begin, end in pairs if end > moment > begin - 1.0), default=0.0)
 
     def take(self, answer: dict[str, Any]) -> None:
-        """One choice as it stands. Raises AssertionError when what was said before is said otherwise now."""
+        """Record the state of one choice. Raises AssertionError if an earlier part of it has changed."""
         index, text, ids = answer["index"], answer["text"], answer["output_ids"]
         assert text.startswith(self.texts.get(index, "")), (self.texts[index], text)
         assert ids[: len(self.ids.get(index, []))] == self.ids.get(index, []), (self.ids[index], ids)
@@ -111,7 +111,6 @@ class Outcome:
         self.frontend = "-".join(answer["meta_info"]["id"].split("-")[:2])
 
     def end(self) -> None:
-        """Nothing more comes."""
         self.ended = time.monotonic()
         wanted = self.job.body()["sampling_params"]["max_new_tokens"]
         lengths = {index: len(ids) for index, ids in self.ids.items()}
@@ -120,7 +119,7 @@ class Outcome:
 
 
 class Load:
-    """Runs jobs against a server, so many at a time. `outcomes` grows as requests begin.
+    """Runner of jobs against a server, `clients` at a time. `outcomes` grows as requests begin.
 
     Every request has a connection of its own, unless `kept`.
     """
@@ -131,16 +130,16 @@ class Load:
         self._limits = httpx2.Limits(max_keepalive_connections=None if kept else 0)
         self.outcomes: list[Outcome] = []
         self.events = 0
-        """Over all streams."""
+        """Events of all streams."""
         self._over = self._enough = False
         self._moved = asyncio.Condition()
 
     async def run(self, jobs: Sequence[Job], during: Callable[[], Awaitable[object]] | None = None) -> list[Outcome]:
-        """Every job once; `during` runs beside them and must end too."""
+        """Run every job once; `during` runs concurrently and must end, too."""
         return await self._run(jobs, during)
 
     async def run_while(self, jobs: Sequence[Job], during: Callable[[], Awaitable[object]]) -> list[Outcome]:
-        """The jobs again and again for as long as `during` takes."""
+        """Repeat the jobs for as long as `during` runs."""
         again = itertools.cycle(jobs)
 
         async def until_done() -> None:
@@ -170,7 +169,7 @@ class Load:
         return self.outcomes
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        """Wait until something is so, looking whenever an event has come."""
+        """Wait for a condition, which is checked at every event."""
         async with self._moved:
             await self._moved.wait_for(lambda: self._over or condition())
         assert not self._over, "the load was over before it came to that"
@@ -222,6 +221,6 @@ class Load:
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """The value below which that part of all values lies; 0 for none."""
+    """Return the quantile of the values; 0 if there are none."""
     ordered = sorted(values)
     return ordered[min(int(part * len(ordered)), len(ordered) - 1)] if ordered else 0.0

@@ -1,4 +1,4 @@
-"""A part that loses one message in a hundred of those it sends, whatever they say, and does not notice.
+"""Part that silently loses one in a hundred of the messages it sends.
 
 Usage: python tests/chaos/lossy_part.py MODULE OPTIONS
 """
@@ -16,7 +16,7 @@ LOST = 0.01
 
 
 class LossyOutbox(Outbox):
-    """Says that it sent what it did not."""
+    """Outbox that drops messages and reports them as sent."""
 
     def send(self, frames: Sequence[Frame]) -> bool:
         return random.random() < LOST or super().send(frames)

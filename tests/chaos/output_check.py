@@ -1,4 +1,4 @@
-"""Whether a text after a crash is the text there would have been, or as good a choice where two tokens were equal."""
+"""Check that a text after a crash equals its reference, or differs only at a tie of two tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,28 +10,28 @@ from tercet.kernels.ops.philox import gumbel_reference
 from tests.chaos.load import TEMPERATURE, Job, Outcome
 
 TIE = 1e-4
-"""Two candidates this close may change places: float32 sums differ with the batch they are computed in."""
+"""Score difference within which two tokens may change places: float32 sums depend on the batch."""
 
 Ids = dict[int, list[int]]
 
 
 @dataclass
 class Verdict:
-    """How many texts were compared, and how many went another way at a tie."""
+    """Number of texts compared, and of texts that differ from a tie on."""
 
     texts: int = 0
     ties: int = 0
 
 
 class OutputCheck:
-    """Compares outcomes with those of an unbroken run, and asks the server about differences."""
+    """Comparison of outcomes with those of an unbroken run; the server scores differences."""
 
     def __init__(self, url: str, expected: Mapping[Job, Ids]) -> None:
         self._url = url
         self._expected = expected
 
     def compare(self, outcomes: Sequence[Outcome]) -> Verdict:
-        """Raises AssertionError for a text that is neither equal nor parted at a tie."""
+        """Return the counts. Raises AssertionError for a text that differs without a tie."""
         verdict = Verdict()
         for outcome in outcomes:
             for index, ids in outcome.ids.items():
@@ -53,7 +53,7 @@ class OutputCheck:
         )
 
     def score(self, client: httpx2.Client, job: Job, index: int, before: list[int], token: int) -> float:
-        """What the sampler maximises after the output `before`: log-probability; for draws, tempered, with noise."""
+        """Return the score that the sampler maximizes after `before`: log-probability, or with temperature and noise."""
         model = job.lora or client.get("/v1/models").json()["data"][0]["id"]
         prompt = _post(client, "/tokenize", {"prompt": job.prompt})["tokens"]
         body = {"model": model, "prompt": [*prompt, *before, token], "max_tokens": 0, "echo": True, "logprobs": 0}

@@ -1,4 +1,4 @@
-"""The parts of a server under test as processes: found by their peer ids, ended, and waited for."""
+"""Parts of a server under test as processes, found by their peer ids."""
 
 import asyncio
 import contextlib
@@ -15,16 +15,16 @@ from tercet.protocol.node import NodeConfig, PeerDown, PeerReady, PeerUp, Thread
 from tests.server_process import Server
 
 BACK = 60.0
-"""Seconds for a part to be ready again, on a machine that is busy with other things."""
+"""Seconds for a part to be ready again on a busy machine."""
 
 
 class Parts:
-    """The children of one supervisor. A node of its own listens to their heartbeats, as the supervisor does."""
+    """Child processes of one supervisor. A separate node listens to their heartbeats, as the supervisor does."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.listen = _option(self._processes()[0], "--listen")
-        """The directory of all inboxes, as an address."""
+        """Address of the directory of all inboxes."""
         self.names = sorted(self.pids())
         specs = tuple(f"{self.listen}/{role}-*" for role in ("scheduler", "detokenizer", "frontend"))
         config = NodeConfig(Role.SUPERVISOR, "observer", self.listen, connect=specs)
@@ -37,26 +37,26 @@ class Parts:
         self._node.close("observed enough")
 
     def pids(self) -> dict[str, int]:
-        """Process ids by peer id."""
+        """Return process ids by peer id."""
         return {name: process.pid for process in self._processes() if (name := _option(process, "--peer"))}
 
     def of(self, role: str) -> list[str]:
-        """The parts of a role."""
+        """Return the parts of a role."""
         return [name for name in self.names if name.startswith(role)]
 
     def busiest(self, role: str) -> str:
-        """The part of a role that has most to do, by its last heartbeat."""
+        """Return the part of a role with the most running requests, by its last heartbeat."""
         self._look()
         return max(self.of(role), key=lambda name: self._heartbeats[name].load.running)
 
     def signal(self, name: str, number: signal.Signals) -> int:
-        """Send a signal to a part; returns the id of the process that got it."""
+        """Send a signal to a part and return its process id."""
         pid = self.pids()[name]
         os.kill(pid, number)
         return pid
 
     async def replaced(self, name: str, pid: int) -> float:
-        """Wait until another process than that is ready in this part's place; returns how long it took."""
+        """Wait until a process other than `pid` is ready in this part's place; return the seconds."""
         began = time.monotonic()
         while self.pids().get(name, pid) == pid:
             assert time.monotonic() < began + BACK, f"{name} was not restarted: {self.server.lines[-20:]}"
@@ -67,7 +67,7 @@ class Parts:
         return time.monotonic() - began
 
     async def ready(self) -> None:
-        """Wait until every part says that it is ready, and the server does."""
+        """Wait until every part and the server are ready."""
         end = time.monotonic() + BACK
         while True:
             self._look()
@@ -77,7 +77,7 @@ class Parts:
             await asyncio.sleep(0.02)
 
     async def idle(self) -> dict[str, Load]:
-        """Wait until nothing runs, waits or is held anywhere, and return what each part then says of its load."""
+        """Wait until no part holds a request, and return each part's load."""
         end = time.monotonic() + 20.0
         while True:
             await asyncio.sleep(0.5)  # two heartbeats
@@ -88,7 +88,7 @@ class Parts:
             assert time.monotonic() < end, f"still held: {loads}"
 
     async def resumed(self) -> int:
-        """Requests that lost their part and finished elsewhere, over all frontends since each was started."""
+        """Return the number of requests that lost their part and finished elsewhere, over all frontends."""
         counts: dict[str, int] = {}
         end = time.monotonic() + 20.0
         while len(counts) < len(self.of("frontend")):
@@ -98,7 +98,7 @@ class Parts:
         return sum(counts.values())
 
     def memory(self) -> dict[str, int]:
-        """Bytes that each part has for itself. Libraries do not count: a part's share of them grows when others end."""
+        """Return the private bytes of each part. Libraries do not count: a part's share grows when others end."""
         infos = {_option(process, "--peer"): process.memory_info() for process in self._processes()}
         return {name: info.rss - info.shared for name, info in infos.items()}
 
@@ -113,7 +113,7 @@ class Parts:
                     self._heartbeats[source] = message
 
     def _served(self) -> bool:
-        """Whether the frontends know all schedulers and detokenizers; each answers for itself."""
+        """Return whether every frontend knows all schedulers and detokenizers."""
         asked: set[str] = set()
         for _ in range(8 * len(self.of("frontend"))):
             try:
@@ -133,7 +133,7 @@ class Parts:
 
 
 def assert_nothing_is_left(loads: dict[str, Load]) -> None:
-    """Every page and slot of every scheduler is free, or holds nothing but cache."""
+    """Assert that every page and slot of every scheduler is free, or only cached."""
     for name, load in loads.items():
         assert load.running == load.queued == 0, name
         assert load.pages_free + load.pages_cached == load.pages_total, (name, load)
@@ -142,7 +142,7 @@ def assert_nothing_is_left(loads: dict[str, Load]) -> None:
 
 @contextlib.contextmanager
 def watched(server: Server) -> Iterator[Parts]:
-    """The parts of a server, while it runs."""
+    """Yield the parts of a running server."""
     parts = Parts(server)
     try:
         yield parts
@@ -151,7 +151,7 @@ def watched(server: Server) -> Iterator[Parts]:
 
 
 def _option(process: psutil.Process, name: str) -> str:
-    """What a part's command line gives for an option; nothing for a process that has ended meanwhile."""
+    """Return the value of an option in a process's command line; empty if the process has ended."""
     with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
         command = process.cmdline()
         if name in command:

@@ -1,4 +1,4 @@
-"""`tercet serve` with some of its parts rebuilt: a program of ours runs in their place, and is told their module.
+"""`tercet serve` with some parts replaced by a program, which gets the part's module as an argument.
 
 Usage: python tests/chaos/rebuilt_server.py PROGRAM ROLE[,ROLE] OPTIONS
 """
@@ -16,7 +16,7 @@ from tercet.protocol.messages.values import Role
 
 
 def rebuilt(part: LaunchSpec, program: str, roles: Collection[Role]) -> LaunchSpec:
-    """The part as it is, or with the program in place of `-m` if it is of one of those roles."""
+    """Return the part with the program in place of `-m`, if it is of one of the roles."""
     if part.role not in roles:
         return part
     python, option, *words = part.command
@@ -25,7 +25,7 @@ def rebuilt(part: LaunchSpec, program: str, roles: Collection[Role]) -> LaunchSp
 
 
 def main(program: str, roles: str, *options: str) -> int:
-    """Serve until told to stop."""
+    """Serve until a signal."""
     config = cli.app(["serve", *options], exit_on_error=False)
     assert isinstance(config, ServeConfig)
     others = [Role(role) for role in roles.split(",")]

@@ -1,4 +1,4 @@
-"""`kill -9` while requests have adapters, more than there are places for: each ends with the text of its own."""
+"""`kill -9` while requests use more adapters than there are slots: each ends with its own text."""
 
 import random
 import time
@@ -21,7 +21,7 @@ LONG = [pytest.mark.slow, pytest.mark.timeout(7200)]
 
 @pytest.fixture(scope="module")
 def with_adapters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of one scheduler with places for two adapters of four, which it knows."""
+    """Yield a server of one scheduler with slots for two adapters of four."""
     base, root = resolve_model("embedded"), tmp_path_factory.mktemp("adapters")
     written = {name: write_adapter(root / name, base, seed=seed, size=0.02) for seed, name in enumerate(NAMES[1:])}
     named = [word for name, path in written.items() for word in ("--lora", f"{name}={path}")]
@@ -35,7 +35,6 @@ def with_adapters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 async def parts(with_adapters: Server) -> AsyncIterator[Parts]:
-    """Of that server."""
     with watched(with_adapters) as parts:
         await parts.ready()
         yield parts

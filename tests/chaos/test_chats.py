@@ -1,4 +1,4 @@
-"""SIGKILL in the midst of chats: what a stream tells besides text goes on where it was, too."""
+"""SIGKILL during chats: the parts of a stream other than text continue at the same place, too."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from tests.chaos.parts import Parts, assert_nothing_is_left
 
 ALIKE = 0.005
-"""How far log-probabilities may be from those of the same tokens in batches of other sizes."""
+"""Allowed difference of log-probabilities of the same tokens in batches of other sizes."""
 TEXT = {"type": "string", "minLength": 120, "maxLength": 200}
 NOTE = {
     "type": "function",
@@ -41,13 +41,13 @@ FORMS: tuple[dict[str, Any], ...] = (
 )
 
 Told = dict[int, dict[str, Any]]
-"""Of each choice: text, the name and arguments of its calls, scored tokens, finish reasons."""
+"""By choice: text, name and arguments of its calls, scored tokens, finish reasons."""
 Scores = dict[int, list[float]]
-"""Of each choice: the log-probability of every token, and those of the likeliest in its place."""
+"""By choice: the log-probabilities of every token, and of the top alternatives."""
 
 
 def chats() -> Iterator[dict[str, Any]]:
-    """Every form, greedy and drawn."""
+    """Yield every form, greedy and sampled."""
     for number, form in enumerate(FORMS * 2):
         yield {
             "messages": [{"role": "user", "content": f"{number}. Tell me about schedulers and pages."}],
@@ -61,14 +61,14 @@ def chats() -> Iterator[dict[str, Any]]:
 
 
 class Chats:
-    """All of them at once, and how many events have come."""
+    """All chats at once, with the number of events so far."""
 
     def __init__(self, url: str) -> None:
         self._url = f"{url}/v1"
         self.events = 0
 
     async def run(self) -> list[tuple[Told, Scores, tuple[int, int]]]:
-        """What each told, its scores, and its counts of prompt and completion tokens."""
+        """Return the result of each, its scores, and its counts of prompt and completion tokens."""
         self.events = 0
         async with AsyncOpenAI(
             base_url=self._url, api_key="any", max_retries=0, timeout=120, _strict_response_validation=True
@@ -111,7 +111,9 @@ async def test_calls_formats_and_log_probabilities_are_those_of_an_unbroken_run(
 ) -> None:
     running = Chats(double.server.url)
     expected = await running.run()
-    moment = random.Random(seed).randrange(running.events // 16, running.events // 4)  # a client on a busy machine lags
+    moment = random.Random(seed).randrange(
+        running.events // 16, running.events // 4
+    )  # a client on a busy machine lags behind
     before = await double.resumed()
 
     async def strike() -> None:

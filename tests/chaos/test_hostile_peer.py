@@ -1,4 +1,4 @@
-"""Garbage and nonsense at every inbox of a server that is busy: no part minds, no request suffers, nothing is left."""
+"""Garbage and invalid messages at every inbox of a busy server: no part fails, no request suffers, nothing is left."""
 
 import asyncio
 import random

@@ -1,4 +1,4 @@
-"""`kill -9` of a part that serves: every request finishes, with the text it would have had."""
+"""`kill -9` of a serving part: every request finishes with its reference output."""
 
 import random
 
@@ -15,11 +15,11 @@ CASES = [
     pytest.param(SHORT, 0, id="short"),
     *(pytest.param(FULL, seed, id=f"full-{seed}", marks=LONG) for seed in range(10)),
 ]
-"""Requests, and the seed that says in which order they come, and when the fault falls."""
+"""Number of requests, and the seed of their order and of the time of the fault."""
 ENOUGH = {SHORT: 2, FULL: 6}
-"""Requests that must have been resumed, or the fault fell beside."""
+"""Least number of resumed requests for the fault to count."""
 ONE, TWO = 4.0, 1.0
-"""Seconds until all streams move again, with one part of the role and with two."""
+"""Seconds until all streams continue, with one part of the role and with two."""
 
 
 @pytest.mark.parametrize(("count", "seed"), CASES)
@@ -62,7 +62,7 @@ async def test_a_frontend_takes_only_its_own_connections_along(
         for each in outcomes
         if each.finished
         and each.began < fault.injected_at < each.ended
-        and each.frontend != fault.name  # whose last words may be read after its death
+        and each.frontend != fault.name  # its last messages may be read after its death
     ]
     verdict = OutputCheck(double.server.url, expected).compare([each for each in outcomes if each.finished])
     table.add(f"{len(failed)} of {len(outcomes)} requests failed; {len(lived)} others were under way and finished")

@@ -1,4 +1,4 @@
-"""One message in a hundred is lost, on every link and of every kind: requests end as if none were."""
+"""Loss of one message in a hundred, on every link and of every kind: requests end as without losses."""
 
 from itertools import pairwise
 
@@ -12,7 +12,7 @@ from tests.chaos.parts import Parts, assert_nothing_is_left, watched
 from tests.server_process import Server
 
 FEWEST = 3
-"""Requests that must have missed something."""
+"""Least number of requests that must have missed a message."""
 
 
 @pytest.mark.parametrize(

@@ -37,13 +37,13 @@ ADDRESSES = {
 }
 CLIENTS = 4
 CUTS = [pytest.param(5.0, id="short"), pytest.param(10.0, id="full", marks=pytest.mark.slow)]
-"""Seconds, all longer than silence is borne."""
+"""Seconds, all longer than the heartbeat timeout."""
 START_LIMIT = 120.0
 RECOVERY_LIMIT = 60.0
 
 
 class Traffic:
-    """Clients on the host `client` that never pause, and the answers they got."""
+    """Clients on the host `client` that send requests without pause, and their answers."""
 
     def __init__(self, network: Network) -> None:
         script = str(ROOT / "tests" / "steady_traffic.py")
@@ -64,14 +64,14 @@ class Traffic:
             self._reader.join()
 
     def answers(self) -> list[dict[str, Any]]:
-        """Every answer so far. Raises AssertionError where one is not an answer, with the client's words."""
+        """Return every answer so far. Raises AssertionError with the client's text for a failed one."""
         try:
             return [json.loads(line) for line in list(self.lines)]
         except ValueError:
             raise AssertionError("\n".join(self.lines)) from None
 
     def wait_for_all(self, begun_after: float) -> float:
-        """Wait until every client has an answer to a request it began since; when the last of them had it."""
+        """Wait until every client has an answer to a request begun after `begun_after`; return the time of the last."""
         ends: dict[int, float] = {}
 
         def enough() -> bool:
@@ -85,7 +85,7 @@ class Traffic:
         return max(ends.values())
 
     def stop(self) -> list[dict[str, Any]]:
-        """Every answer, once the clients have their last."""
+        """Return every answer, after the clients have received their last."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         assert self._process.wait(RECOVERY_LIMIT) == 0, "\n".join(self.lines)
@@ -122,7 +122,7 @@ def network() -> Iterator[Network]:
 @pytest.fixture(scope="module")
 def server(network: Network, tmp_path_factory: pytest.TempPathFactory) -> ComposeServer:
     server = ComposeServer(network, tmp_path_factory.mktemp("deployment"))
-    for _ in range(2):  # as on every `docker compose up`: the second run keeps what the first one made
+    for _ in range(2):  # as on every `docker compose up`: the second run keeps the files of the first
         subprocess.run(server.keys, check=True, timeout=60)
     hosts = ["scheduler-1", "scheduler-2", "detokenizer", "frontend"]
     for host in hosts:
@@ -134,7 +134,7 @@ def server(network: Network, tmp_path_factory: pytest.TempPathFactory) -> Compos
 
 
 def cut_off(network: Network, traffic: Traffic, one: str, other: str, seconds: float) -> tuple[float, float]:
-    """Cut a link under traffic for a while; when it was cut and mended."""
+    """Cut a link under traffic for `seconds`; return the times of the cut and of its end."""
     traffic.wait_for_all(begun_after=time.monotonic())
     network.cut(one, other)
     cut = time.monotonic()
@@ -144,7 +144,7 @@ def cut_off(network: Network, traffic: Traffic, one: str, other: str, seconds: f
 
 
 def check(answers: list[dict[str, Any]], server: ComposeServer) -> None:
-    """No answer failed, and each prompt has one continuation however its requests were moved about."""
+    """Assert that no answer failed, and that each prompt has one continuation despite redispatches."""
     failed = [each for each in answers if each["error"]]
     assert not failed, f"{len(failed)} of {len(answers)} failed, first {failed[0]}\n{server.logs()}"
     texts = {(each["prompt"], each["text"]) for each in answers}
@@ -166,7 +166,7 @@ def test_a_cut_link_passes_nothing_and_others_everything(network: Network) -> No
         network.cut("client", "frontend")
         assert (reaches("frontend"), reaches("detokenizer")) == (False, True)
         network.mend("client", "frontend")
-        until(lambda: reaches("frontend"), 10.0, lambda: "the link is not back")  # neighbours are looked for anew
+        until(lambda: reaches("frontend"), 10.0, lambda: "the link is not back")  # neighbors are resolved anew
     finally:
         process.kill()
         process.communicate()
@@ -209,7 +209,7 @@ def test_requests_wait_while_the_only_detokenizer_is_cut_off(
 def test_requests_go_on_while_a_scheduler_reaches_no_detokenizer(
     network: Network, server: ComposeServer, table: Table, seconds: float
 ) -> None:
-    """The frontend reaches everybody: that nothing comes by way of one scheduler is all it can see."""
+    """The frontend reaches every part: it only sees that nothing arrives through one scheduler."""
     with Traffic(network) as traffic:
         cut, mended = cut_off(network, traffic, "scheduler-1", "detokenizer", seconds)
         again = traffic.wait_for_all(begun_after=mended)
@@ -230,7 +230,7 @@ def test_requests_go_on_while_a_scheduler_reaches_no_detokenizer(
 def test_a_whole_load_goes_through_a_cut_of_ten_seconds(
     network: Network, server: ComposeServer, references: References, table: Table, host: str, seed: int
 ) -> None:
-    """The load of the killings, and in its midst nothing passes between the frontend and a part."""
+    """During the load of the kill tests, nothing passes between the frontend and a part."""
     url = URL.replace("frontend", ADDRESSES["frontend"])
     jobs, chance = shuffled(FULL, seed), random.Random(seed)
     moment = 0.0

@@ -1,4 +1,4 @@
-"""The check of this suite: it knows what the sampler maximises, and lets nothing pass but ties."""
+"""The output check of this suite: it computes the score that the sampler maximizes, and accepts only ties."""
 
 from copy import deepcopy
 

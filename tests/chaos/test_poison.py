@@ -1,4 +1,4 @@
-"""A request that kills every scheduler which runs it ends alone; everybody else is served."""
+"""A request that kills every scheduler ends alone; all others are served."""
 
 import httpx2
 

@@ -1,4 +1,4 @@
-"""Fault after fault under a load that never ends: kills at random, and parts restarted in turn."""
+"""Repeated faults under a continuous load: random kills, and parts restarted in turn."""
 
 import random
 import signal
@@ -84,7 +84,7 @@ async def test_every_part_can_be_restarted_in_turn(
 async def test_clients_that_keep_their_connections_notice_no_restart(
     double: Parts, references: References, table: Table, roles: tuple[str, ...], seconds: float
 ) -> None:
-    """Their next request follows on the heels of an answer, at a frontend that leaves as at any other."""
+    """The next request follows an answer at once, on the same connection, even at a frontend that leaves."""
     jobs = [Job(number, tokens=16) for number in range(SHORT)]
     expected = await references.of(double.server.url, jobs)
     load = Load(double.server.url, kept=True)

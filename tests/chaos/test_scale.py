@@ -1,4 +1,4 @@
-"""Parts that no supervisor started join a server that runs, take their share of its requests, and go again."""
+"""Parts without a supervisor join a running server, take their share of its requests, and leave again."""
 
 import asyncio
 import signal
@@ -21,7 +21,7 @@ SCHEDULER, DETOKENIZER = "scheduler-joined", "detokenizer-joined"
 
 @pytest.fixture
 def in_turn() -> Iterator[Server]:
-    """A server of one of each part, whose frontend sends schedulers requests in turn."""
+    """Yield a server of one of each part, whose frontend uses round robin."""
     server = Server(*OPTIONS, "--frontend.routing-policy", "round_robin", env=ENVIRONMENT)
     try:
         yield server.wait()
@@ -30,19 +30,19 @@ def in_turn() -> Iterator[Server]:
 
 
 def tokens(server: Server, name: str) -> int:
-    """What a scheduler has made; -1 while the frontend does not know it as ready."""
+    """Return the tokens that a scheduler has generated; -1 while the frontend does not know it as ready."""
     schedulers = server.get("/server_info")["schedulers"]
     return next((each["load"]["output_tokens"] for each in schedulers if each["peer"] == name and each["ready"]), -1)
 
 
 def strangers(server: Server) -> set[str]:
-    """Those who joined, as far as the frontend knows them."""
+    """Return the joined parts that the frontend knows."""
     info = server.get("/server_info")
     return {each["peer"] for each in (*info["schedulers"], *info["detokenizers"])} & {SCHEDULER, DETOKENIZER}
 
 
 def start(name: str, parts: Parts, tmp_path: Path, *options: str) -> ChildProcess:
-    """A part more, at an address where the server's frontends look for one."""
+    """Start an additional part at an address where the server's frontends look for parts."""
     command = [sys.executable, "-m", f"tercet.{name.partition('-')[0]}", "--peer", name, "--listen", parts.listen]
     return ChildProcess([*command, *options], tmp_path / name, env=ENVIRONMENT)
 

@@ -1,4 +1,4 @@
-"""SIGSTOP: a part that hangs is passed by, killed and replaced; one that goes on in time has missed nothing."""
+"""SIGSTOP: a part that hangs is replaced; one that continues in time has missed nothing."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from tests.chaos.parts import Parts, assert_nothing_is_left
 
 LONG = [pytest.mark.slow, pytest.mark.timeout(7200)]
 ASLEEP = 4.0
-"""Seconds: longer than silence is borne by peers, shorter than by the supervisor."""
+"""Seconds: longer than the heartbeat timeout of peers, shorter than that of the supervisor."""
 PAUSED = 40.0
 """Seconds: longer than any step may take."""
 
@@ -48,7 +48,7 @@ async def test_requests_wait_for_the_replacement_of_the_only_part_that_hangs(
 
 
 class Sleep(FaultInjection):
-    """A part that stops for a while, and goes on as the process it was."""
+    """Fault: a part stops for a while, and continues as the same process."""
 
     async def _apply(self) -> None:
         pid = self.parts.signal(self.name, signal.SIGSTOP)
@@ -64,12 +64,12 @@ async def test_a_part_that_slept_and_goes_on_repeats_nothing(
     double: Parts, references: References, table: Table, role: str
 ) -> None:
     fault = Sleep(double, role)
-    enough = 0 if role == "frontend" else 2  # what others send to it meanwhile may be all there is
+    enough = 0 if role == "frontend" else 2  # messages sent to it meanwhile may be the only effect
     await assert_nothing_is_lost(double, references, table, fault, shuffled(SHORT, 1), random.Random(1), enough=enough)
 
 
 class MachineSleep(FaultInjection):
-    """All parts and their supervisor stop, and go on in any order."""
+    """Fault: all parts and their supervisor stop, and continue in any order."""
 
     async def _apply(self) -> None:
         self.pids = [*self.parts.pids().values(), self.parts.server.process.pid]

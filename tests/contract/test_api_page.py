@@ -1,4 +1,4 @@
-"""docs/api.md names every route and every parameter, and says what becomes of it."""
+"""docs/api.md names every route and every parameter, with its status."""
 
 import re
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ WITH_BODY = [
 
 
 def plain(path: str) -> str:
-    """A path as the page writes it."""
+    """Return a path as the page writes it."""
     return re.sub(r"{\w+(:\w+)?}", "{id}", path)
 
 
 def rows(text: str) -> dict[str, str]:
-    """Parameter to status, of every table in a text."""
+    """Return the status of every parameter in the tables of a text."""
     found = {}
     for names, status in re.findall(r"^\| (`.+?) \| (\w+) \|", text, re.MULTILINE):
         for name in re.findall(r"`(\w+)`", names):
@@ -35,20 +35,20 @@ def rows(text: str) -> dict[str, str]:
 
 
 def section_of(path: str) -> str:
-    """The text under the one heading that names the route."""
+    """Return the text under the heading that names the route."""
     [text] = [text for head, text in SECTIONS.items() if plain(path) in re.split(r"[ ,]+", head)]
     return text
 
 
 def whole(path: str) -> str:
-    """All that is told of a route: its section, and those that this one refers to."""
+    """Return the section of a route, with the sections that it refers to."""
     text = section_of(path)
     shared = [told for head, told in SECTIONS.items() if f"(#{head.lower().replace(' ', '-')})" in text]
     return "\n".join([text, *shared, *(section_of(other) for other in set(re.findall(r"as in (/[\w/]+)", text)))])
 
 
 def settings(hint: Any) -> Iterator[type[BaseModel]]:
-    """The objects that a parameter can be; those in lists are content."""
+    """Yield the object types of a parameter; objects in lists are content."""
     if isinstance(hint, type) and not get_args(hint):
         if issubclass(hint, BaseModel):
             yield hint

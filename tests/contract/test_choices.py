@@ -1,4 +1,4 @@
-"""What `tercet serve` lets through are the choices that schedulers have, though neither imports the other."""
+"""`tercet serve` accepts the same choices as schedulers, although neither imports the other."""
 
 from dataclasses import fields
 from typing import Literal, get_args, get_origin, get_type_hints

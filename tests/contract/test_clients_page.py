@@ -1,4 +1,4 @@
-"""docs/clients.md can be copied from: its settings are read by what reads them."""
+"""The settings in docs/clients.md are valid for the programs that read them."""
 
 import ast
 import json

@@ -1,6 +1,6 @@
-"""The dashboard is one that Grafana shows whole: everything in its place, and every expression one that can be read.
+"""Grafana can show the whole dashboard: no panels overlap, and every expression is valid.
 
-`tests/e2e/test_monitoring.py` holds its series and labels against a server.
+`tests/e2e/test_monitoring.py` compares its series and labels with a server.
 """
 
 from itertools import combinations
@@ -15,7 +15,6 @@ SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 
 def overlap(one: dict[str, int], other: dict[str, int]) -> bool:
-    """Whether two panels are in one another's way."""
     return (
         one["x"] < other["x"] + other["w"]
         and other["x"] < one["x"] + one["w"]

@@ -109,7 +109,7 @@ def test_the_frontend_looks_for_its_peers_where_they_are(peer: str) -> None:
 
 
 def test_compose_hands_keys_on_only_where_the_shell_sets_them() -> None:
-    """A value that is filled in for a missing one would be a key option that is given and empty, which is refused."""
+    """A default for a missing key would be an empty key option, which is refused."""
     assert {"TERCET_API_KEYS", "TERCET_ADMIN_KEYS"} <= set(SERVICES["frontend"]["environment"])
 
 
@@ -201,7 +201,7 @@ def test_pods_can_do_little(part: str) -> None:
         "readOnlyRootFilesystem": True,
         "capabilities": {"drop": ["ALL"]},
     }
-    # Whoever made the image, Kubernetes runs it as the same user.
+    # Kubernetes runs every image as the same user.
     assert f"{pod(part)['securityContext']['runAsUser']}:10001" == Dockerfile(part).final["USER"]
 
 
@@ -221,13 +221,13 @@ def test_frontends_of_compose_keep_responses_where_they_may_write() -> None:
     assert (folder, file.endswith(".sqlite")) == (state["target"], True)
     assert not state.get("read_only")
     assert "state" in compose()["volumes"]
-    # A new volume belongs to whom the folder of the image does.
+    # A new volume belongs to the owner of the image's folder.
     made = next(run for run in Dockerfile("frontend").values("RUN") if "install --directory" in run)
     assert re.search(rf"--owner=10001 .*{state['target']}\b", made)
 
 
 def test_compiled_kernels_are_kept_where_they_can_be_run() -> None:
-    """A tmpfs of Docker's lets nothing be run, and the root is read-only."""
+    """Docker's tmpfs is mounted noexec, and the root is read-only."""
     dockerfile = Dockerfile("scheduler")
     (folder,) = re.findall(r"TRITON_CACHE_DIR=(\S+)", " ".join(dockerfile.values("ENV")))
     made = next(run for run in dockerfile.values("RUN") if "install --directory" in run)
@@ -244,7 +244,7 @@ def test_compiled_kernels_are_kept_where_they_can_be_run() -> None:
 
 
 def test_what_is_off_on_kubernetes_is_told_with_how_to_turn_it_on() -> None:
-    """The patch of the README fits what it patches, and without it nothing is stored."""
+    """The patch of the README fits the file it patches; without the patch nothing is stored."""
     assert not [word for word in container("frontend")["args"] if word.startswith("--response-store")]
     text = (DEPLOY / "README.md").read_text()
     (shown,) = [block for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if block.startswith("patches:")]

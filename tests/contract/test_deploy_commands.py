@@ -1,4 +1,4 @@
-"""Every command line in deploy/ is one that its program takes: options, values and subcommands."""
+"""Every command line in deploy/ is valid for its program: options, values and subcommands."""
 
 import pytest
 from cyclopts import App

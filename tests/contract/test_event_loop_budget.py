@@ -1,4 +1,4 @@
-"""The page of what may hold up a loop names files and tests that there are."""
+"""The files and tests named on the page of event loop budgets exist."""
 
 import re
 from pathlib import Path

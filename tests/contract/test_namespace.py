@@ -1,6 +1,6 @@
-"""Five distributions share one namespace, depend on each other by range, and stay as light and as stable as they say.
+"""Five distributions share one namespace, depend on each other by range, and keep their limits of size and API.
 
-Run this file to print the public names, after a change that is meant.
+Run this file to print the public names after an intended change.
 """
 
 import ast
@@ -28,7 +28,7 @@ API_MODULES = (
     "kernels/src/tercet/kernels/attention/latent.py",
     "kernels/src/tercet/kernels/device.py",
 )
-"""What another package, or a program of a user, may import."""
+"""Modules that another package or a user's program may import."""
 
 
 def project(part: str) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def test_the_protocol_stands_on_msgspec_and_zmq_alone() -> None:
 
 
 def public_names() -> str:
-    """A line for each module that others may import, with the names it defines."""
+    """Return a line for each public module, with the names it defines."""
     lines = []
     for path in sorted(path for pattern in API_MODULES for path in (ROOT / "packages").glob(pattern)):
         names = sorted(name for name in _defined(path) if not name.startswith("_") and name != "logger")
@@ -162,7 +162,7 @@ def _defined(path: Path) -> Iterator[str]:
 
 
 def test_public_names_are_unchanged() -> None:
-    """A name that goes or changes is a new minor version of its package; one that comes is told in its CHANGELOG."""
+    """A removed or changed name needs a new minor version of its package; a new one is listed in its CHANGELOG."""
     listed = dict(line.split(": ", 1) for line in API.read_text().splitlines())
     there = dict(line.split(": ", 1) for line in public_names().splitlines())
     gone = {

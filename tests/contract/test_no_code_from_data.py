@@ -1,7 +1,7 @@
-"""Nothing that comes from outside can become code: no unpickling, no eval, and rules that notice when there is.
+"""Data from outside cannot become code: no unpickling, no eval, and lint rules that find both.
 
-The field's worst advisories (CVE-2024-50050 and its family, CVE-2025-32444, CVE-2026-7301, CVE-2025-10164,
-CVE-2026-26220, CVE-2025-62164, CVE-2026-22807) are all data that was executed.
+The worst advisories of inference servers (CVE-2024-50050 and its family, CVE-2025-32444, CVE-2026-7301, CVE-2025-10164,
+CVE-2026-26220, CVE-2025-62164, CVE-2026-22807) are all executed data.
 """
 
 import ast
@@ -18,7 +18,7 @@ SOURCES = sorted(ROOT.glob("packages/*/src/**/*.py"))
 
 FORBIDDEN_METHODS = {"recv_pyobj", "send_pyobj", "recv_serialized", "load_dynlib_from_url"}
 FORBIDDEN_KEYWORDS = {"trust_remote_code", "allow_pickle"}
-"""These may be given, but only as a plain False."""
+"""Keywords that are allowed only as a literal False."""
 
 BAD = {
     "import pickle\n": "TID251",
@@ -40,7 +40,7 @@ BAD = {
 
 
 def rules_broken(source: str, path: str) -> set[str]:
-    """What ruff, set up as this repository's is, finds in a file of these contents at that path."""
+    """Return the ruff rules that a file with this source at this path breaks."""
     command = [sys.executable, "-m", "ruff", "check", "--output-format=concise", "--stdin-filename", path, "-"]
     found = subprocess.run(command, input=source, capture_output=True, text=True, cwd=ROOT, check=False)
     assert found.returncode in {0, 1}, found.stderr
@@ -72,12 +72,12 @@ def test_no_source_is_exempt() -> None:
 
 
 def offences(tree: ast.AST) -> Iterator[str]:
-    """Calls of what ruff has no rule for."""
+    """Yield calls for which ruff has no rule."""
     for node in ast.walk(tree):
         if not isinstance(node, ast.Call):
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-        # Modules are put into evaluation mode by a method of that name, without arguments.
+        # Modules are put into evaluation mode by a method of that name without arguments.
         evaluates = name == "eval" and (isinstance(node.func, ast.Name) or node.args)
         if evaluates or name in FORBIDDEN_METHODS | {"exec", "__import__"}:
             yield f"{node.lineno}: {name}"

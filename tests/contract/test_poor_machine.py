@@ -1,6 +1,6 @@
-"""Commands on a poor machine: streams that are closed, full or read by no process, and a low limit of open files.
+"""Commands on a constrained machine: closed, full or unread streams, and a low limit of open files.
 
-The exit status is right, and what is wrong is one line.
+The exit status is right, and the fault is one line.
 """
 
 import os
@@ -26,7 +26,7 @@ ALL_CLOSED = "<&- >&- 2>&-"
 
 
 def shell(streams: str, *words: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """What comes of a command whose streams a shell redirects, without PYTHONUNBUFFERED unless `env` sets it."""
+    """Run a command whose streams a shell redirects, without PYTHONUNBUFFERED unless `env` sets it."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | (env or {})
     command = ["bash", "-c", f'exec "$@" {streams}', "bash", sys.executable, *words]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)

@@ -1,4 +1,4 @@
-"""Every field of config.json that transformers knows is honoured, without effect or refused, for every architecture."""
+"""Each architecture applies, may ignore or refuses every field of config.json that transformers knows."""
 
 import tomllib
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def own_fields(architecture: str) -> set[str]:
 
 
 def test_the_lists_are_those_of_the_installed_source() -> None:
-    """Where this fails, transformers moved: run python -m tools.reference_fields, and decide about what is new."""
+    """A failure means a new transformers: run python -m tools.reference_fields, and classify the new fields."""
     assert decoders.written() == decoders.FILE.read_text()
 
 
@@ -42,7 +42,7 @@ def test_every_field_has_one_fate(architecture: str) -> None:
 
 @pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
 def test_what_a_family_reads_itself_is_not_left_to_others(architecture: str) -> None:
-    """A field that its files begin to read fails here, although another family's are known to read it."""
+    """A new field in the files of a family fails here, even if another family's is known."""
     common = tables_of(architecture)[-1].without_effect
     own = {name for name in own_fields(architecture) if common.get(name) == OF_OTHERS}
     assert not {name for name in own if not any(table.support_of(name) for table in tables_of(architecture)[:-1])}

@@ -1,4 +1,4 @@
-"""The fields that PEFT, transformers and sentence-transformers read of files: listed, and each in one class here."""
+"""Fields that PEFT, transformers and sentence-transformers read from files: listed, and each classified."""
 
 import ast
 from collections.abc import Mapping
@@ -42,13 +42,13 @@ FILE_NAMES = "files of the transformer"
 
 
 def listed(tool: ModuleType) -> Mapping[str, list[str]]:
-    """The checked-in fields of each object, whichever package reads them."""
+    """Return the checked-in fields of each object, over all packages."""
     return {name: fields for objects in listing.stored(tool.FILE).values() for name, fields in objects.items()}
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: str(tool.__name__).rpartition(".")[2])
 def test_the_list_is_that_of_the_installed_source(tool: ModuleType) -> None:
-    """Where it is not: run the tool again, and give each new field a class."""
+    """A failure means that the tool must run again and each new field be classified."""
     found = listing.walked(tool.WALKS)
     assert found or tool is sentence_transformers
     assert listing.differences(listing.stored(tool.FILE), found) == []

@@ -1,4 +1,4 @@
-"""Parts that could not talk safely do not start: one line says why, and the status says that trying again is no use."""
+"""Parts with an unsafe configuration do not start: one line says why, and the exit status says not to retry."""
 
 import os
 import subprocess
@@ -45,7 +45,7 @@ WRONG: dict[str, tuple[str, Damage | None, str]] = {
 @pytest.mark.parametrize("part", PARTS)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_not_safe_does_not_start(tmp_path: Path, part: str, wrong: str) -> None:
-    """CVE-2026-26220 and its like: authentication that is not set up must refuse, not let everybody in."""
+    """CVE-2026-26220 and similar: missing authentication must refuse, not admit everyone."""
     listen, damage, complaint = WRONG[wrong]
     words = ["--listen", listen]
     if damage:

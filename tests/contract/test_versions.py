@@ -1,7 +1,7 @@
-"""Parts of neighbouring wire versions serve together in every mix, and another major is refused by name.
+"""Parts of neighboring wire versions serve together in every mix, and another major is refused by name.
 
-The newer parts are these same parts on a copy of `tercet.protocol` that has what a next minor may have: fields added to
-messages in every direction, and a message type that its nodes send to whomever they meet and may.
+The newer parts are the same parts with a copy of `tercet.protocol` that has changes allowed in a next minor: new fields
+in messages of every direction, and a new message type that its nodes send to every peer that accepts it.
 """
 
 import json
@@ -37,7 +37,7 @@ def close_and_tell(self, reason):
 NodeCore.close = close_and_tell
 runpy.run_module(f"tercet.{part}", run_name="__main__")
 """
-"""Runs a part that leaves its counters in a file."""
+"""Launcher of a part that writes its counters to a file at exit."""
 
 ADDED_FIELDS = {
     "Hello": "region: str = 'here'",
@@ -61,7 +61,7 @@ Membership = Hello | Novelty |'''
 
 
 def newer(directory: Path, version: tuple[int, int]) -> Path:
-    """A folder to put first on the path: the protocol package as a later version might be."""
+    """Write a copy of the protocol package with a later version, and return the folder to put on the path."""
     package = directory / "tercet" / "protocol"
     shutil.copytree(PROTOCOL, package, ignore=shutil.ignore_patterns("__pycache__"))
     _edit(package / "messages" / "values.py", {f"WIRE_VERSION = {WIRE_VERSION}": f"WIRE_VERSION = {version}"})
@@ -107,7 +107,7 @@ def _edit(path: Path, changes: dict[str, str]) -> None:
 
 
 class Parts:
-    """Parts of several versions, one to each directory of sockets."""
+    """Parts of several versions, each version in a directory of its own."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -126,16 +126,16 @@ class Parts:
         return part
 
     def env(self, version: str) -> dict[str, str]:
-        """What makes a process run that version of the protocol."""
+        """Return the environment that makes a process use that version of the protocol."""
         path = self.paths[version]
         return {"PYTHONPATH": str(path)} if path else {}
 
     def socket(self, role: str, version: str) -> str:
-        """The spec of a part's inbox."""
+        """Return the spec of a part's inbox."""
         return f"ipc://{self.root}/run/{role}-{version}.*"
 
     def stop(self, role: str, version: str) -> dict[str, int]:
-        """What a part had counted when it left."""
+        """Stop a part and return its counters."""
         name = f"{role}-{version}"
         part = self.running.pop(name)
         assert part.stop() == 0, part.said
@@ -148,7 +148,7 @@ class Parts:
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
-    """A scheduler and a detokenizer of each minor."""
+    """Yield a scheduler and a detokenizer of each minor."""
     parts = Parts(tmp_path_factory.mktemp("v"))
     for version in (OLD, NEW):
         parts.start("scheduler", version, "--executor", "fake")
@@ -204,7 +204,7 @@ def test_another_major_is_refused_with_both_versions_named_on_both_sides(parts: 
 
 
 def test_no_part_was_ever_sent_what_it_had_not_announced(parts: Parts) -> None:
-    """The last of this file: the parts that served every mix leave, and tell what they had counted."""
+    """Must be the last test of this file: the parts that served every mix leave, and report their counters."""
     counted = {
         (role, version): parts.stop(role, version) for role in ("scheduler", "detokenizer") for version in (OLD, NEW)
     }

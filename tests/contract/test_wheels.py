@@ -1,4 +1,4 @@
-"""Each part built, installed alone with what it declares, small, without torch, started by name, joined to others."""
+"""Each part is built and installed alone with its dependencies: small, without torch, and able to join the others."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.part_process import ChildProcess, healthy, listener, until
 ROOT = Path(__file__).parents[2]
 PARTS = ("protocol", "frontend", "scheduler", "kernels", "detokenizer")
 LIMITS = {"frontend": 150, "detokenizer": 60}
-"""Megabytes beyond Python that a part with all it needs may take."""
+"""Megabytes of a part with all its dependencies, beyond Python."""
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
 Environment = Callable[[str], Path]
@@ -32,7 +32,7 @@ def pip(*words: object, **environment: str) -> None:
 
 @pytest.fixture(scope="module")
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheels of all five, built from a copy so that nothing here changes; kernels without their native library."""
+    """Return the wheels of all five packages, built from a copy; kernels without their native library."""
     directory = tmp_path_factory.mktemp("wheels")
     ignored = shutil.ignore_patterns("tests", "__pycache__", "lib", "*.pyc")
     packages = [shutil.copytree(ROOT / "packages" / part, directory / "src" / part, ignore=ignored) for part in PARTS]
@@ -42,7 +42,7 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def environment(wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """Makes the folder of programs of an environment that holds one part and what it declares, and nothing else."""
+    """Return a factory of environments with only one part and its dependencies; it returns the folder of programs."""
     made: dict[str, Path] = {}
 
     def make(part: str) -> Path:
@@ -116,7 +116,7 @@ def free_ports(count: int) -> list[int]:
 
 
 class Deployment:
-    """Three parts from environments of their own, joined by tcp:// under the keys that the frontend's package made."""
+    """Three parts from separate environments, joined by tcp:// with keys that the frontend's package made."""
 
     def __init__(self, directory: Path, programs: dict[str, Path], scheduler_options: tuple[str, ...]) -> None:
         keys = directory / "keys"
@@ -147,11 +147,10 @@ class Deployment:
         self.probes["frontend"] = [str(programs["frontend"] / "tercet-frontend"), "probe", self.url]
 
     def said(self) -> str:
-        """The end of what each part said."""
+        """Return the last output of each part."""
         return "\n".join(f"--- {name}\n{part.said[-2000:]}" for name, part in self.parts.items())
 
     def close(self) -> None:
-        """End what runs."""
         self.socket.close()
         for part in self.parts.values():
             part.kill()
@@ -190,7 +189,7 @@ def serve_a_client(deployment: Deployment) -> None:
 def test_parts_of_their_own_environments_serve_together_over_tcp_with_keys(
     environment: Environment, deploy: Callable[..., Deployment]
 ) -> None:
-    """The scheduler is that of the environment the tests run in, with a model that costs nothing."""
+    """The scheduler is that of the tests' own environment, with a model that costs nothing."""
     programs = {part: environment(part) for part in LIMITS} | {"scheduler": Path(sys.executable).parent}
     serve_a_client(deploy(programs, "--executor", "fake"))
 

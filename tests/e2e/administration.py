@@ -1,4 +1,4 @@
-"""What an administrator of a whole server does, and sees."""
+"""Actions of an administrator of a whole server."""
 
 import time
 
@@ -21,7 +21,7 @@ def ordered(server: Server, path: str, **body: object) -> httpx.Response:
 
 
 def wait_until_served(server: Server) -> None:
-    """Parts that died again and again take longer to come back."""
+    """Wait longer than usual, because parts that died repeatedly return later."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:

@@ -13,7 +13,7 @@ from tests.server_process import Server
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
-    """One server on the embedded model for all tests that leave it as they found it."""
+    """Yield a server on the embedded model for all tests that leave it unchanged."""
     running = Server(os.environ.get("TERCET_TEST_MODEL", "embedded"), "--kv-cache-bytes", "64MiB").wait()
     yield running
     assert running.stop() == 0, "\n".join(running.lines)
@@ -21,13 +21,12 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def model(server: Server) -> str:
-    """The name of the model it serves."""
     return server.model()
 
 
 @pytest.fixture(scope="session")
 def random_server(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server on a small model of random weights, from a directory."""
+    """Yield a server on a small random model from a directory."""
     directory = write(tmp_path_factory.mktemp("random") / "tiny-random", PLAIN)
     running = start(str(directory), "--kv-cache-bytes", "64MiB").wait()
     yield running
@@ -36,20 +35,19 @@ def random_server(start: Callable[..., Server], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session", params=["server", "random_server"])
 def either(request: pytest.FixtureRequest) -> Server:
-    """The server on the embedded model, and then the other."""
+    """Return the server on the embedded model, and then the other."""
     found: Server = request.getfixturevalue(request.param)
     return found
 
 
 @pytest.fixture
 def client(server: Server) -> OpenAI:
-    """A client of that server."""
     return server.client()
 
 
 @pytest.fixture(scope="session")
 def start() -> Iterator[Callable[..., Server]]:
-    """Starts further servers, and stops what a test has left running."""
+    """Yield a function that starts further servers; those still running are stopped."""
     started: list[Server] = []
 
     def begin(*arguments: str, **options: Any) -> Server:

@@ -1,4 +1,4 @@
-"""A long answer of a model of random weights, in the midst of which something may happen to the server."""
+"""Long answer of a random model, which can be interrupted by a fault."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from openai import OpenAI
 def long_answer(
     client: OpenAI, model: str, tokens: int, at: int = 0, interrupt: Callable[[], None] = lambda: None
 ) -> str:
-    """The text, always the same; `interrupt` is called once when so many characters of it have come."""
+    """Return the text, always the same; call `interrupt` once after `at` characters."""
     text, dealt = "", False
     stream = client.chat.completions.create(
         model=model,

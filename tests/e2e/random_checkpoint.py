@@ -1,4 +1,4 @@
-"""Random checkpoints, one of which reasons and calls tools in Qwen3's notation: they talk noise, in due form."""
+"""Random checkpoints, one of which reasons and calls tools in Qwen3's notation: random text in valid form."""
 
 from pathlib import Path
 
@@ -45,7 +45,7 @@ SENTENCES = [
 
 
 def write(directory: Path, template: str, family: str = "Qwen3", **more: object) -> Path:
-    """Weights and tokenizer, always the same, and a chat template; `more` is said in the config of that family."""
+    """Write the same weights and tokenizer every time, and a chat template; `more` is added to the family's config."""
     import torch
     import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -1,4 +1,4 @@
-"""Random requests of every kind that makes text, and what their answers say, however these are told."""
+"""Random requests of every kind that generates text, and a common form of their answers."""
 
 import json
 import random
@@ -26,7 +26,7 @@ Body = dict[str, Any]
 
 
 class Mix:
-    """Requests of one seed for one model, which may go by several names."""
+    """Requests of one seed for one model, which may have several names."""
 
     def __init__(self, seed: int, models: list[str], vocabulary: int) -> None:
         self._random = random.Random(seed)
@@ -35,7 +35,7 @@ class Mix:
         self._openings = [self._text(30) for _ in range(3)]
 
     def requests(self, count: int) -> Iterator[tuple[str, Body]]:
-        """So many, each with the path it goes to."""
+        """Yield `count` requests, each with its path."""
         makers = {CHATS: self._chat, COMPLETIONS: self._completion, RESPONSES: self._response}
         for _ in range(count):
             [path] = self._random.choices(list(makers), [3, 2, 1])
@@ -54,7 +54,7 @@ class Mix:
         return [self._random.randrange(self._vocabulary) for _ in range(self._random.randint(1, most))]
 
     def _drawn(self) -> Body:
-        """What every endpoint knows."""
+        """Return parameters of every endpoint."""
         pick = self._random
         return {
             "model": pick.choice(self._models),
@@ -68,7 +68,7 @@ class Mix:
         }
 
     def _sampled(self) -> Body:
-        """What chats and completions know besides."""
+        """Return parameters of chats and completions only."""
         pick = self._random
         return {
             **self._drawn(),
@@ -121,7 +121,7 @@ class Mix:
 
 @dataclass
 class ParsedMessage:
-    """One choice of an answer."""
+    """Choice of an answer."""
 
     text: str = ""
     reasoning: str = ""
@@ -131,7 +131,7 @@ class ParsedMessage:
     scores: list[float | None] = field(default_factory=list)
 
     def add(self, choice: Body) -> None:
-        """What a chunk of a chat or a completion says, or the whole of either."""
+        """Add a chunk of a chat or a completion, or the whole of either."""
         message = choice.get("message") or choice.get("delta") or {}
         self.text += message.get("content") or choice.get("text") or ""
         self.reasoning += message.get("reasoning_content") or ""
@@ -149,7 +149,7 @@ class ParsedMessage:
 
 
 def said(path: str, parts: list[Body]) -> tuple[dict[Any, ParsedMessage], Body]:
-    """(the choices of an answer, its counts), from its one part or from all the chunks or events of a stream."""
+    """Return (choices, counts) of an answer, from its single part or from all chunks or events of a stream."""
     if path == RESPONSES:
         whole = parts[-1].get("response", parts[-1])
         texts = [json.dumps(item.get("content", item.get("arguments"))) for item in whole["output"]]
@@ -162,6 +162,6 @@ def said(path: str, parts: list[Body]) -> tuple[dict[Any, ParsedMessage], Body]:
 
 
 def _counts(usage: Body) -> Body:
-    """All that does not depend on what a cache had."""
+    """Return the counts that do not depend on the cache."""
     cached = {"prompt_tokens_details", "input_tokens_details"}
     return {name: value for name, value in usage.items() if name not in cached}

@@ -1,4 +1,4 @@
-"""A model with adapters, named by clients as models are, loaded at the start and at run time, outliving deaths."""
+"""A model with adapters, which clients name like models, loaded at the start and at run time, across deaths."""
 
 import signal
 from collections.abc import Callable, Iterator

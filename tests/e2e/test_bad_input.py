@@ -1,4 +1,4 @@
-"""Whatever a client sends, it gets the OpenAI error body with a 4xx, and the server goes on."""
+"""Every invalid request gets the OpenAI error body with a 4xx, and the server continues."""
 
 import contextlib
 import http.client

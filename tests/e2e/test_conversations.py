@@ -16,7 +16,7 @@ Start = Callable[..., Server]
 
 
 def texts(client: OpenAI, conversation: str) -> list[str]:
-    """What was said, the oldest first."""
+    """Return the texts of a conversation, oldest first."""
     items = client.conversations.items.list(conversation, order="asc")
     return [item.content[0].text for item in items]  # type: ignore[union-attr,index]
 

@@ -1,4 +1,4 @@
-"""Servers of encoders: a real one that embeds, and a random one that reads pairs."""
+"""Servers of encoders: a real one that embeds, and a random cross-encoder."""
 
 import asyncio
 import base64
@@ -41,7 +41,7 @@ def embedder(start: Callable[..., Server]) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Bert with one label, and a tokenizer that marks the second text of a pair."""
+    """Write a random Bert with one label, and a tokenizer that marks the second text of a pair."""
     import torch
     import transformers
 
@@ -73,7 +73,7 @@ def ask(server: Server, path: str, body: dict[str, Any]) -> Any:
 
 
 def expected(texts: list[str]) -> list[list[float]]:
-    """What transformers' own model gives: means over tokens, of length one."""
+    """Return the result of transformers' own model: normalized means over tokens."""
     import torch
     import transformers
 
@@ -148,7 +148,6 @@ async def test_two_hundred_inputs_at_once(embedder: Server) -> None:
 
 
 def scheduler_of(server: Server) -> psutil.Process:
-    """The scheduler's process."""
     children = psutil.Process(server.process.pid).children(recursive=True)
     return next(each for each in children if "tercet.scheduler" in each.cmdline())
 

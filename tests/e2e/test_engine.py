@@ -1,4 +1,4 @@
-"""The offline engine with real schedulers: what transformers says of the same models is the measure."""
+"""The offline engine with real schedulers, compared with transformers on the same models."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Two API keys on a whole server, one of which asks for much at once."""
+"""Two API keys on a whole server, one of which sends many requests at once."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +16,7 @@ FLOOD = 24
 def test_a_chat_does_not_wait_behind_all_that_another_key_has_asked_for(
     start: Callable[..., Server], policy: str
 ) -> None:
-    """Under `fair`; first come, first served is what it says."""
+    """Policy `fair`; `fcfs` is the counterexample."""
     keys = {"TERCET_API_KEYS": "many\none", "TERCET_ADMIN_KEYS": ADMIN_KEY}
     options = ["--schedule-policy", policy, "--max-running-requests", "2", "--kv-cache-bytes", "64MiB"]
     server = start("embedded", *options, env=keys, key=ADMIN_KEY).wait()

@@ -1,4 +1,4 @@
-"""A model that runs on transformers' own modules, served as any other, and killed as any other."""
+"""A model on transformers' own modules, served and killed like any other."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def client(hosted: Server) -> OpenAI:
 
 @torch.inference_mode()
 def greedy(directory: Path, prompt: str) -> str:
-    """What transformers says, each token of a forward over all before it."""
+    """Return transformers' greedy continuation, without a cache."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
     model = transformers.AutoModelForCausalLM.from_pretrained(directory)
     ids = first = tokenizer(prompt)["input_ids"]

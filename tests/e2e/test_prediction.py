@@ -1,4 +1,4 @@
-"""An answer that is predicted takes fewer steps, and is the same answer."""
+"""A predicted answer takes fewer steps, and is the same answer."""
 
 import time
 
@@ -13,13 +13,13 @@ QUESTION = "Which options does tercet serve have for the KV cache?"
 
 
 def counted(server: Server, name: str) -> int:
-    """A counter of the only scheduler."""
+    """Return a counter of the only scheduler."""
     [line] = [line for line in httpx2.get(f"{server.url}/metrics").text.splitlines() if line.startswith(f"{name}{{")]
     return int(float(line.split()[-1]))
 
 
 def asked(client: OpenAI, model: str, salt: str, prediction: str | None = None) -> tuple[str, CompletionUsage]:
-    """(the answer, its counts) of a tenant who was never here, so that no cache knows what comes."""
+    """Return (answer, counts) for a new tenant, so that no cache has the answer."""
     answer = client.chat.completions.create(
         model=model,
         messages=[{"role": "user", "content": QUESTION}],
@@ -51,6 +51,6 @@ def test_a_prediction_changes_nothing_but_the_steps(server: Server, client: Open
     else:
         assert accepted > 50
         deadline = time.monotonic() + 10
-        while counted(server, "tercet_accepted_tokens_total") - before <= 30:  # told by the next heartbeat
+        while counted(server, "tercet_accepted_tokens_total") - before <= 30:  # reported by the next heartbeat
             assert time.monotonic() < deadline
             time.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt, beside what transformers makes of the same weights."""
+"""Log-probabilities of a prompt, compared with transformers on the same weights."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ Told = list[dict[str, dict[str, Any]] | None]
 
 
 def check(told: Told, ids: list[int], directory: Path) -> None:
-    """Every entry is the log-softmax of transformers' logits in its place."""
+    """Assert that every entry is the log-softmax of transformers' logits at its position."""
     import torch
     import transformers
 

@@ -1,4 +1,4 @@
-"""A model that reasons and calls tools, of random weights, from a directory: three clients get valid calls of it."""
+"""A random model that reasons and calls tools, from a directory: three clients get valid calls."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ MARKS = 4
 """Tokens around the reasoning, which are counted with it."""
 NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
 LEAST_BUDGET = 1024
-"""Tokens of reasoning that Anthropic's API asks for at the least."""
+"""Least budget of reasoning tokens in Anthropic's API."""
 
 
 @pytest.fixture(scope="module")

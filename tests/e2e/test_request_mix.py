@@ -1,4 +1,4 @@
-"""What a request is answered does not depend on what else is served, on what a cache has, or on how it is told."""
+"""Answers do not depend on other requests, on the cache, or on streaming."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ CROWDED = (
 
 @pytest.fixture(scope="module")
 def crowded(start: Callable[..., Server], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that has to chunk, evict and retract."""
+    """Yield a server that has to chunk, evict and retract."""
     root = tmp_path_factory.mktemp("mix")
     model = write(root / "tiny", REASONING)
     adapter = write_adapter(root / "adapter", model, size=0.3)
@@ -45,13 +45,13 @@ def streamed(client: httpx2.Client, path: str, body: Body) -> list[Body]:
 
 
 def left(client: httpx2.Client, path: str, body: Body) -> None:
-    """A client that goes when it has heard a little."""
+    """Disconnect after the first part of the answer."""
     with client.stream("POST", path, json={**body, "stream": True}) as answer:
         next(answer.iter_bytes())
 
 
 def close(one: dict[Any, ParsedMessage], other: dict[Any, ParsedMessage]) -> bool:
-    """Whether their log-probabilities are: sums of floats depend on the batch."""
+    """Return whether log-probabilities are close: sums of floats depend on the batch."""
     scores = [[each for choice in answer.values() for each in choice.scores] for answer in (one, other)]
     return [0.0 if each is None else each for each in scores[0]] == pytest.approx(
         [0.0 if each is None else each for each in scores[1]], abs=2e-3

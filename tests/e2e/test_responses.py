@@ -142,7 +142,6 @@ def test_a_killed_frontend_costs_a_background_response_nothing_and_a_restart_nei
 
 
 def kill_frontend(server: Server, peer: str) -> None:
-    """SIGKILL to the process of that name."""
     process = server.part(peer)
     process.kill()
     process.wait(10)

@@ -1,4 +1,4 @@
-"""Frontends that share one port: whichever takes a scrape answers for all of them, also when one dies or hangs."""
+"""Frontends that share one port: each answers a scrape for all of them, even if another one dies or hangs."""
 
 import os
 import signal
@@ -20,19 +20,19 @@ REQUESTS = 60
 SCRAPES = 24
 OPENMETRICS = {"accept": "application/openmetrics-text;version=1.0.0"}
 BOUND = 3.0
-"""Seconds that a scrape may take: one for a sibling that says nothing, the rest for a machine that is busy."""
+"""Seconds for a scrape: one for a silent sibling, the rest for a busy machine."""
 
 
 @pytest.fixture(scope="module")
 def server(start: Callable[..., Server]) -> Iterator[Server]:
-    """Three frontends at one port."""
+    """Yield three frontends at one port."""
     running = start("embedded", "--kv-cache-bytes", "64MiB", "--frontend-workers", str(len(FRONTENDS))).wait()
     yield running
     assert running.stop() == 0, "\n".join(running.lines)
 
 
 def scrape(server: Server, headers: dict[str, str] | None = None) -> list[Metric]:
-    """Over a connection of its own. Each family comes once and whole, and each series once."""
+    """Scrape over a new connection. Each family comes once and complete, and each series once."""
     text = httpx2.get(f"{server.url}/metrics", headers=headers, timeout=BOUND).text
     heads = [line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")]
     assert len(heads) == len(set(heads)) > 25
@@ -47,7 +47,7 @@ def scrape(server: Server, headers: dict[str, str] | None = None) -> list[Metric
 
 
 def told(families: list[Metric], name: str, **labels: str) -> dict[str, float]:
-    """The values of a series, by frontend or scheduler."""
+    """Return the values of a series, by frontend or scheduler."""
     return {
         each.labels.get("frontend") or each.labels["scheduler"]: each.value
         for family in families
@@ -57,19 +57,19 @@ def told(families: list[Metric], name: str, **labels: str) -> dict[str, float]:
 
 
 def finished(server: Server) -> dict[str, float]:
-    """Requests that each frontend has answered."""
+    """Return the requests that each frontend has answered."""
     return told(scrape(server), "requests_total", outcome="finished")
 
 
 def ask(server: Server, model: str) -> None:
-    """Over a connection of its own, which any of the frontends may take."""
+    """Send a request over a new connection, which any of the frontends may accept."""
     body = {"model": model, "prompt": "A tercet is", "max_tokens": 2, "ignore_eos": True}
     answer = httpx2.post(f"{server.url}/v1/completions", json=body, timeout=60)
     assert answer.json()["usage"]["completion_tokens"] == 2
 
 
 def until(server: Server, condition: Callable[[dict[str, float]], bool], limit: float = 30.0) -> dict[str, float]:
-    """What has finished once it satisfies a condition, in every one of several scrapes."""
+    """Return the finished requests once they satisfy a condition in each of several scrapes."""
     end = time.monotonic() + limit
     while True:
         seen = [finished(server) for _ in range(4 * len(FRONTENDS))]

@@ -1,4 +1,4 @@
-"""Answers that are instances of what was asked for, whatever the model, through the whole server."""
+"""Answers match the requested constraint, for any model, through the whole server."""
 
 import json
 import os
@@ -47,12 +47,12 @@ def complete(client: OpenAI, model: str, asked: dict[str, Any], **options: Any) 
 
 
 def lenient(client: OpenAI) -> OpenAI:
-    """The same client, which bears that chunks of completions have no finish_reason: its types do not know that."""
+    """Return a client that accepts completion chunks without finish_reason, which its types do not know."""
     return OpenAI(base_url=client.base_url, api_key="any", max_retries=0, timeout=60)
 
 
 def assert_instance(choice: Any, schema: dict[str, Any]) -> bool:
-    """A finished choice is an instance; an unfinished one says so. Returns whether it is finished."""
+    """Assert that a finished choice is an instance, and return whether it is finished."""
     if choice.finish_reason == "length":
         return False
     assert choice.finish_reason == "stop"
@@ -145,7 +145,7 @@ def test_a_bomb_is_refused_while_others_are_served(client: OpenAI, model: str) -
 
 
 def test_a_killed_scheduler_costs_an_instance_nothing(start: Callable[..., Server]) -> None:
-    """The grammar is replayed over what had been said, and goes on from there."""
+    """The grammar is replayed over the earlier output, and continues from there."""
     server = start("embedded", "--dtype", "float32", "--kv-cache-bytes", "64MiB").wait()
     client = server.client()
     asked: dict[str, Any] = {

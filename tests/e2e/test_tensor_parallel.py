@@ -1,4 +1,4 @@
-"""A model that two processes share, served as any other; a death of either is one of a scheduler."""
+"""A model shared by two processes, served like any other; the death of either is the death of the scheduler."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -36,14 +36,14 @@ def client(shared: Server) -> OpenAI:
 
 
 def ranks(server: Server) -> list[psutil.Process]:
-    """The processes of the model: rank 0, and what it started."""
+    """Return the processes of the model: rank 0 and its children."""
     parts = psutil.Process(server.process.pid).children()
     (scheduler,) = [part for part in parts if "tercet.scheduler" in part.cmdline()]
     return [scheduler, *scheduler.children()]
 
 
 def lives(process: psutil.Process) -> bool:
-    """Whether it runs: one that has ended may stay in the table of processes until somebody looks."""
+    """Return whether a process runs; zombies do not."""
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -1,4 +1,4 @@
-"""Tools through the real server and OpenAI's client in strict validation: whatever the model, calls are valid."""
+"""Tools through the real server and OpenAI's client in strict validation: calls are valid for any model."""
 
 import json
 import re
@@ -32,7 +32,7 @@ QUESTION: dict[str, Any] = {"role": "user", "content": "A table for four on Frid
 
 
 def check(name: str | None, arguments: str) -> None:
-    """The call keeps to its tool's schema."""
+    """Assert that a call matches its tool's schema."""
     values = json.loads(arguments)
     if name == "cancel":
         assert values == {}
@@ -94,7 +94,7 @@ def test_a_result_goes_into_the_next_turn(client: OpenAI, model: str) -> None:
     assert second.choices[0].message.content
     assert second.usage is not None
     assert first.usage is not None
-    # The call and its result are read; the tools, which must not be called, are not.
+    # The prompt contains the call and its result, but not the tools, which must not be called.
     assert second.usage.prompt_tokens != first.usage.prompt_tokens
 
 
@@ -109,7 +109,7 @@ def test_a_free_choice_is_words_or_valid_calls(client: OpenAI, model: str) -> No
 
 
 def test_calls_in_json_go_with_a_format(client: OpenAI, model: str) -> None:
-    """An answer that calls nothing has the format."""
+    """An answer without calls has the format."""
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     named = {"name": "answer", "schema": {**schema, "additionalProperties": False}, "strict": True}
     asked = options(model, "auto", response_format={"type": "json_schema", "json_schema": named})

@@ -29,7 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What a trainer might have made of it: the same shapes, and no tokenizer."""
+    """Write other weights of the same shapes, without a tokenizer."""
     directory = tmp_path_factory.mktemp("trained")
     torch.manual_seed(5)
     tensors = load_file(checkpoint / "model.safetensors")

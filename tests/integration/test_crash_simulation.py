@@ -1,4 +1,4 @@
-"""Parts die, hang, leave and come back in every order: whoever waits at a frontend that lives gets its own answer."""
+"""Parts die, hang, leave and return in any order: every client of a surviving frontend gets its own answer."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ TOKENIZER = Tokenizer.from_str(tokenizer_file().decode())
 
 
 def expected(job: Job, index: int) -> tuple[str, list[int]]:
-    """Text and ids that a choice must have."""
+    """Return the text and ids that a choice must have."""
     tokens = list(job.prompt)
     while len(tokens) < len(job.prompt) + job.tokens:
         must, ends = script(tokens) if job.guided else ((), False)

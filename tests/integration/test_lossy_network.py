@@ -1,6 +1,6 @@
-"""Any message may be lost, doubled, late or overtaken: every request ends exactly once, with its own tokens and text.
+"""Any message may be lost, duplicated, delayed or overtaken: every request ends exactly once, with its own output.
 
-The network is pretended; the scheduler, the detokenizer and the frontend are real.
+The network is simulated; the scheduler, the detokenizer and the frontend are real.
 """
 
 import asyncio
@@ -21,14 +21,14 @@ from tercet.protocol.messages.values import FinishReason, SamplingParams
 from tests.lossy_simulation import Closed, Fate, LossySimulation, Name, tokenizer_file
 
 TWO_SECONDS = 40
-"""Ticks."""
+"""In ticks."""
 LIMIT = 2000
-"""Ticks, a hundred seconds, in which everything must have ended."""
+"""Ticks (a hundred seconds) in which everything must have ended."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A request, and the tick at which it is made."""
+    """Request, and the tick at which it is sent."""
 
     at: int
     prompt: tuple[int, ...]
@@ -52,7 +52,7 @@ Answer = list[tuple[str, list[int], FinishReason | None]]
 
 
 class Client:
-    """Takes what comes of one request whenever it comes."""
+    """Consumer of one request's output."""
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
@@ -61,7 +61,7 @@ class Client:
         self.ids: dict[int, list[int]] = {choice.index: [] for choice in self.state.choices}
         self.finishes: dict[int, FinishReason | None] = dict.fromkeys(self.texts)
         self.stall = 0
-        """The longest time without news, in ticks."""
+        """Longest time without output, in ticks."""
         self._quiet = 0
 
     def take(self) -> None:
@@ -76,7 +76,7 @@ class Client:
 
     @property
     def answer_open(self) -> bool:
-        """Whether some choice has not told its end."""
+        """Return whether some choice has not finished."""
         return None in self.finishes.values()
 
     @property
@@ -99,12 +99,12 @@ async def submit(simulation: LossySimulation, job: Job) -> Client:
 
 @dataclass
 class Played:
-    """How a run went."""
+    """Result of a run."""
 
     simulation: LossySimulation
     clients: list[Client]
     lingered: int
-    """Ticks after the last end in which something was held still."""
+    """Ticks after the last end in which parts still held something."""
 
     @property
     def answers(self) -> list[Answer]:
@@ -116,7 +116,7 @@ class Played:
 
 
 async def play(simulation: LossySimulation) -> Played:
-    """Run every job to its end, then until nothing is held any more."""
+    """Run every job to its end, then until nothing is held."""
     await simulation.begin(lambda: asyncio.sleep(0))
     clients: list[Client] = []
     lingered = 0
@@ -159,7 +159,7 @@ def unbroken() -> list[Answer]:
 
 @functools.cache
 def names(overlap: int) -> list[Name]:
-    """Every message of a run without a fault."""
+    """Return every message of a run without a fault."""
     return run({}, overlap).simulation.wire.names
 
 
@@ -186,7 +186,7 @@ FATES = {"lost": Fate(copies=0), "doubled": Fate(copies=2), "overtaken": Fate(la
 @pytest.mark.parametrize("fate", FATES)
 @pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_single_message_may_be(every: int, fate: str, overlap: int) -> None:
-    """Each message of a run in turn: not one is needed, and none costs more than two seconds."""
+    """Every message of a run in turn: none is needed, and no fault costs more than two seconds."""
     few = [name for name in names(overlap) if name[0] in {"request", "other"}]
     for name in [*few, *names(overlap)[::every]]:
         played = run({name: FATES[fate]}, overlap)
@@ -218,7 +218,7 @@ def test_any_number_of_messages_may_be_mistreated(fates: dict[Name, Fate], close
 def test_schedulers_that_disagree_never_get_mixed_up(
     fates: dict[Name, Fate], closed: list[Closed], overlap: int
 ) -> None:
-    """Every token is what one of them says after exactly the tokens before it, and the text is that of the tokens."""
+    """Every token is one scheduler's continuation of exactly the tokens before it, and the text matches the tokens."""
     played = run(fates, overlap, closed, disagree=True)
     model = played.simulation.schedulers["scheduler-0"].executor
     tokenizer = Tokenizer.from_str(tokenizer_file().decode())

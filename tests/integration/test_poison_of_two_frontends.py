@@ -1,4 +1,4 @@
-"""Two frontends, one scheduler, and a prompt that kills it: the frontends cannot tell each other whom they suspect."""
+"""Two frontends, one scheduler, and a prompt that kills it: the frontends cannot share their suspicions."""
 
 import asyncio
 import hashlib
@@ -35,18 +35,18 @@ from tests.lossy_simulation import (
 )
 
 POISON = 99
-"""A token id."""
+"""Token id."""
 SCHEDULER, DETOKENIZER, FRONTENDS = "scheduler-0", "detokenizer-0", ("frontend-0", "frontend-1")
 RESTART = 10
-"""Ticks."""
+"""In ticks."""
 
 
 class DiedError(Exception):
-    """As a process would."""
+    """Death of the simulated process."""
 
 
 class CrashingExecutor(FakeExecutor):
-    """Dies of computing a prompt with the poison in it."""
+    """Executor that dies when it computes a prompt with the poison in it."""
 
     def __init__(self, capacity: Capacity) -> None:
         super().__init__(capacity)
@@ -63,7 +63,7 @@ class CrashingExecutor(FakeExecutor):
 
 
 class TwoFrontendSimulation:
-    """Managers of real frontends, a real core and a real detokenizer; the scheduler dies and comes back."""
+    """Managers of real frontends, a real core and a real detokenizer; the scheduler dies and restarts."""
 
     def __init__(self) -> None:
         self.deaths = 0

@@ -1,4 +1,4 @@
-"""A new start of a peer may show itself in the very moment in which the death of the old one is noticed."""
+"""A restarted peer may connect at the very moment in which the death of its predecessor is noticed."""
 
 import random
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from tests.simulated_network import Network, SimulatedNode
 
 DIRECTORY = "ipc:///simulated"
 STEP = 0.005
-"""Seconds."""
+"""In seconds."""
 
 
 class Pair:
-    """A scheduler, and a frontend that can be started anew. Only who is named has a turn."""
+    """Scheduler, and a frontend that can be restarted. Only the named nodes get a turn."""
 
     def __init__(self) -> None:
         self.clock = ScriptedClock()
@@ -62,7 +62,7 @@ def _events(deliveries: list[Delivery]) -> Iterator[PeerUp | PeerDown]:
 
 @pytest.mark.parametrize("busy", [round(STEP * steps, 3) for steps in range(0, 60, 2)])
 def test_a_peer_that_was_restarted_can_be_sent_to(busy: float) -> None:
-    """Though whoever wants to is busy for a while, just when it has read the first Hello."""
+    """The sender is busy for a while, just after it has read the first Hello."""
     pair = Pair()
     pair.pass_time(1.0, pair.frontend, pair.scheduler)
     pair.frontend.die()

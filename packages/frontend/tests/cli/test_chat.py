@@ -14,7 +14,7 @@ from tercet.frontend.cli.chat import ChatError, Conversation, Server, converse
 
 
 class FakeServer(ThreadingHTTPServer):
-    """Answers chat completions with scripted bytes and keeps what it was asked."""
+    """Server that answers chat completions with scripted bytes and keeps the requests."""
 
     daemon_threads = True
 
@@ -83,7 +83,7 @@ def server() -> Iterator[FakeServer]:
 
 
 def said(*lines: str) -> Callable[[str], str]:
-    """A reader that types these lines and then ends the input."""
+    """Return a reader that types these lines and then ends the input."""
     left = list(lines)
 
     def read(_: str) -> str:

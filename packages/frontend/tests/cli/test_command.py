@@ -1,4 +1,4 @@
-"""The first moments of the `tercet` command."""
+"""Start of the `tercet` command."""
 
 import subprocess
 import sys

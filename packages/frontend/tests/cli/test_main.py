@@ -18,7 +18,7 @@ def _no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def parse(*arguments: str) -> ServeConfig:
-    """What `tercet serve ...` would run."""
+    """Return the config that `tercet serve ...` would run."""
     config = cli.app(["serve", *arguments], exit_on_error=False, print_error=False)
     assert isinstance(config, ServeConfig)
     return config

@@ -21,7 +21,7 @@ Make = Callable[[ServeConfig, Path], Sequence[LaunchSpec]]
 
 
 def echo_parts(step: float = 0.0, *options: str) -> Make:
-    """A scheduler that says the prompt over and over, and a detokenizer to write it down."""
+    """Return a scheduler that repeats the prompt, and a detokenizer for it."""
 
     def make(config: ServeConfig, directory: Path) -> list[LaunchSpec]:
         command = (sys.executable, str(PARTS / "echo.py"), str(step), *options)

@@ -1,4 +1,4 @@
-"""How engines end: with their program, when they are forgotten, in the middle of answers, and not in a fork."""
+"""End of engines: with their program, by garbage collection, during answers, but not in a fork."""
 
 import asyncio
 import gc
@@ -22,7 +22,7 @@ LONG = {"max_new_tokens": 4000}
 
 
 def run_program(how: str) -> tuple[list[int], list[str], str]:
-    """Process ids of its parts, the other lines it printed, and what it wrote to stderr besides news of the parts."""
+    """Return the ids of its parts, the other lines it printed, and its stderr without output of the parts."""
     done = subprocess.run([sys.executable, str(PROGRAM), how], capture_output=True, text=True, timeout=60, check=False)
     pids, *lines = done.stdout.splitlines()
     errors = [line for line in done.stderr.splitlines() if not line.startswith("tercet: ")]
@@ -37,10 +37,10 @@ def wait_until(holds: Callable[[], bool]) -> None:
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process, zombies apart."""
+    """Return whether a process runs; zombies do not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the second where it goes between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # ProcessLookupError if it ends between opening and reading
         return False
 
 
@@ -141,7 +141,7 @@ def test_a_stream_that_outlives_its_engine_goes_without_a_word(engine: Engine) -
     stream = engine.generate("one", LONG, stream=True)
     next(stream)
     engine.shutdown()
-    del stream  # what a generator raises then is a warning, and warnings are errors here
+    del stream  # an exception of a generator is then a warning, and warnings are errors here
     gc.collect()
 
 

@@ -11,7 +11,7 @@ ONE_TOKEN = {"max_new_tokens": 1}
 
 
 class Scalar:
-    """A number of an array's, as NumPy has them."""
+    """A scalar of an array, as in NumPy."""
 
     def __init__(self, value: int) -> None:
         self._value = value
@@ -21,7 +21,7 @@ class Scalar:
 
 
 class Array:
-    """What NumPy's arrays, Pandas' series and PyTorch's tensors share, with their refusal to be true or false."""
+    """Common behavior of NumPy arrays, Pandas series and PyTorch tensors, including the refusal to be a bool."""
 
     def __init__(self, values: list[Any]) -> None:
         self._values = values

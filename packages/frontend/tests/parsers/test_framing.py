@@ -1,4 +1,4 @@
-"""What a format says of its own framing is what its parser reads: any calls written by it come back."""
+"""Calls written with a format's own framing are read back by its parser."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_written_calls_are_read(name: str, calls: list[tuple[str, Arguments]], c
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_arguments_come_as_they_are_written(name: str) -> None:
-    """A long string is out before its other half is written."""
+    """The first half of a long string is emitted before the other half arrives."""
     form, long = tool_format(name), "lorem ipsum " * 20
     before, _, _ = write(form.framing, [("save", {"path": "here"})]).partition("here")
     parser = tool_parser(form, [spec("save", {"path": "here"})])

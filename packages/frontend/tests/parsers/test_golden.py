@@ -1,4 +1,4 @@
-"""Every transcript reads as it says, however it arrives."""
+"""Every transcript is read as expected, with any cuts between pieces."""
 
 from itertools import pairwise
 

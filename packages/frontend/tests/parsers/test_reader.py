@@ -9,7 +9,7 @@ from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Step
 
 
 def run(reader: Reader, steps: Steps[str], *pieces: str) -> str:
-    """Feed pieces while the steps ask for more, then end; what they return."""
+    """Feed pieces while the steps ask for more, then end; return the result of the steps."""
     waiting = list(pieces)
     try:
         while True:

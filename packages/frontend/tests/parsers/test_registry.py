@@ -1,4 +1,4 @@
-"""Names, detection, and what is imported when."""
+"""Parser names, detection, and lazy imports."""
 
 import subprocess
 import sys
@@ -75,7 +75,7 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("model", TEMPLATES)
 def test_a_template_tells_its_parsers(model: str) -> None:
-    """The lines of each model's template that show its notation."""
+    """The samples are the lines of each model's template that show its notation."""
     template, expected = TEMPLATES[model]
     assert detect(template) == expected
 

@@ -1,4 +1,4 @@
-"""Whatever a model writes, parsers neither raise nor lose text, decide the same for any pieces, and stay linear."""
+"""Parsers never raise or lose text, give the same result for any cuts, and stay linear."""
 
 import time
 
@@ -47,7 +47,7 @@ def test_any_soup_reads_the_same_in_any_pieces(names: ParserNames, soup: str) ->
 
 
 def without_empty_reasoning(names: ParserNames, soup: str) -> str:
-    """Reasoning tags with nothing between them leave no trace."""
+    """Remove reasoning tags with nothing between them, which have no events."""
     begin, end = ("[THINK]", "[/THINK]") if names.reasoning == "mistral" else ("<think>", "</think>")
     if names.reasoning is None:
         return soup
@@ -82,7 +82,7 @@ def test_a_beginning_of_a_marker_is_held_back_and_no_more() -> None:
 
 
 def hostile(size: int) -> list[str]:
-    """Texts that make a careless parser look at everything again and again."""
+    """Return texts that a careless parser would scan repeatedly."""
     units = [
         "<", "<tool_call>", "<tool_call>{", '<tool_call>{"name": "now", "arguments": {"a": "', "{", "[", "[{",
         '{"name": ', '{"arguments": {"a": "', "[now(a=[", "[TOOL_CALLS]", "[TOOL_CALLS]now",

@@ -32,7 +32,7 @@ def test_kinds_of_a_schema(schema: object, expected: set[str]) -> None:
 
 
 class Watched(dict[str, Any]):
-    """A schema that counts how often any was looked into."""
+    """Schema that counts the accesses to any instance."""
 
     looks = 0
 

@@ -1,4 +1,4 @@
-"""The golden transcripts: what models write, word for word in their notation, and what is to be found in it."""
+"""Golden transcripts: outputs of models in their notation, and the expected events."""
 
 import tomllib
 from pathlib import Path
@@ -52,7 +52,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class ParsedText(msgspec.Struct, frozen=True):
-    """What deltas add up to."""
+    """Sum of the deltas."""
 
     text: str = ""
     reasoning: str = ""
@@ -77,7 +77,7 @@ def parser_of(names: ParserNames, prompt: str = "") -> Parser:
 
 
 def merge_events(events: list[Event]) -> ParsedText:
-    """Concatenates deltas, and checks that calls begin, go on and end in order."""
+    """Join deltas, and check that calls begin, continue and end in order."""
     text, reasoning = "", ""
     calls: list[Call] = []
     for event in events:

@@ -1,9 +1,8 @@
-"""A tiny scheduler and a tiny detokenizer: what is generated are the prompt's ids over again, a step at a time.
+"""Tiny scheduler and tiny detokenizer that repeat the prompt's ids, one token per step.
 
-With an adapter they come backwards. What lies at a path that begins with a slash is one.
+With an adapter the ids come in reverse. Every path that begins with a slash is an adapter.
 
-echo.py STEP [--torn], where STEP is the seconds between tokens, and a torn tokenizer has no end. The role is that of
---peer.
+echo.py STEP [--torn], where STEP is the seconds between tokens; --torn truncates the tokenizer. --peer sets the role.
 """
 
 import argparse
@@ -59,7 +58,7 @@ def tokenizer_json() -> bytes:
 
 
 class EchoScheduler:
-    """Runs every choice of every request, one token a step."""
+    """Scheduler that runs every choice of every request, one token per step."""
 
     def __init__(self, node: ThreadNode, frontends: Callable[[str], str]) -> None:
         self._node = node
@@ -106,7 +105,7 @@ class EchoScheduler:
 
 
 class EchoDetokenizer:
-    """Words with a space before each."""
+    """Detokenizer that writes words with a space before each."""
 
     def __init__(self, node: ThreadNode) -> None:
         self._node = node

@@ -1,6 +1,6 @@
-"""A program that uses an engine and leaves it in one of the ways programs do: engine_program.py HOW.
+"""Program that uses an engine and leaves it in one of several ways: engine_program.py HOW.
 
-It prints the process ids of the parts, then whatever HOW has to say.
+It prints the process ids of the parts, then the output of HOW.
 """
 
 import atexit
@@ -29,11 +29,11 @@ def say(*words: object) -> None:
 
 
 def leave_it(engine: Engine) -> None:
-    """End without a word."""
+    """End without closing the engine."""
 
 
 def be_killed_after_a_fork(engine: Engine) -> None:
-    """Die as if memory had run out, with a child that lives on and holds what it inherited."""
+    """Die as if memory had run out, with a living child that holds the inherited resources."""
     child = os.fork()
     if child == 0:
         os.close(sys.stdout.fileno())
@@ -45,7 +45,7 @@ def be_killed_after_a_fork(engine: Engine) -> None:
 
 
 def use_it_in_a_fork(engine: Engine) -> None:
-    """A child asks the engine and ends as a whole interpreter would; then it is asked once more."""
+    """Use the engine in a child that ends like an interpreter; then use it once more in the parent."""
     child = os.fork()
     if child == 0:
         signal.alarm(20)

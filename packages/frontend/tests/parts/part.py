@@ -47,7 +47,7 @@ def answer(fd: int) -> None:
 
 
 def flood() -> None:
-    """Lines, for ever."""
+    """Write lines without end."""
     while True:
         os.write(1, b"much ado about nothing\n" * 100)
 
@@ -71,7 +71,7 @@ def options_given() -> argparse.Namespace:
 
 
 def tell_of_loading(node: ThreadNode, options: argparse.Namespace) -> None:
-    """How far it is, or that it is ready."""
+    """Report progress, or readiness."""
     if options.mode == "loading":
         for done in range(11):
             node.send("supervisor", Progress(text="weights", done=done, total=10))
@@ -121,7 +121,7 @@ def main() -> None:
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
         options.once.write_text(str(child.pid))
     if options.mode == "leave":
-        threading.Timer(0.3, stopped.set).start()  # the supervisor must have heard that it was ready
+        threading.Timer(0.3, stopped.set).start()  # the supervisor must have received Ready before
     if options.mode == "flood":
         threading.Thread(target=flood, daemon=True).start()
     if misbehaves:

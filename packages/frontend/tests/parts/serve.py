@@ -14,7 +14,7 @@ PART = Path(__file__).with_name("part.py")
 
 
 def tiny_parts(config: ServeConfig, directory: Path) -> list[LaunchSpec]:
-    """One part of each role, behaving as the command line says; restarts are marked in the run directory."""
+    """Return one part of each role in the given mode; restarts are marked in the run directory."""
     env = {"TERCET_API_KEYS": "\n".join(config.frontend.api_key)} if config.frontend.api_key else {}
     return [
         LaunchSpec(

@@ -1,4 +1,4 @@
-"""A matcher of texts, and what grammars must know of the tiny model."""
+"""Matcher of texts, and the tokens of the tiny model."""
 
 import pytest
 from tokenizers import Tokenizer

@@ -1,4 +1,4 @@
-"""Grammars are tried out where they can do no harm."""
+"""Grammars are checked where they can do no harm."""
 
 import asyncio
 import os
@@ -21,7 +21,7 @@ from tercet.frontend.structured_output.worker_process import WorkerProcess
 from tercet.protocol.messages.values import Grammar, GrammarKind, ModelIdentity, ModelLimits
 
 HANGS = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"integer","multipleOf":99999999}')
-"""Millions of states: minutes of one processor."""
+"""Millions of states: minutes of processor time."""
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]+")
 
 
@@ -132,7 +132,7 @@ async def test_a_worker_may_take_little_more_memory_than_it_has(checker: Grammar
 
 
 def address_space(pid: int) -> tuple[int, int]:
-    """Bytes of it that a process may have, and has."""
+    """Return the limit and the size of a process's address space."""
     limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
     [limit] = (line for line in limits if line.startswith("Max address space"))
     return int(limit.split()[3]), int(Path(f"/proc/{pid}/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -188,7 +188,7 @@ async def test_close_leaves_no_process(model: ServedModel) -> None:
 
 
 def belongings(pid: int) -> tuple[bytes, set[str]]:
-    """The environment of a process, and what it has open."""
+    """Return the environment and the open files of a process."""
     process = Path(f"/proc/{pid}")
     return (process / "environ").read_bytes(), {os.readlink(each) for each in (process / "fd").iterdir()}
 
@@ -208,7 +208,7 @@ def test_a_worker_has_neither_keys_nor_the_frontends_sockets(
 
     monkeypatch.setenv("TERCET_API_KEYS", "secret")
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.set_inheritable(True)  # as one is that the supervisor handed down
+        listener.set_inheritable(True)  # like a listener inherited from the supervisor
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             environment, descriptors = runner.run(look())
         assert b"secret" not in environment

@@ -1,4 +1,4 @@
-"""Constraints translated, and what the translation takes, as llguidance says."""
+"""Translation of constraints, and the texts that llguidance accepts for the result."""
 
 import json
 from typing import Any

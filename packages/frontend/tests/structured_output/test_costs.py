@@ -1,4 +1,4 @@
-"""The trial of a grammar: what it refuses for its cost, and what it lets pass."""
+"""Trial of a grammar: costs that it refuses and accepts."""
 
 import pytest
 from llguidance import LLTokenizer

@@ -1,4 +1,4 @@
-"""GBNF in the words of Lark."""
+"""Translation of GBNF to Lark."""
 
 import contextlib
 
@@ -50,7 +50,7 @@ def test_texts_are_instances_or_not(matcher: TextMatcher, text: str, taken: list
 
 
 def test_without_recursion_a_grammar_is_one_expression_and_exact(matcher: TextMatcher) -> None:
-    """As terminals of their own, the first would swallow what the second needs."""
+    """With separate terminals, the first would consume the text that the second needs."""
     grammar = Grammar(GrammarKind.LARK, to_lark("root ::= a b\na ::= [a-z]+\nb ::= [a-z]", "ebnf"))
     assert matcher.accepts(grammar, "abc")
     assert not matcher.accepts(grammar, "a")

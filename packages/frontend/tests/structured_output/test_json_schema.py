@@ -1,4 +1,4 @@
-"""Schemas are refused by the name of what cannot be enforced."""
+"""Schemas with unenforceable keywords are refused by name."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whatever is given to a worker, it answers, or it ends."""
+"""A worker answers or ends, for every input."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ kinds = st.sampled_from(["object", "array", "string", "integer", "number", "bool
 
 
 def schemas(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """JSON schemas, more often sensible than not."""
+    """Return JSON schemas, mostly sensible ones."""
     return st.fixed_dictionaries(
         {},
         optional={
@@ -82,7 +82,7 @@ def test_any_constraint_compiles_or_is_refused(native: LLTokenizer, constraint: 
 
 
 class Worker:
-    """The process itself, spoken to as a frontend does."""
+    """Worker process with the frontend's side of its pipes."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tercet.frontend.structured_output.worker"]
@@ -114,7 +114,7 @@ def test_the_process_ends_with_its_input(worker: Worker) -> None:
 
 
 def test_a_check_that_nobody_can_wait_for_ends_all_the_same(worker: Worker) -> None:
-    """As when the frontend is killed in the middle of it."""
+    """The frontend may be killed in the middle of a check."""
     bomb = Grammar(GrammarKind.JSON_SCHEMA, json.dumps({"type": "integer", "multipleOf": 99999999}))
     worker.process.communicate(encode_frame(Check(grammar=bomb, seconds=0.2)), timeout=120)
     assert worker.process.returncode != 0

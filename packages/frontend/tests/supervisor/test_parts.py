@@ -1,4 +1,4 @@
-"""Which parts a server starts on a machine, and what they are told."""
+"""Parts that a server starts on a machine, with their options."""
 
 import sys
 from pathlib import Path

@@ -11,7 +11,7 @@ from tercet.protocol.messages.values import Role
 
 
 def run(code: str) -> tuple[int, str]:
-    """Exit code and last words of a part that runs this."""
+    """Return the exit code and the last error of a part that runs this code."""
     exits: queue.Queue[tuple[int, str]] = queue.Queue()
     part = LaunchSpec("scheduler-0", Role.SCHEDULER, (sys.executable, "-c", code))
     ChildProcess(part, (), socket_fd=None, on_line=lambda _: None, on_exit=lambda *how: exits.put(how))

@@ -21,14 +21,14 @@ TIMEOUTS = Timeouts()
 
 
 def started_table(*names: str) -> PartTable:
-    """Parts that have been started at 0."""
+    """Return a table of parts started at 0."""
     parts = PartTable(names or ("a",), TIMEOUTS, 0.0)
     assert parts.tick(0.0) == [Start(name) for name in names or ("a",)]
     return parts
 
 
 def quiet(parts: PartTable, start: float, end: float) -> list[Action]:
-    """What is to be done while time runs from start to end, ticking as the supervisor does."""
+    """Return all actions from start to end, with ticks as in the supervisor."""
     actions: list[Action] = []
     now = start
     while now <= end:
@@ -58,7 +58,7 @@ def test_the_first_restart_is_immediate_and_others_come_after_1_2_4_seconds_up_t
         (later,) = parts.on_exit("a", -9, "", now)
         assert isinstance(later, RestartScheduled)
         waits.append(later.wait)
-        assert quiet(parts, now, now + later.wait - 0.25) == []  # nothing at all when it is immediate
+        assert quiet(parts, now, now + later.wait - 0.25) == []  # no time passes if it is immediate
         now += later.wait
         assert parts.tick(now) == [Start("a")]
     assert waits == [0, 1, 2, 4, 8, 16, 30, 30, 30]

@@ -61,14 +61,14 @@ Damage = Callable[[Path], object]
 
 @pytest.fixture
 def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where temporary files go: a short path, as sockets need one."""
+    """Use a short directory for temporary files, because socket paths are limited."""
     with tempfile.TemporaryDirectory(prefix="closed-", dir="/tmp") as directory:
         monkeypatch.setattr("tempfile.tempdir", directory)
         yield Path(directory)
 
 
 def abandoned(place: Path, name: str = "tercet-abcd1234") -> Path:
-    """What a killed server leaves behind."""
+    """Create the directory of a killed server."""
     path = place / name
     path.mkdir(mode=0o700)
     (path / "lock").write_bytes(MARK)

@@ -22,7 +22,7 @@ SERVE = Path(__file__).parents[1] / "parts" / "serve.py"
 
 
 class Server:
-    """`tercet serve` with tiny parts, as a process."""
+    """Process of `tercet serve` with tiny parts."""
 
     def __init__(self, tmp: Path, *arguments: str) -> None:
         self.tmp = tmp
@@ -38,7 +38,7 @@ class Server:
         self.out = self.process.stdout
 
     def address(self) -> tuple[str, int]:
-        """Wait until it says where it is."""
+        """Wait for the line with the URL, and return the address."""
         line = self.out.readline()
         assert line.startswith("ready at http://"), self.err
         host, port = line.split()[2].removeprefix("http://").split(":")
@@ -61,7 +61,7 @@ class Server:
 
 @pytest.fixture(autouse=True)
 def interrupted() -> Iterator[None]:
-    """A shell without a terminal starts what runs beside it with SIGINT ignored, which all that follows inherits."""
+    """Restore SIGINT: a shell without a terminal starts background processes with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -109,7 +109,7 @@ def ask(address: tuple[str, int]) -> str:
 
 @pytest.fixture
 def _no_nohup() -> Iterator[None]:
-    """A server that is started by what ignores SIGHUP ignores it, too."""
+    """Restore SIGHUP, because a server inherits that it is ignored."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
@@ -168,7 +168,7 @@ def test_the_port_stays_open_while_a_frontend_is_dead(start: Start) -> None:
     first, keys = ask(address).split()
     assert keys == "s3cret"
     os.kill(int(first), signal.SIGKILL)
-    wait_gone(int(first))  # its last moment may be to accept a connection
+    wait_gone(int(first))  # its last action may be to accept a connection
     second, _ = ask(address).split()
     assert second != first
     assert "frontend-0 died: killed by SIGKILL" in server.err
@@ -199,7 +199,7 @@ def test_a_second_ctrl_c_ends_it_at_once(start: Start) -> None:
 
 @pytest.mark.parametrize("option", ["--grace", "--extra-grace"])
 def test_what_is_served_gets_the_grace_that_was_told(start: Start, option: str) -> None:
-    """A frontend that does not go when told to is told again after the grace, and killed two seconds later."""
+    """A frontend that does not end on SIGTERM gets a second one after the grace, and is killed two seconds later."""
     server = start("serve", "serve", "stubborn", option, "1")
     server.address()
     began = time.monotonic()

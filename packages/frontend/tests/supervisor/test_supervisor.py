@@ -26,7 +26,7 @@ TIMEOUTS = Timeouts(backoff=0.1, silence=1.5, startup=30.0)
 
 
 class Screen(PlainTerminal):
-    """Keeps every line, while it is not stopped."""
+    """Terminal that keeps every line, and can be stopped."""
 
     def __init__(self) -> None:
         super().__init__(StringIO())
@@ -48,7 +48,7 @@ def part(name: str, mode: str, marker: Path | None = None) -> LaunchSpec:
 
 
 class Run:
-    """A supervisor at work in a thread of its own."""
+    """Supervisor in a thread of its own."""
 
     def __init__(self, directory: Path, *parts: LaunchSpec, timeouts: Timeouts = TIMEOUTS, drain: float = 10.0) -> None:
         self.directory = directory
@@ -108,10 +108,10 @@ Start = Callable[..., Run]
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process still runs; a zombie does not."""
+    """Return whether a process runs; zombies do not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):  # the second where it goes between opening and reading
+    except (FileNotFoundError, ProcessLookupError):  # ProcessLookupError if it ends between opening and reading
         return False
 
 

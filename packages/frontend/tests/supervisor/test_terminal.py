@@ -54,7 +54,7 @@ def test_plain_progress_has_a_line_for_every_tenth() -> None:
 
 
 class StoppedTerminal(StringIO):
-    """Takes nothing until it is let go on."""
+    """Terminal that blocks until released."""
 
     def __init__(self) -> None:
         super().__init__()

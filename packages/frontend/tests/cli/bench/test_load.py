@@ -1,4 +1,4 @@
-"""Figures from timelines, and a load on a server that writes its answers at known moments."""
+"""Figures from timelines, and a load on a server that answers at known times."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def answer(writer: asyncio.StreamWriter, body: dict[str, object]) -> None:
 
 
 class Peer:
-    """Answers each request with `reply`, and remembers what was asked and how much at once."""
+    """Server that answers each request with `reply`, and records requests and concurrency."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
