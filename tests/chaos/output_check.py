@@ -53,7 +53,7 @@ class OutputCheck:
         )
 
     def score(self, client: httpx2.Client, job: Job, index: int, before: list[int], token: int) -> float:
-        """Return the score that the sampler maximizes after `before`: log-probability, or with temperature and noise."""
+        """Return the score that the sampler maximizes after `before`: log-probability, or tempered, with noise."""
         model = job.lora or client.get("/v1/models").json()["data"][0]["id"]
         prompt = _post(client, "/tokenize", {"prompt": job.prompt})["tokens"]
         body = {"model": model, "prompt": [*prompt, *before, token], "max_tokens": 0, "echo": True, "logprobs": 0}

@@ -167,7 +167,7 @@ def test_without_anybody_to_ask_again_an_answer_that_cannot_be_had_is_the_end(se
     server.status = 404
     server.answer = [json.dumps({"error": {"message": "The model 'nope' does not exist."}}).encode()]
     arguments = ["chat", "--url", server.url, "--model", "nope"]
-    code = f"from tercet.frontend import cli; raise SystemExit(cli.main({arguments!r}))"
+    code = f"from tercet.frontend.cli import main as cli; raise SystemExit(cli.main({arguments!r}))"
     done = subprocess.run(
         [sys.executable, "-c", code], input="hi\nagain\n", capture_output=True, text=True, check=False, timeout=60
     )
@@ -206,7 +206,11 @@ def test_what_a_model_writes_cannot_steer_the_terminal(server: FakeServer) -> No
 
 def test_what_the_terminal_cannot_spell_ends_no_chat(server: FakeServer) -> None:
     server.answer = [delta("left \u2192 right"), DONE]
-    command = [sys.executable, "-c", f"from tercet.frontend import cli; cli.main(['chat', '--url', {server.url!r}])"]
+    command = [
+        sys.executable,
+        "-c",
+        f"from tercet.frontend.cli import main as cli; cli.main(['chat', '--url', {server.url!r}])",
+    ]
     done = subprocess.run(
         command,
         input=b"caf\xe9\n/exit\n",

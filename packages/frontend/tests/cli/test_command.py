@@ -22,9 +22,9 @@ sys.exit(main())
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])
-@pytest.mark.parametrize("moment", ["cyclopts", "tercet.frontend.COMMAND"])
+@pytest.mark.parametrize("moment", ["cyclopts", "COMMAND"])
 def test_a_ctrl_c_while_a_module_is_imported_ends_it_quietly(command: str, moment: str) -> None:
-    moment = moment.replace("COMMAND", "server" if command == "serve" else command)
+    moment = moment.replace("COMMAND", f"tercet.frontend.{'supervisor.serve' if command == 'serve' else 'cli.chat'}")
     started = [sys.executable, "-c", PROGRAM, command, moment]
     ended = subprocess.run(started, capture_output=True, text=True, check=False, timeout=60)
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
