@@ -92,14 +92,14 @@ class GrammarChecker:
                     try:
                         return await worker.check(grammar, model, self._seconds)
                     except WorkerDiedError as error:
-                        logger.warning("%s: %s", error, error.why or "of nothing it was given to check")
+                        logger.warning("%s reason=%s", error, error.why or "not the grammar, the check is repeated")
                         if error.why is not None:
                             return error.why
                     except TimeoutError:  # for want of a processor: its processor time was not used up
-                        logger.warning("a grammar worker got no time to check anything")
+                        logger.warning("grammar worker timed out without processor time: lower the load")
                         raise UnavailableError(_UNAVAILABLE, code="overloaded", retry_after=1) from None
                     except OSError:
-                        logger.exception("a grammar worker cannot be started")
+                        logger.exception("grammar worker could not be started")
                 raise ServerError(_UNAVAILABLE)
             finally:
                 self._idle.append(worker)

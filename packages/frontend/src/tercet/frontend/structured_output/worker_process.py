@@ -30,7 +30,7 @@ class WorkerDiedError(Exception):
     """Death of a worker without a result. `why` is the grammar's fault in words; None if it is not at fault."""
 
     def __init__(self, why: str | None, status: int) -> None:
-        super().__init__(f"a grammar worker ended with {status}")
+        super().__init__(f"grammar worker died: status={status}")
         self.why = why
 
 
