@@ -234,7 +234,7 @@ class Rejected(Message, frozen=True, kw_only=True):
     """Another scheduler, or this one later, might accept."""
 
 
-class ExclusiveReady(Message, frozen=True, kw_only=True):
+class ExclusiveReady(Message, frozen=True, kw_only=True, tag="ReadyAlone"):
     """Nothing else runs here, nor will before this held request. Since 1.1.
 
     A death from then on is that request's: another that was only held is not to blame.
@@ -341,7 +341,7 @@ class BatchStrOutput(Message, frozen=True, kw_only=True):
 # Frontend to frontend: those that share a socket.
 
 
-class MetricsReq(Message, frozen=True, kw_only=True):
+class MetricsReq(Message, frozen=True, kw_only=True, tag="SeriesReq"):
     """Asks for what a frontend counts, since whichever is asked for /metrics answers for all. Since 1.1."""
 
     id: str
