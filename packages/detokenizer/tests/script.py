@@ -39,7 +39,7 @@ def batch(rows: list[Row]) -> BatchTokenIDOutput:
             decode_spec=row.spec if isinstance(row.spec, bytes) else msgspec.msgpack.encode(row.spec),
             prompt_tokens=7,
             cached_tokens=n,
-            waited=n / 4,
+            queue_time=n / 4,
         )
         for n, row in enumerate(rows)
         if row.spec is not None

@@ -46,10 +46,10 @@ def test_each_frontend_gets_its_own_rows_and_openings(script: Script) -> None:
     outputs = dict(script.manager.handle(output))
     assert {peer: out.texts for peer, out in outputs.items()} == {"f": ["a", "c"], "g": ["b"]}
     assert outputs["f"].openings == [
-        FirstTextRow(row=0, prompt_tokens=7, cached_tokens=0, waited=0.0),
-        FirstTextRow(row=1, prompt_tokens=7, cached_tokens=2, waited=0.5),
+        FirstTextRow(row=0, prompt_tokens=7, cached_tokens=0, queue_time=0.0),
+        FirstTextRow(row=1, prompt_tokens=7, cached_tokens=2, queue_time=0.5),
     ]
-    assert outputs["g"].openings == [FirstTextRow(row=0, prompt_tokens=7, cached_tokens=1, waited=0.25)]
+    assert outputs["g"].openings == [FirstTextRow(row=0, prompt_tokens=7, cached_tokens=1, queue_time=0.25)]
     later = script.send(Row("1", a, 1), Row("2", b, 1, finish=LENGTH), Row("3", c, 1))
     assert [(row.frontend, row.rid, row.finish) for row in later] == [
         ("f", "1", None),

@@ -84,7 +84,7 @@ def test_a_request_has_waited_since_it_came_and_not_since_it_was_looked_at() -> 
     world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=1), at=-7.0))
     world.loop.run()
     [waited] = [
-        each.waited for _, batch in world.sent if isinstance(batch, BatchTokenIDOutput) for each in batch.openings
+        each.queue_time for _, batch in world.sent if isinstance(batch, BatchTokenIDOutput) for each in batch.openings
     ]
     assert waited is not None
     assert 7.0 < waited < 8.0

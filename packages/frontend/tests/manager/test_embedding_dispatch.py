@@ -102,7 +102,7 @@ async def test_a_scheduler_that_dies_costs_nothing(http_of: Http) -> None:
         made.scheduler_up("scheduler-2")
         for count in (3, 1):  # of the suspects one at a time
             await held(made, count)
-            assert sum(request.alone for _, request in made.inputs) == 1
+            assert sum(request.exclusive for _, request in made.inputs) == 1
             made.step()
         answer = await asking
         assert [each["embedding"][0] for each in answer.json()["data"]] == [3.0] * 4
@@ -124,7 +124,7 @@ async def test_what_schedulers_die_of_ends_with_the_third_and_nothing_else_does(
         alone = []
         for number in range(3, 20):  # each runs alone now; whoever is the killer kills once more
             [(_, request)] = made.inputs
-            alone.append(request.alone)
+            alone.append(request.exclusive)
             if unpack_ints(request.input_ids)[1] == 7:
                 made.down(f"scheduler-{number - 1}")
                 made.scheduler_up(f"scheduler-{number}")

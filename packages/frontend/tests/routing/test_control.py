@@ -214,7 +214,7 @@ async def test_a_request_of_another_frontend_is_looked_for_everywhere(engine_of:
     engine.schedulers.append("scheduler-1")
     async with serving(engine) as served:
         await http_of(served).post("/abort_request", json={"rid": "frontend-9-abc"})
-    abort = AbortReq(rid="frontend-9-abc", reason="aborted by request", asked=True)
+    abort = AbortReq(rid="frontend-9-abc", reason="aborted by request", user_requested=True)
     told = [(peer, message) for peer, message in engine.sent if isinstance(message, AbortReq)]
     assert told == [("scheduler-0", abort), ("scheduler-1", abort)]
 
@@ -246,7 +246,7 @@ async def test_abort_all_ends_everybodys(engine_of: EngineOf, openai_of: OpenAIO
         for outcome in await asyncio.gather(*waiting, return_exceptions=True):
             assert isinstance(outcome, openai.APIStatusError)
             assert outcome.code == "request_aborted"
-    assert AbortReq(rid="", reason="all are aborted", asked=True) in engine.aborts()
+    assert AbortReq(rid="", reason="all are aborted", user_requested=True) in engine.aborts()
 
 
 @pytest.mark.parametrize(

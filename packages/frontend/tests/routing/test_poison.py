@@ -37,7 +37,7 @@ class World:
     def run(self, steps: int = 60) -> None:
         for _ in range(steps):
             self.engine.offer()
-            alone = [each for each in self.engine.running if each.request.alone]
+            alone = [each for each in self.engine.running if each.request.exclusive]
             if self.engine.running and self._is_poison(alone[0] if alone else None):
                 self.die()
             elif alone:
@@ -106,10 +106,10 @@ async def test_one_suspect_at_a_time_runs_alone(engine_of: EngineOf) -> None:
         generations = [await submit(manager) for _ in range(3)]
         for _ in range(2):
             world.die()
-        assert [each.request.alone for each in engine.running] == [True]
+        assert [each.request.exclusive for each in engine.running] == [True]
         engine.step()
         engine.offer()
-        assert [each.request.alone for each in engine.running] == [True, True]
+        assert [each.request.exclusive for each in engine.running] == [True, True]
         world.run()
         assert [text for each in generations for text, _, _ in said(each)] == ["0 1 2 3 "] * 3
 
@@ -125,7 +125,7 @@ async def test_a_token_clears_of_suspicion(engine_of: EngineOf) -> None:
                 continue
             engine.step()
         engine.step()
-        assert not engine.requests()[-1].alone
+        assert not engine.requests()[-1].exclusive
         world.run(5)
         assert [text for text, _, _ in said(generation)] == ["0 1 2 3 "]
 
@@ -174,15 +174,15 @@ async def test_an_offer_that_got_lost_is_asked_for_again(engine_of: EngineOf) ->
         for _ in range(3):
             clock.advance(OFFER_PATIENCE)
             manager.look()
-        assert [request.hold for request in engine.requests()] == [False, False, True, True, True, True]
+        assert [request.deferred for request in engine.requests()] == [False, False, True, True, True, True]
         engine.full = {S}
         engine.offer()
         engine.full = set()
-        assert engine.requests()[-1].hold
+        assert engine.requests()[-1].deferred
         clock.advance(OFFER_PATIENCE)
         manager.look()
         engine.offer()
-        assert not engine.requests()[-1].hold
+        assert not engine.requests()[-1].deferred
         for _ in range(5):
             engine.step()
         assert [text for text, _, _ in said(generation)] == ["0 1 2 3 "]

@@ -46,7 +46,7 @@ ROWS: dict[str, Any] = {
     "token_ids": pack_ints([42, 128_000, 1]),
     "finishes": {
         0: FinishReason(FinishType.STOP, "\n\n"),
-        1: FinishReason(FinishType.ERROR, None, "the logits were NaN", asked=True),
+        1: FinishReason(FinishType.ERROR, None, "the logits were NaN", user_requested=True),
     },
     "logprobs": {1: LOGPROBS},
 }
@@ -111,8 +111,8 @@ MESSAGES: list[m.Message] = [
         resume=[Resume(0, pack_ints([4]))],
         priority=-1,
         cache_salt="tenant",
-        alone=True,
-        hold=True,
+        exclusive=True,
+        deferred=True,
         lora=LoRAAdapter("/adapters/sql", "0f" * 32),
         prediction=pack_ints([42, 128_000]),
         tenant="00ff" * 8,
@@ -123,11 +123,11 @@ MESSAGES: list[m.Message] = [
         input_ids=pack_ints([1, 2]),
         token_types=pack_ints([0, 1]),
         priority=1,
-        alone=True,
-        hold=True,
+        exclusive=True,
+        deferred=True,
         tenant="00ff" * 8,
     ),
-    m.AbortReq(rid="r1", indices=[1], reason="the client left", asked=True),
+    m.AbortReq(rid="r1", indices=[1], reason="the client left", user_requested=True),
     m.FlushCacheReq(id="c1"),
     m.PauseGenerationReq(id="c2"),
     m.ContinueGenerationReq(id="c3"),
@@ -144,12 +144,12 @@ MESSAGES: list[m.Message] = [
         attempts=pack_ints([1]),
         width=384,
         finishes={0: FinishReason(FinishType.ERROR, None, "the vector was not finite")},
-        waited=pack_floats([0.25]),
+        queue_times=pack_floats([0.25]),
     ),
     m.BatchTokenIDOutput(
         openings=[
             m.FirstRow(
-                row=0, frontend="frontend-0", decode_spec=b"\x80", prompt_tokens=3, cached_tokens=2, waited=0.25
+                row=0, frontend="frontend-0", decode_spec=b"\x80", prompt_tokens=3, cached_tokens=2, queue_time=0.25
             ),
             m.FirstRow(
                 row=1, frontend="f", decode_spec=b"", prompt_tokens=1, cached_tokens=0, prompt_logprobs=LOGPROBS
@@ -158,7 +158,7 @@ MESSAGES: list[m.Message] = [
         **ROWS,
     ),
     m.BatchStrOutput(
-        texts=["é", ""], openings=[m.FirstTextRow(row=0, prompt_tokens=3, cached_tokens=2, waited=0.25)], **ROWS
+        texts=["é", ""], openings=[m.FirstTextRow(row=0, prompt_tokens=3, cached_tokens=2, queue_time=0.25)], **ROWS
     ),
     m.MetricsReq(id="s1"),
     m.Series(
@@ -240,9 +240,9 @@ def test_a_newer_minor_may_add_fields(name: str, value: msgspec.Struct, frame: b
 def test_an_older_minor_may_lack_what_has_a_default(name: str, value: msgspec.Struct, frame: bytes) -> None:
     fields = msgspec.msgpack.decode(golden()[name])
     for info in msgspec.structs.fields(type(value)):
-        older = msgspec.msgpack.encode({key: field for key, field in fields.items() if key != info.name})
+        older = msgspec.msgpack.encode({key: field for key, field in fields.items() if key != info.encode_name})
         if info.required:
-            with pytest.raises(msgspec.ValidationError, match=info.name):
+            with pytest.raises(msgspec.ValidationError, match=info.encode_name):
                 msgspec.msgpack.decode(older, type=type(value))
             continue
         default = info.default_factory() if info.default is msgspec.NODEFAULT else info.default

@@ -270,7 +270,7 @@ def test_a_peer_s_name_is_no_name_of_its_requests() -> None:
     run = driver()
     run.send(request("frontend-a.b-secret", PROMPT, max_new_tokens=30, ignore_eos=True))
     for guess in ("frontend-a", "frontend-a.b", "frontend-a.b-", "."):
-        run.send(AbortReq(rid=guess, asked=True), source="frontend-1")
+        run.send(AbortReq(rid=guess, user_requested=True), source="frontend-1")
     assert held(run) == [("frontend-a.b-secret", 0, 0)]
 
 
@@ -279,15 +279,15 @@ def test_an_abort_that_was_asked_for_ends_what_comes_later_too() -> None:
     run = driver()
     run.send(AbortReq(rid="own"))
     for name in ("late", *map(str, range(4000))):
-        run.send(AbortReq(rid=name, reason="told", asked=True), source="frontend-1")
+        run.send(AbortReq(rid=name, reason="told", user_requested=True), source="frontend-1")
     run.send(request("own", PROMPT, max_new_tokens=3, ignore_eos=True))
     for rid in ("late", "late.3"):
         run.send(request(rid, PROMPT, max_new_tokens=3, ignore_eos=True))
-        assert run.finishes[rid, 0] == FinishReason(FinishType.ABORT, message="told", asked=True)
+        assert run.finishes[rid, 0] == FinishReason(FinishType.ABORT, message="told", user_requested=True)
     run.run()
     assert run.finishes["own", 0].type is FinishType.LENGTH
     run.send(request("late.4", PROMPT, attempt=1, max_new_tokens=3, ignore_eos=True, resume=[Resume(0)]))
-    assert run.finishes["late.4", 0].asked
+    assert run.finishes["late.4", 0].user_requested
     run.assert_empty()
 
 
@@ -298,10 +298,10 @@ def test_an_abort_that_was_asked_for_ends_requests_of_any_frontend() -> None:
     run.step()
     run.send(AbortReq(rid="a", reason="theirs"), source="frontend-1")
     assert len(held(run)) == 3
-    run.send(AbortReq(rid="a", reason="told", asked=True), source="frontend-1")
+    run.send(AbortReq(rid="a", reason="told", user_requested=True), source="frontend-1")
     assert held(run) == [("ab", 0, 0)]
     run.step()
-    assert run.finishes["a", 0] == FinishReason(FinishType.ABORT, message="told", asked=True)
-    assert run.finishes["a.1", 0].asked
-    run.send(AbortReq(rid="", asked=True), source="frontend-1")
+    assert run.finishes["a", 0] == FinishReason(FinishType.ABORT, message="told", user_requested=True)
+    assert run.finishes["a.1", 0].user_requested
+    run.send(AbortReq(rid="", user_requested=True), source="frontend-1")
     assert held(run) == []

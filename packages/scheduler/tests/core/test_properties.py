@@ -223,7 +223,7 @@ class World(Driver):
             self.send(AbortReq(rid=rid), source=self.source[rid])
         else:
             hold = chance.random() < 0.2
-            self.go_on(rid, resume, detokenizer=chance.choice(DETOKENIZERS), hold=hold, alone=hold)
+            self.go_on(rid, resume, detokenizer=chance.choice(DETOKENIZERS), deferred=hold, exclusive=hold)
 
     def go_on(self, rid: str, resume: Sequence[int], **route: Any) -> None:
         """A later attempt, of these choices, from where they are."""
@@ -247,7 +247,7 @@ class World(Driver):
         for offer in offers:
             rid = offer.rid
             if rid in self.sent and self.sent[rid].attempt == offer.attempt and (left := self.unfinished(rid)):
-                self.go_on(rid, left, hold=False)
+                self.go_on(rid, left, deferred=False)
 
     def crash(self) -> None:
         """The scheduler dies, and another goes on with what was unfinished."""

@@ -379,7 +379,7 @@ def test_a_suspect_that_is_held_keeps_nobody_waiting_that_outlives_it(end: str) 
         case _:
             run.send(msgspec.structs.replace(suspect, attempt=3), source="frontend-1")
             assert [message for _, message, *_ in run.others[1:]] == [ExclusiveReady(rid="suspect", attempt=3)]
-            run.send(msgspec.structs.replace(suspect, attempt=4, hold=False), source="frontend-1")
+            run.send(msgspec.structs.replace(suspect, attempt=4, deferred=False), source="frontend-1")
     run.run()
     assert ("b", 0) in run.finishes
     run.assert_empty()

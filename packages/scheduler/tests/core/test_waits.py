@@ -37,7 +37,7 @@ class Watch:
                 indices, attempts = memoryview(message.indices).cast("i"), memoryview(message.attempts).cast("i")
                 for opening in message.openings:
                     key = message.rids[opening.row], indices[opening.row], attempts[opening.row]
-                    self.waits[key] = opening.waited
+                    self.waits[key] = opening.queue_time
 
 
 def asked(rid: str, tokens: int = 4, **more: object) -> TokenizedGenerateReqInput:

@@ -124,7 +124,7 @@ class TextRows:
                 prompt_tokens=opening.prompt_tokens,
                 cached_tokens=opening.cached_tokens,
                 prompt_logprobs=opening.prompt_logprobs,
-                waited=opening.waited,
+                queue_time=opening.queue_time,
             )
             for opening in self.columns.output.openings
             if place is None or opening.row in place

@@ -51,14 +51,14 @@ def test_each_input_tells_how_long_it_waited() -> None:
     core.handle(*(Arrival("f0", embedding_request(rid, ids(1, count)), at) for rid, count, at in sent))
     [(_, aborted, *_)] = core.handle(Arrival("f0", AbortReq(rid="c"), 11.5))
     assert isinstance(aborted, BatchEmbeddingOutput)
-    assert math.isnan(unpack_floats(aborted.waited)[0]), "no step had it"
+    assert math.isnan(unpack_floats(aborted.queue_times)[0]), "no step had it"
     told: dict[str, float] = {}
     for now in (12.0, 13.0):
         plan = core.schedule(now)
         assert plan is not None
         [(_, batch, *_)] = core.commit(encoder.submit(plan).result())
         assert isinstance(batch, BatchEmbeddingOutput)
-        told.update(zip(batch.rids, unpack_floats(batch.waited), strict=True))
+        told.update(zip(batch.rids, unpack_floats(batch.queue_times), strict=True))
     assert told == {"a": 2.0, "b": 2.5}
 
 
@@ -159,12 +159,12 @@ def test_an_asked_abort_ends_the_inputs_of_one_http_request_whoever_says_it() ->
     run.send(*(embedding_request(rid, [1]) for rid in ("r.0", "r.1", "rest", "s")))
     run.send(AbortReq(rid="r"), source="f1")
     assert not run.finishes
-    run.send(AbortReq(rid="r", asked=True), source="f1")
+    run.send(AbortReq(rid="r", user_requested=True), source="f1")
     assert run.finishes.keys() == {("f0", "r.0", 0), ("f0", "r.1", 0)}
-    assert all(finish.asked for finish in run.finishes.values())
+    assert all(finish.user_requested for finish in run.finishes.values())
     run.send(embedding_request("r.2", [1]))
-    assert run.finishes["f0", "r.2", 0].asked, "it comes too late"
-    run.send(AbortReq(rid="", asked=True), source="f1")
+    assert run.finishes["f0", "r.2", 0].user_requested, "it comes too late"
+    run.send(AbortReq(rid="", user_requested=True), source="f1")
     assert len(run.finishes) == 5
     assert run.plan() is None
     assert run.core.empty

@@ -67,7 +67,7 @@ class EmbeddingState(RequestState):
             return Verdict.STALE
         if finish is None:
             self.vector = vector
-        elif finish.type is FinishType.ABORT and not finish.asked:
+        elif finish.type is FinishType.ABORT and not finish.user_requested:
             return Verdict.ABORTED
         elif finish.type is FinishType.ABORT:
             self.error = RequestAbortedError("The request was aborted.")
@@ -92,8 +92,8 @@ class EmbeddingState(RequestState):
             input_ids=self.prompt_ids,
             token_types=self._types,
             priority=self._priority,
-            alone=alone,
-            hold=hold,
+            exclusive=alone,
+            deferred=hold,
             tenant=self._tenant,
         )
 
@@ -109,7 +109,7 @@ def vectors_of(
     if len(frames) != 1 or batch.width < 1 or frames[0].nbytes != size * len(batch.rids):
         raise ValueError(f"{len(batch.rids)} vectors of {batch.width} numbers came with frames of another size")
     data = bytes(frames[0])
-    waits = unpack_floats(batch.waited) or [math.nan] * len(batch.rids)
+    waits = unpack_floats(batch.queue_times) or [math.nan] * len(batch.rids)
     for row, (rid, attempt, waited) in enumerate(zip(batch.rids, unpack_ints(batch.attempts), waits, strict=True)):
         yield rid, attempt, data[row * size : (row + 1) * size], batch.finishes.get(row), waited
 

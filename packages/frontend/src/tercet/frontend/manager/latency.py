@@ -51,8 +51,8 @@ class LatencyMeasures:
 
     def heard(self, state: ReqState, row: OutputRow, now: float) -> None:
         """A row was accepted."""
-        if row.opening is not None and row.opening.waited is not None:
-            self.begun(state, row.opening.waited)
+        if row.opening is not None and row.opening.queue_time is not None:
+            self.begun(state, row.opening.queue_time)
         count = len(row.token_ids)
         if count:
             choice = state.choices[row.index]

@@ -120,7 +120,7 @@ class ChoiceState:
             return Verdict.STALE
         if row.position > len(self.token_ids):
             return Verdict.GAP
-        if row.finish is not None and row.finish.type is FinishType.ABORT and not row.finish.asked:
+        if row.finish is not None and row.finish.type is FinishType.ABORT and not row.finish.user_requested:
             return Verdict.ABORTED
         self.token_ids.extend(row.token_ids)
         if row.text:
@@ -305,8 +305,8 @@ class ReqState(RequestState):
             resume=resume,
             priority=request.priority,
             cache_salt=request.cache_salt,
-            alone=alone,
-            hold=hold,
+            exclusive=alone,
+            deferred=hold,
             lora=request.lora,
             prediction=pack_ints(self.prediction),
             tenant=request.tenant,

@@ -310,14 +310,16 @@ class TokenizerManager:
             state.fail(RequestAbortedError("The request was aborted."))
         if not own:
             for scheduler in self.fleet.schedulers:
-                self._dispatcher.call_off(scheduler, AbortReq(rid=rid, reason="aborted by request", asked=True))
+                self._dispatcher.call_off(
+                    scheduler, AbortReq(rid=rid, reason="aborted by request", user_requested=True)
+                )
 
     def abort_all(self) -> None:
         """End every request, those of other frontends too."""
         for state in self._states.values():
             state.fail(RequestAbortedError("The request was aborted."))
         for scheduler in self.fleet.schedulers:
-            self._dispatcher.call_off(scheduler, AbortReq(rid="", reason="all are aborted", asked=True))
+            self._dispatcher.call_off(scheduler, AbortReq(rid="", reason="all are aborted", user_requested=True))
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
         """Everything that peers said since the last call."""

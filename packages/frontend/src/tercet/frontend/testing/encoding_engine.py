@@ -54,7 +54,7 @@ class EncodingEngine(FakeEngine):
         self.sent.append((peer, message))
         if refusal := self.refuse(message):
             asyncio.get_running_loop().call_soon(self._from, peer, refusal)
-        elif message.hold:
+        elif message.deferred:
             offer = ExclusiveReady(rid=message.rid, attempt=message.attempt)
             asyncio.get_running_loop().call_soon(self._from, peer, offer)
         else:
@@ -88,6 +88,6 @@ class EncodingEngine(FakeEngine):
             attempts=pack_ints(request.attempt for request in requests),
             width=width,
             finishes={row: each for row, each in enumerate(answers) if isinstance(each, FinishReason)},
-            waited=b"" if self.waited is None else pack_floats([self.waited] * len(requests)),
+            queue_times=b"" if self.waited is None else pack_floats([self.waited] * len(requests)),
         )
         return batch, frame

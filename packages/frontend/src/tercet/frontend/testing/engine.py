@@ -210,7 +210,7 @@ class FakeEngine:
         """Finish a request as if another frontend had been asked to abort it."""
         mine = [each for each in self.running if each.request.rid == rid]
         self.running = [each for each in self.running if each.request.rid != rid]
-        asked = FinishReason(FinishType.ABORT, message="aborted by request", asked=True)
+        asked = FinishReason(FinishType.ABORT, message="aborted by request", user_requested=True)
         self._from(DETOKENIZER, self._batch([(each, ([], asked)) for each in mine]))
 
     # Internals.
@@ -246,7 +246,7 @@ class FakeEngine:
             asyncio.get_running_loop().call_soon(self._from, peer, rejected)
             return
         self.running = [each for each in self.running if (each.scheduler, each.request.rid) != (peer, request.rid)]
-        if request.hold:
+        if request.deferred:
             self.held.append((peer, request))
             self._schedule()
             return
@@ -320,7 +320,9 @@ def _opening(row: int, request: TokenizedGenerateReqInput, waited: float | None)
         likeliest = [Token(token_id, "", logprob=-1.0 - place) for place, token_id in enumerate(prompt[1:])]
         scores = _logprobs([Token(prompt[0], "", logprob=math.nan), *likeliest], top)
     cached = len(prompt) // 2
-    return FirstTextRow(row=row, prompt_tokens=len(prompt), cached_tokens=cached, prompt_logprobs=scores, waited=waited)
+    return FirstTextRow(
+        row=row, prompt_tokens=len(prompt), cached_tokens=cached, prompt_logprobs=scores, queue_time=waited
+    )
 
 
 def _logprobs(tokens: list[Token], top: int) -> Logprobs:

@@ -121,10 +121,10 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     resume: list[Resume] = []
     priority: int = 0
     cache_salt: str = ""
-    alone: bool = False
+    exclusive: bool = msgspec.field(default=False, name="alone")
     """Run while nothing else runs: earlier attempts may have killed a scheduler."""
-    hold: bool = False
-    """With `alone`: do not start before an attempt without it, which answers ExclusiveReady. Since 1.1."""
+    deferred: bool = msgspec.field(default=False, name="hold")
+    """With `exclusive`: do not start before an attempt without it, which answers ExclusiveReady. Since 1.1."""
     lora: LoRAAdapter | None = None
     """Since 1.1: send it only to a scheduler whose `ModelLimits.max_loras` is not 0."""
     prediction: bytes = b""
@@ -144,8 +144,8 @@ class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
     token_types: bytes = b""
     """Segment of each token (int32), for encoders that read pairs; empty means all 0."""
     priority: int = 0
-    alone: bool = False
-    hold: bool = False
+    exclusive: bool = msgspec.field(default=False, name="alone")
+    deferred: bool = msgspec.field(default=False, name="hold")
     tenant: str = ""
     """These three are as in TokenizedGenerateReqInput."""
 
@@ -159,9 +159,9 @@ class AbortReq(Message, frozen=True, kw_only=True):
     rid: str
     indices: list[int] = []
     reason: str = ""
-    asked: bool = False
+    user_requested: bool = msgspec.field(default=False, name="asked")
     """Somebody asked for it, at whatever frontend: it names anybody's request, those of one HTTP request (`rid.N`), or
-    for "" every request, and the finals say `asked` too. Since 1.1."""
+    for "" every request, and the finals say `user_requested` too. Since 1.1."""
 
 
 class FlushCacheReq(Message, frozen=True, kw_only=True):
@@ -271,7 +271,7 @@ class BatchEmbeddingOutput(Message, frozen=True, kw_only=True):
     width: int
     finishes: dict[int, FinishReason] = {}
     """Row to finish, for the rows that failed; their part of the frame is zeros."""
-    waited: bytes = b""
+    queue_times: bytes = msgspec.field(default=b"", name="waited")
     """Seconds (float32) from when each input came until a step had it; NaN if none had it."""
 
 
@@ -288,7 +288,7 @@ class FirstRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     prompt_logprobs: Logprobs | None = None
-    waited: float | None = None
+    queue_time: float | None = msgspec.field(default=None, name="waited")
     """Seconds from when the choice came until a step first had it; None if none has had it. Since 1.1."""
 
 
@@ -319,7 +319,7 @@ class FirstTextRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     cached_tokens: int
     prompt_logprobs: Logprobs | None = None
-    waited: float | None = None
+    queue_time: float | None = msgspec.field(default=None, name="waited")
 
 
 class BatchStrOutput(Message, frozen=True, kw_only=True):

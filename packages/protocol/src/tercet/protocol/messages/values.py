@@ -104,7 +104,7 @@ class FinishReason(msgspec.Struct, frozen=True):
     type: FinishType
     matched: int | str | None = None
     message: str = ""
-    asked: bool = False
+    user_requested: bool = msgspec.field(default=False, name="asked")
     """An abort that somebody asked for, at whatever frontend: nobody goes on with the request. Since 1.1."""
     code: str = ""
     """What kind of error it is, as in `Rejected`; empty for a failure of the server's. Since 1.1."""

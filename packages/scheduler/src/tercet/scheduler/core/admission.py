@@ -94,10 +94,10 @@ class RequestIntake:
         """End the named choices, at whatever stage they are."""
         self._asked.note(message)
         own = self._roster.choices(source, message.rid).values()
-        for req in self._roster.named(message.rid) if message.asked else own:
+        for req in self._roster.named(message.rid) if message.user_requested else own:
             if req.finish is None and (not message.indices or req.index in message.indices):
                 self._counters.aborted += 1
-                finish = FinishReason(FinishType.ABORT, message=message.reason, asked=message.asked)
+                finish = FinishReason(FinishType.ABORT, message=message.reason, user_requested=message.user_requested)
                 self._roster.end(req, finish, outputs)
 
     def refuse(self, grammar: Grammar, fault: str, outputs: Outputs) -> None:

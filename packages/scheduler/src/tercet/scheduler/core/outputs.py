@@ -165,7 +165,7 @@ class Outputs:
             prompt_tokens=req.prompt_tokens,
             cached_tokens=max(req.cached, 0),
             prompt_logprobs=joined([first_of(req), *req.prompt_logprobs]) if wanted and req.scored else None,
-            waited=req.waited,
+            queue_time=req.waited,
         )
 
 

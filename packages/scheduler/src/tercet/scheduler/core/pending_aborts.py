@@ -16,7 +16,7 @@ class PendingAborts:
 
     def note(self, message: AbortReq) -> None:
         """Remember an abort if it is `asked` and names a rid; any other concerns only choices that are held already."""
-        if message.asked and message.rid:
+        if message.user_requested and message.rid:
             self._reasons[message.rid] = message.reason
             self._reasons.move_to_end(message.rid)
             if len(self._reasons) > MOST:
@@ -26,5 +26,5 @@ class PendingAborts:
         """The finish of a request that arrives after its abort; None if it was not aborted."""
         for name in (rid, rid.rpartition(".")[0]):
             if name in self._reasons and belongs(rid, name):
-                return FinishReason(FinishType.ABORT, message=self._reasons[name], asked=True)
+                return FinishReason(FinishType.ABORT, message=self._reasons[name], user_requested=True)
         return None

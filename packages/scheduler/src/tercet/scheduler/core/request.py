@@ -136,9 +136,9 @@ class Req:
     def route(self, request: TokenizedGenerateReqInput, sent: int) -> None:
         """Take the route of this or a later attempt; `sent` output tokens are known at the other end."""
         self.attempt = request.attempt
-        self.alone = request.alone
-        self.hold = request.hold
-        self.offered = self.offered and not request.hold
+        self.alone = request.exclusive
+        self.hold = request.deferred
+        self.offered = self.offered and not request.deferred
         self.detokenizer = request.detokenizer
         self.decode_spec = request.decode_spec
         self.sent = sent

@@ -26,8 +26,8 @@ def embedding_request(
         input_ids=pack_ints(ids),
         token_types=pack_ints(types or []),
         priority=priority,
-        alone=alone,
-        hold=hold,
+        exclusive=alone,
+        deferred=hold,
         tenant=tenant,
     )
 

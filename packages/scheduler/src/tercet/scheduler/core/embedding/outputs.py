@@ -51,7 +51,7 @@ class EmbeddingOutputs:
                 attempts=pack_ints(batch.attempts),
                 width=self._width,
                 finishes=batch.finishes,
-                waited=pack_floats(batch.waited),
+                queue_times=pack_floats(batch.waited),
             )
             outgoing.append((peer, message, b"".join(batch.vectors)))
         return outgoing

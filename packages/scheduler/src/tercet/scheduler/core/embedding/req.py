@@ -44,9 +44,9 @@ class EmbeddingReq:
     def route(self, request: TokenizedEmbeddingReqInput) -> None:
         """Answer this or a later attempt."""
         self.attempt = request.attempt
-        self.alone = request.alone
-        self.hold = request.hold
-        self.offered = self.offered and not request.hold
+        self.alone = request.exclusive
+        self.hold = request.deferred
+        self.offered = self.offered and not request.deferred
 
     def is_of(self, request: TokenizedEmbeddingReqInput) -> bool:
         """Whether a later attempt wants the same vector."""

@@ -286,12 +286,14 @@ class EmbeddingScheduler:
         self._asked.note(message)
         own = self.roster.get((source, message.rid))
         named = [own] if own is not None else []
-        if message.asked:
+        if message.user_requested:
             named = [req for req in self.roster.values() if _is_named(req.rid, message.rid)]
         for req in named:
             self.counters.aborted += 1
             self._forget(req)
-            outputs.fail(req, FinishReason(FinishType.ABORT, message=message.reason, asked=message.asked))
+            outputs.fail(
+                req, FinishReason(FinishType.ABORT, message=message.reason, user_requested=message.user_requested)
+            )
 
     def _drop_frontend(self, peer: str) -> None:
         for req in [req for req in self.roster.values() if req.frontend == peer]:
