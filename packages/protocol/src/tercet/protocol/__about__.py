@@ -1,3 +1,3 @@
-"""The version of this package; the wire has its own."""
+"""Version of this package; the wire has a version of its own."""
 
 __version__ = "0.1.0"

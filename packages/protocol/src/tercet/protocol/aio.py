@@ -1,4 +1,4 @@
-"""A process among its peers, on an asyncio loop."""
+"""A node on an asyncio loop."""
 
 import asyncio
 import logging
@@ -16,19 +16,19 @@ from tercet.protocol.search import Search
 logger = logging.getLogger(__name__)
 
 BATCH = 64
-"""Messages taken from the inbox before the loop serves others."""
+"""Messages received before the loop serves other callbacks."""
 _AFTER_FAILURE = 0.1
-"""Seconds until the turn after one that failed, unless something comes before."""
+"""Seconds until the next pass after one that raised, unless something arrives earlier."""
 
 
 class AsyncNode:
-    """A node that lives on the running loop and calls `on_deliveries` there; it must not block and should not raise.
+    """A node that lives on the running loop and calls `on_deliveries` there; the callback must not block or raise.
 
-    While the loop is busy with one thing for long, heartbeats come from a thread (`StallWatch`) and say so. A loop that
-    is only slow counts as alive, and one that never goes on as stuck.
+    While the loop is busy with one callback for long, a thread (`StallWatch`) sends the heartbeats and reports the
+    stall. Peers count a slow loop as alive and a loop that never continues as stuck.
 
-    ZeroMQ's descriptor is edge-triggered, so every wake-up receives until nothing is left, a batch at a time, giving
-    way to the loop between batches.
+    ZeroMQ's descriptor is edge-triggered, so every wake-up receives until nothing is left, in batches, and yields to
+    the loop between batches.
     """
 
     def __init__(
@@ -51,17 +51,16 @@ class AsyncNode:
 
     @property
     def incarnation(self) -> str:
-        """Names one start of the process."""
+        """Id of this start of the process."""
         return self._board.incarnation
 
     @property
     def address(self) -> str:
-        """Where the inbox is bound, once started."""
+        """Address of the bound inbox; only valid after `start`."""
         return self._board.inbox.address
 
     @property
     def counters(self) -> dict[str, int]:
-        """See `NodeCore.counters`."""
         return self._board.counters
 
     async def start(self) -> None:
@@ -73,21 +72,21 @@ class AsyncNode:
         self._watch.start()
 
     def set_ready(self, ready: Ready) -> None:
-        """Tell every peer that we can take work."""
+        """Tell every peer that this process can take work."""
         self._board.set_ready(ready)
 
     async def close(self, reason: str = "") -> None:
-        """Say Goodbye with this reason and close every socket."""
+        """Send Goodbye with this reason and close every socket."""
         if self._leave():
             await asyncio.get_running_loop().run_in_executor(None, self._board.close, reason or "closed")
 
     def close_now(self, reason: str = "") -> None:
-        """`close` that needs no thread, for there is none at the end of a process, and holds up the loop meanwhile."""
+        """Close without a thread, which cannot start while a process exits; the loop is blocked meanwhile."""
         if self._leave():
             self._board.close(reason or "closed")
 
     def _leave(self) -> bool:
-        """Take no more turns. Whether there were any."""
+        """Stop watching the sockets; return whether the node was running."""
         if self._loop is None:
             return False
         self._watch.stop()
@@ -98,9 +97,9 @@ class AsyncNode:
         return True
 
     def _turn(self) -> None:
-        """What came and what is due; what is more than a batch comes in the loop's next turn.
+        """Receive one batch and do what is due; the loop's next pass receives the rest.
 
-        A turn that fails is followed by another all the same, and what came in it is not lost.
+        The next pass is scheduled even if this one raises, and messages already received are delivered.
         """
         if self._loop is None:
             return

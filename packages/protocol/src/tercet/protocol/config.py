@@ -1,4 +1,4 @@
-"""Who a node is, where it listens, and how patient it is."""
+"""Configuration of a node: its identity, addresses, peers and timing."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from tercet.protocol.transport.security import Security
 
 
 class Dial(NamedTuple):
-    """A spec to dial, and the role whose key is expected there."""
+    """Spec to dial, with the role whose key is expected there."""
 
     role: Role
     spec: str
@@ -26,31 +26,31 @@ class Dial(NamedTuple):
 
 @dataclass(frozen=True)
 class NodeConfig:
-    """One process among its peers. Raises AddressError or ValueError for what could never work."""
+    """Configuration of one node. Raises AddressError or ValueError for settings that can never work."""
 
     role: Role
     peer: str
-    """Its id: unique among living processes, the same after a restart."""
+    """Peer id: unique among living processes, the same after a restart."""
     listen: str
-    """`ipc:///private/dir`, where it makes its own socket, or `tcp://host:port` (port 0 takes a free one)."""
+    """`ipc:///private/dir`, a directory in which the node creates its socket, or `tcp://host:port` (port 0: any free
+    one)."""
     connect: tuple[str | Dial, ...] = ()
-    """Specs of the peers to dial: addresses, `ipc:///dir/scheduler-*` patterns, or `tcp://name:port`.
-
-    Under keys, tcp:// needs a `Dial`, since a connection begins with the key of whoever is called.
-    """
+    """Specs of the peers to dial: addresses, `ipc:///dir/scheduler-*` patterns, or `tcp://name:port`. With keys,
+    tcp:// needs a `Dial`, since a CURVE connection starts with the server's public key."""
     supervisor: str = ""
     """Spec of the supervisor to report to."""
     advertise: str = ""
-    """The address peers are told; by default the one bound, or for a wildcard that of the route to each peer."""
+    """Address announced to peers; by default the bound one, or for a wildcard the local address of the route to each
+    peer."""
     heartbeat_interval: float = 0.25
-    """Seconds."""
+    """Seconds between heartbeats."""
     silence: float = 2.0
-    """Seconds without a word after which a peer is taken for dead."""
+    """Seconds without a message after which a peer counts as dead."""
     queue: int = 1000
     """Messages that may wait in each socket."""
     max_peers: int = 1024
     security: Security | None = None
-    """The keys without which there is no tcp://; ipc:// needs none."""
+    """CURVE keys. Required for tcp://; not needed for ipc://."""
     insecure_loopback: bool = False
     """Allow tcp:// without keys on loopback, where any user of this machine can connect."""
 
@@ -72,18 +72,18 @@ class NodeConfig:
 
     @property
     def reach(self) -> Reach:
-        """How far tcp:// may go."""
+        """Network reach allowed for tcp:// addresses."""
         if self.security:
             return Reach.ANYWHERE
         return Reach.LOOPBACK if self.insecure_loopback else Reach.NOWHERE
 
     @property
     def guarded(self) -> bool:
-        """Whether whoever speaks to the inbox has shown a key."""
+        """Return whether every sender to the inbox has been authenticated by a key."""
         return self.security is not None and not isinstance(parse(self.listen), Ipc)
 
     @property
     def specs(self) -> dict[str, Role | None]:
-        """Everything to dial, and the roles expected there as far as they are known."""
+        """Specs to dial, with the roles expected there as far as they are known."""
         specs = dict((dial.spec, dial.role) if isinstance(dial, Dial) else (dial, None) for dial in self.connect)
         return specs | {self.supervisor: Role.SUPERVISOR} if self.supervisor else specs

@@ -1,4 +1,4 @@
-"""Counts of what went wrong, and a voice that complains of it no more than once a second."""
+"""Counters of link errors, with a log line for them at most once a second."""
 
 import logging
 import threading
@@ -14,7 +14,7 @@ COMPLAINT_INTERVAL = 1.0
 
 
 class LinkCounters:
-    """Counts by name, from any thread."""
+    """Thread-safe counters by name."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
@@ -22,17 +22,16 @@ class LinkCounters:
         self._complaints = RateLimitedLogger(logger, COMPLAINT_INTERVAL)
 
     def count(self, name: str) -> None:
-        """One more."""
         with self._lock:
             self._counts[name] += 1
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Keep the counts of something that is about to go."""
+        """Add the counts of an object that is about to be closed."""
         with self._lock:
             self._counts.update(counts)
 
     def total(self, others: Iterable[Mapping[str, int]]) -> dict[str, int]:
-        """Ours and the others' together."""
+        """Return the sum of these counters and others."""
         with self._lock:
             total = self._counts.copy()
         for other in others:
@@ -40,7 +39,7 @@ class LinkCounters:
         return dict(total)
 
     def drop(self, name: str, what: str, now: float) -> None:
-        """Count what was dropped, and complain."""
+        """Count a dropped message and log a warning."""
         self.count(name)
         self.complain(f"dropped {what}", now)
 

@@ -12,13 +12,13 @@ from random import Random
 from typing import Any
 
 ROOM = 4 << 30
-"""Bytes of address space that a case may take beside that of a process that has not begun."""
+"""Bytes of address space that a case may use beyond those of a process that has not begun."""
 LONGEST = 60.0
 """Seconds for one case."""
 
 _RAW = "\ufdd0raw"
 _RAW_TOKENS = ("NaN", "-Infinity", "1e999", "1" * 401, "[" * 500 + "]" * 500, "[" * 50_000, "1e-400", '"\\ud800"')
-"""What Python writes no value as."""
+"""JSON tokens that `json.dumps` never writes."""
 _PLAIN: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 3, 7, 2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30),
     *(0.0, 0.5, -0.5, 1.5, 1e-320, 1e-10, 1e15, 1e308, -1e308),
@@ -124,7 +124,7 @@ def damaged_safetensors(content: bytes, random: Random) -> bytes:
 
 
 def _places(tree: Any) -> list[tuple[Any, Any]]:
-    """Return (container, key) of each value, of which a long list or object gives some only."""
+    """Return (container, key) of each value; of a long list or object only the first 200."""
     found, level = [], [tree]
     while level:
         node = level.pop()

@@ -1,9 +1,9 @@
-"""What can go wrong between peers.
+"""Errors between peers.
 
 ProtocolError
-├── DecodeError        a frame is no message of this inbox
-├── AddressError       an address is malformed, too long, or not allowed
-├── KeysError          a key is missing, malformed, or within others' reach
+├── DecodeError        a frame that is no message of this inbox
+├── AddressError       an address that is malformed, too long, or not allowed
+├── KeysError          a key that is missing, malformed, or readable by others
 ├── ChannelError       a socket cannot be bound, or its directory is not private
 ├── IncompatiblePeer   a peer speaks another major wire version
 └── NodeFailed         the thread that serves a node died; its error is the cause
@@ -11,28 +11,28 @@ ProtocolError
 
 
 class ProtocolError(Exception):
-    """Anything this package raises on purpose."""
+    """Base class of the errors that this package raises on purpose."""
 
 
 class DecodeError(ProtocolError):
-    """A frame is no message of this inbox."""
+    """Frame that is no message of this inbox."""
 
 
 class AddressError(ProtocolError, ValueError):
-    """An address is malformed, too long, or not allowed."""
+    """Address that is malformed, too long, or not allowed."""
 
 
 class KeysError(ProtocolError, ValueError):
-    """A key is missing, malformed, or within others' reach."""
+    """Key that is missing, malformed, or readable by others."""
 
 
 class ChannelError(ProtocolError):
-    """A socket cannot be bound, or its directory is not private."""
+    """Socket that cannot be bound, or whose directory is not private."""
 
 
 class IncompatiblePeer(ProtocolError):  # noqa: N818 - a state of affairs, named as the handshake logs it
-    """A peer speaks another major wire version."""
+    """Peer that speaks another major wire version."""
 
 
-class NodeFailed(ProtocolError):  # noqa: N818 - a state of affairs, raised to whoever drains a dead node
-    """The thread that serves a node died; its error is the cause."""
+class NodeFailed(ProtocolError):  # noqa: N818 - a state of affairs, raised when a dead node is drained
+    """Death of the thread that serves a node; its error is the cause."""

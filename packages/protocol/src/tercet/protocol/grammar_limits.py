@@ -1,4 +1,4 @@
-"""Limits on the work of a grammar: a frontend tries grammars under those that a scheduler follows them under."""
+"""Limits on the work of a grammar, the same for the frontend that checks it and the scheduler that runs it."""
 
 PARSER_LIMITS: dict[str, int] = {
     "max_items_in_row": 2_000,
@@ -13,6 +13,6 @@ grammar is ambiguous: 20,000 items take at most about 70 ms, 50,000 take a secon
 SECONDS_PER_TOKEN = 0.01
 """Processor time that a token's mask may take on average."""
 FREE_SECONDS = 2.0
-"""Processor time that the masks of one request, all its choices together, may take beyond that."""
+"""Additional processor time for the masks of one request, all choices together."""
 MOST_FORCED = 16_384
-"""Bytes of text that a grammar may leave no choice about at once."""
+"""Bytes of text that a grammar may force at once."""

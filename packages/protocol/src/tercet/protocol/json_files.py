@@ -1,22 +1,22 @@
-"""JSON files of a model, which parts hand to one another unread: strict JSON, of finite numbers and bounded depth."""
+"""Strict JSON parser for model files, which processes forward unread: finite numbers and bounded depth only."""
 
 import json
 import math
 from typing import Any, NoReturn
 
 MOST_DEPTH = 100
-"""Containers inside one another. Readers recurse over what is read here."""
+"""Nested containers. Readers recurse over the parsed value."""
 _EXACT_DIGITS = 19
-"""Of integers that stay integers. Longer ones become floats, as in other readers of JSON."""
+"""Digits of integers that stay integers. Longer ones become floats, as in other JSON readers."""
 _LONGEST_LINE = 1000
 _CONTAINERS = (dict, list)
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Return the value of a JSON document. Raises ValueError, in one line, for one that is not strict JSON.
+    """Return the value of a JSON document. Raises ValueError, in one line, for a document that is not strict JSON.
 
-    Refused are NaN, Infinity and numbers that no float holds, with the path of the first; text that is not UTF-8, lone
-    surrogates; and more than `MOST_DEPTH` containers inside one another.
+    Refused are NaN, Infinity and numbers that no float holds, with the path of the first; text that is not UTF-8; lone
+    surrogates; and more than `MOST_DEPTH` nested containers.
     """
     text = content if isinstance(content, str) else content.decode("utf-8")
     odd = False

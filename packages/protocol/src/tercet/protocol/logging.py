@@ -1,10 +1,10 @@
-"""A voice for what others can cause as often as they like: it never fills a disk."""
+"""Rate-limited warnings: at most one log line per interval, plus a count of those suppressed."""
 
 import logging
 
 
 class RateLimitedLogger:
-    """Warnings of one logger, no more than one in `interval` seconds. For one thread at a time."""
+    """Logger of at most one warning per `interval` seconds. Not thread-safe."""
 
     def __init__(self, logger: logging.Logger, interval: float) -> None:
         self._logger = logger
@@ -13,7 +13,7 @@ class RateLimitedLogger:
         self._unsaid = 0
 
     def say(self, what: str, now: float) -> None:
-        """Log it, or hold it back; the next line says how many were held back."""
+        """Log a warning or suppress it; the next line says how many were suppressed."""
         if now < self._next:
             self._unsaid += 1
             return

@@ -1,4 +1,4 @@
-"""A process among its peers: `ThreadNode` keeps its links alive while the main thread is busy."""
+"""A node in a thread of its own: `ThreadNode` keeps its links alive while the main thread is busy."""
 
 import logging
 import queue
@@ -33,25 +33,26 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 BATCH = 256
-"""Messages taken from the inbox before heartbeats get their turn."""
+"""Messages received before heartbeats get their turn."""
 MAX_PENDING = 10_000
-"""Deliveries that may wait for the main thread; beyond it the inbox is left alone and senders feel full queues."""
+"""Deliveries that may wait for the main thread; beyond it the inbox is not read and senders see full queues."""
 PAUSE = 0.01
-"""Seconds between looks at whether the main thread has caught up."""
+"""Seconds between checks for whether the main thread has caught up."""
 
 
 class Sender(Protocol):
-    """What most code needs of a node."""
+    """The part of a node that most code needs."""
 
     def send(self, peer: str, message: Message, *frames: Frame) -> bool:
-        """Queue a message; never waits. False if the peer is not up, its queue is full, or it cannot read this type."""
+        """Queue a message without waiting; return False if the peer is down, full, or cannot decode the type."""
         ...
 
 
 class ThreadNode:
-    """A node whose daemon thread owns the sockets and sends the heartbeats. One other thread drains it; any may send.
+    """A node whose daemon thread owns the sockets and sends the heartbeats.
 
-    `status(peer)` and `answers` are called in the node's thread: they must be quick, and not wait for the main thread.
+    One other thread drains it; any thread may send. `status(peer)` and `answers` are called in the node's thread: they
+    must be quick, and not wait for the main thread.
     """
 
     def __init__(
@@ -77,22 +78,21 @@ class ThreadNode:
 
     @property
     def incarnation(self) -> str:
-        """Names one start of the process."""
+        """Id of this start of the process."""
         return self._board.incarnation
 
     @property
     def address(self) -> str:
-        """Where the inbox is bound, once started."""
+        """Address of the bound inbox; only valid after `start`."""
         return self._board.inbox.address
 
     @property
     def counters(self) -> dict[str, int]:
-        """See `NodeCore.counters`."""
         return self._board.counters
 
     @property
     def links(self) -> list[str]:
-        """Every address that is dialled or that dialled us, and how far that came, in words. Safe from any thread."""
+        """Descriptions of the links: address, state and peer. Thread-safe."""
         return [str(link) for link in list(self._board.table.links.values())]
 
     def start(self) -> None:
@@ -101,9 +101,9 @@ class ThreadNode:
         self._thread.start()
 
     def drain(self, wait: float | None = 0) -> list[Delivery]:
-        """All that came, after waiting at most `wait` seconds for the first (None: for ever).
+        """Return all pending deliveries, after waiting at most `wait` seconds (None: without limit) for the first.
 
-        May be empty: after `wake`, or once the node is closed. Raises NodeFailed if the node's thread died.
+        The list may be empty: after `wake`, or once the node is closed. Raises NodeFailed if the node's thread died.
         """
         deliveries: list[Delivery] = []
         try:
@@ -121,11 +121,11 @@ class ThreadNode:
         return deliveries
 
     def wake(self) -> None:
-        """Make a waiting `drain` return, or the next one not wait. Safe from any thread."""
+        """Make a waiting `drain` return, or the next one not wait. Thread-safe."""
         self._ready_batches.put([])
 
     def close(self, reason: str = "") -> None:
-        """Say Goodbye with this reason, close every socket and end the thread."""
+        """Send Goodbye with this reason, close every socket and end the thread."""
         self._stopping = reason or "closed"
         self._board.ring()
         if self._thread.is_alive():
@@ -136,7 +136,7 @@ class ThreadNode:
         try:
             while not self._stopping:
                 if self._delivered - self._drained > MAX_PENDING:
-                    # Without ticks nobody is called silent while we do not listen.
+                    # The table is not ticked while messages are not read, so no peer counts as silent.
                     board.beat()
                     board.admit()
                     time.sleep(PAUSE)

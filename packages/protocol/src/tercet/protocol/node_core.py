@@ -1,4 +1,4 @@
-"""Joins the table of peers to the sockets: what a node does, without saying in which thread or loop it does it."""
+"""Core of a node: connects the peer table to the sockets, independent of the thread or loop that runs it."""
 
 import logging
 import os
@@ -32,15 +32,15 @@ from tercet.protocol.transport.sources import EnvelopeCache
 logger = logging.getLogger(__name__)
 
 Answer = Callable[[str, Message], tuple[Message, *tuple[Frame, ...]] | None]
-"""Replies to a message from a peer: the reply and its raw frames, or None for silence."""
+"""Function that replies to a message of a peer: returns the reply and its raw frames, or None."""
 
 
 def unanswered(source: str, message: Message) -> None:
-    """An `Answer` to messages that mean nothing to a part: it need not wake for them."""
+    """Ignore a message: an `Answer` for messages that must not wake the main thread."""
 
 
 class PeerRoute(NamedTuple):
-    """How to reach a peer that is up."""
+    """Socket and envelope of a peer that is up."""
 
     outbox: Outbox
     envelope: bytes
@@ -48,10 +48,10 @@ class PeerRoute(NamedTuple):
 
 
 class NodeCore:
-    """A node's links. One thread (or loop) opens it, receives, ticks and closes; any thread may send.
+    """Links of a node. One thread (or loop) opens it, receives, ticks and closes; any thread may send.
 
-    `status(peer)` is the heartbeat for that peer; `answers` are given at once, before the part sees the message.
-    Nothing a peer sends raises: what cannot be used is counted, dropped, and logged at most once a second.
+    `status(peer)` returns the heartbeat for that peer; `answers` reply at once, and their messages are not delivered.
+    Nothing a peer sends raises: unusable messages are counted, dropped, and logged at most once a second.
     """
 
     def __init__(
@@ -77,18 +77,18 @@ class NodeCore:
         self._counters = LinkCounters()
         self._pulse = HeartbeatTimer(config.heartbeat_interval, config.silence)
         self._beats: dict[str, Heartbeat] = {}
-        """The last heartbeat to each peer that was up then."""
+        """Last heartbeat to each peer that was up then."""
         self._due = float("-inf")
         self._news = False
-        """Connections came up or broke."""
+        """Connections came up or broke since the last tick."""
         self._to_tell: Ready | None = None
 
     # Any thread.
 
     def send(self, peer: str, message: Message, *frames: Frame) -> bool:
-        """Queue a message for a peer; never waits.
+        """Queue a message for a peer without waiting.
 
-        False if it was not sent: the peer is not up, its queue is full, or it did not announce this type of message.
+        Return False if it was not queued: the peer is down, its queue is full, or it did not announce this type.
         """
         route = self._routes.get(peer)
         if route is None:
@@ -102,7 +102,7 @@ class NodeCore:
         return route.outbox.send([route.envelope, encode(message), *frames])
 
     def set_ready(self, ready: Ready) -> None:
-        """Tell every peer, now and from now on, that we can take work."""
+        """Tell every peer, now and later, that this process can take work."""
         self._to_tell = ready
         self.ring()
 
@@ -113,11 +113,11 @@ class NodeCore:
 
     @property
     def beat_due(self) -> float:
-        """The time of the next heartbeat."""
+        """Time of the next heartbeat."""
         return self._pulse.due
 
     def beat_again(self, step_age: float, longest_step: float) -> None:
-        """Repeat the last heartbeats while the thread that owns the node is busy, and say for how long it has been."""
+        """Repeat the last heartbeats with this step age, while the thread that owns the node is busy."""
         for peer, last in list(self._beats.items()):
             phase = last.phase if last.phase is Phase.DRAINING else Phase.STEP
             age = {"phase": phase, "step_age": step_age, "longest_step": longest_step}
@@ -125,8 +125,9 @@ class NodeCore:
 
     @property
     def counters(self) -> dict[str, int]:
-        """What was sent, received, refused (`refused_full`, `_unknown`, `_unannounced`, `_oversized`) and dropped.
+        """Counts of messages sent, received, refused and dropped.
 
+        `refused_full`, `refused_unknown`, `refused_unannounced`, `refused_oversized`: not sent, by reason.
         `dropped_undecodable`: garbage, unknown tags, missing frames; `dropped_stale`: meant for an earlier start of
         this process; `dropped_unknown`: from a process that is no peer; `dropped_forbidden`: with another role's key
         than the peer's. `turned_away`: connections without a key. `refused_hello`: Hellos and introductions of
@@ -135,7 +136,7 @@ class NodeCore:
         return self._counters.total(self._sockets.counters() if self._sockets else ())
 
     def peers(self) -> list[PeerInfo]:
-        """The peers that are up."""
+        """Return the peers that are up."""
         table = list(self.table.peers.values())
         return [PeerInfo(peer.hello.peer, peer.hello.role, peer.hello.incarnation, peer.ready) for peer in table]
 
@@ -158,15 +159,15 @@ class NodeCore:
         self.table = PeerTable(me, Timing(config.heartbeat_interval, config.silence), config.max_peers, config.reach)
 
     def fileno(self) -> int:
-        """Readable when `wait` would not have to wait."""
+        """Return a descriptor that is readable when `wait` would not wait."""
         return self._opened.waiter.fileno()
 
     def wait(self, seconds: float) -> None:
-        """Until there is something to receive or to do, at most so long. Receive all there is before the next time."""
+        """Wait until there is something to receive or to do. Receive until nothing is left before the next call."""
         self._news |= self._opened.waiter.wait(seconds)
 
     def receive(self, limit: int) -> tuple[list[Delivery], bool]:
-        """Take in at most `limit` messages. Says also whether there may be more."""
+        """Receive at most `limit` messages; return their deliveries and whether there may be more."""
         deliveries: list[Delivery] = []
         now = self._clock()
         self.admit()
@@ -178,18 +179,18 @@ class NodeCore:
         return deliveries, True
 
     def admit(self) -> None:
-        """Let in those who have a key and wait outside."""
+        """Authenticate waiting connections, and count those without a key."""
         for _ in range(self.inbox.admit()):
             self._counters.count("turned_away")
             self._counters.complain("turned away a connection that shows no key of ours", self._clock())
 
     def tick(self) -> list[Delivery]:
-        """Do what is due, if anything: look for peers, say Hello, notice who is gone, send heartbeats."""
+        """Do what is due: resolve specs, send Hellos, detect dead peers, send heartbeats."""
         deliveries: list[Delivery] = []
         now = self._clock()
         if now < self._next and not self._news and self._to_tell is None:
             return deliveries
-        # Each is carried out before the table is told of the next: what is down is down before its next start is up.
+        # Apply each effect before the next input: a peer must be down before its next incarnation comes up.
         if self._to_tell is not None:
             self._apply(self.table.set_ready(self._to_tell), now, deliveries)
             self._to_tell = None
@@ -205,7 +206,7 @@ class NodeCore:
         return deliveries
 
     def _connections(self, now: float) -> list[Effect]:
-        """What follows from what happened to connections."""
+        """Return the effects of connections that came up, broke or failed."""
         effects: list[Effect] = []
         for address, change in self._opened.changes():
             if change is Connection.FAILED:
@@ -228,7 +229,7 @@ class NodeCore:
             self.send(peer, heartbeat)
 
     def _stir(self, now: float) -> None:
-        """Something goes on, here or with a peer: heartbeats are quick for a while."""
+        """Record activity, here or at a peer, so that heartbeats are frequent for a while."""
         if self._pulse.stir(now):
             self.ring()
 
@@ -237,11 +238,11 @@ class NodeCore:
         return min(self._due, self._pulse.due)
 
     def idle_time(self) -> float:
-        """Seconds until the next tick has something to do, if nothing happens before."""
+        """Return the seconds until the next tick has something to do, if nothing happens before."""
         return max(0.0, self._next - self._clock())
 
     def close(self, reason: str) -> None:
-        """Say Goodbye and close every socket. Waits a moment for what is queued to leave."""
+        """Send Goodbye and close every socket; wait briefly for queued messages to leave."""
         if self._sockets is None:
             return
         self._apply(self.table.leave(reason), self._clock(), [])
@@ -274,7 +275,7 @@ class NodeCore:
             self._counters.drop("dropped_undecodable", str(error), now)
 
     def _greet(self, envelope: Envelope, received: Received, now: float, deliveries: list[Delivery]) -> str | None:
-        """An envelope not remembered: that of a peer, which is returned, or of a process that is none."""
+        """Handle an envelope that is not cached; return the peer if it is one that is up."""
         if envelope.target and envelope.target != self.incarnation:
             self._counters.drop(
                 "dropped_stale", f"a message from {envelope.source} for an earlier start of this part", now
@@ -299,7 +300,7 @@ class NodeCore:
         return None
 
     def _forbidden(self, key: Role | None, peer: str, role: Role, now: float, address: str = "") -> bool:
-        """Whether the sender's key is not that of the role it claims, or of the one that we dial at its address."""
+        """Return whether the sender's key does not allow its role, or the address at which another role is expected."""
         if self._claims.allowed(key, role, address):
             return False
         claim = f"a {role.value} {f'at {address} ' if address else ''}with the key of {key.value if key else 'nobody'}"
@@ -307,7 +308,7 @@ class NodeCore:
         return True
 
     def _meet(self, key: Role | None, hello: Hello, now: float) -> list[Effect]:
-        """A Hello, which is answered under the key that it came under."""
+        """Handle a Hello; the reply is sent to a socket that expects the key which the Hello came with."""
         if self._forbidden(key, hello.peer, hello.role, now, hello.address):
             return []
         role = key or hello.role
@@ -320,7 +321,7 @@ class NodeCore:
         return self._expect(role, hello.address, effects)
 
     def _expect(self, role: Role, address: str, effects: list[Effect]) -> list[Effect]:
-        """Remember whose key is expected at an address, if there is to be a link to it."""
+        """Expect a key at an address if there is a link to it."""
         if address in self.table.links:
             self._claims.expect(role, address)
         return effects
@@ -351,7 +352,7 @@ class NodeCore:
                 return
         self._apply(effects, now, deliveries)
 
-    # Carrying out what the table decides.
+    # Effects of the table.
 
     def _apply(self, effects: Iterable[Effect], now: float, deliveries: list[Delivery]) -> None:
         todo = deque(effects)
@@ -402,7 +403,7 @@ class NodeCore:
         return encode_envelope(Envelope(source=self.config.peer, incarnation=self.incarnation, target=target))
 
     def _dial(self, address: str) -> Outbox | None:
-        """The outbox to an address; None if there can be none now, as when strangers hold every descriptor."""
+        """Return the outbox to an address, or None if none can be opened now, for example without free descriptors."""
         try:
             return self._opened.outbox(address, self._claims.key_at(address))
         except (AddressError, OSError, zmq.ZMQError) as error:

@@ -1,4 +1,4 @@
-"""Asks a part whether it lives and whether it can take work, as a peer that looks on: what health checks run."""
+"""Health check of a process: connects to it as a peer and reads its heartbeats."""
 
 import contextlib
 import os
@@ -28,12 +28,13 @@ def probe(
     timeout: float = 2.0,
     insecure_loopback: bool = False,
 ) -> bool:
-    """Whether the part of that role at `address` is ready and does not drain; with `live`, whether it speaks at all.
+    """Return whether the process of that role at `address` is ready and not draining; with `live`, whether it responds.
 
-    One that is stuck in a step is neither, though its heartbeats go on.
-    `address` is what the part was told to listen on: for an ipc:// directory, any part of the role in it will do.
-    `security` may be the part's own keys. Raises AddressError for what could never be dialled, and
-    ChannelError where this machine has no room for a socket.
+    A process that is stuck in a step is neither, although it sends heartbeats.
+
+    `address` is the process's listen address: for an ipc:// directory, any process of the role in it will do.
+    `security` may be the process's own keys. Raises AddressError for an address that cannot be dialled, and
+    ChannelError if no socket can be opened.
     """
     target = parse(address)
     if isinstance(target, Ipc) and not target.is_pattern and not target.path.endswith(".ipc"):
@@ -58,7 +59,7 @@ def probe(
 
 @contextlib.contextmanager
 def _node(dial: Dial, security: Security | None, *, insecure_loopback: bool) -> Iterator[ThreadNode]:
-    """A peer for a moment, with an inbox that the part can reach."""
+    """Run a temporary peer with an inbox that the process can reach."""
     with contextlib.ExitStack() as stack:
         if isinstance(parse(dial.spec), Tcp):
             listen = address_towards(dial.spec, "tcp://0.0.0.0:0")

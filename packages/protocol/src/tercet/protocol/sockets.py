@@ -1,4 +1,4 @@
-"""All the sockets of one node: its inbox, an outbox to each address, and what waits for news of any of them."""
+"""Sockets of one node: its inbox, an outbox to each address, and the poller that waits for all of them."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,10 @@ GOODBYE_TIME = 0.2
 
 
 class Sockets:
-    """Belongs to one thread, but for `counters`, `waiter.ring` and sending. Raises ChannelError or AddressError."""
+    """Sockets of one node. They belong to one thread, except `counters`, `waiter.ring` and sending.
+
+    Raises ChannelError or AddressError.
+    """
 
     def __init__(self, config: NodeConfig, incarnation: str) -> None:
         self._security = config.security
@@ -33,11 +36,11 @@ class Sockets:
         self.waiter = Poller(self.inbox.filenos())
 
     def find(self, address: str) -> Outbox | None:
-        """The outbox to an address, if there is one."""
+        """Return the outbox to an address, or None if it is not open."""
         return self._outboxes.get(address)
 
     def outbox(self, address: str, key: Role | None) -> Outbox:
-        """The outbox to an address: one that is made now expects this role's key there.
+        """Return the outbox to an address; a new one expects this role's key there.
 
         Raises AddressError, and ZMQError or OSError when descriptors run out.
         """
@@ -52,13 +55,13 @@ class Sockets:
         return self._outboxes[address]
 
     def changes(self) -> Iterator[tuple[str, Connection]]:
-        """The addresses whose connections came up or broke since last asked, and what happened there last."""
+        """Yield the addresses whose connections changed since the last call, with their last change."""
         for address, outbox in list(self._outboxes.items()):
             if (change := outbox.connection_change()) is not None:
                 yield address, change
 
     def drop(self, address: str, linger: float = 0) -> dict[str, int]:
-        """Close the outbox to an address, if there is one. Returns what it had counted."""
+        """Close the outbox to an address, if there is one; return its counters."""
         outbox = self._outboxes.pop(address, None)
         if outbox is None:
             return {}
@@ -67,11 +70,11 @@ class Sockets:
         return outbox.counters
 
     def counters(self) -> list[dict[str, int]]:
-        """Those of every outbox. Safe from any thread."""
+        """Return the counters of every outbox. Thread-safe."""
         return [outbox.counters for outbox in list(self._outboxes.values())]
 
     def close(self) -> list[dict[str, int]]:
-        """Close everything, after a moment for what is queued to leave. Returns what the outboxes had counted."""
+        """Close all sockets after a moment for queued messages to leave; return the counters of the outboxes."""
         counters = [self.drop(address, GOODBYE_TIME) for address in list(self._outboxes)]
         self.waiter.close()
         self.inbox.close()

@@ -1,4 +1,4 @@
-"""Fakes and fixtures for whoever talks to peers: nodes without sockets, a clock by hand, small real networks."""
+"""Test doubles for nodes: fake nodes without sockets, a scripted clock, and small real networks."""
 
 import tempfile
 import time
@@ -25,23 +25,22 @@ from tercet.protocol.node_core import Answer
 
 
 class ScriptedClock:
-    """A clock that moves when told to. Call it for the time."""
+    """Clock that only moves by `advance`. Call it for the time."""
 
     def __init__(self, now: float = 1000.0) -> None:
         self.now = now
 
     def __call__(self) -> float:
-        """The time."""
         return self.now
 
     def advance(self, seconds: float) -> float:
-        """Let time go by; returns the new time."""
+        """Advance the clock and return the new time."""
         self.now += seconds
         return self.now
 
 
 class _Node:
-    """What both fakes do: remember what was sent, refuse for peers in `full`."""
+    """Common part of the fakes: records sent messages, and refuses those for peers in `full`."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Message, tuple[Frame, ...]]] = []
@@ -52,28 +51,27 @@ class _Node:
         self.counters: dict[str, int] = {}
 
     def send(self, peer: str, message: Message, *frames: Frame) -> bool:
-        """Remember it, or return False for a peer in `full`."""
+        """Record a message, or return False for a peer in `full`."""
         if peer in self.full:
             return False
         self.sent.append((peer, message, frames))
         return True
 
     def set_ready(self, ready: Ready) -> None:
-        """Remember it in `ready`."""
         self.ready = ready
 
     def peers(self) -> list[PeerInfo]:
-        """Nobody."""
+        """Return no peers."""
         return []
 
     def take(self) -> list[tuple[str, Message, tuple[Frame, ...]]]:
-        """What was sent since last asked."""
+        """Return and clear the messages sent since the last call."""
         sent, self.sent = self.sent, []
         return sent
 
 
 class FakeNode(_Node):
-    """Stands for a ThreadNode: `feed` it deliveries, `drain` them, look at `sent`. Never waits."""
+    """Fake of a ThreadNode: `feed` it deliveries, `drain` them, read `sent`. Never waits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -82,45 +80,40 @@ class FakeNode(_Node):
         self.woken = 0
 
     def start(self) -> None:
-        """Nothing to bind."""
         self.started = True
 
     def feed(self, *deliveries: Delivery) -> None:
-        """What the next `drain` returns."""
+        """Append deliveries for the next `drain`."""
         self._fed += deliveries
 
     def drain(self, wait: float | None = 0) -> list[Delivery]:
-        """What was fed, at once; the wait asked for is kept in `waits`."""
+        """Return the deliveries fed so far; the requested wait is appended to `waits`."""
         self.waits.append(wait)
         fed, self._fed = self._fed, []
         return fed
 
     def wake(self) -> None:
-        """Count it."""
+        """Count the call."""
         self.woken += 1
 
     def close(self, reason: str = "") -> None:
-        """Remember why."""
         self.closed = reason
 
 
 class FakeAsyncNode(_Node):
-    """Stands for an AsyncNode: `feed` calls `on_deliveries` at once."""
+    """Fake of an AsyncNode: `feed` calls `on_deliveries` at once."""
 
     def __init__(self, on_deliveries: Callable[[list[Delivery]], None]) -> None:
         super().__init__()
         self.on_deliveries = on_deliveries
 
     async def start(self) -> None:
-        """Nothing to bind."""
         self.started = True
 
     def feed(self, *deliveries: Delivery) -> None:
-        """Deliver now."""
         self.on_deliveries(list(deliveries))
 
     async def close(self, reason: str = "") -> None:
-        """Remember why."""
         self.closed = reason
 
 
@@ -133,9 +126,9 @@ INBOXES: dict[Role, UnionType] = {
 
 
 class Network:
-    """Real nodes over ipc:// in a private temporary directory. A context manager: at its end every node is closed.
+    """Real nodes over ipc:// in a private temporary directory. A context manager that closes every node.
 
-    Frontends dial every scheduler and detokenizer, everybody dials a supervisor, and patience is short.
+    Frontends dial every scheduler and detokenizer, all others dial a supervisor, and timeouts are short.
     """
 
     def __init__(self, heartbeat_interval: float = 0.05, silence: float = 1.0) -> None:
@@ -154,7 +147,7 @@ class Network:
         self._directory.cleanup()
 
     def config(self, role: Role, peer: str = "", **settings: Any) -> NodeConfig:
-        """The configuration of one more node; `settings` are further fields of it."""
+        """Return the configuration of one more node; `settings` are further fields of it."""
         listen = f"ipc://{self.directory}"
         settings.setdefault("heartbeat_interval", self.heartbeat_interval)
         settings.setdefault("silence", self.silence)
@@ -174,7 +167,7 @@ class Network:
         answers: Mapping[type[Message], Answer] | None = None,
         **settings: Any,
     ) -> ThreadNode:
-        """A started node of that role; its id is `scheduler-0` and the like unless given."""
+        """Return a started node of that role; its id is `scheduler-0` and so on unless given."""
         node = ThreadNode(self.config(role, peer, **settings), INBOXES[role], status, answers)
         node.start()
         self._nodes.append(node)
@@ -182,7 +175,7 @@ class Network:
 
 
 class Listener:
-    """Reads a node's deliveries one after another and waits for those a test expects. `heard` keeps them all."""
+    """Reader of a node's deliveries that waits for those a test expects. `heard` keeps all of them."""
 
     def __init__(self, node: ThreadNode) -> None:
         self.node = node
@@ -190,9 +183,9 @@ class Listener:
         self._next = 0
 
     def wait_for(self, kind: type[object], source: str = "", timeout: float = 10.0) -> Delivery:
-        """The next delivery of that kind, and from that peer if named; those before it are passed over.
+        """Return the next delivery of that kind (and from that peer, if named); skip others.
 
-        Raises TimeoutError, with what was heard instead.
+        Raises TimeoutError, with the deliveries that came instead.
         """
         end = time.monotonic() + timeout
         start = self._next

@@ -1,4 +1,4 @@
-"""What a node hands to its part: messages, and what happened to its peers."""
+"""Deliveries of a node: messages, and events of its peers."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from tercet.protocol.messages.values import Role
 
 
 class PeerUp(msgspec.Struct, frozen=True):
-    """A peer can be sent to from here on. Local: never on the wire."""
+    """Event: a peer is up and can be sent to. Local, never on the wire."""
 
     peer: str
     role: Role
@@ -18,7 +18,7 @@ class PeerUp(msgspec.Struct, frozen=True):
 
 
 class PeerReady(msgspec.Struct, frozen=True):
-    """A peer can take work, or what it said of itself changed. Local: never on the wire."""
+    """Event: a peer can take work, or its Ready changed. Local, never on the wire."""
 
     peer: str
     role: Role
@@ -26,7 +26,7 @@ class PeerReady(msgspec.Struct, frozen=True):
 
 
 class PeerDown(msgspec.Struct, frozen=True):
-    """A peer is gone; what was sent to it and not answered is lost. Local: never on the wire."""
+    """Event: a peer is down; messages sent to it and not answered are lost. Local, never on the wire."""
 
     peer: str
     role: Role
@@ -37,17 +37,17 @@ PeerEvent = PeerUp | PeerReady | PeerDown
 
 
 class Delivery(NamedTuple):
-    """One thing from one peer: a message with its raw frames, or an event."""
+    """Message from a peer with its raw frames, or an event of a peer."""
 
     source: str
     message: Message | PeerEvent
     frames: tuple[memoryview, ...] = ()
     at: float = 0.0
-    """When a message came, by the node's clock."""
+    """Arrival time of a message, by the node's clock."""
 
 
 class PeerInfo(NamedTuple):
-    """A peer as it stands."""
+    """State of a peer that is up."""
 
     peer: str
     role: Role

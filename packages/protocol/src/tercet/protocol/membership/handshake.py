@@ -1,4 +1,4 @@
-"""The rules by which two processes agree to talk: who may, in which version, and who says the first word."""
+"""Rules of the handshake: roles, versions and introductions."""
 
 from tercet.protocol.errors import IncompatiblePeer
 from tercet.protocol.messages.messages import Hello
@@ -6,11 +6,11 @@ from tercet.protocol.messages.values import WIRE_VERSION, Role
 from tercet.protocol.transport.endpoints import Reach, check_dialable, check_peer_id
 
 _INTRODUCED = {Role.SCHEDULER: Role.DETOKENIZER, Role.DETOKENIZER: Role.SCHEDULER}
-"""Whom a frontend introduces to whom."""
+"""Roles that a frontend introduces to each other."""
 
 
 def check_hello(hello: Hello, reach: Reach) -> None:
-    """Raises AddressError for an impossible id or address and IncompatiblePeer for another major version."""
+    """Refuse a Hello: AddressError for an impossible id or address, IncompatiblePeer for another major version."""
     check_peer_id(hello.peer)
     check_dialable(hello.address, reach)
     if hello.version[0] != WIRE_VERSION[0]:
@@ -19,5 +19,5 @@ def check_hello(hello: Hello, reach: Reach) -> None:
 
 
 def should_meet(one: Role, other: Role) -> bool:
-    """Whether a frontend that knows both introduces them to each other."""
+    """Return whether a frontend introduces peers of these roles to each other."""
     return _INTRODUCED.get(one) == other

@@ -1,45 +1,46 @@
-"""How often a node says that it lives: several times a second while anything goes on, less often while nothing does.
+"""Timer of heartbeats: several a second while the node is active, fewer while it is idle.
 
-Who is up must be heard well within everybody's patience at all times, so a part that hangs is found as soon in the one
-case as in the other. What the quick beat adds is news: what a part holds, and how far it is.
-A part can go on saying so and still be stuck in a step: that is judged here, too, for all who ask.
+The idle interval stays well below the peers' timeout, so a process that hangs is detected equally fast in both cases.
+The active interval only refreshes the contents: choices held, and progress.
+
+A process can send heartbeats and still be stuck in a step: `is_stuck` decides that for all receivers.
 """
 
 from tercet.protocol.messages.messages import Heartbeat
 from tercet.protocol.messages.values import Phase
 
 RESTS_AFTER = 2.0
-"""Seconds without anything going on."""
+"""Seconds without activity after which the node counts as idle."""
 _REST = 3
-"""Intervals between beats at rest."""
+"""Idle interval, in active intervals."""
 _SHARE = 0.375
-"""The longest interval at rest, as a share of `silence`: two beats may get lost or come late."""
+"""Longest idle interval, as a share of `silence`: two heartbeats may be lost or late."""
 
 _STUCK_STEP = 30.0
-"""Seconds without a sign of a step after which it may count as stuck."""
+"""Seconds without a sign of progress after which a step may count as stuck."""
 _STUCK_FACTOR = 20.0
-"""It does once that is more than so many times the longest silence of any earlier step."""
+"""A step counts as stuck when its silence is also this many times the longest silence of an earlier step."""
 
 _LONG_AGO = -1e9
 
 
 def is_busy(heartbeat: Heartbeat) -> bool:
-    """Whether whoever says this has work, or is about to."""
+    """Return whether the sender has work or is about to have some."""
     load = heartbeat.load
     return heartbeat.phase is not Phase.IDLE or bool(load.running or load.queued or heartbeat.held.rids)
 
 
 def is_stuck(heartbeat: Heartbeat) -> bool:
-    """Whether whoever says this is in a step that has been silent for far longer than any before it, and will not end.
+    """Return whether the sender's step has been silent for far longer than any earlier one and will not end.
 
-    Hung is not slow: a step that is known to take long tells of its pieces (`Heartbeat.step_age`).
+    A slow step is not stuck: a step known to be long reports progress (`Heartbeat.step_age`).
     """
     in_step = heartbeat.phase in {Phase.STEP, Phase.DRAINING}
     return in_step and heartbeat.step_age > max(_STUCK_STEP, _STUCK_FACTOR * heartbeat.longest_step)
 
 
 class HeartbeatTimer:
-    """The time of the next beat. Any thread may `stir`, the others belong to the node's."""
+    """Time of the next heartbeat. Any thread may call `note_activity`; the rest belongs to the node's thread."""
 
     def __init__(self, interval: float, silence: float) -> None:
         self._interval = interval
@@ -47,20 +48,21 @@ class HeartbeatTimer:
         self._stirred = self._beaten = _LONG_AGO
 
     def stir(self, now: float) -> bool:
-        """Note that something goes on. True if the node was at rest: the next beat is then due sooner."""
+        """Record activity; return whether the node was idle, so that the next heartbeat is now due earlier."""
         rested = now - self._stirred > RESTS_AFTER
         self._stirred = now
         return rested
 
     def beaten(self, now: float) -> None:
-        """A beat went out."""
+        """Record that heartbeats were sent."""
         self._beaten = now
 
     @property
     def due(self) -> float:
-        """When the next one should.
+        """Time at which the next heartbeat is due.
 
-        The parts of one machine, which share its clock, beat together at rest: they wake it once for all.
+        Idle processes of one machine share its clock and send at the same moments, so they wake the machine once for
+        all.
         """
         if self._beaten - self._stirred <= RESTS_AFTER or self._rest == self._interval:
             return self._beaten + self._interval

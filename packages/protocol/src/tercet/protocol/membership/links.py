@@ -1,12 +1,12 @@
-"""What the table of peers is made of, and what it asks of its node.
+"""Links, peers and effects of the peer table.
 
-The life of a link to one address:
+States of a link to one address:
 
-    DIALLING    we say Hello, every interval, until it is answered
-    ANSWERING   its Hello came; ours, a reply, has yet to get away
-    UP          either way round: the peer can be sent to
-    ALIAS       a peer that is up answered from here, but wants to be reached elsewhere: nothing is said while it lives
-    REFUSING    its Hello came and cannot be accepted; ours and a Goodbye have yet to get away
+    DIALLING    a Hello is sent every interval, until it is answered
+    ANSWERING   a Hello came from there; the reply could not be sent yet
+    UP          both Hellos are exchanged: the peer can be sent to
+    ALIAS       a peer that is up answered from here, but is reached at another address: not dialled while it lives
+    REFUSING    a Hello came that cannot be accepted; the reply and a Goodbye could not be sent yet
 """
 
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ from tercet.protocol.membership.events import PeerEvent
 from tercet.protocol.messages.messages import Hello, Message, Ready
 
 FIRST_PAUSE = 0.005
-"""Seconds until a Hello that found no connection is tried again; doubles up to the interval."""
+"""Seconds until a Hello that found no connection is retried; doubles up to the interval."""
 
 
 class Say(NamedTuple):
-    """Send a message to an address, under an envelope for that incarnation. Report back with `PeerTable.said`."""
+    """Effect: send a message to an address, to that incarnation; report with `PeerTable.send_result`."""
 
     address: str
     target: str
@@ -29,25 +29,25 @@ class Say(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Close the socket to an address; what it queued is discarded."""
+    """Effect: close the socket to an address; its queue is discarded."""
 
     address: str
 
 
 class Refused(NamedTuple):
-    """Count that a peer was turned away, and tell the operator."""
+    """Effect: count that a peer was refused, and log it."""
 
     peer: str
     reason: str
     again: bool = False
-    """This start of it was turned away before: nothing new to tell."""
+    """True if this incarnation was refused before: nothing new to log."""
 
 
 Effect = Say | Close | Refused | PeerEvent
 
 
 class LinkState(Enum):
-    """See the head of the file."""
+    """State of a link; the module docstring describes the states."""
 
     DIALLING = auto()
     ANSWERING = auto()
@@ -58,7 +58,7 @@ class LinkState(Enum):
 
 @dataclass(slots=True)
 class Link:
-    """One address that we dial or that dialled us, and how far we got with it."""
+    """Link to one address that this node dials or that dialled it."""
 
     address: str
     state: LinkState
@@ -66,13 +66,13 @@ class Link:
     pause: float = FIRST_PAUSE
     expires: float | None = None
     greeted: bool = False
-    """A Hello of ours got away."""
+    """A Hello of this node was sent."""
     unsaid: float | None = None
-    """Since when none does."""
+    """Time since which no Hello could be sent; None if the last one was."""
     hello: Hello | None = None
-    """The peer's own, from ANSWERING on."""
+    """The peer's Hello, from ANSWERING on."""
     reason: str = ""
-    """Why it is refused."""
+    """Reason of a refusal."""
 
     def __str__(self) -> str:
         peer = f" {self.hello.peer}" if self.hello else ""
@@ -81,25 +81,25 @@ class Link:
 
 @dataclass(slots=True)
 class Peer:
-    """A peer that is up."""
+    """Peer that is up."""
 
     hello: Hello
     heard: float
     features: frozenset[str]
     ready: Ready | None = None
     told_at: float | None = None
-    """When our Ready last got away to it."""
+    """Time at which this node's Ready was last sent to it."""
     lost: float | None = None
-    """When the connection to it broke."""
+    """Time at which its connection broke."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """How long a node waits for what, in seconds."""
+    """Timeouts of a node, in seconds."""
 
     interval: float = 0.25
     silence: float = 2.0
     lost: float = 0.125
-    """A broken connection that is not back by then means that the process is gone."""
+    """A broken connection that is not back after this time means that the process is dead."""
     retell: float = 0.05
-    """Until a Ready that did not get away is tried again."""
+    """Pause before a Ready that could not be sent is retried."""

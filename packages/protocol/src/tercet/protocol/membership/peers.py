@@ -1,7 +1,7 @@
-"""The table of peers: a state machine that decides who is up, who is dialled, and what to say to whom.
+"""Peer table: a state machine that decides which peers are up, which addresses to dial, and which messages to send.
 
-It has no socket and no clock. Each call takes `now` and returns effects in the order in which they must happen; the
-node carries them out and reports with `said` whether each `Say` got away.
+The table has no socket and no clock. Every call takes `now` and returns effects in the order in which they must happen;
+the node carries them out and reports with `send_result` whether each `Send` succeeded.
 """
 
 from dataclasses import dataclass, field
@@ -17,21 +17,22 @@ from tercet.protocol.messages.values import Role
 from tercet.protocol.transport.endpoints import Reach, check_dialable, check_peer_id
 
 REFUSED_PAUSE = 10.0
-"""Seconds until an address whose peer cannot be accepted is dialled again: another process may live there by then."""
+"""Seconds until the address of a refused peer is dialled again; another process may listen there by then."""
 FAILED_PAUSE = 1.0
-"""Seconds until an address where our key is not taken is tried again: it may be restarted with other keys."""
+"""Seconds until an address that refused our key is dialled again; it may be restarted with other keys."""
 INTRODUCED_TIME = 10.0
-"""Seconds an introduced address is dialled without an answer. Frontends repeat introductions, so this ends the dead."""
+"""Seconds for which an introduced address is dialled without an answer. Frontends repeat introductions, so addresses
+of dead peers expire."""
 UNSAID_TIME = 10.0
-"""Seconds in which no Hello gets away to an address until its socket is made anew: ZeroMQ gives some up unsaid."""
+"""Seconds without a successful Hello after which the socket is replaced: ZeroMQ gives up some connections silently."""
 
 _QUIET = {LinkState.UP, LinkState.ALIAS}
-"""Where no Hello is due."""
+"""States in which no Hello is due."""
 
 
 @dataclass
 class PeerTable:
-    """Everything one process knows of its peers. `me` is the Hello it says, `reply` aside."""
+    """State of all links and peers of one process. `me` is this node's Hello, without `reply`."""
 
     me: Hello
     timing: Timing = field(default_factory=Timing)
@@ -43,16 +44,16 @@ class PeerTable:
     wanted: set[str] = field(default_factory=set)
     _refused: dict[str, str] = field(default_factory=dict)
     _latest: dict[tuple[str, Role], str] = field(default_factory=dict)
-    """The incarnation of each peer that was up last."""
+    """Last incarnation of each peer that was up."""
     _past: dict[str, None] = field(default_factory=dict)
-    """Incarnations that have ended: what they once said may still come, and means nothing."""
+    """Incarnations that have ended; their late messages are ignored."""
     _last_tick: float | None = None
     _introduced_at: float = 0.0
 
-    # What the node tells the table.
+    # Inputs from the node.
 
     def want(self, addresses: set[str], now: float) -> list[Effect]:
-        """Dial these addresses for as long as they are wanted, and no longer those that were wanted before."""
+        """Dial these addresses, and stop dialling those of the previous call that are not among them."""
         effects: list[Effect] = []
         for address in sorted(self.wanted - addresses):
             link = self.links.get(address)
@@ -66,7 +67,7 @@ class PeerTable:
         return effects + self._speak(now)
 
     def introduce(self, source: str, message: Introduce, now: float) -> list[Effect]:
-        """A frontend told us of a peer. Ignored from any other role, or if it is not a peer we could meet."""
+        """Dial a peer that a frontend introduced; ignore other introducers, and roles that do not talk."""
         teller = self.peers.get(source)
         if teller is None or teller.hello.role is not Role.FRONTEND or not should_meet(self.me.role, message.role):
             return []
@@ -85,7 +86,7 @@ class PeerTable:
         return self._speak(now)
 
     def hello(self, hello: Hello, now: float) -> list[Effect]:
-        """A Hello came, in an envelope that names the same peer and incarnation."""
+        """Handle a Hello whose envelope names the same peer and incarnation."""
         if hello.peer == self.me.peer and hello.incarnation == self.me.incarnation:
             return []
         try:
@@ -120,7 +121,7 @@ class PeerTable:
         return effects + self._speak(now)
 
     def said(self, say: Say, ok: bool, now: float) -> list[Effect]:
-        """Whether what the table wanted said got away. Only what it must repeat or build upon matters."""
+        """Handle the result of a `Send`. Only messages that must be repeated or lead to a next step matter."""
         if isinstance(say.message, Ready):
             for peer in self.peers.values():
                 if peer.hello.address == say.address:
@@ -143,11 +144,11 @@ class PeerTable:
         return []
 
     def heard(self, source: str, now: float) -> None:
-        """Anything came from a peer that is up."""
+        """Note that a message came from a peer that is up."""
         self.peers[source].heard = now
 
     def peer_ready(self, source: str, ready: Ready) -> list[Effect]:
-        """A peer can take work. Repetitions are silent."""
+        """Handle a peer's Ready; a repetition has no effect."""
         peer = self.peers[source]
         if peer.ready == ready:
             return []
@@ -155,12 +156,12 @@ class PeerTable:
         return [PeerReady(source, peer.hello.role, ready)]
 
     def goodbye(self, source: str, message: Goodbye, now: float) -> list[Effect]:
-        """A peer leaves on purpose, for good."""
+        """Handle a peer's Goodbye: the incarnation has ended for good."""
         self._end(self.peers[source].hello.incarnation)
         return self._down(self.peers[source], f"goodbye: {message.reason}", now)
 
     def connection(self, address: str, up: bool, now: float) -> list[Effect]:
-        """The connection to an address came up or broke."""
+        """Handle a connection that came up or broke."""
         link = self.links.get(address)
         if link and up and link.state is not LinkState.UP:
             link.next_try = min(link.next_try, now)
@@ -170,20 +171,21 @@ class PeerTable:
         return self._speak(now)
 
     def failed(self, address: str, now: float) -> list[Effect]:
-        """What listens at an address does not take our key or is no peer: try again at leisure, with a new socket."""
+        """Handle an address that refuses our key or is no peer: retry later with a new socket."""
         if link := self.links.get(address):
             link.next_try = now + FAILED_PAUSE
         return [Close(address)]
 
     def set_ready(self, ready: Ready) -> list[Effect]:
-        """We can take work: tell everybody, and everybody who comes later."""
+        """Send our Ready to all peers, and to later ones."""
         self.ready = ready
         return [effect for peer in self.peers.values() for effect in self._tell_ready(peer)]
 
     def tick(self, now: float) -> list[Effect]:
-        """Time went by. After a gap in which we heard nobody because we did not listen, nobody is called silent.
+        """Detect dead peers, repeat messages that are due, and expire links.
 
-        We were silent then ourselves: who has given us up since learns from a Hello that we live.
+        After a gap in which this process did not run, no peer counts as silent, since messages were not read. Peers may
+        have given this process up in the meantime: a Hello to each of them shows that it lives.
         """
         timing = self.timing
         effects: list[Effect] = []
@@ -211,7 +213,7 @@ class PeerTable:
         return effects + self._speak(now)
 
     def deadline(self, now: float) -> float:
-        """When `tick` must come if nothing happens before. What is repeated in any case waits for a tick that comes."""
+        """Return the time of the next `tick` if nothing happens before; periodic work does not set it."""
         timing = self.timing
         times = [link.next_try for link in self.links.values() if link.state not in _QUIET]
         times += [link.expires for link in self.links.values() if link.expires and link.state is not LinkState.UP]
@@ -222,14 +224,14 @@ class PeerTable:
         return min(times, default=float("inf"))
 
     def leave(self, reason: str) -> list[Effect]:
-        """Say Goodbye to everybody."""
+        """Return a Goodbye to every peer."""
         goodbye = Goodbye(reason=reason)
         return [Say(peer.hello.address, peer.hello.incarnation, goodbye) for peer in self.peers.values()]
 
-    # What follows from it.
+    # State transitions.
 
     def _speak(self, now: float) -> list[Effect]:
-        """The Hellos that are due."""
+        """Return the Hellos that are due."""
         effects: list[Effect] = []
         for link in self.links.values():
             if link.state in _QUIET or link.next_try > now:
@@ -261,7 +263,7 @@ class PeerTable:
         return effects + self._tell_ready(peer) + self._introduce_all(peer, both_ways=True)
 
     def _down(self, peer: Peer, reason: str, now: float) -> list[Effect]:
-        """Close and report; the address is dialled again while it is wanted."""
+        """Close the link of a peer and report PeerDown; its address is dialled again while it is a target."""
         hello = peer.hello
         del self.peers[hello.peer]
         effects = self._rest(self.links[hello.address], now)
@@ -271,7 +273,7 @@ class PeerTable:
         return [*effects, PeerDown(hello.peer, hello.role, reason)]
 
     def _alias(self, hello: Hello) -> list[Effect]:
-        """A peer that is up answered a Hello that we had sent to another address than its own: no more of those."""
+        """Stop dialling another address of a peer that is up and has answered from its own address."""
         link = self.links.get(hello.dialled)
         if hello.dialled == hello.address or link is None or not link.greeted or link.state is not LinkState.DIALLING:
             return []
@@ -284,9 +286,9 @@ class PeerTable:
             del self._past[next(iter(self._past))]
 
     def _check_free(self, hello: Hello) -> None:
-        """Raises AddressError while the address, or the name in another role, is that of another peer that is up.
+        """Raise AddressError while another peer is up at this address, or with this name in another role.
 
-        A Hello alone proves neither; whoever says it goes on saying it, and has them once the other is down.
+        A Hello alone proves neither. The sender repeats it, and gets address and name once the other peer is down.
         """
         link, named = self.links.get(hello.address), self.peers.get(hello.peer)
         if link and link.state is LinkState.UP and link.hello and link.hello.peer != hello.peer:
@@ -295,14 +297,14 @@ class PeerTable:
             raise AddressError(f"a {named.hello.role.value} of that name is still up")
 
     def _vacate(self, hello: Hello, now: float) -> list[Effect]:
-        """Two processes cannot listen at one address: where a new start of a peer is, the one before it is gone."""
+        """Take down an earlier incarnation at the same address: two processes cannot listen there."""
         known = self.peers.get(hello.peer)
         if known is None or known.hello.address != hello.address:
             return []
         return self._down(known, "another process took its address", now)
 
     def _rest(self, link: Link, now: float) -> list[Effect]:
-        """Close a link's socket, and start anew if its address is wanted: at leisure after a refusal."""
+        """Close a link's socket, and dial again if its address is a target; after a refusal with a longer pause."""
         effects = self._forget(link)
         if link.address in self.wanted:
             pause = REFUSED_PAUSE if link.state is LinkState.REFUSING else self.timing.interval
@@ -310,7 +312,7 @@ class PeerTable:
         return effects
 
     def _renew(self, link: Link, now: float) -> list[Effect]:
-        """A Hello did not get away: after a while of that, try with another socket."""
+        """Replace the socket if no Hello could be sent for `UNSENT_TIME`."""
         if link.unsaid is None or link.state is LinkState.UP:
             link.unsaid = now
         if now - link.unsaid < UNSAID_TIME:
@@ -323,7 +325,7 @@ class PeerTable:
         return [Close(link.address)]
 
     def _refuse(self, hello: Hello, reason: str, now: float) -> list[Effect]:
-        """Answer, so that the other side can see for itself, then say why and close. An answer gets no answer."""
+        """Answer with a Hello that shows the version, then send the reason and close. A reply gets no answer."""
         effects = self._vacate(hello, now) + self._note_refusal(hello, reason)
         link = self.links.get(hello.address) or Link(hello.address, LinkState.DIALLING, now)
         link.state, link.hello, link.reason, link.next_try = LinkState.REFUSING, hello, reason, now
@@ -335,7 +337,7 @@ class PeerTable:
         return effects + self._speak(now)
 
     def _note_refusal(self, hello: Hello, reason: str) -> list[Effect]:
-        """News once for each incarnation."""
+        """Report a refusal once per incarnation."""
         if self._refused.get(hello.peer) == hello.incarnation:
             return [Refused(hello.peer, reason, again=True)]
         if len(self._refused) >= self.max_peers:
@@ -347,7 +349,7 @@ class PeerTable:
         return [Say(peer.hello.address, peer.hello.incarnation, self.ready)] if self.ready else []
 
     def _introduce_all(self, peer: Peer, *, both_ways: bool) -> list[Effect]:
-        """A frontend tells a peer of those it should meet, and them of it."""
+        """Introduce a peer to those it should talk to, and with `both_ways` them to it. Only frontends introduce."""
         if self.me.role is not Role.FRONTEND:
             return []
         effects: list[Effect] = []

@@ -1,4 +1,4 @@
-"""Heartbeats of a part whose event loop is busy: they come from a thread, and say for how long nothing else has run."""
+"""Heartbeats from a thread while a process's event loop is busy; they report the length of the stall."""
 
 import threading
 import time
@@ -6,21 +6,21 @@ from collections.abc import Callable
 
 
 class Stall:
-    """How long a loop has been late for what is due, as one sees it who looks every now and then.
+    """Measurement of a loop's lateness by periodic observations.
 
-    Time between two looks that are far apart does not count: the process was stopped, and its loop with it.
+    Time between two observations that are far apart is limited to `most`: the process was suspended, and its loop with
+    it.
     """
 
     def __init__(self, most: float) -> None:
-        """`most` is the longest time between two looks that counts, in seconds."""
         self._most = most
         self._looked = float("-inf")
         self.age = 0.0
         self.longest = 0.0
-        """Of the stalls that have ended."""
+        """Longest stall that has ended, in seconds."""
 
     def look(self, now: float, due: float) -> None:
-        """Take a look, at a time when the loop has something to do that is due since `due`."""
+        """Observe the loop at a time when work is due since `due`."""
         late = now - due
         if late <= 0:
             self.longest, self.age = max(self.longest, self.age), 0.0
@@ -30,9 +30,9 @@ class Stall:
 
 
 class StallWatch:
-    """A daemon thread that calls `beat(age, longest)` while the loop is more than `interval` late for its next beat.
+    """Daemon thread that calls `beat(age, longest)` while the loop is more than `interval` late for its next heartbeat.
 
-    `due` gives the time of that beat. Both are called in the thread.
+    `due` returns the time of that heartbeat. Both are called in the thread.
     """
 
     def __init__(
@@ -50,11 +50,10 @@ class StallWatch:
         self._thread = threading.Thread(target=self._run, name="tercet-heartbeats", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; does not wait for it."""
+        """Stop the thread without waiting for it."""
         self._ended.set()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""Messages to bytes and back: MessagePack, decoded strictly into the closed union of one inbox."""
+"""Codec of messages: MessagePack, decoded strictly into the closed union of one inbox."""
 
 from types import UnionType
 from typing import get_args
@@ -14,14 +14,14 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """One message as a frame. Safe from any thread."""
+    """Return a message as a frame. Thread-safe."""
     return _encoder.encode(message)
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
-    """Frame 0 of everything sent: which start of which peer speaks, and to which start of the receiver.
+    """Frame 0 of every message: the incarnations of sender and receiver.
 
-    The sender encodes it once per peer and the receiver looks it up by its bytes, so it costs nothing per message.
+    The sender encodes it once per peer, and the receiver looks it up by its bytes, so there is no cost per message.
     """
 
     source: str
@@ -34,12 +34,11 @@ _envelopes = msgspec.msgpack.Decoder(Envelope)
 
 
 def encode_envelope(envelope: Envelope) -> bytes:
-    """An envelope as a frame."""
     return _encoder.encode(envelope)
 
 
 def decode_envelope(frame: Frame) -> Envelope:
-    """The envelope in a frame. Raises DecodeError."""
+    """Return the envelope in a frame. Raises DecodeError."""
     try:
         return _envelopes.decode(frame)
     except (ValueError, RecursionError) as error:
@@ -50,7 +49,7 @@ _specs = msgspec.msgpack.Decoder(DecodeSpec)
 
 
 def decode_spec(data: Frame) -> DecodeSpec:
-    """What a frontend wrote for the detokenizer, by way of a scheduler that did not open it. Raises DecodeError."""
+    """Return a frontend's DecodeSpec, which a scheduler forwarded unread. Raises DecodeError."""
     try:
         return _specs.decode(data)
     except (ValueError, RecursionError) as error:
@@ -58,7 +57,7 @@ def decode_spec(data: Frame) -> DecodeSpec:
 
 
 class Codec:
-    """Encodes any message and decodes those of one union; `tags` names what it decodes, for `Hello.features`."""
+    """Encoder of any message and decoder of one union; `tags` lists the decodable types, for `Hello.features`."""
 
     def __init__(self, union: UnionType | type[Message]) -> None:
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(union)
@@ -68,9 +67,9 @@ class Codec:
     encode = staticmethod(encode)
 
     def decode(self, frame: Frame) -> Message:
-        """The message in a frame. Raises DecodeError for garbage, an unknown tag, or values of the wrong type.
+        """Return the message in a frame. Raises DecodeError for garbage, an unknown tag, or values of the wrong type.
 
-        Packed buffers inside are not looked at: `unpack_ints` refuses a torn one when it is read.
+        Packed buffers are not checked: `unpack_ints` refuses a torn one when it is read.
         """
         try:
             return self._decoder.decode(frame)
@@ -79,5 +78,5 @@ class Codec:
 
 
 def tag_of(kind: type[Message]) -> str:
-    """The tag a message type carries on the wire."""
+    """Return the tag of a message type on the wire."""
     return str(kind.__struct_config__.tag)

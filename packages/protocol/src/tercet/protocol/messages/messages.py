@@ -1,11 +1,12 @@
-"""Every message that crosses a process, and the closed union of each link.
+"""Messages between processes, and the closed union of each link.
 
-Version rule (`messages.values.WIRE_VERSION`): a new field has a default (minor); a new message type is announced
-in `Hello.features` (minor); removed or retyped is major. Structs are keyed, never positional, and always written whole,
-so a changed default never changes what an older sender meant. Golden bytes of every released minor stay in the tests.
+Version rule (`messages.values.WIRE_VERSION`): a new field has a default (minor); a new message type is announced in
+`Hello.features` (minor); removing or retyping is major. Structs are keyed, never positional, and always written whole,
+so a changed default never changes the meaning of an older message. Golden bytes of every released minor stay in the
+tests.
 
-Token ids, positions and the like are flat int32 buffers (`pack_ints`), one for a whole batch: row i of a batch owns
-`token_ids[offsets[i]:offsets[i + 1]]`.
+Token ids, positions and similar numbers are flat int32 buffers (`pack_ints`), one for a whole batch: row i of a batch
+owns `token_ids[offsets[i]:offsets[i + 1]]`.
 """
 
 import msgspec
@@ -29,14 +30,14 @@ from tercet.protocol.messages.values import (
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """A message is an immutable struct, tagged with its class name."""
+    """Immutable struct, tagged with its class name or with the name it had when its tag was released."""
 
 
-# Membership: every link, both ways.
+# Membership: every link, both directions.
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """Opens a link: who speaks, from where it can be reached, and what it understands."""
+    """Opens a link: the sender's identity, its address, and the messages it understands."""
 
     peer: str
     incarnation: str
@@ -49,11 +50,11 @@ class Hello(Message, frozen=True, kw_only=True):
     reply: bool = False
     """True when this answers the receiver's own Hello."""
     dialled: str = ""
-    """The address it was sent to; an answer repeats that of the Hello it answers, perhaps an alias of `address`."""
+    """Address this Hello was sent to; a reply repeats that of the Hello it answers, possibly an alias of `address`."""
 
 
 class Introduce(Message, frozen=True, kw_only=True):
-    """A frontend tells a scheduler or detokenizer where another peer is; the receiver says Hello to it."""
+    """Address of a peer, sent by a frontend to a scheduler or detokenizer, which then sends a Hello there."""
 
     peer: str
     role: Role
@@ -68,11 +69,11 @@ class Ready(Message, frozen=True, kw_only=True):
     url: str = ""
     """A frontend's HTTP address, for the supervisor."""
     software: str = ""
-    """Name and version of what runs the model: another may answer otherwise. Since 1.1."""
+    """Name and version of the inference engine; another engine may give other answers. Since 1.1."""
 
 
 class Progress(Message, frozen=True, kw_only=True):
-    """How far a part is with starting up, for the supervisor to show; `total` 0 means unknown."""
+    """Startup progress, for the supervisor to display; `total` 0 means unknown."""
 
     text: str
     done: int = 0
@@ -80,16 +81,16 @@ class Progress(Message, frozen=True, kw_only=True):
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
-    """Sent every interval by a thread that a busy step cannot starve. Hung is not slow: see `step_age`."""
+    """Periodic sign of life, sent by a thread that a busy step cannot starve. `step_age` shows a hung step."""
 
     phase: Phase
     steps: int = 0
     step_age: float = 0.0
-    """Seconds since the running step last gave a sign: since it began, or finished a part of itself."""
+    """Seconds since the running step began or last reported progress."""
     longest_step: float = 0.0
-    """Seconds: the longest such time that has ended with a sign."""
+    """Longest such time of the steps so far, in seconds."""
     step_seconds: float = 0.0
-    """What the steps took that are done, all together. Since 1.1."""
+    """Total duration of the finished steps, in seconds. Since 1.1."""
     load: Load = Load()
     held: Held = Held()
 
@@ -124,19 +125,19 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     exclusive: bool = msgspec.field(default=False, name="alone")
     """Run while nothing else runs: earlier attempts may have killed a scheduler."""
     deferred: bool = msgspec.field(default=False, name="hold")
-    """With `exclusive`: do not start before an attempt without it, which answers ExclusiveReady. Since 1.1."""
+    """Wait until an attempt without this flag arrives; the scheduler answers ExclusiveReady when it could run
+    `exclusive`. Since 1.1."""
     lora: LoRAAdapter | None = None
     """Since 1.1: send it only to a scheduler whose `ModelLimits.max_loras` is not 0."""
     prediction: bytes = b""
-    """Token ids (int32) that the sender expects as output. A scheduler may guess by them, which changes how fast the
-    output comes and no token of it. Since 1.1."""
+    """Token ids (int32) that the sender expects as output, as draft tokens: they change the speed and never the
+    output. Since 1.1."""
     tenant: str = ""
-    """For whom it is, where a scheduler is to be shared fairly: the same for all requests of one API key, from every
-    frontend, and nothing that tells the key. Since 1.1."""
+    """Hash of the API key, equal at every frontend: schedulers share their capacity fairly among tenants. Since 1.1."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
-    """One input to make one vector of. It has one choice, index 0, whose only position is 0. Since 1.1."""
+    """Input of an embedding model. Its only choice has index 0, whose only position is 0. Since 1.1."""
 
     rid: str
     attempt: int
@@ -147,49 +148,50 @@ class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
     exclusive: bool = msgspec.field(default=False, name="alone")
     deferred: bool = msgspec.field(default=False, name="hold")
     tenant: str = ""
-    """These three are as in TokenizedGenerateReqInput."""
+    """`exclusive`, `deferred` and `tenant` are as in TokenizedGenerateReqInput."""
 
 
 class AbortReq(Message, frozen=True, kw_only=True):
-    """Stop choices of a request (all of them when `indices` is empty). Unknown rids are ignored.
+    """Stops choices of a request (all of them when `indices` is empty). Unknown rids are ignored.
 
-    A detokenizer gets it for choices that it holds though they are routed elsewhere, and forgets them.
+    A detokenizer gets it for choices that it holds although they are routed elsewhere, and drops them.
     """
 
     rid: str
     indices: list[int] = []
     reason: str = ""
     user_requested: bool = msgspec.field(default=False, name="asked")
-    """Somebody asked for it, at whatever frontend: it names anybody's request, those of one HTTP request (`rid.N`), or
-    for "" every request, and the finals say `user_requested` too. Since 1.1."""
+    """A client asked for the abort, at any frontend. The rid may then be another frontend's, the common prefix of
+    one HTTP request (`rid.N`), or "" for every request, and the final rows are marked `user_requested`, too. Since
+    1.1."""
 
 
 class FlushCacheReq(Message, frozen=True, kw_only=True):
-    """Forget every cached prefix that no running request uses."""
+    """Drops every cached prefix that no running request uses."""
 
     id: str
 
 
 class PauseGenerationReq(Message, frozen=True, kw_only=True):
-    """Plan nothing until ContinueGenerationReq; requests are kept."""
+    """Pauses planning until ContinueGenerationReq; requests are kept."""
 
     id: str
 
 
 class ContinueGenerationReq(Message, frozen=True, kw_only=True):
-    """End a pause."""
+    """Ends a pause."""
 
     id: str
 
 
 class UpdateWeightsFromDiskReq(Message, frozen=True, kw_only=True):
-    """Go on with other weights of the same model. Since 1.1.
+    """Replaces the weights by others of the same model. Since 1.1.
 
-    Requests that have tokens of the old ones come to their end first, and others wait, unless generation is paused:
-    then the weights are loaded at once, and what runs goes on with them, all its keys and values computed again.
+    Requests with tokens of the old weights finish first, and others wait. During a pause the weights are loaded at
+    once, and running requests continue with them, with all keys and values computed again.
 
-    The answer comes when they are loaded, and a Ready says what they are, or when they are refused, and then nothing
-    has changed. No prefix stays cached.
+    The reply is sent when the weights are loaded and a Ready has announced them, or when they are refused, and then
+    nothing has changed. No prefix stays cached.
     """
 
     id: str
@@ -198,9 +200,9 @@ class UpdateWeightsFromDiskReq(Message, frozen=True, kw_only=True):
 
 
 class LoadLoRAAdapterReq(Message, frozen=True, kw_only=True):
-    """Read an adapter, so that the answer says what its files are, and its first request finds it read. Since 1.1.
+    """Loads an adapter in advance; the reply has the hash of its files. Since 1.1.
 
-    Nothing depends on it: a scheduler reads whatever adapter a request names.
+    The message is optional: a scheduler loads any adapter that a request names.
     """
 
     id: str
@@ -208,14 +210,14 @@ class LoadLoRAAdapterReq(Message, frozen=True, kw_only=True):
 
 
 class UnloadLoRAAdapterReq(Message, frozen=True, kw_only=True):
-    """Forget an adapter that was read. Requests that have come with it are still run. Since 1.1."""
+    """Unloads an adapter. Requests that named it before still run with it. Since 1.1."""
 
     id: str
     adapter: LoRAAdapter
 
 
 class TokenizerFilesReq(Message, frozen=True, kw_only=True):
-    """Asks a scheduler for the files that turn its model's text into ids and back. Answered also while weights load."""
+    """Asks a scheduler for its model's tokenizer and templates. Answered also while weights load."""
 
     id: str
 
@@ -224,20 +226,20 @@ class TokenizerFilesReq(Message, frozen=True, kw_only=True):
 
 
 class Rejected(Message, frozen=True, kw_only=True):
-    """The one final answer to a request the scheduler never ran. `code` is an OpenAI error code."""
+    """Final answer to a request that the scheduler never ran. `code` is an OpenAI error code."""
 
     rid: str
     attempt: int
     code: str
     message: str
     retry: bool = False
-    """Another scheduler, or this one later, might accept."""
+    """Another scheduler, or this one later, might accept the request."""
 
 
 class ExclusiveReady(Message, frozen=True, kw_only=True, tag="ReadyAlone"):
-    """Nothing else runs here, nor will before this held request. Since 1.1.
+    """Offer to run a deferred request: nothing else runs here, nor will before it. Since 1.1.
 
-    A death from then on is that request's: another that was only held is not to blame.
+    If the scheduler dies from then on, that request is to blame; other deferred requests are not.
     """
 
     rid: str
@@ -245,17 +247,17 @@ class ExclusiveReady(Message, frozen=True, kw_only=True, tag="ReadyAlone"):
 
 
 class ControlReply(Message, frozen=True, kw_only=True):
-    """The answer to the control request with the same id."""
+    """Reply to the control request with the same id."""
 
     id: str
     ok: bool
     message: str = ""
     sha256: str = ""
-    """Of the files of an adapter that was read. Since 1.1."""
+    """Hash of the files of an adapter that was loaded. Since 1.1."""
 
 
 class TokenizerFiles(Message, frozen=True, kw_only=True):
-    """The answer to TokenizerFilesReq: one raw frame for each name, in order (tokenizer, chat template, configs)."""
+    """Reply to TokenizerFilesReq: one raw frame for each name, in order (tokenizer, chat template, configs)."""
 
     id: str
     model: str
@@ -272,24 +274,24 @@ class BatchEmbeddingOutput(Message, frozen=True, kw_only=True):
     finishes: dict[int, FinishReason] = {}
     """Row to finish, for the rows that failed; their part of the frame is zeros."""
     queue_times: bytes = msgspec.field(default=b"", name="waited")
-    """Seconds (float32) from when each input came until a step had it; NaN if none had it."""
+    """Seconds (float32) from each input's arrival to its step; NaN for an input that no step had."""
 
 
 # Scheduler to detokenizer.
 
 
 class FirstRow(msgspec.Struct, frozen=True, kw_only=True):
-    """What comes once for each attempt of a choice, with its first row: for the detokenizer and the frontend."""
+    """Data sent once per attempt of a choice, with its first row: for the detokenizer and the frontend."""
 
     row: int
     frontend: str
-    """Peer id the text goes to."""
+    """Peer id of the frontend that gets the text."""
     decode_spec: bytes
     prompt_tokens: int
     cached_tokens: int
     prompt_logprobs: Logprobs | None = None
     queue_time: float | None = msgspec.field(default=None, name="waited")
-    """Seconds from when the choice came until a step first had it; None if none has had it. Since 1.1."""
+    """Seconds from the choice's arrival to its first step; None if no step had it. Since 1.1."""
 
 
 class BatchTokenIDOutput(Message, frozen=True, kw_only=True):
@@ -313,7 +315,7 @@ class BatchTokenIDOutput(Message, frozen=True, kw_only=True):
 
 
 class FirstTextRow(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of an `FirstRow` that a frontend needs."""
+    """Part of a `FirstRow` that a frontend needs."""
 
     row: int
     prompt_tokens: int
@@ -323,7 +325,7 @@ class FirstTextRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BatchStrOutput(Message, frozen=True, kw_only=True):
-    """New text of many choices: the rows of BatchTokenIDOutput with what each added to its text, perhaps nothing."""
+    """New text of many choices: the rows of a BatchTokenIDOutput with their text, which may be empty."""
 
     rids: list[str]
     indices: bytes
@@ -334,28 +336,29 @@ class BatchStrOutput(Message, frozen=True, kw_only=True):
     texts: list[str]
     openings: list[FirstTextRow] = []
     finishes: dict[int, FinishReason] = {}
-    """A stop string found by the detokenizer overrides the scheduler's finish; its row ends at the completing token."""
+    """Row to finish. A stop string found by the detokenizer overrides the scheduler's finish; its row ends at the
+    token that completed the string."""
     logprobs: dict[int, Logprobs] = {}
 
 
-# Frontend to frontend: those that share a socket.
+# Frontend to frontend, for frontends that share a listening socket.
 
 
 class MetricsReq(Message, frozen=True, kw_only=True, tag="SeriesReq"):
-    """Asks for what a frontend counts, since whichever is asked for /metrics answers for all. Since 1.1."""
+    """Asks for a frontend's metrics, since any frontend that is scraped answers for all of them. Since 1.1."""
 
     id: str
 
 
 class Series(Message, frozen=True, kw_only=True):
-    """The answer to MetricsReq: what its sender has counted since it started, by the names in /metrics. Since 1.1."""
+    """Reply to MetricsReq: the sender's metrics since its start, by their names in /metrics. Since 1.1."""
 
     id: str
     samples: dict[str, list[Sample]] = {}
     histograms: dict[str, list[HistogramSample]] = {}
 
 
-# Unions: what each link carries, and what each inbox therefore decodes.
+# Unions: messages of each link, and messages that each inbox decodes.
 
 Membership = Hello | Introduce | Ready | Progress | Heartbeat | Goodbye
 AdapterReq = LoadLoRAAdapterReq | UnloadLoRAAdapterReq
@@ -378,7 +381,7 @@ SupervisorInbox = Membership
 
 
 class DecodeSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How to turn one request's tokens into text, and where an earlier attempt had got to."""
+    """Detokenization of one request: stop strings, flags, and the point where an earlier attempt stopped."""
 
     stop: list[str] = []
     include_stop: bool = False
@@ -386,14 +389,14 @@ class DecodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     prompt_tail: bytes = b""
-    """The last few prompt ids (int32), which decide how the first output token joins on."""
+    """Last prompt ids (int32), which decide how the first output token joins the prompt."""
     resume: list[Resume] = []
     tokenizer: str = ""
     """SHA-256 of the tokenizer.json that made the ids; empty means the detokenizer's own."""
     min_tokens: int = 0
-    """No stop string ends the text before so many output tokens. Since 1.1."""
+    """Number of output tokens before which no stop string ends the text. Since 1.1."""
     stops_in_special_tokens: bool = True
-    """False where special tokens have text that only the frontend reads: no stop string is in it, nor reaches over it.
-    Since 1.1."""
+    """False if the text of special tokens is read by the frontend only: stop strings neither match inside it nor
+    across it. Since 1.1."""
     chars_sent: dict[int, int] = {}
     """Characters of each resumed choice's text that the client already has."""

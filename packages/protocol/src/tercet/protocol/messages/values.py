@@ -1,4 +1,4 @@
-"""The values that messages are made of: sampling parameters, flat number buffers, finish reasons."""
+"""Values inside messages: sampling parameters, flat number buffers, finish reasons."""
 
 import sys
 from array import array
@@ -8,13 +8,13 @@ from enum import StrEnum
 import msgspec
 
 WIRE_VERSION = (1, 1)
-"""(major, minor) of the messages. It moves apart from the package version: see `tercet.protocol.messages.messages`."""
+"""(major, minor) of the messages. Independent of the package version: see `tercet.protocol.messages.messages`."""
 
 _SWAP = sys.byteorder == "big"
 
 
 def pack_ints(values: Iterable[int]) -> bytes:
-    """A flat little-endian int32 buffer. Raises OverflowError for a value outside int32."""
+    """Return a flat little-endian int32 buffer. Raises OverflowError for a value outside int32."""
     buffer = array("i", values)
     if _SWAP:  # pragma: no cover
         buffer.byteswap()
@@ -22,14 +22,14 @@ def pack_ints(values: Iterable[int]) -> bytes:
 
 
 def unpack_ints(data: bytes | memoryview) -> Sequence[int]:
-    """A read-only view of an int32 buffer; a copy only on big-endian machines. Raises ValueError for a torn buffer."""
+    """Return a read-only view of an int32 buffer (big-endian: a copy). Raises ValueError for a torn buffer."""
     if _SWAP:  # pragma: no cover
         return unpack_array(data)
     return memoryview(_whole(data)).cast("i")
 
 
 def unpack_array(data: bytes | memoryview) -> "array[int]":
-    """A copy of an int32 buffer, which can grow. Raises ValueError for a torn buffer."""
+    """Return a copy of an int32 buffer, which can grow. Raises ValueError for a torn buffer."""
     buffer = array("i", bytes(_whole(data)))
     if _SWAP:  # pragma: no cover
         buffer.byteswap()
@@ -43,7 +43,7 @@ def _whole(data: bytes | memoryview) -> bytes | memoryview:
 
 
 def pack_floats(values: Iterable[float]) -> bytes:
-    """A flat little-endian float32 buffer."""
+    """Return a flat little-endian float32 buffer."""
     buffer = array("f", values)
     if _SWAP:  # pragma: no cover
         buffer.byteswap()
@@ -51,7 +51,7 @@ def pack_floats(values: Iterable[float]) -> bytes:
 
 
 def unpack_floats(data: bytes | memoryview) -> Sequence[float]:
-    """A read-only view of a float32 buffer. Raises ValueError for a torn buffer."""
+    """Return a read-only view of a float32 buffer. Raises ValueError for a torn buffer."""
     if len(data) % 4:
         raise ValueError(f"a float32 buffer cannot hold {len(data)} bytes")
     if _SWAP:  # pragma: no cover
@@ -62,16 +62,16 @@ def unpack_floats(data: bytes | memoryview) -> Sequence[float]:
 
 
 def belongs(rid: str, request: str) -> bool:
-    """Whether a rid is that of `request`, or of one of the prompts of one HTTP request: `request.0`, `request.1`, ...
+    """Return whether a rid is `request`, or one of the prompts of that HTTP request: `request.0`, `request.1`, ...
 
-    Nothing else that begins alike: peers, which rids begin with, may have dots in their names, and are no secret.
+    A common prefix alone is not enough: peer ids, with which rids begin, may contain dots and are not secret.
     """
     base, dot, number = rid.rpartition(".")
     return rid == request or (bool(dot) and base == request and number.isdecimal())
 
 
 class Role(StrEnum):
-    """What a process is to its peers."""
+    """Kind of a process, as its peers see it."""
 
     FRONTEND = "frontend"
     SCHEDULER = "scheduler"
@@ -80,7 +80,7 @@ class Role(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a process is doing, as its heartbeat says."""
+    """Activity of a process, as reported by its heartbeat."""
 
     LOADING = "loading"
     COMPILING = "compiling"
@@ -90,7 +90,7 @@ class Phase(StrEnum):
 
 
 class FinishType(StrEnum):
-    """Why a choice ended."""
+    """Reason why a choice ended."""
 
     STOP = "stop"
     LENGTH = "length"
@@ -99,28 +99,28 @@ class FinishType(StrEnum):
 
 
 class FinishReason(msgspec.Struct, frozen=True):
-    """The end of one choice; `matched` is the token id or the stop string that ended it."""
+    """End of one choice; `matched` is the token id or the stop string that ended it."""
 
     type: FinishType
     matched: int | str | None = None
     message: str = ""
     user_requested: bool = msgspec.field(default=False, name="asked")
-    """An abort that somebody asked for, at whatever frontend: nobody goes on with the request. Since 1.1."""
+    """A client asked for the abort, at any frontend: no frontend dispatches the request again. Since 1.1."""
     code: str = ""
-    """What kind of error it is, as in `Rejected`; empty for a failure of the server's. Since 1.1."""
+    """Kind of error, as in `Rejected`; empty for an internal failure of the server. Since 1.1."""
 
 
 class GrammarKind(StrEnum):
-    """How a grammar is written."""
+    """Notation of a grammar."""
 
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"
     LARK = "lark"
-    """As llguidance reads it: rules, terminals, `%json {...}` and special tokens as `<|name|>`."""
+    """llguidance's Lark: rules, terminals, `%json {...}` and special tokens as `<|name|>`."""
 
 
 class Grammar(msgspec.Struct, frozen=True):
-    """What an output must be an instance of, in text that the frontend's helper has accepted."""
+    """Grammar that an output must match, in text that the frontend's compiler has accepted."""
 
     kind: GrammarKind
     text: str
@@ -130,16 +130,16 @@ class LoRAAdapter(msgspec.Struct, frozen=True):
     """Low-rank weights that are added to those of a scheduler's model. Since 1.1."""
 
     path: str
-    """A directory on the scheduler's machine, or a name at Hugging Face."""
+    """Directory on the scheduler's machine, or a name at Hugging Face."""
     sha256: str = ""
-    """Of its files: with others there it is not run. Empty only where a scheduler is asked for it."""
+    """Hash of its files; a scheduler refuses to run other files. Empty only in a request to load the adapter."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
-    """How the tokens of one request are chosen. The frontend has validated every value.
+    """Sampling parameters of one request. The frontend has validated every value.
 
     `temperature == 0` is greedy. `top_k == 0` and `top_p == 1.0` switch those filters off. `seed` keys the noise
-    (Philox4x32-10, as `tercet.kernels.ops.philox` defines it), so equal seeds give equal noise whatever else runs.
+    (Philox4x32-10, as `tercet.kernels.ops.philox` defines it), so equal seeds give equal noise in any batch.
     """
 
     max_new_tokens: int
@@ -158,11 +158,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
     grammar: Grammar | None = None
-    """Since 1.1: send it only to a scheduler whose `ModelLimits.grammars` says what reads it there."""
+    """Since 1.1: send it only to a scheduler whose `ModelLimits.grammars` names a grammar engine."""
 
 
 class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
-    """Which log-probabilities a request wants; `prompt` asks for those of the prompt's own tokens too."""
+    """Log-probabilities that a request wants; `prompt` asks for those of the prompt's own tokens too."""
 
     top: int = 0
     prompt: bool = False
@@ -184,7 +184,7 @@ class Logprobs(msgspec.Struct, frozen=True):
         return len(self.chosen) // 4
 
     def first(self, tokens: int) -> "Logprobs":
-        """The entries of the first `tokens` tokens."""
+        """Return the entries of the first `tokens` tokens."""
         cut = 4 * tokens
         return Logprobs(
             self.chosen[:cut], self.top, self.top_ids[: cut * self.top], self.top_logprobs[: cut * self.top]
@@ -192,14 +192,14 @@ class Logprobs(msgspec.Struct, frozen=True):
 
 
 class Resume(msgspec.Struct, frozen=True):
-    """One choice that goes on where an earlier attempt stopped: `output_ids` (int32 buffer) were already emitted."""
+    """Choice that continues where an earlier attempt stopped: `output_ids` (int32 buffer) were already emitted."""
 
     index: int
     output_ids: bytes = b""
 
 
 class Task(StrEnum):
-    """What a model is for."""
+    """Kind of a model's output."""
 
     GENERATE = "generate"
     EMBED = "embed"
@@ -209,7 +209,7 @@ class Task(StrEnum):
 
 
 class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """What a frontend must know of a scheduler's model to validate requests."""
+    """Limits of a scheduler's model that a frontend needs to validate requests."""
 
     model: str
     context_length: int
@@ -218,32 +218,32 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of KV cache: no single request can be longer."""
     eos_token_ids: list[int] = []
     task: Task = Task.GENERATE
-    """Since 1.1, like what follows."""
+    """Since 1.1, like the fields that follow."""
     grammars: str = ""
-    """What reads grammars there, as name and version; empty where nothing does."""
+    """Name and version of the grammar engine; empty if there is none."""
     width: int = 0
-    """Numbers in the vector of one input, for tasks that give vectors."""
+    """Numbers in the vector of one input, for tasks that return vectors."""
     labels: list[str] = []
     """Names of a classifier's scores, in order."""
     max_loras: int = 0
-    """How many adapters can run side by side; 0 where none can."""
+    """Number of adapters that can run side by side; 0 if none can."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """What must be equal for a request to go on elsewhere (`weights`) and what a frontend caches files by (`files`)."""
+    """Fingerprints: equal `weights` let a request continue elsewhere, `files` are keys of a frontend's cache."""
 
     weights: str
     """Fingerprint of revision, dtype and quantization."""
     files: dict[str, str] = {}
     """File name to SHA-256: tokenizer, chat template and generation config."""
     path: str = ""
-    """The model directory on the scheduler's machine."""
+    """Model directory on the scheduler's machine."""
     weights_path: str = ""
-    """The directory that weights were taken from, if it is another. Since 1.1."""
+    """Directory that the weights were loaded from, if it is another. Since 1.1."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy a scheduler is: what routers and autoscalers read."""
+    """Load of a scheduler, for routers and autoscalers."""
 
     queued: int = 0
     running: int = 0
@@ -260,36 +260,36 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens: int = 0
     output_tokens: int = 0
     updating: bool = False
-    """Whether new requests wait for other weights. Since 1.1, like what follows."""
+    """New requests wait for replacement weights. Since 1.1, like the fields that follow."""
     drafted_tokens: int = 0
-    """Tokens that were guessed and checked, since the start."""
+    """Draft tokens verified since the start."""
     accepted_tokens: int = 0
-    """Those that were right, and so took no step of their own."""
+    """Draft tokens accepted, which saved a step each."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """The choices a scheduler or detokenizer holds for one frontend: parallel lists, numbers as int32 buffers."""
+    """Choices a scheduler or detokenizer holds for one frontend: parallel lists, numbers as int32 buffers."""
 
     rids: list[str] = []
     indices: bytes = b""
     attempts: bytes = b""
     positions: bytes = b""
-    """The next position each choice will emit."""
+    """Next position that each choice will emit."""
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
-    """One number that a frontend counts."""
+    """Sample of a frontend's counter or gauge."""
 
     labels: list[str] = []
-    """What its labels say, in the order that its name has them in."""
+    """Label values, in the order of the metric's label names."""
     value: float
 
 
 class HistogramSample(msgspec.Struct, frozen=True, kw_only=True):
-    """One histogram that a frontend counts."""
+    """Histogram of a frontend."""
 
     labels: list[str] = []
-    """As in Sample."""
+    """Label values, as in Sample."""
     buckets: list[int]
-    """Observations up to each bound, those of lower bounds left out, and those above all."""
+    """Observations per bucket, not cumulative; the last bucket has those above all bounds."""
     sum: float

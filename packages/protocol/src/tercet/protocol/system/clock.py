@@ -1,18 +1,18 @@
-"""Time as a process had it: what it slept through does not count."""
+"""Monotonic clock that leaves out time the process was suspended."""
 
 import threading
 import time
 from collections.abc import Callable
 
 PAUSE = 2.0
-"""Seconds between two readings after which nobody can have been awake."""
+"""Seconds between two readings after which the process counts as suspended."""
 
 
 class SuspendAwareClock:
-    """Seconds in which this process ran. Call it for the time, from any thread, and more often than every `pause`.
+    """Clock of the seconds in which this process ran. Thread-safe; read it more often than every `pause` seconds.
 
-    A longer gap between two readings means that the process was stopped, or its machine with everybody else. To reckon
-    with it would make what was under way look stuck, and whoever waits look as if he had waited all that time.
+    A longer gap between two readings means that the process, or its machine, was suspended. Counting that time would
+    make pending work look stuck, and clients look as if they had waited that long.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, pause: float = PAUSE) -> None:
@@ -23,7 +23,6 @@ class SuspendAwareClock:
         self._slept = 0.0
 
     def __call__(self) -> float:
-        """The time."""
         with self._lock:
             now = self._clock()
             if now - self._read > self._pause:

@@ -1,4 +1,4 @@
-"""How many files and sockets this process may open at a time."""
+"""Limit on the files and sockets that this process may open."""
 
 import contextlib
 import resource
@@ -6,20 +6,20 @@ import resource
 from tercet.protocol.errors import ChannelError
 
 LOWEST = 256
-"""Descriptors that a part cannot do without: libzmq ends a process that has none left for a connection of a peer."""
+"""Descriptors that a process needs at least: libzmq aborts when none is left for a peer's connection."""
 _MOST = 65_536
-"""Descriptors that are asked for: each idle connection takes some kilobytes, too."""
+"""Descriptors to ask for at most: each idle connection costs some kilobytes, too."""
 
 
 def raise_file_limit(lowest: int = LOWEST) -> int:
-    """Let this process open as many files as it may ask for, `_MOST` at the most. Returns how many it then may open.
+    """Raise this process's limit on open files, up to `_MOST`, and return the new limit.
 
     Raises ChannelError for fewer than `lowest`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST if hard == resource.RLIM_INFINITY else min(_MOST, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(ValueError, OSError):  # some systems allow less than they say
+        with contextlib.suppress(ValueError, OSError):  # some systems allow less than they report
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
             soft = wanted
     most = _MOST if soft == resource.RLIM_INFINITY else min(_MOST, soft)

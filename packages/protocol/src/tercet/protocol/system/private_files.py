@@ -1,4 +1,4 @@
-"""Files and directories that are this user's alone, whatever the umask."""
+"""Files and directories that only this user can access, under any umask."""
 
 import os
 from pathlib import Path
@@ -8,7 +8,7 @@ PRIVATE_FILE = 0o600
 
 
 def make_private_directory(path: Path) -> None:
-    """Make a directory and those above it that are missing, each with mode 0700. One that exists stays as it is.
+    """Make a directory and its missing parents, each with mode 0700. An existing one stays as it is.
 
     Raises OSError.
     """
@@ -24,9 +24,9 @@ def make_private_directory(path: Path) -> None:
             if not each.is_dir():
                 raise
         else:
-            each.chmod(PRIVATE_DIRECTORY)  # a umask can also take bits of our own away
+            each.chmod(PRIVATE_DIRECTORY)  # a umask can also remove bits of the owner
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Open a file; one that is made gets mode 0600. Returns its descriptor. Raises OSError."""
+    """Open a file and return its descriptor; a new file gets mode 0600. Raises OSError."""
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)

@@ -1,4 +1,4 @@
-"""How a process starts, is told to stop, and ends with the supervisor that started it."""
+"""Start of a process, its stop signals, and its end with the supervisor that started it."""
 
 import gc
 import logging
@@ -12,15 +12,15 @@ from contextlib import contextmanager
 logger = logging.getLogger(__name__)
 
 GRACE = 10.0
-"""Seconds a part gets to stop by itself once its parent is gone."""
+"""Seconds a process gets to stop by itself once its parent is gone."""
 
 
 @contextmanager
 def gc_disabled_during_imports() -> Iterator[None]:
-    """For imports: no garbage is collected within, and what is there at the end is never looked at again.
+    """Disable the garbage collector during imports, and freeze the objects that exist at the end.
 
-    It is much, and nearly all of it stays for good. Collections on the way take a sixth of the time of imports, and
-    later ones would hold up everything that the process serves.
+    Nearly all of them live as long as the process. Collections during imports take a sixth of their time, and later
+    collections over these objects would delay everything that the process serves.
     """
     gc.disable()
     try:
@@ -31,10 +31,10 @@ def gc_disabled_during_imports() -> Iterator[None]:
 
 
 def on_signals(numbers: Iterable[signal.Signals], call: Callable[[], None]) -> None:
-    """Have `call` called for each of these signals, at once and from a daemon thread. For the main thread to set up.
+    """Call `call` for each of these signals, at once, in a daemon thread. Must be called in the main thread.
 
-    A handler in Python only runs when the main thread is back in Python: not while it loads a library, not during a
-    wait that began just after the signal came, and two signals in that time are one to it.
+    A Python signal handler only runs when the main thread executes bytecode: not while it loads a library, not during a
+    wait that began just after the signal came, and two signals in that time count as one.
     """
     chosen = frozenset(numbers)
     reader, writer = socket.socketpair()
@@ -46,7 +46,7 @@ def on_signals(numbers: Iterable[signal.Signals], call: Callable[[], None]) -> N
 
 
 def _leave_to_thread(*_: object) -> None:
-    """The system's own way with the signal is replaced; the thread has been told already."""
+    """Replace the signal's default action; the wakeup descriptor has informed the thread already."""
 
 
 def _relay(reader: socket.socket, numbers: frozenset[int], call: Callable[[], None]) -> None:
@@ -60,9 +60,9 @@ def _relay(reader: socket.socket, numbers: frozenset[int], call: Callable[[], No
 
 
 def exit_with_parent(fd: int, grace: float = GRACE) -> None:
-    """Watch an inherited pipe, whose other end only the parent holds, from a daemon thread.
+    """Watch, in a daemon thread, an inherited pipe whose other end only the parent holds.
 
-    When it closes, however the parent died, this process gets SIGTERM, and after `grace` seconds it is ended.
+    When it closes, however the parent died, this process gets SIGTERM, and is killed after `grace` seconds.
     """
     threading.Thread(target=_watch, args=(fd, grace), name="parent-watch", daemon=True).start()
 

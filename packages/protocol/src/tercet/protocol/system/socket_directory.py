@@ -1,4 +1,4 @@
-"""New private directories for ipc:// sockets, with paths short enough for them."""
+"""New private directories for ipc:// sockets, with sufficiently short paths."""
 
 import os
 import tempfile
@@ -7,15 +7,15 @@ from pathlib import Path
 from tercet.protocol.errors import ChannelError
 
 _LONGEST_PLACE = 40
-"""Bytes: a socket's path may have 107, directory and all."""
+"""Bytes of the parent's path: a socket's path may have 107 bytes in all."""
 _GLOB = frozenset("*?[")
-"""Characters that addresses of peers give another meaning to."""
+"""Characters with a special meaning in peer addresses."""
 
 
 def new_socket_directory(prefix: str) -> Path:
-    """Make a directory (0700) below TMPDIR, or below /tmp where TMPDIR cannot hold sockets.
+    """Make a directory (0700) below TMPDIR, or below /tmp if TMPDIR cannot hold sockets; return its path.
 
-    Raises ChannelError where no directory for temporary files can be written to.
+    Raises ChannelError if no directory for temporary files is writable.
     """
     try:
         place = tempfile.gettempdir()

@@ -1,4 +1,4 @@
-"""Standard streams of a process: always open, and never the reason that it ends."""
+"""Standard streams of a process: always open, and a failed write never ends the process."""
 
 import contextlib
 import io
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class _PatientFile(io.FileIO):
-    """A file that takes what cannot be written, as on a full disk, and remembers why."""
+    """File that accepts writes that fail, as on a full disk, and remembers the reason."""
 
     failure = ""
 
@@ -27,10 +27,10 @@ class _PatientFile(io.FileIO):
 
 
 def prepare_streams() -> None:
-    """Open the standard streams that this process was started without, and let no failed write to stderr be an error.
+    """Open the standard streams that this process was started without, and make writes to stderr never fail.
 
-    A closed descriptor would be the number of the next socket, and be closed or written to as the stream that it was.
-    A log that cannot be written, on a full disk or to a reader that is gone, is no reason to end what others rely on.
+    The next socket would get the number of a closed descriptor, and be closed or written to as that stream. A log that
+    cannot be written, on a full disk or to a closed pipe, is no reason to end the process.
     """
     _open_descriptors()
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
@@ -40,15 +40,15 @@ def prepare_streams() -> None:
 
 
 def keep_output() -> None:
-    """Let no failed write to stdout be an error from now on."""
+    """Make writes to stdout never fail from now on."""
     sys.stdout, _ = _patient(sys.stdout)
 
 
 @contextlib.contextmanager
 def part_streams(program: str) -> Iterator[None]:
-    """Standard streams for a part, which writes to stdout no more than its help and its version.
+    """Provide standard streams for a process that writes only its help and its version to stdout.
 
-    Exits with 1 where that could not be written, after a line that says so.
+    Exits with 1 if these could not be written, after a line on stderr.
     """
     prepare_streams()
     sys.stdout, file = _patient(sys.stdout)
@@ -65,19 +65,19 @@ def part_streams(program: str) -> Iterator[None]:
 
 
 def give_up_output() -> None:
-    """Forget what is left to write to stdout: the interpreter would try again at its end, and exit with 120."""
+    """Discard the pending writes to stdout: the interpreter would retry them at exit, and exit with 120."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC), sys.stdout.fileno())
 
 
 def _open_descriptors() -> None:
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # stderr is the last of them
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:  # descriptor 2, stderr, is the last standard stream
         os.set_inheritable(descriptor, True)
     os.close(descriptor)
 
 
 def _patient(stream: TextIO) -> tuple[TextIO, _PatientFile | None]:
-    """The stream as one that never fails, and its file; a stream that is no file, as in a test, stays as it is."""
+    """Return a stream that never fails, with its file; a stream without a file, as in a test, is returned as it is."""
     if type(stream) is not io.TextIOWrapper or not isinstance(stream.buffer, io.BufferedWriter | io.FileIO):
         return stream, None
     raw = stream.buffer if isinstance(stream.buffer, io.FileIO) else stream.buffer.raw

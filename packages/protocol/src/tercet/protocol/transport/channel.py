@@ -1,7 +1,7 @@
-"""The sockets: one inbox to a process, one outbox to a peer. Nothing else sends or receives messages.
+"""ZeroMQ sockets: one inbox per process and one outbox per peer. Only they send and receive messages.
 
-ZeroMQ's defaults wait for ever at close, queue to absent peers, and block when full. Here an outbox takes only what a
-live connection has room for and says so, and closing discards what is left.
+ZeroMQ's defaults wait without limit at close, queue to absent peers, and block when full. An outbox accepts only what a
+live connection has room for and reports a refusal; closing discards the rest.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ COPIED = 65536
 """Frames up to this many bytes are cheaper to copy than to share with ZeroMQ's thread."""
 
 HANDSHAKE_TIME = 10.0
-"""Seconds a connection gets to say what it has to before its first message."""
+"""Seconds for the handshake of a connection."""
 
 _HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _WATCHED = (
@@ -44,35 +44,35 @@ Context = zmq.Context[Socket]
 
 @dataclass(frozen=True)
 class Bounds:
-    """How much one socket may hold."""
+    """Limits of one socket."""
 
     queue: int = 1000
     """Messages waiting, on either side of a connection."""
     frame_bytes: int = 256 * 1024 * 1024
     """A larger frame is never sent; a peer that sends one is disconnected."""
     frames: int = 1024
-    """Frames in one message; the rest are thrown away and the message counts as malformed."""
+    """Frames in one message; further ones are discarded and the message counts as malformed."""
 
 
 class Received(NamedTuple):
-    """A message, and the role whose key its sender showed: None where there are no keys."""
+    """Message, with the role whose key its sender has shown; None without keys."""
 
     role: Role | None
     frames: list[Frame]
 
 
 class Connection(Enum):
-    """What happened to a connection."""
+    """Change of a connection."""
 
     UP = auto()
     LOST = auto()
-    """It broke or could not begin; ZeroMQ tries again by itself."""
+    """It broke or could not begin; ZeroMQ retries by itself."""
     FAILED = auto()
-    """The other side does not take our key, or speaks no ZeroMQ: this socket tries no more."""
+    """The other side refuses our key, or does not speak ZeroMQ; this socket does not retry."""
 
 
 def _open(context: Context, kind: int, address: str, bounds: Bounds, security: Security | None) -> Socket:
-    """A socket with every option that matters set. The one place where they are made."""
+    """Return a socket with every relevant option set. All sockets are made here."""
     socket = context.socket(kind)
     socket.linger = 0
     socket.maxmsgsize = bounds.frame_bytes
@@ -91,9 +91,9 @@ def _check(address: str, security: Security | None) -> Ipc | Tcp:
 
 
 class Inbox:
-    """A bound PULL socket. Belongs to one thread; senders wait in their own queues while nobody reads.
+    """Bound PULL socket. Belongs to one thread; messages wait in the senders' queues until they are read.
 
-    Over tcp:// with keys there is a doorkeeper: `receive` also lets in those who wait outside.
+    Over tcp:// with keys it has a `ZapAuthenticator`; `admit` answers the clients that wait for it.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Inbox:
             self._socket.zap_enforce_domain = True
         try:
             self._socket.bind(address)
-            if self._path:  # whatever the umask: its directory may be one that others can enter
+            if self._path:  # independent of the umask, since others may be able to enter the directory
                 self._path.chmod(0o600)
         except (zmq.ZMQError, OSError) as error:
             self.close()
@@ -123,15 +123,15 @@ class Inbox:
         self.address = address if self._path else self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def filenos(self) -> list[int]:
-        """ZeroMQ's own descriptors, edge-triggered: after one wakes you, receive until there is nothing left."""
+        """Return ZeroMQ's own descriptors, edge-triggered: after a wake-up, receive until nothing is left."""
         return [int(socket.getsockopt(zmq.FD)) for socket in self._readable()]
 
     def admit(self) -> int:
-        """Let in those who wait outside and have a key; returns how many had none."""
+        """Authenticate waiting clients; return how many were refused."""
         return self._door.answer() if self._door else 0
 
     def receive(self) -> Received | None:
-        """The next message, None when there is none; one of too many frames counts as having none.
+        """Return the next message, or None; a message of too many frames is returned without frames.
 
         Frames 0 and 1 are bytes; later ones are views of ZeroMQ's own memory, not copied.
         """
@@ -164,7 +164,6 @@ class Inbox:
         return [self._socket, self._door.socket] if self._door else [self._socket]
 
     def close(self) -> None:
-        """Stop listening and remove the socket's path."""
         self._socket.close()
         if self._door:
             self._door.close()
@@ -173,10 +172,10 @@ class Inbox:
 
 
 class Outbox:
-    """A PUSH socket connected to one address. Any thread may send; the others belong to the thread that made it.
+    """PUSH socket connected to one address. Any thread may send; the rest belongs to the thread that made it.
 
     When its queue is full, or no connection is up, `send` returns False at once and the message is not sent: nothing
-    ever waits for an absent peer. What is queued when a connection breaks is lost.
+    ever waits for an absent peer. Queued messages are lost when a connection breaks.
     """
 
     def __init__(
@@ -194,7 +193,7 @@ class Outbox:
         self._limit = bounds.frame_bytes
         self._lock = threading.Lock()
         self.key = role if security and isinstance(parse(address), Tcp) else None
-        """The role whose key is expected of the other side."""
+        """Role whose key is expected of the other side."""
         if security and self.key is None and isinstance(parse(address), Tcp):
             raise AddressError(f"{address}: whose key is expected there?")
         self._socket = _open(context, zmq.PUSH, address, bounds, security)
@@ -206,14 +205,14 @@ class Outbox:
         try:
             self._monitor = self._socket.get_monitor_socket(_WATCHED)
             self.monitor = int(self._monitor.getsockopt(zmq.FD))
-            """ZeroMQ's own descriptor, edge-triggered: after it wakes you, ask for `connection_change`."""
+            """ZeroMQ's own descriptor, edge-triggered: after it becomes readable, call `connection_change`."""
             self._socket.connect(address)
         except zmq.ZMQError:
             self._socket.close()
             raise
 
     def send(self, frames: Sequence[Frame]) -> bool:
-        """Queue one message. False, and nothing sent, when the queue is full, the peer absent or a frame too large."""
+        """Queue one message; return False if the queue is full, the peer absent or a frame too large."""
         if any(_size(frame) > self._limit for frame in frames):
             self.oversized += 1
             return False
@@ -226,7 +225,7 @@ class Outbox:
         return accepted
 
     def _send_all(self, frames: Sequence[Frame]) -> bool:
-        """ZeroMQ wants every part of a message it began, also when the connection broke between two of them."""
+        """Send all frames, even if the connection breaks between two: ZeroMQ requires each message to be completed."""
         accepted, last = True, len(frames) - 1
         for index, frame in enumerate(frames):
             more = zmq.NOBLOCK if index == last else zmq.NOBLOCK | zmq.SNDMORE
@@ -240,11 +239,11 @@ class Outbox:
 
     @property
     def counters(self) -> dict[str, int]:
-        """Messages sent, and refused for want of room or because of their size."""
+        """Counts of messages sent, and refused because of a full queue or their size."""
         return {"sent": self.sent, "refused_full": self.refused, "refused_oversized": self.oversized}
 
     def connection_change(self) -> Connection | None:
-        """What happened last to the connection since last asked. Once it has failed, that stays its last."""
+        """Return the last change of the connection since the last call. FAILED is final."""
         change = None
         while (event := self._event()) is not None:
             if event & _HANDSHAKE_FAILED or change is Connection.FAILED:
@@ -260,7 +259,7 @@ class Outbox:
             return None
 
     def close(self, linger: float = 0) -> None:
-        """Close; what is queued gets `linger` seconds in the background to leave, and is then discarded."""
+        """Close the socket; queued messages get `linger` seconds in the background, then are discarded."""
         with self._lock:
             if self._socket.closed:
                 return
@@ -274,7 +273,7 @@ def _size(frame: Frame) -> int:
 
 
 def make_private(directory: Path) -> None:
-    """Make the directory (0700) if it is missing. Raises ChannelError unless it is ours and only we can write to it."""
+    """Make the directory (0700) if missing. Raises ChannelError unless it belongs to this user alone."""
     try:
         make_private_directory(directory)
         status = directory.stat()
@@ -287,10 +286,10 @@ def make_private(directory: Path) -> None:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove sockets that killed incarnations of the same peer left behind: those at which nobody listens."""
+    """Remove sockets of killed incarnations of the same peer: those at which no process listens."""
     peer = path.name.rsplit(".", 2)[0]
     for old in path.parent.glob(f"{glob.escape(peer)}.????????????????.ipc"):
-        if not old.is_socket() or old.is_symlink():  # to connect to a file of another kind is refused, too
+        if not old.is_socket() or old.is_symlink():  # connecting to a file of another kind is refused, too
             continue
         probe = posix.socket(posix.AF_UNIX, posix.SOCK_STREAM)
         with contextlib.closing(probe):

@@ -1,4 +1,4 @@
-"""Whose key is expected at an address, and what the holder of a key may say of itself."""
+"""Authorization of peers: the key expected at an address, and the roles that the holder of a key may claim."""
 
 from collections.abc import Mapping
 
@@ -7,14 +7,14 @@ from tercet.protocol.transport.security import Security
 
 
 class PeerAuthorizer:
-    """Belongs to one node. Without `security` everybody may claim anything."""
+    """Authorizer of one node. Without `security` every claim is allowed."""
 
     def __init__(self, security: Security | None) -> None:
         self._security = security
         self.dialled: Mapping[str, Role | None] = {}
-        """Roles by address, as the configuration says."""
+        """Roles by address, from the configuration."""
         self._told: dict[str, Role] = {}
-        """Roles by address, as peers told us."""
+        """Roles by address, from peers."""
 
     def __len__(self) -> int:
         return len(self._told)
@@ -24,17 +24,17 @@ class PeerAuthorizer:
         self._told[address] = role
 
     def forget(self, address: str) -> None:
-        """Forget what peers told us of an address."""
+        """Forget the role that peers gave for an address."""
         self._told.pop(address, None)
 
     def key_at(self, address: str) -> Role | None:
-        """The role whose key is expected at an address; None where any will do."""
+        """Return the role whose key is expected at an address; None if any key will do."""
         return self._told.get(address) or self.dialled.get(address)
 
     def allowed(self, key: Role | None, role: Role, address: str = "") -> bool:
-        """Whether whoever shows the key of role `key` may say that it is of the role `role`, and listens at an address.
+        """Return whether the holder of role `key`'s key may claim the role `role` and listen at `address`.
 
-        What our configuration says of an address is not undone by a Hello.
+        The configuration of an address takes precedence over a Hello.
         """
         if self._security is None:
             return True

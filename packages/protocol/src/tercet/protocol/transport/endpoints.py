@@ -1,4 +1,4 @@
-"""Addresses: what may be bound and dialled, and what a spec such as `ipc:///dir/scheduler-*` means right now."""
+"""Addresses: validation of addresses to bind and dial, and resolution of specs such as `ipc:///dir/scheduler-*`."""
 
 import glob
 import ipaddress
@@ -12,13 +12,13 @@ from tercet.protocol.errors import AddressError
 from tercet.protocol.messages.values import Role
 
 IPC_PATH_LIMIT = 107
-"""Bytes of sun_path on Linux, less the closing zero."""
+"""Bytes of sun_path on Linux, less the terminating zero."""
 
 PEER_ID_LIMIT = 64
 """Characters."""
 
 _ANYWHERE = "192.0.2.1"
-"""An address of nobody (RFC 5737): the route to it is the default route."""
+"""Address in no network (RFC 5737): the route to it is the default route."""
 
 _PEER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
@@ -26,7 +26,7 @@ _GLOB = re.compile(r"[*?\[]")
 
 
 class Reach(Enum):
-    """How far tcp:// may go, by what protects it."""
+    """Allowed reach of tcp://, by its protection."""
 
     NOWHERE = "tcp:// needs keys: make them with `tercet keys DIRECTORY` and give each part --keys DIRECTORY/ROLE"
     LOOPBACK = "tcp:// without keys is for loopback only"
@@ -35,37 +35,37 @@ class Reach(Enum):
 
 @dataclass(frozen=True)
 class Ipc:
-    """A path on this machine: a directory to listen in, a socket to dial, or a pattern of sockets."""
+    """Path on this machine: a directory to listen in, a socket to dial, or a pattern of sockets."""
 
     path: str
 
     @property
     def is_pattern(self) -> bool:
-        """Whether the path stands for whatever sockets match it."""
+        """Return whether the path stands for all sockets that match it."""
         return _GLOB.search(self.path) is not None
 
 
 @dataclass(frozen=True)
 class Tcp:
-    """A host and port; the host may be a name that stands for several addresses."""
+    """Host and port; the host may be a name that stands for several addresses."""
 
     host: str
     port: int
 
     @property
     def is_literal(self) -> bool:
-        """Whether the host is a number, which needs no resolver."""
+        """Return whether the host is a number, which needs no resolver."""
         return _ip(self.host) is not None
 
     @property
     def is_loopback(self) -> bool:
-        """Whether nothing off this machine can reach it."""
+        """Return whether the host can only be reached from this machine."""
         number = _ip(self.host)
         return self.host == "localhost" if number is None else number.is_loopback
 
     @property
     def is_wildcard(self) -> bool:
-        """Whether it stands for all of this machine's addresses: to be bound, not dialled."""
+        """Return whether it stands for all of this machine's addresses: to be bound, not dialled."""
         number = _ip(self.host)
         return number is not None and number.is_unspecified
 
@@ -74,7 +74,10 @@ class Tcp:
 
 
 def parse(address: str) -> Ipc | Tcp:
-    """The parts of an address or spec. Raises AddressError for anything but an absolute ipc:// path or tcp://host:port."""
+    """Return the parts of an address or spec.
+
+    Raises AddressError unless it is an absolute ipc:// path or tcp://host:port.
+    """
     if address.startswith("ipc://"):
         path = address.removeprefix("ipc://")
         if not path.startswith("/") or "\0" in path:
@@ -91,20 +94,20 @@ def parse(address: str) -> Ipc | Tcp:
 
 
 def check_peer_id(peer: str) -> str:
-    """`peer` itself. Raises AddressError unless it can be part of a file name."""
+    """Return `peer` itself. Raises AddressError unless it can be part of a file name."""
     if not _PEER_ID.fullmatch(peer):
         raise AddressError(f"{peer!r} is no peer id: up to 64 letters, digits, dots, dashes, underscores")
     return peer
 
 
 def default_peer(role: Role) -> str:
-    """`scheduler-<host name>`: unique where a machine, pod or container runs one process of the role."""
+    """Return `scheduler-<host name>`: unique if a machine, pod or container runs one process of the role."""
     host = re.sub(r"[^A-Za-z0-9._-]", "-", socket.gethostname())
     return f"{role}-{host[-(PEER_ID_LIMIT - len(role) - 1) :]}"
 
 
 def check_spec(spec: str, reach: Reach = Reach.LOOPBACK) -> Ipc | Tcp:
-    """The parsed spec of what to dial. Raises AddressError, also for tcp:// beyond reach."""
+    """Return the parsed spec of peers to dial. Raises AddressError, also for tcp:// beyond reach."""
     target = parse(spec)
     if isinstance(target, Tcp) and reach is not Reach.ANYWHERE and not (reach is Reach.LOOPBACK and target.is_loopback):
         alone = ", or --insecure-loopback where no other user is" if target.is_loopback else ""
@@ -113,7 +116,7 @@ def check_spec(spec: str, reach: Reach = Reach.LOOPBACK) -> Ipc | Tcp:
 
 
 def check_dialable(address: str, reach: Reach = Reach.LOOPBACK) -> str:
-    """`address` itself. Raises AddressError unless one socket can connect to it."""
+    """Return `address` itself. Raises AddressError unless one socket can connect to it."""
     target = check_spec(address, reach)
     if isinstance(target, Ipc) and target.is_pattern:
         raise AddressError(f"{address!r} is a pattern, not one address")
@@ -123,7 +126,7 @@ def check_dialable(address: str, reach: Reach = Reach.LOOPBACK) -> str:
 
 
 def bind_address(listen: str, peer: str, incarnation: str, reach: Reach = Reach.LOOPBACK) -> str:
-    """Where an inbox binds: `<dir>/<peer>.<incarnation>.ipc` under an ipc:// directory, or the tcp:// itself."""
+    """Return the address to bind: `<dir>/<peer>.<incarnation>.ipc` in an ipc:// directory, or the tcp:// itself."""
     target = check_spec(listen, reach)
     if isinstance(target, Tcp):
         return str(target)
@@ -135,10 +138,10 @@ def bind_address(listen: str, peer: str, incarnation: str, reach: Reach = Reach.
 
 
 def address_towards(peer: str, bound: str) -> str:
-    """The address at which `peer` reaches an inbox bound to `bound`: for a wildcard, that of the route to the peer.
+    """Return the address at which `peer` reaches an inbox bound to `bound`; a wildcard becomes the route's address.
 
-    A name is not looked up, since that may take long: whoever has one is taken to be where the default route leads.
-    Raises AddressError when there is no route, or nothing left to look for one with.
+    Host names are not resolved, since that may take long: they are assumed to be reached by the default route. Raises
+    AddressError when there is no route, or no descriptor left to look for one.
     """
     inbox, target = parse(bound), parse(peer)
     if isinstance(inbox, Ipc) or not inbox.is_wildcard or isinstance(target, Ipc):
@@ -154,9 +157,9 @@ def address_towards(peer: str, bound: str) -> str:
 
 
 def resolve(spec: str) -> set[str]:
-    """The addresses a spec stands for now: sockets that match an ipc pattern, every address of a DNS name, or itself.
+    """Return the addresses a spec stands for now: sockets that match a pattern, addresses of a DNS name, or itself.
 
-    A name that does not resolve stands for nothing. May wait for a name server.
+    A name that does not resolve stands for no address. May wait for a name server.
     """
     target = parse(spec)
     if isinstance(target, Ipc):
@@ -185,5 +188,5 @@ def supervised_id(role: Role, number: int) -> str:
 
 
 def is_supervised_id(peer: str) -> bool:
-    """Return whether a supervisor of this machine gave this peer id; peers from elsewhere have other suffixes."""
+    """Return whether a supervisor of this machine gave this peer id; ids of other peers have other suffixes."""
     return re.fullmatch(r"[a-z]+-\d+", peer) is not None

@@ -1,4 +1,4 @@
-"""Makes the keys of a server: a folder for each role, to be handed to the parts of that role alone."""
+"""Generator of a server's CURVE keys: a folder for each role, for the processes of that role only."""
 
 import os
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from tercet.protocol.transport.security import SECRET, Security, public_path
 
 
 def write_keys(directory: Path | str, *, force: bool = False) -> list[Path]:
-    """Make a pair for each role; returns the folders `directory/<role>`, each with its role's secret and all publics.
+    """Make a key pair for each role; return the folders `directory/<role>`, each with its secret and all public keys.
 
-    Raises KeysError if there are keys already, unless `force` replaces them, and where nothing can be written.
+    Raises KeysError if keys exist already, unless `force` replaces them, and if a file cannot be written.
     """
     root = Path(directory)
     folders = {role: root / role.value for role in Role}
@@ -35,7 +35,7 @@ def write_keys(directory: Path | str, *, force: bool = False) -> list[Path]:
 
 
 def have_keys(directory: Path | str) -> bool:
-    """Whether every role's keys are there, and fit. Raises KeysError if only some are, or they do not fit together."""
+    """Return whether all roles' keys exist. Raises KeysError if some are missing or they do not fit together."""
     root = Path(directory)
     if not any((root / role.value / SECRET).exists() for role in Role):
         return False
@@ -46,7 +46,7 @@ def have_keys(directory: Path | str) -> bool:
 
 
 def _write_all(files: Mapping[Path, bytes]) -> None:
-    """Write all files, or none where the disk is full. No other user can read one at any moment. Raises OSError."""
+    """Write all files, or none if the disk is full. No other user can read one at any moment. Raises OSError."""
     parts = {path: path.with_name(f".{path.name}.part") for path in files}
     try:
         for path, key in files.items():

@@ -1,4 +1,4 @@
-"""Waits, at one descriptor, for whatever a node has to look at: its inbox, its connections, and a bell."""
+"""Poller of a node: waits at one descriptor for its inbox, its connections, and wake-ups from other threads."""
 
 import contextlib
 import os
@@ -15,9 +15,9 @@ class _Kind(Enum):
 
 
 class Poller:
-    """ZeroMQ's descriptors are edge-triggered: what waked us must be read until there is nothing left.
+    """Poller of ZeroMQ's edge-triggered descriptors: after a wake-up, read until nothing is left.
 
-    Belongs to one thread; any other may `ring`.
+    Belongs to one thread; any other may call `ring`.
     """
 
     def __init__(self, inbox: Iterable[int]) -> None:
@@ -26,7 +26,8 @@ class Poller:
         self._lock = threading.Lock()
         self._closed = False
         self._unread = False
-        """A connection is watched that nobody has asked for news yet: until one has and got none, ZeroMQ is silent."""
+        """A new connection is watched whose events were not read yet: ZeroMQ signals only after a read that found
+        none."""
         os.set_blocking(self._bell, False)
         os.set_blocking(self._cord, False)
         self._selector.register(self._bell, selectors.EVENT_READ, _Kind.BELL)
@@ -34,20 +35,20 @@ class Poller:
             self._selector.register(descriptor, selectors.EVENT_READ, _Kind.INBOX)
 
     def fileno(self) -> int:
-        """Readable when `wait` would not have to wait."""
+        """Return a descriptor that is readable when `wait` would not wait."""
         return self._selector.fileno()
 
     def watch(self, connection: int) -> None:
-        """Also wait for news of a connection."""
+        """Also wait for events of a connection."""
         self._selector.register(connection, selectors.EVENT_READ, _Kind.CONNECTION)
         self._unread = True
 
     def unwatch(self, connection: int) -> None:
-        """No longer; before it is closed."""
+        """Stop watching a connection; call it before closing the connection."""
         self._selector.unregister(connection)
 
     def wait(self, seconds: float) -> bool:
-        """Until anything happens, at most so long. Whether there is news of a connection."""
+        """Wait at most `seconds` for any event; return whether connections have events."""
         news, self._unread = self._unread, False
         for key, _ in self._selector.select(0 if news else max(0.0, seconds)):
             news |= key.data is _Kind.CONNECTION
@@ -57,13 +58,13 @@ class Poller:
         return news
 
     def ring(self) -> None:
-        """Make a `wait` return, or the next one not wait."""
-        with self._lock, contextlib.suppress(BlockingIOError):  # a pipe that is full rings already
+        """Make a waiting `wait` return, or the next one not wait."""
+        with self._lock, contextlib.suppress(BlockingIOError):  # a full pipe is readable already
             if not self._closed:
                 os.write(self._cord, b"\0")
 
     def close(self) -> None:
-        """Watch nothing any more. Harmless when called again."""
+        """Close the poller. Repeated calls are harmless."""
         with self._lock:
             if self._closed:
                 return

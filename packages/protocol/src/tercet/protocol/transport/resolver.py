@@ -1,4 +1,4 @@
-"""Keeps the meaning of address specs up to date without ever waiting for a name server."""
+"""Resolver of address specs that never waits for a name server."""
 
 import threading
 from collections.abc import Mapping
@@ -7,13 +7,13 @@ from tercet.protocol.messages.values import Role
 from tercet.protocol.transport.endpoints import Tcp, parse, resolve
 
 INTERVAL = 0.5
-"""Seconds between looks."""
+"""Seconds between two resolutions."""
 NAME_INTERVAL = 2.0
-"""Seconds between questions to a name server."""
+"""Seconds between two queries to a name server."""
 
 
 class Resolver:
-    """What a list of specs stands for. Files are looked at in place; DNS names in a short-lived thread of their own."""
+    """Resolver of a list of specs. Files are listed in place; DNS names are resolved in a short-lived thread."""
 
     def __init__(self, specs: Mapping[str, Role | None]) -> None:
         self._roles = dict(specs)
@@ -26,11 +26,11 @@ class Resolver:
 
     @property
     def deadline(self) -> float:
-        """When a name server's answer may be there; files can wait for whoever looks anyway."""
+        """Time at which a name server's answer may be there; new files are found at the next poll."""
         return self._due if self._thread and self._thread.is_alive() else float("inf")
 
     def poll(self, now: float) -> dict[str, Role | None] | None:
-        """Every address with the role expected there, if it is time to look again."""
+        """Return every address with the role expected there, or None if the interval has not passed."""
         if now < self._due:
             return None
         self._due = now + INTERVAL

@@ -1,7 +1,7 @@
-"""Who may talk to whom over tcp://: CURVE keys, one pair for each role, and what each part holds of them.
+"""CURVE keys for tcp://: one pair for each role, and the keys that each process holds.
 
-A part holds the secret of its own role and the public keys of all. An inbox lets in holders of those keys alone, and a
-process can claim no other role than the one whose key it holds.
+A process holds the secret of its own role and the public keys of all. An inbox admits only holders of those keys, and a
+process can claim no other role than that of its key.
 """
 
 import os
@@ -19,7 +19,7 @@ from tercet.protocol.errors import KeysError
 from tercet.protocol.messages.values import Role
 
 SECRET = "secret"  # noqa: S105 - a file's name
-"""File of a role's own secret; `<role>.public` beside it are the public keys."""
+"""File of a role's own secret; the public keys are beside it, as `<role>.public`."""
 
 _LENGTH = 40
 """Characters of a key in Z85."""
@@ -27,7 +27,7 @@ _LENGTH = 40
 
 @dataclass(frozen=True)
 class Security:
-    """The keys of one part, in Z85."""
+    """Keys of one process, in Z85."""
 
     role: Role
     secret: bytes = field(repr=False)
@@ -37,8 +37,8 @@ class Security:
     def load(cls, directory: Path | str, role: Role) -> Self:
         """Return the keys in a role's folder, as `keys.write_keys` makes it. Raises KeysError naming the file.
 
-        Nobody else may be able to read the secret; one that belongs to root may be readable by a group, as container
-        platforms hand secrets to processes that are not root.
+        The secret must not be readable by other users; if it belongs to root, a group may read it, since container
+        platforms hand secrets to unprivileged processes that way.
         """
         folder = Path(directory)
         _check_private(folder / SECRET)
@@ -53,28 +53,28 @@ class Security:
 
     @property
     def public(self) -> bytes:
-        """The part's own."""
+        """Public key of this process's own role."""
         return self.publics[self.role]
 
     def role_of(self, key: bytes) -> Role | None:
-        """Whose public key this is, given as its 32 bytes."""
+        """Return the role of a public key, given as its 32 bytes, or None."""
         return next((role for role, public in self.publics.items() if z85.decode(public) == key), None)
 
     def may_claim(self, key: Role | None, claimed: Role) -> bool:
-        """Whether the holder of a role's key may say it is of the role `claimed`.
+        """Return whether the holder of a role's key may claim the role `claimed`.
 
-        The holder of our own key is our probe, which has no other; it may look on, as a supervisor does.
+        Our own key may also claim to be a supervisor: health probes have no other key.
         """
         return key is not None and (key is claimed or (key is self.role and claimed is Role.SUPERVISOR))
 
 
 def public_path(folder: Path, role: Role) -> Path:
-    """Where a role's public key lies."""
+    """Return the path of a role's public key."""
     return folder / f"{role.value}.public"
 
 
 def _check_private(path: Path) -> None:
-    """PostgreSQL's rule for key files."""
+    """Refuse a secret that others can access, by PostgreSQL's rule for key files."""
     try:
         status = path.stat()
     except OSError as error:

@@ -1,15 +1,15 @@
-"""Who speaks: looked up by the key shown and the bytes of the envelope, so that it costs nothing per message."""
+"""Cache of authenticated senders, by key and envelope bytes, so that authentication costs nothing per message."""
 
 from tercet.protocol.messages.values import Role
 
 PER_PEER = 4
-"""Envelopes remembered of one peer. An honest one uses a single encoding; MessagePack has others without end."""
+"""Envelopes cached per peer. A correct peer uses a single encoding; MessagePack allows an unlimited number."""
 LARGEST = 1024
-"""Bytes of an envelope worth remembering."""
+"""Bytes of the largest envelope to cache."""
 
 
 class EnvelopeCache:
-    """Peers by what they show. What is not remembered must be read each time, which costs time but no memory."""
+    """Cache of peers by key and envelope; others are decoded each time, which bounds the memory."""
 
     def __init__(self) -> None:
         self._peers: dict[tuple[Role | None, bytes], str] = {}
@@ -19,17 +19,17 @@ class EnvelopeCache:
         return len(self._peers)
 
     def find(self, key: Role | None, envelope: bytes) -> str | None:
-        """The peer that shows this, if it is remembered."""
+        """Return the cached peer, or None."""
         return self._peers.get((key, envelope))
 
     def remember(self, key: Role | None, envelope: bytes, peer: str) -> None:
-        """That a peer shows this; nothing beyond the bounds."""
+        """Cache the peer of an envelope, within the bounds."""
         shown = self._shown.setdefault(peer, [])
         if len(shown) < PER_PEER and len(envelope) <= LARGEST:
             shown.append((key, envelope))
             self._peers[key, envelope] = peer
 
     def forget(self, peer: str) -> None:
-        """All that a peer showed."""
+        """Drop the envelopes of a peer."""
         for each in self._shown.pop(peer, ()):
             del self._peers[each]

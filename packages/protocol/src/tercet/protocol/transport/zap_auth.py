@@ -1,7 +1,7 @@
-"""Lets holders of the right keys in. ZeroMQ asks it, within the process, about every client of a tcp:// inbox (ZAP).
+"""ZeroMQ authentication (ZAP): admits holders of the right keys to a tcp:// inbox.
 
-See https://rfc.zeromq.org/spec/27. It has no thread of its own: whoever reads the inbox also answers at the door, and
-until then a client waits outside.
+See https://rfc.zeromq.org/spec/27. The authenticator has no thread: the thread that reads the inbox also answers it,
+and until then a client waits.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ _FRAMES = 7
 
 
 class ZapAuthenticator:
-    """One to a context, made before the inbox is bound. What it lets in carries the role's name as its user id."""
+    """ZAP handler, one per context, made before the inbox is bound. An admitted client's user id is the role's name."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", security: Security) -> None:
         self.socket = context.socket(zmq.REP)
@@ -28,7 +28,7 @@ class ZapAuthenticator:
         self._security = security
 
     def answer(self) -> int:
-        """Answer everybody who waits; never waits itself. Returns how many were turned away."""
+        """Answer all waiting requests; return how many clients were refused."""
         turned_away = 0
         with contextlib.suppress(zmq.Again):
             while True:
@@ -48,5 +48,4 @@ class ZapAuthenticator:
         return role is not None
 
     def close(self) -> None:
-        """Let nobody in any more."""
         self.socket.close()
