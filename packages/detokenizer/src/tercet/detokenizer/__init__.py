@@ -1,1 +1,1 @@
-"""The part of Tercet that turns token ids into text."""
+"""The detokenizer process: turns token ids into text."""

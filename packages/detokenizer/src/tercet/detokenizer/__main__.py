@@ -1,4 +1,4 @@
-"""`tercet-detokenizer`, also `python -m tercet.detokenizer`: one detokenizer process."""
+"""Command line of `tercet-detokenizer`, also `python -m tercet.detokenizer`: one detokenizer process."""
 
 import logging
 import signal
@@ -29,7 +29,7 @@ from tercet.protocol.system.streams import part_streams
 from tercet.protocol.transport.security import Security
 
 EXIT_CONFIG = 2
-"""Exit status for options that cannot work: starting again would not help."""
+"""Exit status for options that cannot work: restarting would not help."""
 
 logger = logging.getLogger("tercet.detokenizer")
 app = App(name="tercet-detokenizer", version=__version__, help="Turn token ids into text.")
@@ -92,7 +92,7 @@ def _links(config: DetokenizerConfig) -> NodeConfig:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run with the arguments given, or the process's own."""
+    """Run with these arguments, or those of the process."""
     with part_streams("tercet-detokenizer"):
         try:
             app(arguments, exit_on_error=False, print_error=False)

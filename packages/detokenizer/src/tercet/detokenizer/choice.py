@@ -1,4 +1,4 @@
-"""One choice of one request, from its first token here to its last: ids in; text, stop strings and the finish out."""
+"""State of one choice, from its first token to its last: ids in; text, stop strings and the finish out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from tercet.protocol.messages.values import FinishReason, FinishType, unpack_int
 
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
-"""Of all stop strings of a request together."""
+"""Characters of all stop strings of a request together."""
 MAX_PROMPT_TAIL = 1024
 
 
 class DecodePlan:
-    """A request's DecodeSpec, checked, with what its choices share."""
+    """Validated DecodeSpec of a request, with the data that its choices share."""
 
     def __init__(self, spec: bytes) -> None:
-        """Raises SpecError. The bytes come from a client's request by way of two processes that never opened them."""
+        """Decode and check the spec, which two processes have forwarded unread. Raises SpecError."""
         try:
             self.spec = decode_spec(spec)
             self.prompt_tail = list(unpack_ints(self.spec.prompt_tail))
@@ -37,7 +37,7 @@ class DecodePlan:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What one row became: its text, how many of its ids count, and the finish if the choice ends."""
+    """Text of one row, the number of its ids that count, and the finish if the choice ends."""
 
     text: str
     count: int
@@ -46,7 +46,7 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class ReplyRoute:
-    """Which choice this is, who sends its ids and who gets its text."""
+    """Identity of a choice, the scheduler that sends its ids and the frontend that gets its text."""
 
     rid: str
     index: int
@@ -56,7 +56,7 @@ class ReplyRoute:
 
 
 class Choice:
-    """The state of one choice. A resumed one has read its earlier ids and goes on behind the characters sent."""
+    """State of one choice. A resumed one has decoded its earlier ids and continues after the characters sent."""
 
     __slots__ = (
         "_apart",
@@ -88,14 +88,15 @@ class Choice:
         self._include_stop = spec.include_stop
         self._min_tokens = spec.min_tokens
         self._apart = frozenset[int]() if spec.stops_in_special_tokens else vocabulary.special_ids
-        """Ids whose text is no stop string's."""
+        """Ids whose text is not searched for stop strings."""
         self._ended: FinishReason | None = None
         self._carry = ""
         """Text of earlier ids that the client does not have yet."""
         self._skip = 0
         """Characters to come that the client already has."""
         self.fast: PieceTable | None = None
-        """While set: a text piece of this table without a character of `begins` may be taken in place of `step`."""
+        """If set, a text piece of this table without a character of `stop_first_chars` may be appended without
+        `step`."""
         self.begins = plan.stops.begins if plan.stops else frozenset()
         if earlier := plan.resume.get(route.index):
             self._replay(earlier, spec.chars_sent.get(route.index, 0))
@@ -108,9 +109,9 @@ class Choice:
         self._skip = max(chars_sent - len(replayed.text), 0)
 
     def step(self, token_id: int) -> str | None:
-        """The text of one more id, where the stream alone decides it; else None, and `take` is needed.
+        """Return the text of one more id if it depends on the stream only; else None, and `append` is needed.
 
-        The short way for the part's hot path, where the caller moves `next` on.
+        This is the short way for the hot path, in which the caller advances `next`.
         """
         if self._stops or self._carry or self._skip or self._ended:
             return None
@@ -119,7 +120,7 @@ class Choice:
         return text
 
     def take(self, ids: Sequence[int], finish: FinishReason | None) -> Taken:
-        """The next ids, in order. A stop string ends the choice at the id that completed it, whatever `finish` says."""
+        """Decode the next ids, in order. A stop string overrides `finish` and ends the choice at its last id."""
         if self._ended is not None:  # an earlier attempt's ids already held a stop string
             return Taken(self._cut(""), 0, self._ended)
         taken = self._decode(ids, finish)
@@ -129,7 +130,7 @@ class Choice:
         return taken
 
     def _decode(self, ids: Sequence[int], finish: FinishReason | None = None) -> Taken:
-        """Ids to text, held back where it could still become a stop string; all of it when the choice finishes."""
+        """Decode ids; hold back text that could become a stop string, unless the choice finishes."""
         silent = len(ids) if self._ends_on(ids, finish) else 0
         texts = []
         for count, token_id in enumerate(ids, 1):
@@ -149,7 +150,7 @@ class Choice:
         return Taken("".join(texts), len(ids), finish)
 
     def _ends_on(self, ids: Sequence[int], finish: FinishReason | None) -> bool:
-        """Whether the last id is a stop token, whose text is shown only if stop strings are."""
+        """Return whether the last id is a stop token, whose text is shown only if stop strings are."""
         return (
             finish is not None
             and not self._include_stop
@@ -159,7 +160,7 @@ class Choice:
         )
 
     def _flush(self, finish: FinishReason, tokens: int) -> tuple[str, FinishReason]:
-        """What is held back after so many tokens, and the finish unless a stop string is in it."""
+        """Return the text held back after `tokens` tokens, and the finish, which may be a stop string in that text."""
         text = self._status.flush()
         if self._stops is None:
             return text, finish
@@ -169,7 +170,7 @@ class Choice:
         return fed.text + self._stops.flush(), finish
 
     def _cut(self, text: str) -> str:
-        """The part of new text that the client lacks."""
+        """Return the part of new text that the client lacks."""
         lacking = self._carry + text[self._skip :]
         self._carry, self._skip = "", max(self._skip - len(text), 0)
         return lacking

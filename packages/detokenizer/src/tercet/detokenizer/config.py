@@ -1,4 +1,4 @@
-"""What a detokenizer process can be told, on its command line."""
+"""Options of a detokenizer process."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +14,7 @@ from tercet.protocol.transport.endpoints import default_peer
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class DetokenizerConfig:
-    """Who this process is, and its limits."""
+    """Identity, addresses and limits of a detokenizer process."""
 
     peer: str = field(default_factory=lambda: default_peer(Role.DETOKENIZER))
     """Name among the peers; a restarted process keeps it. By default the host's name tells those of a role apart."""

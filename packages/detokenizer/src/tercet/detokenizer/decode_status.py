@@ -1,4 +1,4 @@
-"""One choice's ids becoming text: every character once, as soon as it is whole, and none before."""
+"""Incremental decoders of one choice's ids: each character is returned once, as soon as it is complete."""
 
 import codecs
 from typing import Protocol
@@ -7,28 +7,28 @@ from tercet.detokenizer.vocabulary import PieceTable, Vocabulary
 
 
 class TextStream(Protocol):
-    """Takes one id at a time and gives the text that is certain by then."""
+    """Incremental decoder: takes one id at a time and returns the text that is certain by then."""
 
     def push(self, token_id: int) -> str:
-        """The text this id adds, with whatever it completes."""
+        """Return the text this id adds, including text it completes."""
         ...
 
     def flush(self) -> str:
-        """The rest of the text. An unfinished character becomes U+FFFD."""
+        """Return the rest of the text. An incomplete character becomes U+FFFD."""
         ...
 
     @property
     def plain(self) -> PieceTable | None:
-        """A table whose text pieces may stand for `push` from here until the next push; None when nothing may."""
+        """Table whose text pieces equal the result of the next `push`; None if they may differ."""
         ...
 
 
 class DecodeStatus:
-    """The stream of a tokenizer that has a table of pieces: what `tokenizer.decode` gives, in steps.
+    """Stream of a tokenizer that has a table of pieces: the result of `tokenizer.decode`, in steps.
 
-    It holds back at most the bytes of one unfinished character. Byte fallback departs from `tokenizer.decode` in one
-    case, as SentencePiece does: in a run of byte tokens that has both whole characters and broken bytes, the characters
-    survive. (The tokenizers library gives up the whole run, which would mean to hold back all of it.)
+    It holds back at most the bytes of one incomplete character. Byte fallback departs from `tokenizer.decode` in one
+    case, as SentencePiece does: in a run of byte tokens that has both complete characters and invalid bytes, the
+    characters survive. (The tokenizers library discards the whole run, which would require holding back all of it.)
     """
 
     __slots__ = ("_begun", "_errors", "_owed", "_pending", "_table", "_vocabulary")
@@ -40,23 +40,22 @@ class DecodeStatus:
         self._errors = vocabulary.joining.errors
         self._begun = not vocabulary.joining.first_differs
         self._pending = b""
-        """Bytes of a character that is not whole yet."""
+        """Bytes of a character that is not complete yet."""
         self._owed = 0
-        """How many U+FFFD the prompt already shows for pending bytes of its own."""
+        """Number of U+FFFD that the prompt already shows for pending bytes of its own."""
 
     def prime(self, prompt_tail: list[int]) -> None:
-        """Let the text begin in the middle: after a prompt that ends with these ids."""
+        """Start the text after a prompt that ends with these ids."""
         for token_id in prompt_tail:
             self.push(token_id)
         self._owed = len(self._join(b"", final=True)) if self._pending else 0
 
     @property
     def plain(self) -> PieceTable | None:
-        """The table of pieces, unless a character is pending or the text has not begun."""
+        """Table of pieces, unless a character is pending or the text has not begun."""
         return None if self._pending or not self._begun else self._table
 
     def push(self, token_id: int) -> str:
-        """The text this id adds."""
         piece = self._table[token_id]
         if piece is None:
             return ""
@@ -71,13 +70,13 @@ class DecodeStatus:
         return text
 
     def flush(self) -> str:
-        """U+FFFD for the bytes of a character that will never be whole; those of the prompt's own are the prompt's."""
+        """Return U+FFFD for the bytes of an incomplete character, without those that the prompt already shows."""
         text = self._settle(b"", final=True)
         text, self._owed = text[self._owed :], 0
         return text
 
     def _first(self, token_id: int, piece: str | bytes) -> str | bytes:
-        """The piece of the first token: decoders may take a leading space from it."""
+        """Return the piece of the first token, from which decoders may strip a leading space."""
         first = piece if isinstance(piece, bytes) else self._vocabulary.decode([token_id])
         self._begun = bool(first or piece)
         return first
@@ -93,9 +92,9 @@ class DecodeStatus:
 
 
 class WindowStatus:
-    """The stream of any other tokenizer: decodes a short window of ids again for every id and gives what that added.
+    """Stream of any other tokenizer: decodes a short window of ids again for every id and returns the added text.
 
-    Right for decoders whose text only ever grows with more ids. The window moves on when it ends in a whole character.
+    Correct for decoders whose text only grows with more ids. The window moves on when it ends in a complete character.
     """
 
     __slots__ = ("_ids", "_read", "_shown", "_skip", "_vocabulary", "_waiting")
@@ -107,19 +106,18 @@ class WindowStatus:
         self._skip = skip_special_tokens
         self._ids: list[int] = []
         self._read = 0
-        """How many of the window's ids had all their text given when it last ended in a whole character."""
+        """Ids of the window whose text had all been returned when it last ended in a complete character."""
         self._shown = ""
-        """The window's text that has been given."""
+        """Text of the window that has been returned."""
         self._waiting = 0
-        """Ids that have but gone on with a character that is not whole yet."""
+        """Ids in a row that only continued an incomplete character."""
 
     def prime(self, prompt_tail: list[int]) -> None:
-        """Let the text begin in the middle: after a prompt that ends with these ids."""
+        """Start the text after a prompt that ends with these ids."""
         for token_id in prompt_tail:
             self.push(token_id)
 
     def push(self, token_id: int) -> str:
-        """The text this id adds."""
         if self._vocabulary.token(token_id, self._skip) is None:
             return ""
         self._ids.append(token_id)
@@ -139,19 +137,19 @@ class WindowStatus:
         return added
 
     def _move_on(self) -> None:
-        """Leave out the ids of the window's first part, unless the second has no text to go on from."""
+        """Drop the ids of the window's first part, unless the second part has no text to continue from."""
         fresh = self._ids[self._read :]
         if shown := self._vocabulary.decode(fresh):
             self._ids, self._shown = fresh, shown
         self._read = len(self._ids)
 
     def flush(self) -> str:
-        """The text of the ids still held back."""
+        """Return the text of the ids still held back."""
         return self._vocabulary.decode(self._ids)[len(self._shown) :] if self._ids else ""
 
 
 def text_stream(vocabulary: Vocabulary, skip_special_tokens: bool, prompt_tail: list[int]) -> TextStream:
-    """The stream that is right for a tokenizer, begun after `prompt_tail`."""
+    """Return the right stream for a tokenizer, started after `prompt_tail`."""
     kind = WindowStatus if vocabulary.joining is None else DecodeStatus
     status = kind(vocabulary, skip_special_tokens)
     status.prime(prompt_tail)

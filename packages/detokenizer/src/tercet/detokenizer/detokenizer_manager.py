@@ -1,4 +1,4 @@
-"""Token ids in, text out, for every choice of every request that is routed here. Knows no sockets and no clock."""
+"""Detokenizer without sockets and clock: token ids in, text out, for every choice of every request routed here."""
 
 import logging
 from collections import Counter
@@ -15,7 +15,7 @@ from tercet.protocol.messages.values import FinishReason, FinishType, Held, pack
 logger = logging.getLogger(__name__)
 
 Key = str | tuple[str, int]
-"""A choice: the rid alone for index 0, which most are, and (rid, index) for the others."""
+"""Key of a choice: the rid alone for index 0, the most common one, and (rid, index) for the others."""
 
 
 def _key(rid: str, index: int) -> Key:
@@ -23,10 +23,10 @@ def _key(rid: str, index: int) -> Key:
 
 
 class DetokenizerManager:
-    """The choices that are open here, and what each message does to them.
+    """Open choices, and the effects of messages on them.
 
-    It never asks anybody anything: a row that does not fit what is held is dropped and counted, since recovery is the
-    frontend's business, which sees that a position never came.
+    The manager asks no other process: a row that does not match the state held is dropped and counted. Recovery is the
+    task of the frontend, which notices that a position never came.
     """
 
     def __init__(self, tokenizers: TokenizerStore, max_choices: int = 65536) -> None:
@@ -34,8 +34,7 @@ class DetokenizerManager:
         self._max_choices = max_choices
         self._choices: dict[Key, Choice] = {}
         self.counters: Counter[str] = Counter()
-        """How often: batches, tokens, dropped_{malformed,unknown,stale,seen,gap}, refused_specs, evicted,
-        called_off."""
+        """Counters: batches, tokens, dropped_{malformed,unknown,stale,seen,gap}, refused_specs, evicted, called_off."""
 
     def __len__(self) -> int:
         return len(self._choices)
@@ -43,9 +42,9 @@ class DetokenizerManager:
     def handle(
         self, output: BatchTokenIDOutput, scheduler: str = "", linked: Container[str] | None = None
     ) -> list[tuple[str, BatchStrOutput]]:
-        """What a step's tokens become: (frontend's peer id, its rows) for each frontend with rows in it.
+        """Return the text of a step's tokens: (frontend's peer id, its rows) for each frontend with rows in it.
 
-        Nothing begins for a frontend that is not `linked`, where that is given: nobody would tell of its end.
+        If `linked` is given, no choice is opened for other frontends: their end would not be reported.
         """
         self.counters["batches"] += 1
         try:
@@ -63,14 +62,14 @@ class DetokenizerManager:
         return rows.messages()
 
     def drop_peer(self, peer: str) -> int:
-        """Forget the choices of a frontend or scheduler that is gone; how many there were."""
+        """Drop the choices of a frontend or scheduler that is down; return their number."""
         gone = [key for key, it in self._choices.items() if peer in (it.route.frontend, it.route.scheduler)]
         for key in gone:
             del self._choices[key]
         return len(gone)
 
     def forget(self, frontend: str, rid: str, indices: Sequence[int] = ()) -> int:
-        """Forget choices (all when none is named) of a frontend's request; how many there were."""
+        """Drop choices (all if `indices` is empty) of a frontend's request; return their number."""
         keys = [
             key
             for key in ({_key(rid, index) for index in indices} or list(self._choices))
@@ -82,7 +81,7 @@ class DetokenizerManager:
         return len(keys)
 
     def held(self, frontend: str) -> Held:
-        """The choices open for one frontend. Safe to call from another thread."""
+        """Return the choices open for one frontend. Safe to call from another thread."""
         mine = [choice for choice in list(self._choices.values()) if choice.route.frontend == frontend]
         return Held(
             rids=[choice.route.rid for choice in mine],
@@ -92,7 +91,7 @@ class DetokenizerManager:
         )
 
     def _take_all(self, rows: TextRows) -> None:
-        """Give every row its text. This is the hot path: a row that is one ordinary token costs a few lookups."""
+        """Set the text of every row. This is the hot path: a row that is one ordinary token costs a few lookups."""
         columns, output, of_frontend, texts = rows.columns, rows.columns.output, rows.of_frontend, rows.texts
         get, finishes, offsets, ids = self._choices.get, output.finishes, columns.offsets, columns.token_ids
         batch, row = self.counters["batches"], -1
@@ -103,7 +102,7 @@ class DetokenizerManager:
             row += 1
             choice = get((rid, index) if index else rid)
             if choice is None:
-                if row not in rows.finishes:  # those are the rows of refused specs
+                if row not in rows.finishes:  # refused specs have finished their rows already
                     self.counters["dropped_unknown"] += 1
                 continue
             if choice.next == position and choice.attempt == attempt:
@@ -123,7 +122,7 @@ class DetokenizerManager:
             self._take(rows, row, choice)
 
     def _fits(self, choice: Choice, attempt: int, position: int, count: int, finishes: bool) -> bool:
-        """Whether a row that does not simply continue its choice still has something new; counts it if not."""
+        """Return whether a row that does not directly continue its choice has anything new; count it if not."""
         if attempt != choice.attempt:
             self.counters["dropped_stale" if attempt < choice.attempt else "dropped_unknown"] += 1
         elif position > choice.next:
@@ -135,7 +134,7 @@ class DetokenizerManager:
         return False
 
     def _take(self, rows: TextRows, row: int, choice: Choice) -> None:
-        """A row that needs its choice's whole state: held text, several ids, a finish."""
+        """Decode a row that needs its choice's whole state: held text, several ids, a finish."""
         columns = rows.columns
         seen = choice.next - columns.positions[row]
         ids = columns.token_ids[columns.offsets[row] + seen : columns.offsets[row + 1]]
@@ -148,7 +147,7 @@ class DetokenizerManager:
             del self._choices[_key(choice.route.rid, choice.route.index)]
 
     def _open(self, openings: list[FirstRow], rows: TextRows, scheduler: str) -> None:
-        """Begin the choices whose first rows these are. A spec that cannot be followed ends its choice."""
+        """Open the choices whose first rows these are. A spec that cannot be followed ends its choice."""
         columns, plans = rows.columns, dict[bytes, DecodePlan]()
         for opening in openings:
             row = opening.row
@@ -178,14 +177,14 @@ class DetokenizerManager:
         rows.cut(row, 0, 0)
 
     def _vocabulary(self, sha256: str, scheduler: str) -> Vocabulary:
-        """Raises SpecError for a tokenizer that is not here."""
+        """Return a tokenizer. Raises SpecError if it is not loaded."""
         found = self._tokenizers.get(sha256, scheduler)
         if found is None:
             raise SpecError(f"the detokenizer does not have the tokenizer {sha256[:64] or f'of {scheduler}'}")
         return found
 
     def _evict(self) -> None:
-        """Forget the sixteenth of the choices that have waited longest: most likely nobody sends them any more."""
+        """Drop a sixteenth of the choices, those idle for longest: most likely their schedulers no longer send them."""
         oldest = sorted(self._choices, key=lambda key: self._choices[key].seen)[: max(len(self._choices) // 16, 1)]
         for key in oldest:
             del self._choices[key]

@@ -1,7 +1,7 @@
-"""What can go wrong in the detokenizer.
+"""Errors of the detokenizer.
 
 DetokenizerError
-├── ConfigError         an option that cannot be meant
+├── ConfigError         an invalid option
 ├── TokenizerError      the scheduler's tokenizer.json cannot be read
 ├── SpecError           a request's DecodeSpec is damaged, beyond the limits, or names a tokenizer that is not here
 └── MalformedBatchError the columns of a batch do not fit together
@@ -9,20 +9,20 @@ DetokenizerError
 
 
 class DetokenizerError(Exception):
-    """The root of the tree."""
+    """Base class of the detokenizer's errors."""
 
 
 class ConfigError(DetokenizerError, ValueError):
-    """An option that cannot be meant. Ends the process with one line."""
+    """Invalid option. Ends the process with one line."""
 
 
 class TokenizerError(DetokenizerError):
-    """A tokenizer.json that cannot be read. The part goes on without it and says so."""
+    """Unreadable tokenizer.json. The process continues without it and logs the error."""
 
 
 class SpecError(DetokenizerError):
-    """A DecodeSpec that cannot be followed. Ends that one choice with its message."""
+    """DecodeSpec that cannot be followed. Ends that one choice with its message."""
 
 
 class MalformedBatchError(DetokenizerError):
-    """A batch whose columns do not fit together. Counted and dropped whole."""
+    """Batch whose columns do not fit together. Counted and dropped as a whole."""

@@ -1,4 +1,4 @@
-"""The detokenizer's loop: the one place where the manager meets the sockets and the clock."""
+"""Main loop of the detokenizer: connects the manager to the sockets and the clock."""
 
 import logging
 from collections import deque
@@ -17,18 +17,18 @@ from tercet.protocol.node import Delivery, PeerDown, PeerUp, Sender
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.005
-"""How long the loop waits for news before it offers a full frontend its backlog again."""
+"""Seconds between attempts to send a frontend's backlog."""
 ASK_AGAIN_SECONDS = 5.0
-"""How long a scheduler may take to send its tokenizer."""
+"""Seconds that a scheduler may take to send its tokenizer before it is asked again."""
 MAX_EARLY = 1024
-"""Batches of a scheduler that may wait for its tokenizer; beyond it the oldest go, and frontends miss them."""
+"""Batches of a scheduler that may wait for its tokenizer; beyond it the oldest are dropped, and frontends miss them."""
 SETTLE_SECONDS = 0.5
-"""How long a process that leaves stays at least while frontends are linked: all have heard by then that it drains, and
-what they had sent here before is in the schedulers' hands or held."""
+"""Minimum seconds that a draining process stays while frontends are linked. By then all know that it drains, and
+requests they had routed here are held or known to the schedulers."""
 
 
 class Node(Sender, Protocol):
-    """What the loop needs of a ThreadNode that has been started."""
+    """Interface of a started ThreadNode, as the loop uses it."""
 
     def drain(self, wait: float | None = 0) -> list[Delivery]: ...  # noqa: D102
     def set_ready(self, ready: Ready) -> None: ...  # noqa: D102
@@ -36,7 +36,7 @@ class Node(Sender, Protocol):
 
 
 class DetokenizerLoop:
-    """Takes what comes, hands it to the manager, sends what that gives."""
+    """Loop that receives messages, passes them to the manager, and sends the results."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class DetokenizerLoop:
         self._board = board
         self._clock = clock
         self._unanswered: dict[str, float] = {}
-        """Schedulers that have not sent their tokenizer, and when to ask them."""
+        """Schedulers that have not sent their tokenizer, with the time at which to ask them."""
         self._early: dict[str, deque[BatchTokenIDOutput]] = {}
-        """What came before the tokenizer: a scheduler has a backlog for a detokenizer that was restarted."""
+        """Batches that came before the tokenizer: a scheduler has a backlog for a detokenizer that was restarted."""
         self._frontends: set[str] = set()
         self._stops = 0
 
     def run(self, drain_grace: float) -> None:
-        """Serve until `stop`; then finish the choices held, for so many seconds at most, or until `stop` once more."""
+        """Serve until `stop`, then finish the choices held, for `drain_grace` seconds or until a second `stop`."""
         while not self._stops:
             self.turn(self.patience())
         self._board.drain()
@@ -73,12 +73,12 @@ class DetokenizerLoop:
             busy = tokens or settling or bool(self._manager) or bool(self._outbox)
 
     def stop(self) -> None:
-        """Drain, and end `run` then; called again, end it at once. For one thread, any but that of `run`."""
+        """Drain and then end `run`; a second call ends it at once. Call it from one other thread."""
         self._stops += 1
         self._node.wake()
 
     def patience(self) -> float | None:
-        """How long there will be nothing to do unless something comes; None: for ever."""
+        """Return the seconds until there is work without a new message; None if no such work is due."""
         if self._outbox:
             return RETRY_SECONDS
         if self._unanswered:
@@ -86,7 +86,7 @@ class DetokenizerLoop:
         return None
 
     def turn(self, wait: float | None) -> bool:
-        """One round, after waiting so long for news; whether there were any tokens in it."""
+        """Process one round of messages after waiting at most `wait` seconds; return whether there were tokens."""
         deliveries = self._node.drain(wait)
         self._board.begin()
         tokens = False
@@ -115,14 +115,14 @@ class DetokenizerLoop:
             case PeerDown(peer):
                 self._forget(peer)
             case _:
-                pass  # news of peers that nothing here depends on
+                pass  # events of peers that the detokenizer does not depend on
 
     def _detokenize(self, output: BatchTokenIDOutput, scheduler: str) -> None:
         for frontend, text in self._manager.handle(output, scheduler, self._frontends):
             self._outbox.send(frontend, text)
 
     def _ask(self) -> None:
-        """Ask for tokenizers: of schedulers that are new, and again of those that did not answer."""
+        """Request tokenizers from new schedulers, and again from those that did not answer."""
         now = self._clock()
         for scheduler, due in self._unanswered.items():
             if now >= due and self._node.send(scheduler, TokenizerFilesReq(id=f"tokenizer-{scheduler}")):
@@ -130,7 +130,7 @@ class DetokenizerLoop:
 
     def _read(self, scheduler: str, files: TokenizerFiles, frames: tuple[memoryview, ...]) -> None:
         if self._unanswered.pop(scheduler, None) is None:
-            return  # not asked for, or asked for twice
+            return  # not requested, or a second answer
         try:
             self._tokenizers.read(scheduler, files, frames)
         except TokenizerError as error:

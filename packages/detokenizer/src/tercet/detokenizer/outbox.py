@@ -1,4 +1,4 @@
-"""Messages on their way to frontends: in order, and kept for a while when a frontend takes none."""
+"""Outbox of messages to frontends: in order, with a bounded backlog while a frontend's queue is full."""
 
 import logging
 from collections import Counter, deque
@@ -10,24 +10,24 @@ logger = logging.getLogger(__name__)
 
 
 class FrontendOutbox:
-    """A bounded backlog for each frontend whose queue is full.
+    """Bounded backlog for each frontend whose queue is full.
 
-    A message that finds the backlog full drives out the oldest one. That frontend then misses positions, which it sees
-    and recovers from; nobody else notices.
+    A message that finds the backlog full replaces the oldest one. That frontend then misses positions, which it notices
+    and recovers from; other frontends are not affected.
     """
 
     def __init__(self, sender: Sender, max_backlog: int, counters: Counter[str]) -> None:
         self._sender = sender
         self._max_backlog = max_backlog
         self._counters = counters
-        """Adds to `dropped_backlog`, in messages."""
+        """Counts `dropped_backlog`, in messages."""
         self._backlogs: dict[str, deque[BatchStrOutput]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._backlogs.values()))
 
     def send(self, frontend: str, message: BatchStrOutput) -> None:
-        """Send now, or as soon as what was kept before it has gone."""
+        """Send now, or after the backlog."""
         backlog = self._backlogs.get(frontend)
         if backlog is None:
             if self._sender.send(frontend, message):
@@ -39,7 +39,7 @@ class FrontendOutbox:
         backlog.append(message)
 
     def retry(self) -> None:
-        """Send what was kept, as far as the frontends take it."""
+        """Send the backlogs as far as the frontends accept them."""
         for frontend, backlog in list(self._backlogs.items()):
             while backlog and self._sender.send(frontend, backlog[0]):
                 backlog.popleft()
@@ -47,5 +47,5 @@ class FrontendOutbox:
                 del self._backlogs[frontend]
 
     def drop(self, frontend: str) -> None:
-        """Forget what was kept for a frontend that is gone."""
+        """Drop the backlog of a frontend that is down."""
         self._backlogs.pop(frontend, None)

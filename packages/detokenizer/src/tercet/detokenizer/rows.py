@@ -1,4 +1,4 @@
-"""The rows of a batch: the columns that come in, and the messages that leave, one for each frontend."""
+"""Rows of a batch: the columns of the input, and the messages to each frontend."""
 
 from collections import defaultdict
 
@@ -16,12 +16,12 @@ def _numbers(data: bytes) -> list[int]:
 
 
 class Columns:
-    """A BatchTokenIDOutput with its buffers as lists of numbers, checked against one another."""
+    """BatchTokenIDOutput with its buffers as lists of numbers, checked against one another."""
 
     __slots__ = ("attempts", "indices", "offsets", "one_token_each", "output", "positions", "token_ids")
 
     def __init__(self, output: BatchTokenIDOutput) -> None:
-        """Raises MalformedBatchError."""
+        """Unpack the buffers and check their lengths. Raises MalformedBatchError."""
         self.output = output
         try:
             self.indices = _numbers(output.indices)
@@ -46,7 +46,7 @@ class Columns:
 
 
 class TextRows:
-    """What a batch becomes: texts by row, the rows of each frontend, and what differs from the batch that came in."""
+    """Result of a batch: texts by row, the rows of each frontend, and the differences from the input."""
 
     __slots__ = ("columns", "cuts", "finishes", "of_frontend", "texts")
 
@@ -54,19 +54,19 @@ class TextRows:
         self.columns = columns
         self.texts: list[str] = [""] * len(columns.output.rids)
         self.of_frontend: defaultdict[str, list[int]] = defaultdict(list)
-        """Rows that are passed on; all others are dropped."""
+        """Rows that are forwarded; all others are dropped."""
         self.cuts: dict[int, tuple[int, int]] = {}
-        """Row to the (first, end) of its ids that count, for rows that pass on fewer than came in."""
+        """Row to the (first, end) of its ids that count, for rows that forward fewer than came in."""
         self.finishes: dict[int, FinishReason] = {}
 
     def cut(self, row: int, skipped: int, count: int) -> None:
-        """Pass on `count` ids of a row, after the first `skipped`."""
+        """Forward `count` ids of a row, after the first `skipped`."""
         start, end = self.columns.offsets[row], self.columns.offsets[row + 1]
         if skipped or start + count != end:
             self.cuts[row] = (start + skipped, start + skipped + count)
 
     def messages(self) -> list[tuple[str, BatchStrOutput]]:
-        """One message for each frontend that has rows."""
+        """Return one message for each frontend that has rows."""
         untouched = len(self.of_frontend) == 1 and not self.cuts
         return [
             (frontend, self._whole() if untouched and len(rows) == len(self.texts) else self._part(rows))
@@ -74,7 +74,7 @@ class TextRows:
         ]
 
     def _whole(self) -> BatchStrOutput:
-        """All rows as they came, their buffers reused."""
+        """Return all rows as they came, with their buffers reused."""
         output = self.columns.output
         return BatchStrOutput(
             rids=output.rids,
@@ -90,7 +90,7 @@ class TextRows:
         )
 
     def _part(self, rows: list[int]) -> BatchStrOutput:
-        """Some of the rows, cut where they are cut."""
+        """Return some of the rows, without the ids that were cut off."""
         columns, output = self.columns, self.columns.output
         bounds = list(zip(columns.offsets, columns.offsets[1:], strict=False))
         spans = [self.cuts.get(row, bounds[row]) for row in rows]
@@ -131,7 +131,7 @@ class TextRows:
         ]
 
     def _logprobs(self, row: int, logprobs: Logprobs) -> Logprobs:
-        """The entries of the ids that count."""
+        """Return the log-probabilities of the ids that count."""
         if row not in self.cuts:
             return logprobs
         first, end = (edge - self.columns.offsets[row] for edge in self.cuts[row])

@@ -1,4 +1,4 @@
-"""What heartbeats say of this process. Written by the loop's thread, read by the node's."""
+"""Heartbeats of the detokenizer. Written by the loop's thread, read by the node's."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from tercet.protocol.messages.values import Load, Phase
 
 
 class StatusBoard:
-    """The phase, and how long the loop has been at the messages it took: a supervisor can tell hung from busy."""
+    """Phase of the process and duration of the loop's current round, by which a supervisor tells hung from busy."""
 
     def __init__(self, manager: DetokenizerManager, clock: Callable[[], float]) -> None:
         self._manager = manager
@@ -19,27 +19,27 @@ class StatusBoard:
         self._longest = 0.0
 
     def loaded(self) -> None:
-        """There is a tokenizer to work with."""
+        """Leave the loading phase: a tokenizer is available."""
         if self._phase is Phase.LOADING:
             self._phase = Phase.IDLE
 
     def drain(self) -> None:
-        """Say draining from now on, whatever else happens."""
+        """Report the draining phase from now on."""
         self._phase = Phase.DRAINING
 
     def begin(self) -> None:
-        """The loop has taken messages."""
+        """Mark the begin of a round of messages."""
         self._began = self._clock()
 
     def end(self) -> None:
-        """The loop is done with them."""
+        """Mark the end of the round."""
         if self._began is not None:
             self._longest = max(self._longest, self._clock() - self._began)
             self._steps += 1
         self._began = None
 
     def heartbeat(self, peer: str) -> Heartbeat:
-        """The heartbeat for one peer: a frontend learns which of its choices are held here."""
+        """Return the heartbeat for one peer; a frontend sees which of its choices are held here."""
         began = self._began
         return Heartbeat(
             phase=Phase.STEP if began is not None and self._phase is Phase.IDLE else self._phase,

@@ -1,7 +1,7 @@
-"""Stop strings in a growing text: an Aho-Corasick automaton, so every character is looked at once.
+"""Stop strings in a growing text, by an Aho-Corasick automaton that reads each character once.
 
-The node reached after a character is the longest suffix of the text that begins some stop string, and its depth is
-exactly how many characters must be held back. (Aho, Corasick: "Efficient string matching", 1975.)
+The node reached after a character is the longest suffix of the text that begins a stop string, and its depth is exactly
+the number of characters to hold back. (Aho, Corasick: "Efficient string matching", 1975.)
 """
 
 from dataclasses import dataclass, field
@@ -13,16 +13,16 @@ class _Node:
     next: dict[str, "_Node"] = field(default_factory=dict)
     fail: "_Node | None" = None
     match: str | None = None
-    """The longest stop string that ends here."""
+    """Longest stop string that ends here."""
 
 
 class StopStrings:
-    """The automaton of one set of stop strings, shared by the choices of a request. Empty strings are ignored."""
+    """Automaton of one set of stop strings, shared by the choices of a request. Empty strings are ignored."""
 
     def __init__(self, stops: list[str]) -> None:
         self.root = _Node(0)
         self.begins = frozenset(stop[0] for stop in stops if stop)
-        """What a text must contain before anything can match."""
+        """First characters of the stop strings; a text without any of them cannot match."""
         for stop in stops:
             node = self.root
             for char in stop:
@@ -31,7 +31,7 @@ class StopStrings:
         self._link()
 
     def _link(self) -> None:
-        """Give every node its longest proper suffix, breadth first, so shorter ones are linked already."""
+        """Link every node to its longest proper suffix, breadth first, so shorter ones are linked already."""
         level = [self.root]
         while level:
             deeper = []
@@ -44,7 +44,7 @@ class StopStrings:
 
 
 def _step(node: _Node, char: str, root: _Node) -> _Node:
-    """The node after one more character."""
+    """Return the node after one more character."""
     while (following := node.next.get(char)) is None:
         if node.fail is None:
             return root
@@ -54,14 +54,14 @@ def _step(node: _Node, char: str, root: _Node) -> _Node:
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """What may be shown now, and the stop string that ended the text, if one did."""
+    """Text that may be shown now, and the stop string that ended it, if any."""
 
     text: str
     matched: str | None = None
 
 
 class StopMatcher:
-    """One choice's place in the automaton, with the text that could still become a stop string.
+    """Position of one choice in the automaton, with the text that could still become a stop string.
 
     The first stop string to end wins; of several that end at the same character, the longest.
     """
@@ -75,7 +75,7 @@ class StopMatcher:
         self._held = ""
 
     def feed(self, text: str, *, may_end: bool = True) -> Fed:
-        """More text. After a match, nothing more may be fed. Stop strings that end where none may are text."""
+        """Append text; feed nothing after a match. If not `may_end`, stop strings that end in it are plain text."""
         node, root = self._node, self._stops.root
         if node is root and self._stops.begins.isdisjoint(text):
             return Fed(text)
@@ -92,11 +92,11 @@ class StopMatcher:
         return Fed(whole[:cut])
 
     def flush(self) -> str:
-        """The text held back for a stop string that did not come."""
+        """Return the text held back for a stop string that did not come."""
         text, self._held, self._node = self._held, "", self._stops.root
         return text
 
     @property
     def idle(self) -> bool:
-        """True while nothing is held back: a text without any of `StopStrings.begins` may then pass by."""
+        """True if no text is held back: text without any of `StopStrings.first_chars` then needs no matching."""
         return not self._held

@@ -1,4 +1,4 @@
-"""The tokenizers that schedulers send: checked by SHA-256, read once, forgotten when no scheduler needs them."""
+"""Tokenizers sent by schedulers: verified by SHA-256, parsed once, dropped when no scheduler uses them."""
 
 import hashlib
 import logging
@@ -13,7 +13,7 @@ TOKENIZER_FILE = "tokenizer.json"
 
 
 class TokenizerStore:
-    """Which scheduler's model uses which tokenizer, and every tokenizer in use, by SHA-256 of its tokenizer.json."""
+    """Tokenizers in use, by SHA-256 of their tokenizer.json, and the tokenizer of each scheduler's model."""
 
     def __init__(self) -> None:
         self._vocabularies: dict[str, Vocabulary] = {}
@@ -23,7 +23,7 @@ class TokenizerStore:
         return len(self._vocabularies)
 
     def get(self, sha256: str, scheduler: str) -> Vocabulary | None:
-        """The tokenizer of that hash; for an empty one that of the scheduler's model, or the only one there is."""
+        """Return the tokenizer of that hash; for an empty hash that of the scheduler's model, or the only one."""
         if not sha256:
             sha256 = self._of_scheduler.get(scheduler, "")
             if not sha256 and len(self._vocabularies) == 1:
@@ -31,14 +31,14 @@ class TokenizerStore:
         return self._vocabularies.get(sha256)
 
     def add(self, scheduler: str, sha256: str, vocabulary: Vocabulary) -> None:
-        """A scheduler's tokenizer. Those that no scheduler uses any more give way to it."""
+        """Set a scheduler's tokenizer, and drop those that no scheduler uses any more."""
         self._of_scheduler[scheduler] = sha256
         self._vocabularies[sha256] = vocabulary
         for unused in self._vocabularies.keys() - self._of_scheduler.values():
             del self._vocabularies[unused]
 
     def read(self, scheduler: str, message: TokenizerFiles, frames: tuple[memoryview, ...]) -> None:
-        """Take the tokenizer out of a scheduler's files. Raises TokenizerError, in words for the log."""
+        """Load the tokenizer among a scheduler's files. Raises TokenizerError, whose message is for the log."""
         if not len(message.names) == len(message.sha256) == len(frames):
             raise TokenizerError(f"{len(message.names)} names and {len(message.sha256)} hashes for {len(frames)} files")
         if TOKENIZER_FILE not in message.names:
@@ -61,5 +61,5 @@ class TokenizerStore:
         self.add(scheduler, sha256, vocabulary)
 
     def forget(self, scheduler: str) -> None:
-        """A scheduler is gone. Its tokenizer stays until another one comes: the next incarnation will want it."""
+        """Forget a scheduler that is down. Its tokenizer stays until another comes: the next start will need it."""
         self._of_scheduler.pop(scheduler, None)

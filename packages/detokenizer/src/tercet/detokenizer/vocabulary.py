@@ -1,9 +1,9 @@
-"""What every token id adds to a text, as a table that is filled from the tokenizer itself as ids are first seen.
+"""Text of each token id, in tables that are filled from the tokenizer as ids are first seen.
 
-Nearly every id adds the same text wherever it stands, so a stream needs one dict lookup a token. Three things break
-that rule: a token may hold a piece of a UTF-8 character, the first token of a text may lose its leading space, and a
-few decoders look at neighbours. The first two are handled exactly here and in `decode_status`; a tokenizer of the third
-sort gets no table.
+Nearly every id adds the same text in any context, so a stream needs one dict lookup a token. Three exceptions: a token
+may hold a part of a UTF-8 character, the first token of a text may lose its leading space, and a few decoders depend on
+neighbouring tokens. The first two are handled exactly here and in `decode_status`; a tokenizer of the third kind gets
+no table.
 """
 
 import codecs
@@ -17,7 +17,7 @@ from tercet.detokenizer.errors import TokenizerError
 from tercet.protocol.json_files import error_line, parse_json
 
 Piece = str | bytes | None
-"""Text that stands alone, bytes that need neighbours to become text, or None: the id adds nothing."""
+"""Complete text, bytes that need neighbours to become text, or None: the id adds nothing."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LOSSY = "replace"
@@ -26,7 +26,7 @@ codecs.register_error(_EACH_BYTE, lambda error: ("\ufffd" * (error.end - error.s
 
 
 class _Decoder(msgspec.Struct):
-    """The part of a tokenizer.json's decoder that tells which rules join its pieces."""
+    """Part of a tokenizer.json's decoder that determines the rules by which pieces are joined."""
 
     type: str
     decoders: list["_Decoder"] = []
@@ -41,7 +41,7 @@ class _TokenizerFile(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Joining:
-    """How a decoder joins pieces. `errors` is the codecs error handler for bytes that are not UTF-8."""
+    """Rules by which a decoder joins pieces."""
 
     byte_level: bool = False
     byte_fallback: bool = False
@@ -49,12 +49,12 @@ class Joining:
 
     @property
     def errors(self) -> str:
-        """Byte-level decoders give one U+FFFD for a broken character, byte fallback one for each of its bytes."""
+        """Codecs error handler: byte-level gives one U+FFFD per broken character, byte fallback one per byte."""
         return _EACH_BYTE if self.byte_fallback else _LOSSY
 
 
 def joining_of(decoder: _Decoder | None) -> Joining | None:
-    """The rules of the decoders whose pieces do not look at their neighbours; None for any other decoder."""
+    """Return the rules of a decoder whose pieces do not depend on their neighbours; None for any other decoder."""
     if decoder is None:
         return None
     chain = decoder.decoders if decoder.type == "Sequence" else [decoder]
@@ -76,7 +76,7 @@ def joining_of(decoder: _Decoder | None) -> Joining | None:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The printable characters that byte-level BPE writes for the 256 bytes (GPT-2's `bytes_to_unicode`, inverted)."""
+    """Return the printable characters of byte-level BPE for the 256 bytes (GPT-2's `bytes_to_unicode`, inverted)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
@@ -86,7 +86,7 @@ _ALPHABET = _byte_alphabet()
 
 
 class PieceTable(dict[int, Piece]):
-    """Token id to piece, filled on first use. An id outside the vocabulary adds nothing and is not remembered."""
+    """Token id to piece, filled on first use. Ids outside the vocabulary add nothing and are not cached."""
 
     def __init__(self, vocabulary: "Vocabulary", skip_special_tokens: bool) -> None:
         super().__init__()
@@ -102,19 +102,21 @@ class PieceTable(dict[int, Piece]):
 
 
 class Vocabulary:
-    """A tokenizer, read from the text of its tokenizer.json, and the tables made from it."""
+    """Tokenizer, parsed from the text of its tokenizer.json, and the tables made from it."""
 
     def __init__(self, tokenizer_json: str) -> None:
-        """Raises TokenizerError for a text that is not a tokenizer."""
+        """Parse a tokenizer.json. Raises TokenizerError for any other text."""
         try:
             self._read(tokenizer_json)
         except (MemoryError, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # tokenizers raises plain Exception, and what a panic in Rust becomes is none
+        except (
+            BaseException
+        ) as error:  # tokenizers raises plain Exception, and a panic in Rust is not even an Exception
             raise TokenizerError(f"not a tokenizer.json: {error_line(error)}") from error
 
     def _read(self, tokenizer_json: str) -> None:
-        parse_json(tokenizer_json)  # as a frontend does
+        parse_json(tokenizer_json)  # reject the same files as a frontend
         self.tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json)
         joining = joining_of(msgspec.json.decode(tokenizer_json, type=_TokenizerFile).decoder)
         special = {i: token for i, token in self.tokenizer.get_added_tokens_decoder().items() if token.special}
@@ -125,20 +127,20 @@ class Vocabulary:
         if joining is not None and not joining.byte_level and not self._find_anchor():
             joining = None
         self.joining = joining
-        """None when the decoder looks at neighbours: then only `decode` is right."""
+        """None if the decoder depends on neighbouring tokens: then only `decode` is correct."""
         self._tables = {skip: PieceTable(self, skip) for skip in (False, True)}
 
     def table(self, skip_special_tokens: bool) -> PieceTable:
-        """The pieces with or without special tokens; shared, and safe to read while another thread fills it."""
+        """Return the pieces with or without special tokens. Shared, and safe to read while another thread fills it."""
         return self._tables[skip_special_tokens]
 
     def token(self, token_id: int, skip_special_tokens: bool) -> str | None:
-        """The token of an id; None for one that adds nothing to a text, which decoders never see."""
+        """Return the token of an id; None for an id that adds nothing to a text, which decoders never see."""
         token = self.tokenizer.id_to_token(token_id) if token_id >= 0 else None
         return None if skip_special_tokens and token in self._special else token
 
     def piece(self, token_id: int, token: str) -> str | bytes:
-        """What a token adds to a text that has begun."""
+        """Return the text that a token adds to a text that has begun."""
         assert self.joining is not None
         if self.joining.byte_level:
             raw = bytes(_ALPHABET[c] for c in token) if all(c in _ALPHABET for c in token) else token.encode()
@@ -152,11 +154,11 @@ class Vocabulary:
             return raw
 
     def decode(self, ids: list[int]) -> str:
-        """The text of all the ids, special ones too."""
+        """Return the text of all the ids, including special ones."""
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def _find_anchor(self) -> bool:
-        """Pick the token that stands before another while that one's piece is measured: any with text of its own."""
+        """Find a token with text, after which other tokens' pieces are measured; return whether there is one."""
         for token_id in range(self.tokenizer.get_vocab_size()):
             token = self.token(token_id, skip_special_tokens=True)
             if token and not _BYTE_TOKEN.fullmatch(token) and (text := self.decode([token_id])):

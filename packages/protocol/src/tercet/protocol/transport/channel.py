@@ -66,7 +66,7 @@ class Connection(Enum):
 
     UP = auto()
     LOST = auto()
-    """It broke or could not begin; ZeroMQ retries by itself."""
+    """Broken, or could not begin; ZeroMQ retries by itself."""
     FAILED = auto()
     """The other side refuses our key, or does not speak ZeroMQ; this socket does not retry."""
 
