@@ -175,7 +175,7 @@ class SimulatedPoller(Poller):
     def wait(self, seconds: float) -> bool:
         return self._news()
 
-    def ring(self) -> None: ...
+    def wake(self) -> None: ...
 
     def close(self) -> None: ...
 
@@ -189,7 +189,7 @@ class SimulatedSockets(Sockets):
         self._outboxes: dict[str, Outbox] = {}
         address = bind_address(config.listen, config.peer, incarnation, config.reach)
         self.inbox: SimulatedInbox = network.listen(config.peer, address)
-        self.waiter = SimulatedPoller(self._news)
+        self.poller = SimulatedPoller(self._news)
 
     def _news(self) -> bool:
         return any(isinstance(each, SimulatedOutbox) and each.news for each in self._outboxes.values())

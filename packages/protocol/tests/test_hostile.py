@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from tercet.protocol.config import Dial, NodeConfig
-from tercet.protocol.membership.peers import UNSAID_TIME
+from tercet.protocol.membership.peers import UNSENT_TIME
 from tercet.protocol.messages.messages import AbortReq, Heartbeat
 from tercet.protocol.messages.values import Phase, Role
 from tercet.protocol.node import PeerDown, PeerUp, ThreadNode
@@ -121,7 +121,7 @@ def test_thousands_of_garbage_frames_are_counted_while_others_are_served(
     link: tuple[ThreadNode, ThreadNode], tmp_path: Path
 ) -> None:
     scheduler, frontend = link
-    security = scheduler._board.config.security
+    security = scheduler._core.config.security
     frames = [[os.urandom(40)], [b"", b""], [os.urandom(30), os.urandom(300)], [b"x"] * 3, [b"\x83", bytes(2000)]]
     count = 3000
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
@@ -259,7 +259,7 @@ def test_where_another_program_spoke_zeromq_a_part_is_found_later() -> None:
         while frontend.counters["refused_full"] == refused:  # until one more Hello has not got away
             assert time.monotonic() < deadline
             time.sleep(0.01)
-        skipped = UNSAID_TIME
+        skipped = UNSENT_TIME
         Listener(frontend).wait_for(PeerUp)
     finally:
         scheduler.close("the test is over")

@@ -29,7 +29,7 @@ from tercet.protocol.messages.messages import (
 from tercet.protocol.messages.values import Phase, Role
 from tercet.protocol.node import PeerDown, PeerReady, PeerUp, ThreadNode
 from tercet.protocol.testing import Listener, Network
-from tercet.protocol.transport.sources import PER_PEER
+from tercet.protocol.transport.peer_auth import MAX_PER_PEER
 
 FRONTEND, SCHEDULER, DETOKENIZER, SUPERVISOR = Role.FRONTEND, Role.SCHEDULER, Role.DETOKENIZER, Role.SUPERVISOR
 
@@ -244,7 +244,7 @@ def test_a_peer_that_writes_its_envelope_in_many_ways_is_heard_and_takes_no_memo
             push.send_multipart([way, encode(AbortReq(rid=str(number)))])
         for number in range(100):
             assert listener.wait_for(AbortReq).message == AbortReq(rid=str(number))
-    assert len(scheduler._board._sources) <= PER_PEER
+    assert len(scheduler._core._envelopes) <= MAX_PER_PEER
 
 
 def test_a_peer_is_never_sent_what_it_did_not_announce(network: Network) -> None:

@@ -91,7 +91,7 @@ def test_a_probe_disturbs_nobody(network: Network) -> None:
         assert time.monotonic() < end, "a probe says Goodbye"
         time.sleep(0.01)
     assert node.counters.get("dropped_undecodable", 0) == 0
-    assert not node._board.table.links
+    assert not node._core.table.links
 
 
 def test_on_loopback_a_probe_can_do_without_keys_as_the_part_does() -> None:

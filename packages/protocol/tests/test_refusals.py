@@ -32,8 +32,8 @@ def test_not_every_introduction_is_followed(world: World, teller: Role, role: Ro
     told_by = world.start(teller, dial=(scheduler.me.address,))
     world.deliver()
     message = Introduce(peer="someone", role=role, address=address)
-    world.apply(scheduler, scheduler.introduce(told_by.me.peer, message, world.now))
-    world.apply(scheduler, scheduler.introduce("a stranger", message, world.now))
+    world.apply(scheduler, scheduler.handle_introduce(told_by.me.peer, message, world.now))
+    world.apply(scheduler, scheduler.handle_introduce("a stranger", message, world.now))
     assert set(scheduler.links) == {told_by.me.address}
 
 
@@ -41,12 +41,12 @@ def test_another_major_version_is_refused_by_name_on_both_sides(world: World) ->
     scheduler = world.start(SCHEDULER)
     stranger = hello(FRONTEND, version=(2, 1))
     for _ in range(3):
-        world.apply(scheduler, scheduler.hello(stranger, world.now))
+        world.apply(scheduler, scheduler.handle_hello(stranger, world.now))
     assert world.log(scheduler) == ["frontend-0 refused: frontend-0 speaks wire version 2.1, this part speaks 1.1"]
     world.mute.add(stranger.address)
-    world.said.clear()
+    world.sent.clear()
     world.run(0.5)
-    answers = [say.message for say in world.said if say.address == stranger.address]
+    answers = [send.message for send in world.sent if send.address == stranger.address]
     assert isinstance(answers[0], Hello)
     assert answers[0].version == (1, 0), "it can see for itself"
     assert isinstance(answers[1], Goodbye)
@@ -61,13 +61,13 @@ def test_an_incompatible_peer_that_is_wanted_is_dialled_again_at_leisure(world: 
     stranger = hello(SCHEDULER, version=(2, 0))
     frontend = world.start(FRONTEND, dial=(stranger.address,))
     answer = msgspec.structs.replace(stranger, reply=True)
-    world.apply(frontend, frontend.hello(answer, world.now))
+    world.apply(frontend, frontend.handle_hello(answer, world.now))
     assert world.log(frontend) == ["scheduler-0 refused: scheduler-0 speaks wire version 2.0, this part speaks 1.1"]
-    world.said.clear()
+    world.sent.clear()
     world.run(REFUSED_PAUSE - 1)
-    assert not world.said, "an answer gets no answer, or the two would never stop"
+    assert not world.sent, "an answer gets no answer, or the two would never stop"
     world.run(2.0)
-    assert world.said
+    assert world.sent
 
 
 def test_a_newer_minor_is_welcome(world: World) -> None:
@@ -75,7 +75,7 @@ def test_a_newer_minor_is_welcome(world: World) -> None:
     newer = hello(FRONTEND, version=(1, 7))
     world.tables[newer.address] = PeerTable(newer)
     world.events[newer.incarnation] = []
-    world.apply(scheduler, scheduler.hello(newer, world.now))
+    world.apply(scheduler, scheduler.handle_hello(newer, world.now))
     assert world.log(scheduler) == ["frontend-0 up as frontend"]
 
 
@@ -86,11 +86,11 @@ def test_an_impossible_hello_is_not_answered(world: World, settings: dict[str, s
     scheduler = world.start(SCHEDULER)
     bad = msgspec.structs.replace(hello(FRONTEND), **settings)
     for _ in range(3):
-        world.apply(scheduler, scheduler.hello(bad, world.now))
+        world.apply(scheduler, scheduler.handle_hello(bad, world.now))
     assert len(world.log(scheduler)) == 1
     assert world.refused_again == 2, "counted, not told again"
     assert not scheduler.links
-    assert not world.said
+    assert not world.sent
 
 
 def test_peers_are_bounded_in_number(world: World) -> None:
@@ -114,7 +114,7 @@ def test_a_flood_of_hellos_from_nowhere_is_bounded(world: World) -> None:
     scheduler = world.start(SCHEDULER)
     scheduler.max_peers = 10
     for number in range(100):
-        world.apply(scheduler, scheduler.hello(hello(FRONTEND, f"f-{number}"), world.now))
+        world.apply(scheduler, scheduler.handle_hello(hello(FRONTEND, f"f-{number}"), world.now))
     assert len(scheduler.links) <= 20
     world.run(3.0)
     assert not scheduler.links
@@ -138,7 +138,7 @@ def test_a_hello_takes_nothing_from_a_peer_that_is_up(world: World, claim: Hello
     world.log(scheduler)
     world.closed.clear()
     for _ in range(4):
-        world.apply(scheduler, scheduler.hello(msgspec.structs.replace(claim, reply=reply), world.now))
+        world.apply(scheduler, scheduler.handle_hello(msgspec.structs.replace(claim, reply=reply), world.now))
         world.run(0.5)
     [line] = world.log(scheduler)
     assert line.startswith(f"{claim.peer} refused: ")
@@ -155,14 +155,14 @@ def test_of_two_parts_with_one_address_the_second_comes_up_once_the_first_is_gon
     world.run(0.5)
     second = PeerTable(hello(SCHEDULER, "scheduler-1", address))
     for _ in range(10):
-        world.apply(frontend, frontend.hello(second.me, world.now))
+        world.apply(frontend, frontend.handle_hello(second.me, world.now))
         world.run(0.25)
     still_up = f"scheduler-1 refused: scheduler-0 is still up at {address}"
     assert world.log(frontend) == ["scheduler-0 up as scheduler", still_up]
     world.kill(first)
     world.tables[address] = second
     world.events[second.me.incarnation] = []
-    world.apply(second, second.want({frontend.me.address}, world.now))
+    world.apply(second, second.dial({frontend.me.address}, world.now))
     world.run(3.0)
     assert world.log(frontend) == ["scheduler-0 down: silent for 2.0 s", "scheduler-1 up as scheduler"]
 

@@ -28,7 +28,7 @@ SOON = 4.0
 
 @pytest.fixture
 def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
-    monkeypatch.setattr(pulse, "RESTS_AFTER", 0.7)
+    monkeypatch.setattr(pulse, "IDLE_AFTER", 0.7)
     with Network(heartbeat_interval=INTERVAL, silence=2.0) as network:
         yield network
 
@@ -161,13 +161,13 @@ def test_a_node_that_rests_seldom_wakes(network: Network) -> None:
     wakes = dict.fromkeys((SCHEDULER, FRONTEND), 0)
 
     def counting(node: ThreadNode, role: Role) -> ThreadNode:
-        receive = node._board.receive
+        receive = node._core.receive
 
         def count(limit: int) -> tuple[list[Delivery], bool]:
             wakes[role] += 1
             return receive(limit)
 
-        node._board.receive = count  # type: ignore[method-assign]
+        node._core.receive = count  # type: ignore[method-assign]
         return node
 
     nodes = [counting(network.node(role), role) for role in wakes]

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from itertools import count
 
 from tercet.protocol.membership.events import PeerDown, PeerEvent, PeerReady, PeerUp
-from tercet.protocol.membership.links import Close, Effect, Refused, Say
+from tercet.protocol.membership.links import Close, Effect, Refused, Send
 from tercet.protocol.membership.peers import PeerTable
 from tercet.protocol.messages.messages import Goodbye, Hello, Introduce, Ready
 from tercet.protocol.messages.values import Role
@@ -35,9 +35,9 @@ class World:
         self.events: dict[str, list[PeerEvent | Refused]] = {}
         self.closed: list[str] = []
         self.refused_again = 0
-        self.said: list[Say] = []
-        self.mail: list[tuple[PeerTable, Say]] = []
-        self.lose: Callable[[Say], bool] = lambda _: False
+        self.sent: list[Send] = []
+        self.mail: list[tuple[PeerTable, Send]] = []
+        self.lose: Callable[[Send], bool] = lambda _: False
         self.mute: set[str] = set()
         """Addresses where somebody listens but never speaks."""
 
@@ -45,7 +45,7 @@ class World:
         table = PeerTable(hello(role, peer, address))
         self.tables[table.me.address] = table
         self.events[table.me.incarnation] = []
-        self.apply(table, table.want(set(dial), self.now))
+        self.apply(table, table.dial(set(dial), self.now))
         return table
 
     def kill(self, table: PeerTable) -> None:
@@ -55,12 +55,12 @@ class World:
         todo = list(effects)
         while todo:
             match todo.pop(0):
-                case Say() as say:
-                    self.said.append(say)
-                    reached = say.address in self.tables.keys() | self.mute
-                    if reached and not self.lose(say):
-                        self.mail.append((table, say))
-                    todo = table.said(say, reached, self.now) + todo
+                case Send() as send:
+                    self.sent.append(send)
+                    reached = send.address in self.tables.keys() | self.mute
+                    if reached and not self.lose(send):
+                        self.mail.append((table, send))
+                    todo = table.send_result(send, reached, self.now) + todo
                 case Close(address):
                     self.closed.append(address)
                 case Refused(again=True):
@@ -70,23 +70,23 @@ class World:
 
     def deliver(self) -> None:
         while self.mail:
-            sender, say = self.mail.pop(0)
-            table = self.tables.get(say.address)
-            if table is None or say.target not in {"", table.me.incarnation}:
+            sender, send = self.mail.pop(0)
+            table = self.tables.get(send.address)
+            if table is None or send.target not in {"", table.me.incarnation}:
                 continue
             known = table.peers.get(sender.me.peer)
             up = known is not None and known.hello.incarnation == sender.me.incarnation
-            match say.message:
+            match send.message:
                 case Hello() as message:
-                    self.apply(table, table.hello(message, self.now))
+                    self.apply(table, table.handle_hello(message, self.now))
                 case Introduce() as message if up:
-                    self.apply(table, table.introduce(sender.me.peer, message, self.now))
+                    self.apply(table, table.handle_introduce(sender.me.peer, message, self.now))
                 case Ready() as message if up:
-                    self.apply(table, table.peer_ready(sender.me.peer, message))
+                    self.apply(table, table.handle_ready(sender.me.peer, message))
                 case Goodbye() as message if up:
-                    self.apply(table, table.goodbye(sender.me.peer, message, self.now))
+                    self.apply(table, table.handle_goodbye(sender.me.peer, message, self.now))
             if up and sender.me.peer in table.peers:
-                table.heard(sender.me.peer, self.now)
+                table.note_message(sender.me.peer, self.now)
 
     def run(self, seconds: float, *, beats: bool = True) -> None:
         """Let time go by; with `beats`, everybody hears from everybody that considers it a peer."""
@@ -99,7 +99,7 @@ class World:
                     other = self.tables.get(peer.hello.address)
                     mine = other.peers.get(table.me.peer) if other else None
                     if mine and mine.hello.incarnation == table.me.incarnation:
-                        mine.heard = self.now
+                        mine.last_message = self.now
 
     def log(self, table: PeerTable) -> list[str]:
         """The events of a table since last asked, as words."""

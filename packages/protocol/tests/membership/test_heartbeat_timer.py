@@ -2,17 +2,17 @@
 
 import pytest
 
-from tercet.protocol.membership.heartbeat_timer import RESTS_AFTER, HeartbeatTimer, is_busy, is_stuck
+from tercet.protocol.membership.heartbeat_timer import IDLE_AFTER, HeartbeatTimer, is_busy, is_stuck
 from tercet.protocol.messages.messages import Heartbeat
 from tercet.protocol.messages.values import Held, Load, Phase
 
 
 def at_rest(interval: float = 0.25, silence: float = 2.0) -> HeartbeatTimer:
     """Beaten at 90, long after anything went on."""
-    pulse = HeartbeatTimer(interval, silence)
-    pulse.stir(90.0 - 2 * RESTS_AFTER)
-    pulse.beaten(90.0)
-    return pulse
+    timer = HeartbeatTimer(interval, silence)
+    timer.note_activity(90.0 - 2 * IDLE_AFTER)
+    timer.sent(90.0)
+    return timer
 
 
 def test_the_first_beat_is_due_at_once() -> None:
@@ -20,31 +20,31 @@ def test_the_first_beat_is_due_at_once() -> None:
 
 
 def test_beats_are_quick_while_something_goes_on_and_slow_after_a_while_of_nothing() -> None:
-    pulse = HeartbeatTimer(0.25, 2.0)
-    pulse.stir(0.0)
+    timer = HeartbeatTimer(0.25, 2.0)
+    timer.note_activity(0.0)
     now, gaps = 0.0, []
     for _ in range(14):
-        pulse.beaten(now)
-        gaps.append(pulse.due - now)
-        now = pulse.due
+        timer.sent(now)
+        gaps.append(timer.due - now)
+        now = timer.due
     assert gaps == [0.25] * 9 + [0.75] * 5
 
 
 def test_work_brings_the_next_beat_forward_and_says_so_once() -> None:
-    pulse = at_rest()
-    assert pulse.due == 90.75
-    assert pulse.stir(90.5)
-    assert pulse.due == 90.25, "overdue, so it goes out now"
-    assert not pulse.stir(90.6)
+    timer = at_rest()
+    assert timer.due == 90.75
+    assert timer.note_activity(90.5)
+    assert timer.due == 90.25, "overdue, so it goes out now"
+    assert not timer.note_activity(90.6)
 
 
 def test_those_who_rest_beat_together_and_never_later_than_an_eighth_beyond_their_time() -> None:
     dues = set()
     for late in range(75):
-        pulse = at_rest()
-        pulse.beaten(90.0 + late / 100)
-        assert 0.75 / 8 <= pulse.due - (90.0 + late / 100) <= 0.75 * 9 / 8
-        dues.add(pulse.due)
+        timer = at_rest()
+        timer.sent(90.0 + late / 100)
+        assert 0.75 / 8 <= timer.due - (90.0 + late / 100) <= 0.75 * 9 / 8
+        dues.add(timer.due)
     assert dues == {90.75, 91.5}
 
 

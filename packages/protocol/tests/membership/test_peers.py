@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from packages.protocol.tests.world import World, hello
 from tercet.protocol.membership.events import PeerDown, PeerUp
-from tercet.protocol.membership.peers import INTRODUCED_TIME, UNSAID_TIME, PeerTable
+from tercet.protocol.membership.peers import INTRODUCED_TIME, UNSENT_TIME, PeerTable
 from tercet.protocol.messages.messages import Introduce, Ready
 from tercet.protocol.messages.values import Role
 
@@ -27,10 +27,10 @@ def test_a_hello_is_answered_and_both_sides_are_up(world: World) -> None:
     world.deliver()
     assert world.log(scheduler) == ["frontend-0 up as frontend"]
     assert world.log(frontend) == ["scheduler-0 up as scheduler", "scheduler-0 ready"]
-    assert [say.target for say in world.said[:2]] == ["", frontend.me.incarnation]
-    said = len(world.said)
+    assert [send.target for send in world.sent[:2]] == ["", frontend.me.incarnation]
+    said = len(world.sent)
     world.run(1.0)
-    assert len(world.said) == said, "an answered Hello is not repeated"
+    assert len(world.sent) == said, "an answered Hello is not repeated"
 
 
 def test_becoming_ready_later_is_told_to_everybody_once(world: World) -> None:
@@ -50,7 +50,7 @@ def test_a_hello_to_nobody_is_repeated_until_somebody_is_there(world: World) -> 
     scheduler = hello(SCHEDULER)
     frontend = world.start(FRONTEND, dial=(scheduler.address,))
     world.run(5.0)
-    tries = [say for say in world.said if say.address == scheduler.address]
+    tries = [send for send in world.sent if send.address == scheduler.address]
     assert 15 <= len(tries) <= 30, "first quickly, then every interval"
     world.tables[scheduler.address] = late = PeerTable(scheduler)
     world.events[scheduler.incarnation] = []
@@ -64,14 +64,14 @@ def test_a_socket_by_which_no_hello_gets_away_is_made_anew(world: World) -> None
     world.kill(scheduler)
     address = scheduler.me.address
     frontend = world.start(FRONTEND, dial=(address,))
-    world.run(UNSAID_TIME - 0.5)
+    world.run(UNSENT_TIME - 0.5)
     assert world.closed == []
     world.run(1.0)
     assert world.closed == [address]
-    world.run(UNSAID_TIME + 0.5)
+    world.run(UNSENT_TIME + 0.5)
     assert world.closed == [address, address]
     world.tables[address] = scheduler
-    world.run(UNSAID_TIME + 0.5)
+    world.run(UNSENT_TIME + 0.5)
     assert world.log(frontend) == ["scheduler-0 up as scheduler"]
     assert world.closed == [address, address], "what is up keeps its socket"
 
@@ -106,7 +106,7 @@ def test_a_late_hello_of_a_dead_incarnation_harms_nobody(world: World) -> None:
     world.kill(old)
     new = world.start(SCHEDULER, dial=(frontend.me.address,))
     world.deliver()
-    world.apply(frontend, frontend.hello(old.me, world.now))
+    world.apply(frontend, frontend.handle_hello(old.me, world.now))
     world.run(5.0)
     assert world.log(frontend) == ["scheduler-0 up as scheduler"]
     assert frontend.peers["scheduler-0"].hello.incarnation == new.me.incarnation
@@ -143,7 +143,7 @@ def test_silence_takes_a_peer_down_and_its_address_is_dialled_while_wanted(world
     world.run(0.5)
     assert world.log(frontend) == ["scheduler-0 up as scheduler"], "it was only hung"
     world.kill(scheduler)
-    world.apply(frontend, frontend.want(set(), world.now))
+    world.apply(frontend, frontend.dial(set(), world.now))
     world.run(3.0)
     assert world.log(frontend) == ["scheduler-0 down: silent for 2.0 s"]
     assert not frontend.links, "its address is gone, so nobody is dialled"
@@ -154,11 +154,11 @@ def test_a_broken_connection_is_noticed_before_silence(world: World) -> None:
     frontend = world.start(FRONTEND, dial=(scheduler.me.address,))
     world.deliver()
     world.log(frontend)
-    world.apply(frontend, frontend.connection(scheduler.me.address, False, world.now))
-    world.apply(frontend, frontend.connection(scheduler.me.address, True, world.now + 0.02))
+    world.apply(frontend, frontend.on_connection(scheduler.me.address, False, world.now))
+    world.apply(frontend, frontend.on_connection(scheduler.me.address, True, world.now + 0.02))
     world.run(1.0)
     assert world.log(frontend) == [], "it came back at once"
-    world.apply(frontend, frontend.connection(scheduler.me.address, False, world.now))
+    world.apply(frontend, frontend.on_connection(scheduler.me.address, False, world.now))
     world.kill(scheduler)
     world.run(0.2)
     assert world.log(frontend) == ["scheduler-0 down: its connection broke"]
@@ -181,7 +181,7 @@ def test_who_lost_us_and_says_hello_again_is_told_all_again(world: World) -> Non
     frontend = world.start(FRONTEND, dial=(scheduler.me.address,))
     world.deliver()
     world.log(frontend)
-    world.apply(frontend, frontend.connection(scheduler.me.address, False, world.now))
+    world.apply(frontend, frontend.on_connection(scheduler.me.address, False, world.now))
     world.run(0.7)
     assert world.log(frontend) == [
         "scheduler-0 down: its connection broke",
@@ -213,7 +213,7 @@ def test_who_says_hello_is_not_silent(world: World) -> None:
     world.deliver()
     for _ in range(5):
         world.run(1.0, beats=False)
-        world.apply(scheduler, scheduler.hello(frontend.me, world.now))
+        world.apply(scheduler, scheduler.handle_hello(frontend.me, world.now))
     assert world.log(scheduler) == ["frontend-0 up as frontend"]
 
 
@@ -246,7 +246,7 @@ def test_a_frontend_introduces_every_detokenizer_to_every_scheduler(world: World
 def test_introductions_are_repeated_so_that_none_is_needed(world: World) -> None:
     scheduler, detokenizer = world.start(SCHEDULER), world.start(DETOKENIZER)
     frontend = world.start(FRONTEND, dial=(scheduler.me.address, detokenizer.me.address))
-    world.lose = lambda say: isinstance(say.message, Introduce)
+    world.lose = lambda send: isinstance(send.message, Introduce)
     world.run(1.0)
     assert set(frontend.peers) == {"scheduler-0", "detokenizer-0"}
     world.lose = lambda _: False
@@ -261,7 +261,7 @@ def test_a_supervisor_knows_everybody_and_introduces_nobody(world: World) -> Non
         world.start(role, dial=(supervisor.me.address,))
     world.run(3.0)
     assert set(supervisor.peers) == {"scheduler-0", "detokenizer-0"}
-    assert not [say for say in world.said if isinstance(say.message, Introduce)]
+    assert not [send for send in world.sent if isinstance(send.message, Introduce)]
 
 
 def test_the_introduced_are_not_dialled_for_ever(world: World) -> None:
@@ -269,7 +269,7 @@ def test_the_introduced_are_not_dialled_for_ever(world: World) -> None:
     world.start(FRONTEND, dial=(scheduler.me.address,))
     world.deliver()
     introduced = Introduce(peer="detokenizer-0", role=DETOKENIZER, address="ipc:///run/gone.ipc")
-    world.apply(scheduler, scheduler.introduce("frontend-0", introduced, world.now))
+    world.apply(scheduler, scheduler.handle_introduce("frontend-0", introduced, world.now))
     world.run(INTRODUCED_TIME - 1)
     assert "ipc:///run/gone.ipc" in scheduler.links
     world.run(2)
@@ -281,18 +281,18 @@ def test_addresses_are_dialled_in_an_order_that_does_not_change(world: World) ->
     addresses = [f"tcp://127.0.0.1:{port}" for port in range(1000, 1040)]
     frontend = world.start(FRONTEND, dial=tuple(addresses))
     assert list(frontend.links) == addresses
-    world.apply(frontend, frontend.want(set(), world.now))
+    world.apply(frontend, frontend.dial(set(), world.now))
     assert world.closed == addresses
 
 
 def test_my_own_hello_is_not_a_peer(world: World) -> None:
     scheduler = world.start(SCHEDULER)
-    world.apply(scheduler, scheduler.want({scheduler.me.address}, world.now))
-    world.apply(scheduler, scheduler.hello(scheduler.me, world.now))
+    world.apply(scheduler, scheduler.dial({scheduler.me.address}, world.now))
+    world.apply(scheduler, scheduler.handle_hello(scheduler.me, world.now))
     world.run(1.0)
     assert not scheduler.links
     assert not scheduler.peers
-    assert not world.said
+    assert not world.sent
 
 
 @settings(max_examples=60, deadline=None)
@@ -304,14 +304,14 @@ def test_whatever_is_lost_and_whoever_dies_everybody_meets_in_the_end(random: ob
     frontend = world.start(FRONTEND)
     parts = {role: world.start(role) for role in (SCHEDULER, DETOKENIZER)}
     for _ in range(6):
-        world.apply(frontend, frontend.want({part.me.address for part in parts.values()}, world.now))
+        world.apply(frontend, frontend.dial({part.me.address for part in parts.values()}, world.now))
         world.run(3 * roll(), beats=roll() > losses)
         role = SCHEDULER if roll() < 0.5 else DETOKENIZER
         if roll() < 0.5:
             world.kill(parts[role])
             parts[role] = world.start(role)
     world.lose = lambda _: False
-    world.apply(frontend, frontend.want({part.me.address for part in parts.values()}, world.now))
+    world.apply(frontend, frontend.dial({part.me.address for part in parts.values()}, world.now))
     world.run(25.0)
     everybody = {frontend.me.peer: frontend, "scheduler-0": parts[SCHEDULER], "detokenizer-0": parts[DETOKENIZER]}
     for name, table in everybody.items():

@@ -10,12 +10,12 @@ from tercet.protocol.messages.values import Phase
 
 def looked(stall: Stall, due: float, *times: float) -> float:
     for now in times:
-        stall.look(now, due)
+        stall.observe(now, due)
     return stall.age
 
 
 def test_it_grows_until_the_loop_goes_on() -> None:
-    stall = Stall(most=1.0)
+    stall = Stall(max_gap=1.0)
     assert looked(stall, 1.0, 0.5, 1.0) == 0
     assert looked(stall, 1.0, 1.5, 2.0, 2.5) == 1.5
     assert looked(stall, 3.0, 3.0) == 0
@@ -23,13 +23,13 @@ def test_it_grows_until_the_loop_goes_on() -> None:
 
 
 def test_a_loop_that_never_goes_on_is_stuck() -> None:
-    stall = Stall(most=1.0)
+    stall = Stall(max_gap=1.0)
     age = looked(stall, 0.0, *(each / 2 for each in range(62)))
     assert is_stuck(Heartbeat(phase=Phase.STEP, step_age=age, longest_step=stall.longest))
 
 
 def test_time_that_the_process_was_stopped_does_not_count() -> None:
-    stall = Stall(most=1.0)
+    stall = Stall(max_gap=1.0)
     assert looked(stall, 1.0, 0.9, 3600.0) == 1.0
 
 

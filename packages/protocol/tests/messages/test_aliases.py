@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from packages.protocol.tests.world import World, hello
-from tercet.protocol.membership.links import Close, LinkState, Say
+from tercet.protocol.membership.links import Close, LinkState, Send
 from tercet.protocol.membership.peers import FAILED_PAUSE, PeerTable
 from tercet.protocol.messages.messages import Goodbye, Hello, Introduce
 from tercet.protocol.messages.values import Role
@@ -20,7 +20,7 @@ def world() -> World:
 
 
 def hellos(world: World, address: str) -> int:
-    return sum(say.address == address and isinstance(say.message, Hello) for say in world.said)
+    return sum(send.address == address and isinstance(send.message, Hello) for send in world.sent)
 
 
 def behind_virtual_address(world: World) -> PeerTable:
@@ -37,9 +37,9 @@ def test_a_peer_behind_another_address_is_called_there_no_more_once_it_is_up(wor
     assert frontend.peers["scheduler-0"].hello.address == scheduler.me.address
     assert frontend.links[VIRTUAL].state is LinkState.ALIAS
     assert VIRTUAL in world.closed, "the connection that is not needed is closed"
-    said = len(world.said)
+    said = len(world.sent)
     world.run(10.0)
-    assert len(world.said) == said, "both are silent but for heartbeats"
+    assert len(world.sent) == said, "both are silent but for heartbeats"
     assert world.log(scheduler) == ["frontend-0 up as frontend"]
 
 
@@ -62,7 +62,7 @@ def test_an_alias_that_is_wanted_no_more_is_forgotten(world: World) -> None:
     behind_virtual_address(world)
     frontend = world.start(FRONTEND, dial=(VIRTUAL,))
     world.run(1.0)
-    world.apply(frontend, frontend.want(set(), world.now))
+    world.apply(frontend, frontend.dial(set(), world.now))
     assert list(frontend.links) == ["tcp://127.0.0.1:5000"]
 
 
@@ -73,7 +73,7 @@ def test_an_introduction_to_an_alias_does_not_start_over_each_time(world: World)
     world.deliver()
     introduction = Introduce(peer="scheduler-0", role=SCHEDULER, address=VIRTUAL)
     for _ in range(10):
-        world.apply(detokenizer, detokenizer.introduce("frontend-0", introduction, world.now))
+        world.apply(detokenizer, detokenizer.handle_introduce("frontend-0", introduction, world.now))
         world.run(1.0)
     assert "scheduler-0" in detokenizer.peers
     assert hellos(world, VIRTUAL) <= 3
@@ -94,7 +94,7 @@ def test_an_answer_cannot_silence_a_call_that_was_not_made(world: World) -> None
     frontend = world.start(FRONTEND, dial=(scheduler.me.address, "tcp://127.0.0.1:7000"))
     world.run(1.0)
     answer = msgspec.structs.replace(scheduler.me, reply=True, dialled="tcp://127.0.0.1:7000")
-    assert frontend.hello(answer, world.now) == [], "nobody was ever reached there"
+    assert frontend.handle_hello(answer, world.now) == [], "nobody was ever reached there"
     other = world.start(SCHEDULER, "scheduler-1", address="tcp://127.0.0.1:7000")
     world.run(1.0)
     assert frontend.peers["scheduler-1"].hello.incarnation == other.me.incarnation
@@ -111,7 +111,7 @@ def test_a_replayed_hello_of_an_earlier_start_takes_nobody_down(world: World) ->
     world.log(frontend)
     for reply in (False, True):
         for _ in range(3):
-            world.apply(frontend, frontend.hello(msgspec.structs.replace(old.me, reply=reply), world.now))
+            world.apply(frontend, frontend.handle_hello(msgspec.structs.replace(old.me, reply=reply), world.now))
             world.run(1.0)
     assert world.log(frontend) == ["scheduler-0 refused: a later start of it has taken its place"]
     assert frontend.peers["scheduler-0"].hello.incarnation == new.me.incarnation
@@ -121,9 +121,9 @@ def test_who_said_goodbye_does_not_come_back_by_a_late_hello(world: World) -> No
     frontend = world.start(FRONTEND)
     scheduler = world.start(SCHEDULER, dial=(frontend.me.address,))
     world.deliver()
-    world.apply(frontend, frontend.goodbye("scheduler-0", Goodbye(reason="done"), world.now))
+    world.apply(frontend, frontend.handle_goodbye("scheduler-0", Goodbye(reason="done"), world.now))
     world.log(frontend)
-    world.apply(frontend, frontend.hello(scheduler.me, world.now))
+    world.apply(frontend, frontend.handle_hello(scheduler.me, world.now))
     assert not frontend.peers
     assert not frontend.links
 
@@ -150,17 +150,17 @@ def test_what_is_remembered_of_the_dead_is_bounded(world: World) -> None:
     for number in range(200):
         scheduler = world.start(SCHEDULER, f"scheduler-{number}", dial=(frontend.me.address,))
         world.deliver()
-        world.apply(frontend, frontend.goodbye(scheduler.me.peer, Goodbye(), world.now))
+        world.apply(frontend, frontend.handle_goodbye(scheduler.me.peer, Goodbye(), world.now))
         world.kill(scheduler)
-    assert len(frontend._past) <= 20
-    assert len(frontend._latest) <= 20
+    assert len(frontend._ended) <= 20
+    assert len(frontend._last_incarnations) <= 20
 
 
 def test_where_our_key_is_not_taken_is_tried_again_at_leisure_with_a_new_socket(world: World) -> None:
     address = "tcp://127.0.0.1:5000"
     frontend = world.start(FRONTEND, dial=(address,))
     before = hellos(world, address)
-    world.apply(frontend, frontend.failed(address, world.now))
+    world.apply(frontend, frontend.on_connection_failed(address, world.now))
     assert world.closed == [address]
     world.run(FAILED_PAUSE - 0.1)
     assert hellos(world, address) == before
@@ -172,10 +172,12 @@ def test_every_first_hello_says_where_it_was_sent(world: World) -> None:
     scheduler = world.start(SCHEDULER)
     world.start(FRONTEND, dial=(scheduler.me.address,))
     world.deliver()
-    assert [say.message.dialled for say in world.said if isinstance(say.message, Hello)] == [scheduler.me.address] * 2
+    assert [send.message.dialled for send in world.sent if isinstance(send.message, Hello)] == [
+        scheduler.me.address
+    ] * 2
     stranger = hello(FRONTEND, "frontend-1")
-    [answer] = scheduler.hello(stranger, world.now)
-    assert isinstance(answer, Say)
+    [answer] = scheduler.handle_hello(stranger, world.now)
+    assert isinstance(answer, Send)
     assert isinstance(answer.message, Hello)
     assert answer.message.dialled == "", "an older part does not say, and nothing is made up"
     assert Close(stranger.address) not in scheduler.tick(world.now)

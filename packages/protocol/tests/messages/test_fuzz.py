@@ -142,34 +142,34 @@ def test_a_message_is_read_only_by_the_inboxes_it_is_for(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def board(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeCore]:
+def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeCore]:
     """A scheduler's, with one frontend up, that is fed by hand."""
     directory = tmp_path_factory.mktemp("fuzz") / "run"
     config = NodeConfig(Role.SCHEDULER, "scheduler-0", f"ipc://{directory}", max_peers=8)
     beat = Heartbeat(phase=Phase.IDLE)
-    board = NodeCore(config, INBOXES[Role.SCHEDULER], lambda _: beat, clock=ScriptedClock())
-    board.open()
-    yield board
-    board.close("the test is over")
+    core = NodeCore(config, INBOXES[Role.SCHEDULER], lambda _: beat, clock=ScriptedClock())
+    core.open()
+    yield core
+    core.close("the test is over")
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(st.booleans(), FRAMES), min_size=1, max_size=4), st.floats(0, 1))
 def test_a_node_takes_whatever_comes_and_goes_on(
-    board: NodeCore, frames: list[tuple[bool, bytes]], pause: float
+    core: NodeCore, frames: list[tuple[bool, bytes]], pause: float
 ) -> None:
-    before = board.counters
+    before = core.counters
     for honest, frame in frames:
-        envelope = Envelope(source="frontend-0", incarnation="00112233445566ff", target=board.incarnation)
+        envelope = Envelope(source="frontend-0", incarnation="00112233445566ff", target=core.incarnation)
         head = encode_envelope(envelope) if honest else GOLDEN["Envelope"]
-        board._take(Received(None, [head, frame]), 1000.0, [])
-        board._take(Received(None, [frame, GOLDEN["Hello"]]), 1000.0, [])
-    board._clock.advance(pause)  # type: ignore[attr-defined]
-    board.tick()
-    after = board.counters
+        core._receive_one(Received(None, [head, frame]), 1000.0, [])
+        core._receive_one(Received(None, [frame, GOLDEN["Hello"]]), 1000.0, [])
+    core._clock.advance(pause)  # type: ignore[attr-defined]
+    core.tick()
+    after = core.counters
     taken = [name for name in after if name == "received" or name.startswith("dropped")]
     assert sum(after[name] - before.get(name, 0) for name in taken) >= 0
-    assert len(board.table.links) <= 2 * board.config.max_peers
-    assert len(board._opened.counters()) <= 2 * board.config.max_peers
-    assert len(board._claims) <= 2 * board.config.max_peers
-    assert len(board._sources) <= 4 * board.config.max_peers
+    assert len(core.table.links) <= 2 * core.config.max_peers
+    assert len(core._open_sockets.counters()) <= 2 * core.config.max_peers
+    assert len(core._authorizer) <= 2 * core.config.max_peers
+    assert len(core._envelopes) <= 4 * core.config.max_peers

@@ -29,12 +29,12 @@ def address(tmp_path: Path) -> str:
 
 
 def receive(inbox: Inbox, timeout: float = 10.0) -> list[Frame]:
-    waiter = Poller(inbox.filenos())
+    poller = Poller(inbox.filenos())
     end = time.monotonic() + timeout
     while (received := inbox.receive()) is None:
         assert time.monotonic() < end, "nothing came"
-        waiter.wait(end - time.monotonic())
-    waiter.close()
+        poller.wait(end - time.monotonic())
+    poller.close()
     return received.frames
 
 

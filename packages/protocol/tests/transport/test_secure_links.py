@@ -111,9 +111,9 @@ def test_a_wildcard_is_announced_as_the_address_of_the_route(start: Start) -> No
     frontend = start(FRONTEND, at(scheduler, SCHEDULER, "127.0.0.5"), listen="tcp://0.0.0.0:0")
     Listener(frontend).wait_for(PeerUp, "scheduler-0")
     Listener(scheduler).wait_for(PeerUp, "frontend-0")
-    addresses = [peer.hello.address for node in (frontend, scheduler) for peer in node._board.table.peers.values()]
+    addresses = [peer.hello.address for node in (frontend, scheduler) for peer in node._core.table.peers.values()]
     assert [address.rpartition(":")[0] for address in addresses] == ["tcp://127.0.0.1"] * 2
-    wait(lambda: not [link for link in frontend._board.table.links.values() if link.state.name == "DIALLING"])
+    wait(lambda: not [link for link in frontend._core.table.links.values() if link.state.name == "DIALLING"])
 
 
 def test_an_advertised_address_is_used_instead(start: Start) -> None:
@@ -122,7 +122,7 @@ def test_an_advertised_address_is_used_instead(start: Start) -> None:
     scheduler = start(SCHEDULER, listen=f"tcp://0.0.0.0:{port}", advertise=f"tcp://127.0.0.9:{port}")
     frontend = start(FRONTEND, at(scheduler, SCHEDULER))
     Listener(frontend).wait_for(PeerUp, "scheduler-0")
-    assert frontend._board.table.peers["scheduler-0"].hello.address == f"tcp://127.0.0.9:{port}"
+    assert frontend._core.table.peers["scheduler-0"].hello.address == f"tcp://127.0.0.9:{port}"
 
 
 def _stranger(tmp_path: Path, role: Role) -> Security:

@@ -10,8 +10,8 @@ from tercet.protocol.config import NodeConfig
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.membership.stall import StallWatch
 from tercet.protocol.messages.messages import Heartbeat, Message, Ready
+from tercet.protocol.node import SupervisorWatch
 from tercet.protocol.node_core import NodeCore
-from tercet.protocol.search import Search
 
 logger = logging.getLogger(__name__)
 
@@ -39,82 +39,86 @@ class AsyncNode:
         on_deliveries: Callable[[list[Delivery]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._board = NodeCore(config, inbox_union, status, None, clock)
+        self._core = NodeCore(config, inbox_union, status, None, clock)
         self._clock = clock
-        self._watch = StallWatch(lambda: self._board.beat_due, self._board.beat_again, config.heartbeat_interval, clock)
-        self._search = Search(config.supervisor, clock())
+        self._watch = StallWatch(
+            lambda: self._core.heartbeat_due, self._core.repeat_heartbeats, config.heartbeat_interval, clock
+        )
+        self._supervisor_watch = SupervisorWatch(config.supervisor, clock())
         self._on_deliveries = on_deliveries
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._next: asyncio.Handle | None = None
-        self.send = self._board.send
-        self.peers = self._board.peers
+        self._next_run: asyncio.Handle | None = None
+        self.send = self._core.send
+        self.peers = self._core.peers
 
     @property
     def incarnation(self) -> str:
         """Id of this start of the process."""
-        return self._board.incarnation
+        return self._core.incarnation
 
     @property
     def address(self) -> str:
         """Address of the bound inbox; only valid after `start`."""
-        return self._board.inbox.address
+        return self._core.inbox.address
 
     @property
     def counters(self) -> dict[str, int]:
-        return self._board.counters
+        return self._core.counters
 
     async def start(self) -> None:
         """Bind the inbox and begin to look for peers. Raises ChannelError if it cannot be bound."""
-        self._board.open()
+        self._core.open()
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._board.fileno(), self._turn)
-        self._turn()
+        self._loop.add_reader(self._core.fileno(), self._run_once)
+        self._run_once()
         self._watch.start()
 
     def set_ready(self, ready: Ready) -> None:
         """Tell every peer that this process can take work."""
-        self._board.set_ready(ready)
+        self._core.set_ready(ready)
 
     async def close(self, reason: str = "") -> None:
         """Send Goodbye with this reason and close every socket."""
-        if self._leave():
-            await asyncio.get_running_loop().run_in_executor(None, self._board.close, reason or "closed")
+        if self._detach():
+            await asyncio.get_running_loop().run_in_executor(None, self._core.close, reason or "closed")
 
     def close_now(self, reason: str = "") -> None:
         """Close without a thread, which cannot start while a process exits; the loop is blocked meanwhile."""
-        if self._leave():
-            self._board.close(reason or "closed")
+        if self._detach():
+            self._core.close(reason or "closed")
 
-    def _leave(self) -> bool:
+    def _detach(self) -> bool:
         """Stop watching the sockets; return whether the node was running."""
         if self._loop is None:
             return False
         self._watch.stop()
-        self._loop.remove_reader(self._board.fileno())
-        if self._next:
-            self._next.cancel()
+        self._loop.remove_reader(self._core.fileno())
+        if self._next_run:
+            self._next_run.cancel()
         self._loop = None
         return True
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         """Receive one batch and do what is due; the loop's next pass receives the rest.
 
         The next pass is scheduled even if this one raises, and messages already received are delivered.
         """
         if self._loop is None:
             return
-        board, more, pause = self._board, False, _AFTER_FAILURE
+        core, more, pause = self._core, False, _AFTER_FAILURE
         deliveries: list[Delivery] = []
         try:
-            board.wait(0)
-            deliveries, more = board.receive(BATCH)
-            deliveries += board.tick()
-            if complaint := self._search.complaint(board.table, self._clock()):
-                logger.warning("%s", complaint)
-            pause = max(0.001, board.idle_time())
+            core.wait(0)
+            deliveries, more = core.receive(BATCH)
+            deliveries += core.tick()
+            if warning := self._supervisor_watch.warning(core.table, self._clock()):
+                logger.warning("%s", warning)
+            pause = max(0.001, core.idle_time())
         finally:
-            if self._next:
-                self._next.cancel()
-            self._next = self._loop.call_soon(self._turn) if more else self._loop.call_later(pause, self._turn)
+            if self._next_run:
+                self._next_run.cancel()
+            self._next_run = (
+                self._loop.call_soon(self._run_once) if more else self._loop.call_later(pause, self._run_once)
+            )
             if deliveries:
                 self._on_deliveries(deliveries)

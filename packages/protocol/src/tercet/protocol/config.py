@@ -78,7 +78,7 @@ class NodeConfig:
         return Reach.LOOPBACK if self.insecure_loopback else Reach.NOWHERE
 
     @property
-    def guarded(self) -> bool:
+    def requires_keys(self) -> bool:
         """Return whether every sender to the inbox has been authenticated by a key."""
         return self.security is not None and not isinstance(parse(self.listen), Ipc)
 

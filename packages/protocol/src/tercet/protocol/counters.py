@@ -9,7 +9,7 @@ from tercet.protocol.logging import RateLimitedLogger
 
 logger = logging.getLogger(__name__)
 
-COMPLAINT_INTERVAL = 1.0
+WARNING_INTERVAL = 1.0
 """Seconds between log lines."""
 
 
@@ -19,7 +19,7 @@ class LinkCounters:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._lock = threading.Lock()
-        self._complaints = RateLimitedLogger(logger, COMPLAINT_INTERVAL)
+        self._warnings = RateLimitedLogger(logger, WARNING_INTERVAL)
 
     def count(self, name: str) -> None:
         with self._lock:
@@ -41,8 +41,8 @@ class LinkCounters:
     def drop(self, name: str, what: str, now: float) -> None:
         """Count a dropped message and log a warning."""
         self.count(name)
-        self.complain(f"dropped {what}", now)
+        self.warn(f"dropped {what}", now)
 
-    def complain(self, what: str, now: float) -> None:
+    def warn(self, what: str, now: float) -> None:
         """Log a warning unless one was logged within the last second."""
-        self._complaints.say(what, now)
+        self._warnings.warn(what, now)

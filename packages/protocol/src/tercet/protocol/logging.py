@@ -10,13 +10,13 @@ class RateLimitedLogger:
         self._logger = logger
         self._interval = interval
         self._next = float("-inf")
-        self._unsaid = 0
+        self._suppressed = 0
 
-    def say(self, what: str, now: float) -> None:
+    def warn(self, what: str, now: float) -> None:
         """Log a warning or suppress it; the next line says how many were suppressed."""
         if now < self._next:
-            self._unsaid += 1
+            self._suppressed += 1
             return
         self._next = now + self._interval
-        self._logger.warning("%s%s", what, f" (and {self._unsaid} more)" if self._unsaid else "")
-        self._unsaid = 0
+        self._logger.warning("%s%s", what, f" (and {self._suppressed} more)" if self._suppressed else "")
+        self._suppressed = 0

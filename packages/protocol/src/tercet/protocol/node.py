@@ -11,10 +11,11 @@ from typing import Protocol
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import NodeFailed
 from tercet.protocol.membership.events import Delivery, PeerDown, PeerEvent, PeerInfo, PeerReady, PeerUp
+from tercet.protocol.membership.peers import PeerTable
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.messages import Heartbeat, Message
+from tercet.protocol.messages.values import Role
 from tercet.protocol.node_core import Answer, NodeCore, unanswered
-from tercet.protocol.search import Search
 
 __all__ = [
     "Answer",
@@ -26,6 +27,7 @@ __all__ = [
     "PeerReady",
     "PeerUp",
     "Sender",
+    "SupervisorWatch",
     "ThreadNode",
     "unanswered",
 ]
@@ -36,6 +38,8 @@ BATCH = 256
 """Messages received before heartbeats get their turn."""
 MAX_PENDING = 10_000
 """Deliveries that may wait for the main thread; beyond it the inbox is not read and senders see full queues."""
+SUPERVISOR_WARNING_INTERVAL = 30.0
+"""Seconds without a link to the supervisor before the first warning, and between two."""
 PAUSE = 0.01
 """Seconds between checks for whether the main thread has caught up."""
 
@@ -46,6 +50,24 @@ class Sender(Protocol):
     def send(self, peer: str, message: Message, *frames: Frame) -> bool:
         """Queue a message without waiting; return False if the peer is down, full, or cannot decode the type."""
         ...
+
+
+class SupervisorWatch:
+    """Warnings of one node while it has no link to its supervisor; without a `spec` of one, there are none."""
+
+    def __init__(self, spec: str, now: float) -> None:
+        self._spec = spec
+        self._since = self._last_warning = now
+
+    def warning(self, table: PeerTable, now: float) -> str:
+        """Return a warning if one is due: the supervisor's address, and the state of all links."""
+        if not self._spec or any(peer.hello.role is Role.SUPERVISOR for peer in table.peers.values()):
+            self._since = self._last_warning = now
+        if now - self._last_warning < SUPERVISOR_WARNING_INTERVAL:
+            return ""
+        self._last_warning = now
+        links = "; ".join(map(str, table.links.values())) or "there is nobody to greet"
+        return f"no supervisor at {self._spec} for {now - self._since:.0f} s: {links}"
 
 
 class ThreadNode:
@@ -63,41 +85,41 @@ class ThreadNode:
         answers: Mapping[type[Message], Answer] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._board = NodeCore(config, inbox_union, status, answers, clock)
+        self._core = NodeCore(config, inbox_union, status, answers, clock)
         self._ready_batches: queue.SimpleQueue[list[Delivery]] = queue.SimpleQueue()
         self._clock = clock
-        self._search = Search(config.supervisor, clock())
+        self._supervisor_watch = SupervisorWatch(config.supervisor, clock())
         self._thread = threading.Thread(target=self._run, name=f"tercet-node-{config.peer}", daemon=True)
         self._delivered = 0
         self._drained = 0
         self._stopping = ""
         self._failure: BaseException | None = None
-        self.send = self._board.send
-        self.set_ready = self._board.set_ready
-        self.peers = self._board.peers
+        self.send = self._core.send
+        self.set_ready = self._core.set_ready
+        self.peers = self._core.peers
 
     @property
     def incarnation(self) -> str:
         """Id of this start of the process."""
-        return self._board.incarnation
+        return self._core.incarnation
 
     @property
     def address(self) -> str:
         """Address of the bound inbox; only valid after `start`."""
-        return self._board.inbox.address
+        return self._core.inbox.address
 
     @property
     def counters(self) -> dict[str, int]:
-        return self._board.counters
+        return self._core.counters
 
     @property
     def links(self) -> list[str]:
         """Descriptions of the links: address, state and peer. Thread-safe."""
-        return [str(link) for link in list(self._board.table.links.values())]
+        return [str(link) for link in list(self._core.table.links.values())]
 
     def start(self) -> None:
         """Bind the inbox and begin to look for peers. Raises ChannelError if it cannot be bound."""
-        self._board.open()
+        self._core.open()
         self._thread.start()
 
     def drain(self, wait: float | None = 0) -> list[Delivery]:
@@ -127,30 +149,30 @@ class ThreadNode:
     def close(self, reason: str = "") -> None:
         """Send Goodbye with this reason, close every socket and end the thread."""
         self._stopping = reason or "closed"
-        self._board.ring()
+        self._core.wake()
         if self._thread.is_alive():
             self._thread.join()
 
     def _run(self) -> None:
-        board, more = self._board, True
+        core, more = self._core, True
         try:
             while not self._stopping:
                 if self._delivered - self._drained > MAX_PENDING:
                     # The table is not ticked while messages are not read, so no peer counts as silent.
-                    board.beat()
-                    board.admit()
+                    core.send_heartbeats()
+                    core.admit()
                     time.sleep(PAUSE)
                     continue
-                board.wait(0 if more else board.idle_time())
-                deliveries, more = board.receive(BATCH)
-                self._deliver(deliveries + board.tick())
-                if complaint := self._search.complaint(board.table, self._clock()):
-                    logger.warning("%s", complaint)
+                core.wait(0 if more else core.idle_time())
+                deliveries, more = core.receive(BATCH)
+                self._deliver(deliveries + core.tick())
+                if warning := self._supervisor_watch.warning(core.table, self._clock()):
+                    logger.warning("%s", warning)
         except BaseException as error:
             logger.critical("the node's thread dies", exc_info=True)
             self._failure = error
         finally:
-            board.close(self._stopping or "failed")
+            core.close(self._stopping or "failed")
             self.wake()
 
     def _deliver(self, deliveries: list[Delivery]) -> None:

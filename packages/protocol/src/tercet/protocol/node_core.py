@@ -17,17 +17,16 @@ from tercet.protocol.counters import LinkCounters
 from tercet.protocol.errors import AddressError, DecodeError
 from tercet.protocol.membership.events import Delivery, PeerDown, PeerInfo, PeerReady, PeerUp
 from tercet.protocol.membership.heartbeat_timer import HeartbeatTimer, is_busy
-from tercet.protocol.membership.links import Close, Effect, Refused, Say, Timing
+from tercet.protocol.membership.links import Close, Effect, Refused, Send, Timing
 from tercet.protocol.membership.peers import PeerTable
 from tercet.protocol.messages.codec import Codec, Envelope, Frame, decode_envelope, encode, encode_envelope, tag_of
 from tercet.protocol.messages.messages import Goodbye, Heartbeat, Hello, Introduce, Message, Ready
 from tercet.protocol.messages.values import WIRE_VERSION, Phase, Role
 from tercet.protocol.sockets import Sockets
 from tercet.protocol.transport.channel import Connection, Outbox, Received
-from tercet.protocol.transport.claims import PeerAuthorizer
 from tercet.protocol.transport.endpoints import address_towards
+from tercet.protocol.transport.peer_auth import EnvelopeCache, PeerAuthorizer
 from tercet.protocol.transport.resolver import Resolver
-from tercet.protocol.transport.sources import EnvelopeCache
 
 logger = logging.getLogger(__name__)
 
@@ -72,16 +71,16 @@ class NodeCore:
         self._sockets: Sockets | None = None
         self._resolver = Resolver(config.specs)
         self._routes: dict[str, PeerRoute] = {}
-        self._sources = EnvelopeCache()
-        self._claims = PeerAuthorizer(config.security if config.guarded else None)
+        self._envelopes = EnvelopeCache()
+        self._authorizer = PeerAuthorizer(config.security if config.requires_keys else None)
         self._counters = LinkCounters()
-        self._pulse = HeartbeatTimer(config.heartbeat_interval, config.silence)
-        self._beats: dict[str, Heartbeat] = {}
+        self._heartbeat_timer = HeartbeatTimer(config.heartbeat_interval, config.silence)
+        self._last_heartbeats: dict[str, Heartbeat] = {}
         """Last heartbeat to each peer that was up then."""
         self._due = float("-inf")
-        self._news = False
+        self._connections_changed = False
         """Connections came up or broke since the last tick."""
-        self._to_tell: Ready | None = None
+        self._pending_ready: Ready | None = None
 
     # Any thread.
 
@@ -98,27 +97,27 @@ class NodeCore:
             self._counters.count("refused_unannounced")
             return False
         if not isinstance(message, Heartbeat):
-            self._stir(self._clock())
+            self._note_activity(self._clock())
         return route.outbox.send([route.envelope, encode(message), *frames])
 
     def set_ready(self, ready: Ready) -> None:
         """Tell every peer, now and later, that this process can take work."""
-        self._to_tell = ready
-        self.ring()
+        self._pending_ready = ready
+        self.wake()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Make a `wait` return."""
         if sockets := self._sockets:
-            sockets.waiter.ring()
+            sockets.poller.wake()
 
     @property
-    def beat_due(self) -> float:
+    def heartbeat_due(self) -> float:
         """Time of the next heartbeat."""
-        return self._pulse.due
+        return self._heartbeat_timer.due
 
-    def beat_again(self, step_age: float, longest_step: float) -> None:
+    def repeat_heartbeats(self, step_age: float, longest_step: float) -> None:
         """Repeat the last heartbeats with this step age, while the thread that owns the node is busy."""
-        for peer, last in list(self._beats.items()):
+        for peer, last in list(self._last_heartbeats.items()):
             phase = last.phase if last.phase is Phase.DRAINING else Phase.STEP
             age = {"phase": phase, "step_age": step_age, "longest_step": longest_step}
             self.send(peer, msgspec.structs.replace(last, **age))
@@ -160,11 +159,11 @@ class NodeCore:
 
     def fileno(self) -> int:
         """Return a descriptor that is readable when `wait` would not wait."""
-        return self._opened.waiter.fileno()
+        return self._open_sockets.poller.fileno()
 
     def wait(self, seconds: float) -> None:
         """Wait until there is something to receive or to do. Receive until nothing is left before the next call."""
-        self._news |= self._opened.waiter.wait(seconds)
+        self._connections_changed |= self._open_sockets.poller.wait(seconds)
 
     def receive(self, limit: int) -> tuple[list[Delivery], bool]:
         """Receive at most `limit` messages; return their deliveries and whether there may be more."""
@@ -175,71 +174,71 @@ class NodeCore:
             received = self.inbox.receive()
             if received is None:
                 return deliveries, False
-            self._take(received, now, deliveries)
+            self._receive_one(received, now, deliveries)
         return deliveries, True
 
     def admit(self) -> None:
         """Authenticate waiting connections, and count those without a key."""
         for _ in range(self.inbox.admit()):
             self._counters.count("turned_away")
-            self._counters.complain("turned away a connection that shows no key of ours", self._clock())
+            self._counters.warn("turned away a connection that shows no key of ours", self._clock())
 
     def tick(self) -> list[Delivery]:
         """Do what is due: resolve specs, send Hellos, detect dead peers, send heartbeats."""
         deliveries: list[Delivery] = []
         now = self._clock()
-        if now < self._next and not self._news and self._to_tell is None:
+        if now < self._next_due and not self._connections_changed and self._pending_ready is None:
             return deliveries
         # Apply each effect before the next input: a peer must be down before its next incarnation comes up.
-        if self._to_tell is not None:
-            self._apply(self.table.set_ready(self._to_tell), now, deliveries)
-            self._to_tell = None
+        if self._pending_ready is not None:
+            self._apply(self.table.set_ready(self._pending_ready), now, deliveries)
+            self._pending_ready = None
         if (addresses := self._resolver.poll(now)) is not None:
-            self._claims.dialled = addresses
-            self._apply(self.table.want(set(addresses), now), now, deliveries)
-        if self._news:
-            self._news = False
+            self._authorizer.dialled = addresses
+            self._apply(self.table.dial(set(addresses), now), now, deliveries)
+        if self._connections_changed:
+            self._connections_changed = False
             self._apply(self._connections(now), now, deliveries)
         self._apply(self.table.tick(now), now, deliveries)
-        self.beat()
+        self.send_heartbeats()
         self._due = min(self.table.deadline(now), self._resolver.deadline)
         return deliveries
 
     def _connections(self, now: float) -> list[Effect]:
         """Return the effects of connections that came up, broke or failed."""
         effects: list[Effect] = []
-        for address, change in self._opened.changes():
+        for address, change in self._open_sockets.changes():
             if change is Connection.FAILED:
-                self._counters.complain(f"{address} does not take our key, or is no part of a server", now)
-                effects += self.table.failed(address, now)
+                self._counters.warn(f"{address} does not take our key, or is no part of a server", now)
+                effects += self.table.on_connection_failed(address, now)
             else:
-                effects += self.table.connection(address, change is Connection.UP, now)
+                effects += self.table.on_connection(address, change is Connection.UP, now)
         return effects
 
-    def beat(self) -> None:
+    def send_heartbeats(self) -> None:
         """Send heartbeats if they are due."""
         now = self._clock()
-        if now < self._pulse.due:
+        if now < self._heartbeat_timer.due:
             return
-        self._pulse.beaten(now)
-        self._beats = {peer: self._status(peer) for peer in list(self._routes)}
-        for peer, heartbeat in self._beats.items():
+        self._heartbeat_timer.sent(now)
+        self._last_heartbeats = {peer: self._status(peer) for peer in list(self._routes)}
+        for peer, heartbeat in self._last_heartbeats.items():
             if is_busy(heartbeat):
-                self._stir(now)
+                self._note_activity(now)
             self.send(peer, heartbeat)
 
-    def _stir(self, now: float) -> None:
+    def _note_activity(self, now: float) -> None:
         """Record activity, here or at a peer, so that heartbeats are frequent for a while."""
-        if self._pulse.stir(now):
-            self.ring()
+        if self._heartbeat_timer.note_activity(now):
+            self.wake()
 
     @property
-    def _next(self) -> float:
-        return min(self._due, self._pulse.due)
+    def _next_due(self) -> float:
+        return min(self._due, self._heartbeat_timer.due)
 
     def idle_time(self) -> float:
         """Return the seconds until the next tick has something to do, if nothing happens before."""
-        return max(0.0, self._next - self._clock())
+        return max(0.0, self._next_due - self._clock())
 
     def close(self, reason: str) -> None:
         """Send Goodbye and close every socket; wait briefly for queued messages to leave."""
@@ -252,29 +251,31 @@ class NodeCore:
             self._counters.add(counters)
 
     @property
-    def _opened(self) -> Sockets:
+    def _open_sockets(self) -> Sockets:
         assert self._sockets is not None, "the node is not open"
         return self._sockets
 
     # Receiving.
 
-    def _take(self, received: Received, now: float, deliveries: list[Delivery]) -> None:
+    def _receive_one(self, received: Received, now: float, deliveries: list[Delivery]) -> None:
         key, frames = received
         try:
             if len(frames) < 2:
                 raise DecodeError(f"{len(frames)} frames instead of an envelope and a message")
-            source = self._sources.find(key, bytes(frames[0]))
-            source = source or self._greet(decode_envelope(frames[0]), received, now, deliveries)
+            source = self._envelopes.find(key, bytes(frames[0]))
+            source = source or self._handle_unknown_sender(decode_envelope(frames[0]), received, now, deliveries)
             if source is None:
                 return
             message = self._codec.decode(frames[1])
             self._counters.count("received")
-            self.table.heard(source, now)
+            self.table.note_message(source, now)
             self._handle(source, message, received, now, deliveries)
         except DecodeError as error:
             self._counters.drop("dropped_undecodable", str(error), now)
 
-    def _greet(self, envelope: Envelope, received: Received, now: float, deliveries: list[Delivery]) -> str | None:
+    def _handle_unknown_sender(
+        self, envelope: Envelope, received: Received, now: float, deliveries: list[Delivery]
+    ) -> str | None:
         """Handle an envelope that is not cached; return the peer if it is one that is up."""
         if envelope.target and envelope.target != self.incarnation:
             self._counters.drop(
@@ -286,13 +287,13 @@ class NodeCore:
         if known and envelope.target and known.hello.incarnation == envelope.incarnation:
             if self._forbidden(key, envelope.source, known.hello.role, now):
                 return None
-            self._sources.remember(key, bytes(frames[0]), envelope.source)
+            self._envelopes.add(key, bytes(frames[0]), envelope.source)
             return envelope.source
         message = self._codec.decode(frames[1])
         if isinstance(message, Hello):
             if (message.peer, message.incarnation) != (envelope.source, envelope.incarnation):
                 raise DecodeError(f"a Hello of {message.peer} in an envelope of {envelope.source}")
-            self._apply(self._meet(key, message, now), now, deliveries)
+            self._apply(self._handle_hello(key, message, now), now, deliveries)
         elif isinstance(message, Goodbye) and envelope.target:
             logger.warning("%s turns us away: %s", envelope.source, message.reason)
         else:
@@ -301,29 +302,29 @@ class NodeCore:
 
     def _forbidden(self, key: Role | None, peer: str, role: Role, now: float, address: str = "") -> bool:
         """Return whether the sender's key does not allow its role, or the address at which another role is expected."""
-        if self._claims.allowed(key, role, address):
+        if self._authorizer.allowed(key, role, address):
             return False
         claim = f"a {role.value} {f'at {address} ' if address else ''}with the key of {key.value if key else 'nobody'}"
         self._counters.drop("dropped_forbidden", f"a message from {peer}: {claim}", now)
         return True
 
-    def _meet(self, key: Role | None, hello: Hello, now: float) -> list[Effect]:
+    def _handle_hello(self, key: Role | None, hello: Hello, now: float) -> list[Effect]:
         """Handle a Hello; the reply is sent to a socket that expects the key which the Hello came with."""
         if self._forbidden(key, hello.peer, hello.role, now, hello.address):
             return []
         role = key or hello.role
-        effects = self.table.hello(hello, now)
+        effects = self.table.handle_hello(hello, now)
         link = self.table.links.get(hello.address)
         if link is None or link.hello is not hello:
             return effects
-        if (outbox := self._opened.find(hello.address)) and outbox.key not in {None, role}:
+        if (outbox := self._open_sockets.find(hello.address)) and outbox.key not in {None, role}:
             self._close(hello.address)
         return self._expect(role, hello.address, effects)
 
     def _expect(self, role: Role, address: str, effects: list[Effect]) -> list[Effect]:
         """Expect a key at an address if there is a link to it."""
         if address in self.table.links:
-            self._claims.expect(role, address)
+            self._authorizer.expect(role, address)
         return effects
 
     def _handle(
@@ -333,17 +334,17 @@ class NodeCore:
             case Hello():
                 if message.peer != source:
                     raise DecodeError(f"a Hello of {message.peer} in an envelope of {source}")
-                effects = self._meet(received.role, message, now)
+                effects = self._handle_hello(received.role, message, now)
             case Introduce():
-                key = self._claims.key_at(message.address) or message.role
-                effects = self._expect(key, message.address, self.table.introduce(source, message, now))
+                key = self._authorizer.key_at(message.address) or message.role
+                effects = self._expect(key, message.address, self.table.handle_introduce(source, message, now))
             case Ready():
-                effects = self.table.peer_ready(source, message)
+                effects = self.table.handle_ready(source, message)
             case Goodbye():
-                effects = self.table.goodbye(source, message, now)
+                effects = self.table.handle_goodbye(source, message, now)
             case _:
                 if not isinstance(message, Heartbeat) or is_busy(message):
-                    self._stir(now)
+                    self._note_activity(now)
                 if answer := self._answers.get(type(message)):
                     if reply := answer(source, message):
                         self.send(source, *reply)
@@ -360,12 +361,12 @@ class NodeCore:
             self._due = float("-inf")
         while todo:
             match todo.popleft():
-                case Say() as say:
-                    todo.extendleft(reversed(self.table.said(say, self._say(say), now)))
+                case Send() as send:
+                    todo.extendleft(reversed(self.table.send_result(send, self._send(send), now)))
                 case Close(address):
                     self._close(address)
                     if address not in self.table.links:
-                        self._claims.forget(address)
+                        self._authorizer.forget(address)
                 case Refused(peer, reason, again):
                     self._counters.count("refused_hello")
                     logger.log(logging.DEBUG if again else logging.ERROR, "%s is refused: %s", peer, reason)
@@ -374,30 +375,30 @@ class NodeCore:
                     if outbox := self._dial(hello.address):
                         self._routes[peer] = PeerRoute(outbox, self._envelope(hello.incarnation), frozenset(features))
                     else:
-                        todo.extendleft(reversed(self.table.connection(hello.address, False, now)))
+                        todo.extendleft(reversed(self.table.on_connection(hello.address, False, now)))
                     deliveries.append(Delivery(peer, event))
-                    self._stir(now)
+                    self._note_activity(now)
                 case PeerReady(peer=peer) as event:
                     deliveries.append(Delivery(peer, event))
                 case PeerDown(peer=peer) as event:
                     self._routes.pop(peer, None)
-                    self._sources.forget(peer)
+                    self._envelopes.forget(peer)
                     deliveries.append(Delivery(peer, event))
-                    self._stir(now)
+                    self._note_activity(now)
                 case other:
                     assert_never(other)
 
-    def _say(self, say: Say) -> bool:
-        message = say.message
+    def _send(self, send: Send) -> bool:
+        message = send.message
         if isinstance(message, Hello) and not self.config.advertise:
             try:
-                here = address_towards(say.address, self.inbox.address)
+                here = address_towards(send.address, self.inbox.address)
             except AddressError as error:
-                self._counters.complain(str(error), self._clock())
+                self._counters.warn(str(error), self._clock())
                 return False
             message = msgspec.structs.replace(message, address=here)
-        outbox = self._dial(say.address)
-        return outbox is not None and outbox.send([self._envelope(say.target), encode(message)])
+        outbox = self._dial(send.address)
+        return outbox is not None and outbox.send([self._envelope(send.target), encode(message)])
 
     def _envelope(self, target: str) -> bytes:
         return encode_envelope(Envelope(source=self.config.peer, incarnation=self.incarnation, target=target))
@@ -405,10 +406,10 @@ class NodeCore:
     def _dial(self, address: str) -> Outbox | None:
         """Return the outbox to an address, or None if none can be opened now, for example without free descriptors."""
         try:
-            return self._opened.outbox(address, self._claims.key_at(address))
+            return self._open_sockets.outbox(address, self._authorizer.key_at(address))
         except (AddressError, OSError, zmq.ZMQError) as error:
-            self._counters.complain(f"cannot dial {address}: {error}", self._clock())
+            self._counters.warn(f"cannot dial {address}: {error}", self._clock())
             return None
 
     def _close(self, address: str) -> None:
-        self._counters.add(self._opened.drop(address))
+        self._counters.add(self._open_sockets.drop(address))

@@ -16,7 +16,7 @@ GOODBYE_TIME = 0.2
 
 
 class Sockets:
-    """Sockets of one node. They belong to one thread, except `counters`, `waiter.ring` and sending.
+    """Sockets of one node. They belong to one thread, except `counters`, `poller.wake` and sending.
 
     Raises ChannelError or AddressError.
     """
@@ -33,7 +33,7 @@ class Sockets:
         except ProtocolError:
             self._context.term()
             raise
-        self.waiter = Poller(self.inbox.filenos())
+        self.poller = Poller(self.inbox.filenos())
 
     def find(self, address: str) -> Outbox | None:
         """Return the outbox to an address, or None if it is not open."""
@@ -47,7 +47,7 @@ class Sockets:
         if address not in self._outboxes:
             outbox = Outbox(self._context, address, self._bounds, self._security, key)
             try:
-                self.waiter.watch(outbox.monitor)
+                self.poller.watch(outbox.monitor)
             except OSError:
                 outbox.close()
                 raise
@@ -65,7 +65,7 @@ class Sockets:
         outbox = self._outboxes.pop(address, None)
         if outbox is None:
             return {}
-        self.waiter.unwatch(outbox.monitor)
+        self.poller.unwatch(outbox.monitor)
         outbox.close(linger)
         return outbox.counters
 
@@ -76,7 +76,7 @@ class Sockets:
     def close(self) -> list[dict[str, int]]:
         """Close all sockets after a moment for queued messages to leave; return the counters of the outboxes."""
         counters = [self.drop(address, GOODBYE_TIME) for address in list(self._outboxes)]
-        self.waiter.close()
+        self.poller.close()
         self.inbox.close()
         self._context.term()
         return counters

@@ -183,7 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_nonsense(self) -> None:
         """What arrives is no HTTP. The answer is in the words of every other error, unless there is one already."""
-        self.complaints.say("invalid HTTP request received", self.loop.time())
+        self.complaints.warn("invalid HTTP request received", self.loop.time())
         if not self.transport.is_closing():
             self._refuse(BadRequestError("Invalid HTTP request received."))
 

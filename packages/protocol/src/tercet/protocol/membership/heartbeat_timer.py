@@ -9,11 +9,11 @@ A process can send heartbeats and still be stuck in a step: `is_stuck` decides t
 from tercet.protocol.messages.messages import Heartbeat
 from tercet.protocol.messages.values import Phase
 
-RESTS_AFTER = 2.0
+IDLE_AFTER = 2.0
 """Seconds without activity after which the node counts as idle."""
-_REST = 3
+_IDLE_FACTOR = 3
 """Idle interval, in active intervals."""
-_SHARE = 0.375
+_MAX_IDLE_SHARE = 0.375
 """Longest idle interval, as a share of `silence`: two heartbeats may be lost or late."""
 
 _STUCK_STEP = 30.0
@@ -44,18 +44,18 @@ class HeartbeatTimer:
 
     def __init__(self, interval: float, silence: float) -> None:
         self._interval = interval
-        self._rest = max(interval, min(_REST * interval, _SHARE * silence))
-        self._stirred = self._beaten = _LONG_AGO
+        self._idle_interval = max(interval, min(_IDLE_FACTOR * interval, _MAX_IDLE_SHARE * silence))
+        self._last_activity = self._last_sent = _LONG_AGO
 
-    def stir(self, now: float) -> bool:
+    def note_activity(self, now: float) -> bool:
         """Record activity; return whether the node was idle, so that the next heartbeat is now due earlier."""
-        rested = now - self._stirred > RESTS_AFTER
-        self._stirred = now
-        return rested
+        was_idle = now - self._last_activity > IDLE_AFTER
+        self._last_activity = now
+        return was_idle
 
-    def beaten(self, now: float) -> None:
+    def sent(self, now: float) -> None:
         """Record that heartbeats were sent."""
-        self._beaten = now
+        self._last_sent = now
 
     @property
     def due(self) -> float:
@@ -64,7 +64,7 @@ class HeartbeatTimer:
         Idle processes of one machine share its clock and send at the same moments, so they wake the machine once for
         all.
         """
-        if self._beaten - self._stirred <= RESTS_AFTER or self._rest == self._interval:
-            return self._beaten + self._interval
-        periods = (self._beaten + self._rest / 8) // self._rest
-        return (periods + 1) * self._rest
+        if self._last_sent - self._last_activity <= IDLE_AFTER or self._idle_interval == self._interval:
+            return self._last_sent + self._interval
+        periods = (self._last_sent + self._idle_interval / 8) // self._idle_interval
+        return (periods + 1) * self._idle_interval

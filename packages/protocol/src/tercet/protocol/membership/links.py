@@ -20,7 +20,7 @@ FIRST_PAUSE = 0.005
 """Seconds until a Hello that found no connection is retried; doubles up to the interval."""
 
 
-class Say(NamedTuple):
+class Send(NamedTuple):
     """Effect: send a message to an address, to that incarnation; report with `PeerTable.send_result`."""
 
     address: str
@@ -43,7 +43,7 @@ class Refused(NamedTuple):
     """True if this incarnation was refused before: nothing new to log."""
 
 
-Effect = Say | Close | Refused | PeerEvent
+Effect = Send | Close | Refused | PeerEvent
 
 
 class LinkState(Enum):
@@ -65,9 +65,9 @@ class Link:
     next_try: float
     pause: float = FIRST_PAUSE
     expires: float | None = None
-    greeted: bool = False
+    hello_sent: bool = False
     """A Hello of this node was sent."""
-    unsaid: float | None = None
+    unsent_since: float | None = None
     """Time since which no Hello could be sent; None if the last one was."""
     hello: Hello | None = None
     """The peer's Hello, from ANSWERING on."""
@@ -76,7 +76,7 @@ class Link:
 
     def __str__(self) -> str:
         peer = f" {self.hello.peer}" if self.hello else ""
-        return f"{self.state.name.lower()}{peer} at {self.address}, {'' if self.greeted else 'not '}greeted"
+        return f"{self.state.name.lower()}{peer} at {self.address}, {'' if self.hello_sent else 'not '}greeted"
 
 
 @dataclass(slots=True)
@@ -84,12 +84,12 @@ class Peer:
     """Peer that is up."""
 
     hello: Hello
-    heard: float
+    last_message: float
     features: frozenset[str]
     ready: Ready | None = None
-    told_at: float | None = None
+    ready_sent_at: float | None = None
     """Time at which this node's Ready was last sent to it."""
-    lost: float | None = None
+    lost_at: float | None = None
     """Time at which its connection broke."""
 
 
@@ -99,7 +99,7 @@ class Timing:
 
     interval: float = 0.25
     silence: float = 2.0
-    lost: float = 0.125
+    reconnect: float = 0.125
     """A broken connection that is not back after this time means that the process is dead."""
-    retell: float = 0.05
+    ready_retry: float = 0.05
     """Pause before a Ready that could not be sent is retried."""

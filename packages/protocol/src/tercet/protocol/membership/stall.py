@@ -8,29 +8,29 @@ from collections.abc import Callable
 class Stall:
     """Measurement of a loop's lateness by periodic observations.
 
-    Time between two observations that are far apart is limited to `most`: the process was suspended, and its loop with
+    Time between two distant observations is limited to `max_gap`: the process was suspended, and its loop with
     it.
     """
 
-    def __init__(self, most: float) -> None:
-        self._most = most
-        self._looked = float("-inf")
+    def __init__(self, max_gap: float) -> None:
+        self._max_gap = max_gap
+        self._observed = float("-inf")
         self.age = 0.0
         self.longest = 0.0
         """Longest stall that has ended, in seconds."""
 
-    def look(self, now: float, due: float) -> None:
+    def observe(self, now: float, due: float) -> None:
         """Observe the loop at a time when work is due since `due`."""
         late = now - due
         if late <= 0:
             self.longest, self.age = max(self.longest, self.age), 0.0
         else:
-            self.age += min(late, now - self._looked, self._most)
-        self._looked = now
+            self.age += min(late, now - self._observed, self._max_gap)
+        self._observed = now
 
 
 class StallWatch:
-    """Daemon thread that calls `beat(age, longest)` while the loop is more than `interval` late for its next heartbeat.
+    """Daemon thread that calls `repeat(age, longest)` while the loop is over `interval` late for its heartbeat.
 
     `due` returns the time of that heartbeat. Both are called in the thread.
     """
@@ -38,12 +38,12 @@ class StallWatch:
     def __init__(
         self,
         due: Callable[[], float],
-        beat: Callable[[float, float], None],
+        repeat: Callable[[float, float], None],
         interval: float,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._due = due
-        self._beat = beat
+        self._repeat = repeat
         self._interval = interval
         self._clock = clock
         self._ended = threading.Event()
@@ -59,6 +59,6 @@ class StallWatch:
     def _run(self) -> None:
         stall = Stall(4 * self._interval)
         while not self._ended.wait(max(self._interval, self._due() + self._interval - self._clock())):
-            stall.look(self._clock(), self._due() + self._interval)
+            stall.observe(self._clock(), self._due() + self._interval)
             if stall.age:
-                self._beat(stall.age, stall.longest)
+                self._repeat(stall.age, stall.longest)

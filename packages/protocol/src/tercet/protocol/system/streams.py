@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
 
-class _PatientFile(io.FileIO):
+class _LossyFile(io.FileIO):
     """File that accepts writes that fail, as on a full disk, and remembers the reason."""
 
     failure = ""
@@ -36,12 +36,12 @@ def prepare_streams() -> None:
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  # as long as it runs
-    sys.stderr, _ = _patient(sys.stderr)
+    sys.stderr, _ = _lossy(sys.stderr)
 
 
 def keep_output() -> None:
     """Make writes to stdout never fail from now on."""
-    sys.stdout, _ = _patient(sys.stdout)
+    sys.stdout, _ = _lossy(sys.stdout)
 
 
 @contextlib.contextmanager
@@ -51,7 +51,7 @@ def part_streams(program: str) -> Iterator[None]:
     Exits with 1 if these could not be written, after a line on stderr.
     """
     prepare_streams()
-    sys.stdout, file = _patient(sys.stdout)
+    sys.stdout, file = _lossy(sys.stdout)
     status: str | int | None = None
     try:
         yield
@@ -76,14 +76,14 @@ def _open_descriptors() -> None:
     os.close(descriptor)
 
 
-def _patient(stream: TextIO) -> tuple[TextIO, _PatientFile | None]:
+def _lossy(stream: TextIO) -> tuple[TextIO, _LossyFile | None]:
     """Return a stream that never fails, with its file; a stream without a file, as in a test, is returned as it is."""
     if type(stream) is not io.TextIOWrapper or not isinstance(stream.buffer, io.BufferedWriter | io.FileIO):
         return stream, None
     raw = stream.buffer if isinstance(stream.buffer, io.FileIO) else stream.buffer.raw
-    if isinstance(raw, _PatientFile) or type(raw) is not io.FileIO:
-        return stream, raw if isinstance(raw, _PatientFile) else None
-    file = _PatientFile(raw.fileno(), "w", closefd=False)
+    if isinstance(raw, _LossyFile) or type(raw) is not io.FileIO:
+        return stream, raw if isinstance(raw, _LossyFile) else None
+    file = _LossyFile(raw.fileno(), "w", closefd=False)
     writer = io.BufferedWriter(file)
-    patient = io.TextIOWrapper(writer, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
-    return patient, file
+    lossy = io.TextIOWrapper(writer, encoding=stream.encoding, errors=stream.errors, line_buffering=True)
+    return lossy, file

@@ -100,7 +100,7 @@ class Inbox:
         self, context: Context, address: str, bounds: Bounds = Bounds(), security: Security | None = None
     ) -> None:
         self._path: Path | None = None
-        self._door: ZapAuthenticator | None = None
+        self._authenticator: ZapAuthenticator | None = None
         target = _check(address, security)
         if isinstance(target, Ipc):
             self._path = Path(target.path)
@@ -109,7 +109,7 @@ class Inbox:
         self._bounds = bounds
         self._socket = _open(context, zmq.PULL, address, bounds, security)
         if security and isinstance(target, Tcp):
-            self._door = ZapAuthenticator(context, security)
+            self._authenticator = ZapAuthenticator(context, security)
             self._socket.curve_server = True
             self._socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
             self._socket.zap_enforce_domain = True
@@ -128,7 +128,7 @@ class Inbox:
 
     def admit(self) -> int:
         """Authenticate waiting clients; return how many were refused."""
-        return self._door.answer() if self._door else 0
+        return self._authenticator.answer() if self._authenticator else 0
 
     def receive(self) -> Received | None:
         """Return the next message, or None; a message of too many frames is returned without frames.
@@ -138,7 +138,7 @@ class Inbox:
         socket = self._socket
         role = None
         try:
-            if self._door:
+            if self._authenticator:
                 first = socket.recv(zmq.NOBLOCK, copy=False)
                 role = Role(str(first.get("User-Id")))
                 frames: list[Frame] = [first.bytes]
@@ -161,12 +161,12 @@ class Inbox:
         return Received(role, [])
 
     def _readable(self) -> list[Socket]:
-        return [self._socket, self._door.socket] if self._door else [self._socket]
+        return [self._socket, self._authenticator.socket] if self._authenticator else [self._socket]
 
     def close(self) -> None:
         self._socket.close()
-        if self._door:
-            self._door.close()
+        if self._authenticator:
+            self._authenticator.close()
         if self._path:
             self._path.unlink(missing_ok=True)
 

@@ -11,26 +11,26 @@ from enum import Enum, auto
 class _Kind(Enum):
     INBOX = auto()
     CONNECTION = auto()
-    BELL = auto()
+    WAKEUP = auto()
 
 
 class Poller:
     """Poller of ZeroMQ's edge-triggered descriptors: after a wake-up, read until nothing is left.
 
-    Belongs to one thread; any other may call `ring`.
+    Belongs to one thread; any other may call `wake`.
     """
 
     def __init__(self, inbox: Iterable[int]) -> None:
         self._selector = selectors.DefaultSelector()
-        self._bell, self._cord = os.pipe()
+        self._wakeup_reader, self._wakeup_writer = os.pipe()
         self._lock = threading.Lock()
         self._closed = False
         self._unread = False
         """A new connection is watched whose events were not read yet: ZeroMQ signals only after a read that found
         none."""
-        os.set_blocking(self._bell, False)
-        os.set_blocking(self._cord, False)
-        self._selector.register(self._bell, selectors.EVENT_READ, _Kind.BELL)
+        os.set_blocking(self._wakeup_reader, False)
+        os.set_blocking(self._wakeup_writer, False)
+        self._selector.register(self._wakeup_reader, selectors.EVENT_READ, _Kind.WAKEUP)
         for descriptor in inbox:
             self._selector.register(descriptor, selectors.EVENT_READ, _Kind.INBOX)
 
@@ -49,19 +49,19 @@ class Poller:
 
     def wait(self, seconds: float) -> bool:
         """Wait at most `seconds` for any event; return whether connections have events."""
-        news, self._unread = self._unread, False
-        for key, _ in self._selector.select(0 if news else max(0.0, seconds)):
-            news |= key.data is _Kind.CONNECTION
-            if key.data is _Kind.BELL:
+        changed, self._unread = self._unread, False
+        for key, _ in self._selector.select(0 if changed else max(0.0, seconds)):
+            changed |= key.data is _Kind.CONNECTION
+            if key.data is _Kind.WAKEUP:
                 with contextlib.suppress(BlockingIOError):
-                    os.read(self._bell, 4096)
-        return news
+                    os.read(self._wakeup_reader, 4096)
+        return changed
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         """Make a waiting `wait` return, or the next one not wait."""
         with self._lock, contextlib.suppress(BlockingIOError):  # a full pipe is readable already
             if not self._closed:
-                os.write(self._cord, b"\0")
+                os.write(self._wakeup_writer, b"\0")
 
     def close(self) -> None:
         """Close the poller. Repeated calls are harmless."""
@@ -70,5 +70,5 @@ class Poller:
                 return
             self._closed = True
             self._selector.close()
-            os.close(self._bell)
-            os.close(self._cord)
+            os.close(self._wakeup_reader)
+            os.close(self._wakeup_writer)

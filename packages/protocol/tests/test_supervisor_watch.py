@@ -9,8 +9,7 @@ from packages.protocol.tests.world import START, World
 from tercet.protocol.aio import AsyncNode
 from tercet.protocol.messages.messages import FrontendInbox, Heartbeat, SchedulerInbox
 from tercet.protocol.messages.values import Phase, Role
-from tercet.protocol.node import NodeConfig, ThreadNode
-from tercet.protocol.search import PATIENCE, Search
+from tercet.protocol.node import SUPERVISOR_WARNING_INTERVAL, NodeConfig, SupervisorWatch, ThreadNode
 from tercet.protocol.testing import ScriptedClock
 
 SPEC = "ipc:///run/supervisor.*"
@@ -34,9 +33,12 @@ def alone(role: Role, directory: str) -> NodeConfig:
 def test_a_supervisor_that_is_not_found_is_missed_aloud_again_and_again() -> None:
     world = World()
     scheduler = world.start(Role.SCHEDULER)
-    search = Search(SPEC, START)
-    assert search.complaint(scheduler, START + PATIENCE - 0.1) == ""
-    said = [search.complaint(scheduler, START + PATIENCE + seconds) for seconds in (0.0, 0.1, PATIENCE)]
+    watch = SupervisorWatch(SPEC, START)
+    assert watch.warning(scheduler, START + SUPERVISOR_WARNING_INTERVAL - 0.1) == ""
+    said = [
+        watch.warning(scheduler, START + SUPERVISOR_WARNING_INTERVAL + seconds)
+        for seconds in (0.0, 0.1, SUPERVISOR_WARNING_INTERVAL)
+    ]
     there = f"no supervisor at {SPEC} for"
     assert said == [f"{there} 30 s: there is nobody to greet", "", f"{there} 60 s: there is nobody to greet"]
 
@@ -46,8 +48,8 @@ def test_it_tells_how_far_each_link_came() -> None:
     scheduler = world.start(Role.SCHEDULER, dial=("ipc:///run/supervisor.1.ipc", "ipc:///run/supervisor.2.ipc"))
     world.mute.add("ipc:///run/supervisor.2.ipc")
     world.run(1.0)
-    complaint = Search(SPEC, world.now - PATIENCE).complaint(scheduler, world.now)
-    assert complaint.split(": ", 1)[1].split("; ") == [
+    warning = SupervisorWatch(SPEC, world.now - SUPERVISOR_WARNING_INTERVAL).warning(scheduler, world.now)
+    assert warning.split(": ", 1)[1].split("; ") == [
         "dialling at ipc:///run/supervisor.1.ipc, not greeted",
         "dialling at ipc:///run/supervisor.2.ipc, greeted",
     ]
@@ -57,21 +59,21 @@ def test_one_that_is_linked_is_not_missed_and_one_that_is_lost_not_at_once() -> 
     world = World()
     supervisor = world.start(Role.SUPERVISOR)
     scheduler = world.start(Role.SCHEDULER, dial=(supervisor.me.address,))
-    search = Search(SPEC, START)
+    watch = SupervisorWatch(SPEC, START)
     world.deliver()
-    world.run(PATIENCE + 1)
-    assert search.complaint(scheduler, world.now) == ""
+    world.run(SUPERVISOR_WARNING_INTERVAL + 1)
+    assert watch.warning(scheduler, world.now) == ""
     world.kill(supervisor)
     world.run(5.0)
     assert not scheduler.peers
-    assert search.complaint(scheduler, world.now) == ""
-    world.run(PATIENCE)
-    assert "dialling" in search.complaint(scheduler, world.now)
+    assert watch.warning(scheduler, world.now) == ""
+    world.run(SUPERVISOR_WARNING_INTERVAL)
+    assert "dialling" in watch.warning(scheduler, world.now)
 
 
 def test_who_has_no_supervisor_misses_none() -> None:
     scheduler = World().start(Role.SCHEDULER)
-    assert Search("", START).complaint(scheduler, START + 10 * PATIENCE) == ""
+    assert SupervisorWatch("", START).warning(scheduler, START + 10 * SUPERVISOR_WARNING_INTERVAL) == ""
 
 
 def test_a_node_with_a_thread_says_so(directory: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,7 +81,7 @@ def test_a_node_with_a_thread_says_so(directory: str, caplog: pytest.LogCaptureF
     node = ThreadNode(alone(Role.SCHEDULER, directory), SchedulerInbox, idle, clock=clock)
     node.start()
     try:
-        clock.advance(PATIENCE)
+        clock.advance(SUPERVISOR_WARNING_INTERVAL)
         deadline = time.monotonic() + 20
         while "no supervisor at" not in caplog.text:
             assert time.monotonic() < deadline
@@ -93,7 +95,7 @@ async def test_a_node_on_a_loop_says_so(directory: str, caplog: pytest.LogCaptur
     node = AsyncNode(alone(Role.FRONTEND, directory), FrontendInbox, idle, lambda _: None, clock)
     await node.start()
     try:
-        clock.advance(PATIENCE)
+        clock.advance(SUPERVISOR_WARNING_INTERVAL)
         async with asyncio.timeout(20):
             while "no supervisor at" not in caplog.text:  # noqa: ASYNC110  # it tells nobody
                 await asyncio.sleep(0.01)
