@@ -8,7 +8,7 @@ from types import UnionType
 from tokenizers import Tokenizer
 
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
-from tercet.detokenizer.loop import SETTLE_SECONDS, DetokenizerLoop
+from tercet.detokenizer.loop import MIN_DRAIN_SECONDS, DetokenizerLoop
 from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard as TextBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
@@ -260,7 +260,7 @@ class DetokenizerPart(Part):
         self._arrived += deliveries
         if self.leaving and self._leaves_at is None:
             self.status.drain()
-            self._leaves_at = self.clock() + SETTLE_SECONDS
+            self._leaves_at = self.clock() + MIN_DRAIN_SECONDS
         busy = self.loop.turn(0)
         busy = busy or bool(len(self.manager)) or bool(len(self.outbox))
         if self._leaves_at is not None and self.clock() >= self._leaves_at and not busy:

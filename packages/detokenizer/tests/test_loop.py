@@ -9,7 +9,7 @@ import pytest
 
 from packages.detokenizer.tests.batches import batch
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
-from tercet.detokenizer.loop import ASK_AGAIN_SECONDS, RETRY_SECONDS, SETTLE_SECONDS, DetokenizerLoop
+from tercet.detokenizer.loop import MIN_DRAIN_SECONDS, RETRY_SECONDS, TOKENIZER_TIMEOUT_SECONDS, DetokenizerLoop
 from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
@@ -83,7 +83,7 @@ def test_a_scheduler_that_does_not_answer_is_asked_again(byte_level: Vocabulary)
     bench.node.full = set()
     bench.loop.turn(0)
     assert len(bench.node.take()) == 1
-    bench.clock.advance(ASK_AGAIN_SECONDS - 0.1)
+    bench.clock.advance(TOKENIZER_TIMEOUT_SECONDS - 0.1)
     bench.loop.turn(0)
     assert bench.node.take() == []
     bench.clock.advance(0.1)
@@ -209,7 +209,7 @@ def test_what_comes_for_a_frontend_that_is_gone_is_kept_no_longer(byte_level: Vo
     bench.node.full = {"f"}
     bench.feed("s", batch(first))
     bench.feed("s", batch(second, 1))
-    assert (texts(bench.node), len(bench.manager), bench.loop.patience()) == ([], 0, None)
+    assert (texts(bench.node), len(bench.manager), bench.loop.seconds_until_due()) == ([], 0, None)
 
 
 def test_a_choice_that_its_frontend_calls_off_is_forgotten_and_nobody_elses(byte_level: Vocabulary) -> None:
@@ -220,7 +220,7 @@ def test_a_choice_that_its_frontend_calls_off_is_forgotten_and_nobody_elses(byte
         bench.feed(source, abort)
         assert bench.board.heartbeat("f").held.rids == ["r"]
     bench.feed("f", AbortReq(rid="r", indices=[0]))
-    assert (bench.board.heartbeat("f").held.rids, bench.manager.counters["called_off"]) == ([], 1)
+    assert (bench.board.heartbeat("f").held.rids, bench.manager.counters["aborted"]) == ([], 1)
 
 
 def test_a_choice_that_is_called_off_twice_in_one_message_is_forgotten_once(byte_level: Vocabulary) -> None:
@@ -228,7 +228,7 @@ def test_a_choice_that_is_called_off_twice_in_one_message_is_forgotten_once(byte
     bench.begin()
     bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
     bench.feed("f", AbortReq(rid="r", indices=[0, 0, 5]))
-    assert (len(bench.manager), bench.manager.counters["called_off"]) == (0, 1)
+    assert (len(bench.manager), bench.manager.counters["aborted"]) == (0, 1)
 
 
 def test_a_request_called_off_as_a_whole_loses_every_choice(byte_level: Vocabulary) -> None:
@@ -250,19 +250,19 @@ def test_the_loop_wakes_by_itself_to_ask_again(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.node.full = {"s"}
     bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
-    assert bench.loop.patience() == RETRY_SECONDS, "it could not be asked at all"
+    assert bench.loop.seconds_until_due() == RETRY_SECONDS, "it could not be asked at all"
     bench.node.full = set()
     bench.loop.turn(0)
     bench.clock.advance(1.0)
-    assert bench.loop.patience() == ASK_AGAIN_SECONDS - 1.0
+    assert bench.loop.seconds_until_due() == TOKENIZER_TIMEOUT_SECONDS - 1.0
     bench.begin()
-    assert bench.loop.patience() is None
+    assert bench.loop.seconds_until_due() is None
 
 
 def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(
     byte_level: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.detokenizer.loop.SETTLE_SECONDS", 0.0)
+    monkeypatch.setattr("tercet.detokenizer.loop.MIN_DRAIN_SECONDS", 0.0)
     bench = Bench(byte_level)
     bench.begin()
     bench.loop.stop()
@@ -349,7 +349,7 @@ def test_a_process_that_leaves_waits_until_linked_frontends_know_it(byte_level: 
     bench.loop.stop()
     ran = threading.Thread(target=bench.loop.run, args=(60,))
     ran.start()
-    bench.clock.advance(SETTLE_SECONDS - 0.01)
+    bench.clock.advance(MIN_DRAIN_SECONDS - 0.01)
     ran.join(0.05)
     assert ran.is_alive()
     bench.clock.advance(0.01)

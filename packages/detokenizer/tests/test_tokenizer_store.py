@@ -39,7 +39,7 @@ def test_a_spec_without_a_hash_means_the_tokenizer_of_its_scheduler(byte_level: 
 def test_a_tokenizer_outlives_its_scheduler_until_another_one_comes(byte_level: Vocabulary, llama: Vocabulary) -> None:
     store = TokenizerStore()
     one = read(store, "s", byte_level)
-    store.forget("s")
+    store.drop_scheduler("s")
     assert store.get(one, "") is not None
     two = read(store, "s", llama)
     assert store.get(one, "") is None

@@ -36,7 +36,7 @@ class DecodePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class DecodedRow:
     """Text of one row, the number of its ids that count, and the finish if the choice ends."""
 
     text: str
@@ -59,20 +59,20 @@ class Choice:
     """State of one choice. A resumed one has decoded its earlier ids and continues after the characters sent."""
 
     __slots__ = (
-        "_apart",
-        "_carry",
-        "_ended",
+        "_chars_to_skip",
+        "_excluded_ids",
+        "_finish",
         "_include_stop",
         "_min_tokens",
-        "_skip",
         "_status",
         "_stops",
+        "_unsent_text",
         "attempt",
-        "begins",
-        "fast",
+        "last_batch",
         "next",
+        "piece_table",
         "route",
-        "seen",
+        "stop_first_chars",
     )
 
     def __init__(self, route: ReplyRoute, plan: DecodePlan, vocabulary: Vocabulary) -> None:
@@ -81,75 +81,75 @@ class Choice:
         self.attempt = route.attempt
         self.next = 0
         """Position of the next id."""
-        self.seen = 0
+        self.last_batch = 0
         """Number of the last batch with a row of this choice."""
         self._status: TextStream = text_stream(vocabulary, spec.skip_special_tokens, plan.prompt_tail)
         self._stops = StopMatcher(plan.stops, spec.include_stop) if plan.stops else None
         self._include_stop = spec.include_stop
         self._min_tokens = spec.min_tokens
-        self._apart = frozenset[int]() if spec.stops_in_special_tokens else vocabulary.special_ids
+        self._excluded_ids = frozenset[int]() if spec.stops_in_special_tokens else vocabulary.special_ids
         """Ids whose text is not searched for stop strings."""
-        self._ended: FinishReason | None = None
-        self._carry = ""
+        self._finish: FinishReason | None = None
+        self._unsent_text = ""
         """Text of earlier ids that the client does not have yet."""
-        self._skip = 0
+        self._chars_to_skip = 0
         """Characters to come that the client already has."""
-        self.fast: PieceTable | None = None
+        self.piece_table: PieceTable | None = None
         """If set, a text piece of this table without a character of `stop_first_chars` may be appended without
         `step`."""
-        self.begins = plan.stops.begins if plan.stops else frozenset()
+        self.stop_first_chars = plan.stops.first_chars if plan.stops else frozenset()
         if earlier := plan.resume.get(route.index):
             self._replay(earlier, spec.chars_sent.get(route.index, 0))
-        self._settle()
+        self._update_piece_table()
 
     def _replay(self, earlier: list[int], chars_sent: int) -> None:
         replayed = self._decode(earlier)
-        self.next, self._ended = replayed.count, replayed.finish
-        self._carry = replayed.text[max(chars_sent, 0) :]
-        self._skip = max(chars_sent - len(replayed.text), 0)
+        self.next, self._finish = replayed.count, replayed.finish
+        self._unsent_text = replayed.text[max(chars_sent, 0) :]
+        self._chars_to_skip = max(chars_sent - len(replayed.text), 0)
 
     def step(self, token_id: int) -> str | None:
         """Return the text of one more id if it depends on the stream only; else None, and `append` is needed.
 
         This is the short way for the hot path, in which the caller advances `next`.
         """
-        if self._stops or self._carry or self._skip or self._ended:
+        if self._stops or self._unsent_text or self._chars_to_skip or self._finish:
             return None
         text = self._status.push(token_id)
-        self.fast = self._status.plain
+        self.piece_table = self._status.piece_table
         return text
 
-    def take(self, ids: Sequence[int], finish: FinishReason | None) -> Taken:
+    def append(self, ids: Sequence[int], finish: FinishReason | None) -> DecodedRow:
         """Decode the next ids, in order. A stop string overrides `finish` and ends the choice at its last id."""
-        if self._ended is not None:  # an earlier attempt's ids already held a stop string
-            return Taken(self._cut(""), 0, self._ended)
-        taken = self._decode(ids, finish)
-        self.next += taken.count
-        taken = Taken(self._cut(taken.text), taken.count, taken.finish)
-        self._settle()
-        return taken
+        if self._finish is not None:  # an earlier attempt's ids already held a stop string
+            return DecodedRow(self._unsent_part(""), 0, self._finish)
+        decoded = self._decode(ids, finish)
+        self.next += decoded.count
+        decoded = DecodedRow(self._unsent_part(decoded.text), decoded.count, decoded.finish)
+        self._update_piece_table()
+        return decoded
 
-    def _decode(self, ids: Sequence[int], finish: FinishReason | None = None) -> Taken:
+    def _decode(self, ids: Sequence[int], finish: FinishReason | None = None) -> DecodedRow:
         """Decode ids; hold back text that could become a stop string, unless the choice finishes."""
-        silent = len(ids) if self._ends_on(ids, finish) else 0
+        silent = len(ids) if self._ends_on_stop_token(ids, finish) else 0
         texts = []
         for count, token_id in enumerate(ids, 1):
             text = "" if count == silent else self._status.push(token_id)
-            if self._stops and token_id in self._apart:
+            if self._stops and token_id in self._excluded_ids:
                 text = self._stops.flush() + text
             elif self._stops and text:
                 fed = self._stops.feed(text, may_end=self.next + count >= self._min_tokens)
                 text = fed.text
                 if fed.matched is not None:
                     texts.append(text)
-                    return Taken("".join(texts), count, FinishReason(FinishType.STOP, fed.matched))
+                    return DecodedRow("".join(texts), count, FinishReason(FinishType.STOP, fed.matched))
             texts.append(text)
         if finish is not None:
             text, finish = self._flush(finish, self.next + len(ids))
             texts.append(text)
-        return Taken("".join(texts), len(ids), finish)
+        return DecodedRow("".join(texts), len(ids), finish)
 
-    def _ends_on(self, ids: Sequence[int], finish: FinishReason | None) -> bool:
+    def _ends_on_stop_token(self, ids: Sequence[int], finish: FinishReason | None) -> bool:
         """Return whether the last id is a stop token, whose text is shown only if stop strings are."""
         return (
             finish is not None
@@ -169,12 +169,14 @@ class Choice:
             return fed.text, FinishReason(FinishType.STOP, fed.matched)
         return fed.text + self._stops.flush(), finish
 
-    def _cut(self, text: str) -> str:
+    def _unsent_part(self, text: str) -> str:
         """Return the part of new text that the client lacks."""
-        lacking = self._carry + text[self._skip :]
-        self._carry, self._skip = "", max(self._skip - len(text), 0)
+        lacking = self._unsent_text + text[self._chars_to_skip :]
+        self._unsent_text, self._chars_to_skip = "", max(self._chars_to_skip - len(text), 0)
         return lacking
 
-    def _settle(self) -> None:
+    def _update_piece_table(self) -> None:
         held = self._stops is not None and not self._stops.idle
-        self.fast = None if held or self._carry or self._skip or self._ended else self._status.plain
+        self.piece_table = (
+            None if held or self._unsent_text or self._chars_to_skip or self._finish else self._status.piece_table
+        )

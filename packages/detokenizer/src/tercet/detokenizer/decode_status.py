@@ -18,7 +18,7 @@ class TextStream(Protocol):
         ...
 
     @property
-    def plain(self) -> PieceTable | None:
+    def piece_table(self) -> PieceTable | None:
         """Table whose text pieces equal the result of the next `push`; None if they may differ."""
         ...
 
@@ -31,57 +31,57 @@ class DecodeStatus:
     characters survive. (The tokenizers library discards the whole run, which would require holding back all of it.)
     """
 
-    __slots__ = ("_begun", "_errors", "_owed", "_pending", "_table", "_vocabulary")
+    __slots__ = ("_errors", "_pending", "_prompt_replacements", "_started", "_table", "_vocabulary")
 
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
         assert vocabulary.joining is not None
         self._vocabulary = vocabulary
         self._table = vocabulary.table(skip_special_tokens)
         self._errors = vocabulary.joining.errors
-        self._begun = not vocabulary.joining.first_differs
+        self._started = not vocabulary.joining.first_differs
         self._pending = b""
         """Bytes of a character that is not complete yet."""
-        self._owed = 0
+        self._prompt_replacements = 0
         """Number of U+FFFD that the prompt already shows for pending bytes of its own."""
 
     def prime(self, prompt_tail: list[int]) -> None:
         """Start the text after a prompt that ends with these ids."""
         for token_id in prompt_tail:
             self.push(token_id)
-        self._owed = len(self._join(b"", final=True)) if self._pending else 0
+        self._prompt_replacements = len(self._join(b"", final=True)) if self._pending else 0
 
     @property
-    def plain(self) -> PieceTable | None:
+    def piece_table(self) -> PieceTable | None:
         """Table of pieces, unless a character is pending or the text has not begun."""
-        return None if self._pending or not self._begun else self._table
+        return None if self._pending or not self._started else self._table
 
     def push(self, token_id: int) -> str:
         piece = self._table[token_id]
         if piece is None:
             return ""
-        if not self._begun:
+        if not self._started:
             piece = self._first(token_id, piece)
         if isinstance(piece, str) and not self._pending:
             return piece
-        text = self._settle(piece if isinstance(piece, bytes) else piece.encode(), final=False)
-        if text and self._owed:
-            shown = min(self._owed, len(text) - len(text.lstrip("\ufffd")))
-            self._owed, text = 0, text[shown:]
+        text = self._decode_bytes(piece if isinstance(piece, bytes) else piece.encode(), final=False)
+        if text and self._prompt_replacements:
+            shown = min(self._prompt_replacements, len(text) - len(text.lstrip("\ufffd")))
+            self._prompt_replacements, text = 0, text[shown:]
         return text
 
     def flush(self) -> str:
         """Return U+FFFD for the bytes of an incomplete character, without those that the prompt already shows."""
-        text = self._settle(b"", final=True)
-        text, self._owed = text[self._owed :], 0
+        text = self._decode_bytes(b"", final=True)
+        text, self._prompt_replacements = text[self._prompt_replacements :], 0
         return text
 
     def _first(self, token_id: int, piece: str | bytes) -> str | bytes:
         """Return the piece of the first token, from which decoders may strip a leading space."""
         first = piece if isinstance(piece, bytes) else self._vocabulary.decode([token_id])
-        self._begun = bool(first or piece)
+        self._started = bool(first or piece)
         return first
 
-    def _settle(self, data: bytes, final: bool) -> str:
+    def _decode_bytes(self, data: bytes, final: bool) -> str:
         data = self._pending + data
         text, used = codecs.utf_8_decode(data, self._errors, final)
         self._pending = data[used:]
@@ -99,7 +99,7 @@ class WindowStatus:
 
     __slots__ = ("_ids", "_read", "_shown", "_skip", "_vocabulary", "_waiting")
 
-    plain: None = None
+    piece_table: None = None
 
     def __init__(self, vocabulary: Vocabulary, skip_special_tokens: bool) -> None:
         self._vocabulary = vocabulary
@@ -133,10 +133,10 @@ class WindowStatus:
             return ""
         added, self._shown = whole[len(self._shown) :], whole
         if whole == text:
-            self._move_on()
+            self._advance_window()
         return added
 
-    def _move_on(self) -> None:
+    def _advance_window(self) -> None:
         """Drop the ids of the window's first part, unless the second part has no text to continue from."""
         fresh = self._ids[self._read :]
         if shown := self._vocabulary.decode(fresh):

@@ -34,7 +34,7 @@ class DetokenizerManager:
         self._max_choices = max_choices
         self._choices: dict[Key, Choice] = {}
         self.counters: Counter[str] = Counter()
-        """Counters: batches, tokens, dropped_{malformed,unknown,stale,seen,gap}, refused_specs, evicted, called_off."""
+        """Counters: batches, tokens, dropped_{malformed,unknown,stale,seen,gap}, refused_specs, evicted, aborted."""
 
     def __len__(self) -> int:
         return len(self._choices)
@@ -56,19 +56,19 @@ class DetokenizerManager:
         self.counters["tokens"] += len(columns.token_ids)
         rows = TextRows(columns)
         if output.openings:
-            heard = [each for each in output.openings if linked is None or each.frontend in linked]
-            self._open(heard, rows, scheduler)
-        self._take_all(rows)
+            linked_rows = [each for each in output.openings if linked is None or each.frontend in linked]
+            self._open(linked_rows, rows, scheduler)
+        self._decode_rows(rows)
         return rows.messages()
 
     def drop_peer(self, peer: str) -> int:
         """Drop the choices of a frontend or scheduler that is down; return their number."""
-        gone = [key for key, it in self._choices.items() if peer in (it.route.frontend, it.route.scheduler)]
-        for key in gone:
+        keys = [key for key, it in self._choices.items() if peer in (it.route.frontend, it.route.scheduler)]
+        for key in keys:
             del self._choices[key]
-        return len(gone)
+        return len(keys)
 
-    def forget(self, frontend: str, rid: str, indices: Sequence[int] = ()) -> int:
+    def drop_request(self, frontend: str, rid: str, indices: Sequence[int] = ()) -> int:
         """Drop choices (all if `indices` is empty) of a frontend's request; return their number."""
         keys = [
             key
@@ -77,7 +77,7 @@ class DetokenizerManager:
         ]
         for key in keys:
             del self._choices[key]
-        self.counters["called_off"] += len(keys)
+        self.counters["aborted"] += len(keys)
         return len(keys)
 
     def held(self, frontend: str) -> Held:
@@ -90,7 +90,7 @@ class DetokenizerManager:
             positions=pack_ints(choice.next for choice in mine),
         )
 
-    def _take_all(self, rows: TextRows) -> None:
+    def _decode_rows(self, rows: TextRows) -> None:
         """Set the text of every row. This is the hot path: a row that is one ordinary token costs a few lookups."""
         columns, output, of_frontend, texts = rows.columns, rows.columns.output, rows.of_frontend, rows.texts
         get, finishes, offsets, ids = self._choices.get, output.finishes, columns.offsets, columns.token_ids
@@ -107,19 +107,21 @@ class DetokenizerManager:
                 continue
             if choice.next == position and choice.attempt == attempt:
                 if one_each and row not in finishes:
-                    text = None if choice.fast is None else choice.fast[ids[row]]
-                    if text.__class__ is not str or (choice.begins and not choice.begins.isdisjoint(text)):
+                    text = None if choice.piece_table is None else choice.piece_table[ids[row]]
+                    if text.__class__ is not str or (
+                        choice.stop_first_chars and not choice.stop_first_chars.isdisjoint(text)
+                    ):
                         text = choice.step(ids[row])
                     if text.__class__ is str:
                         texts[row] = text
                         choice.next = position + 1
-                        choice.seen = batch
+                        choice.last_batch = batch
                         of_frontend[choice.route.frontend].append(row)
                         continue
             elif not self._fits(choice, attempt, position, offsets[row + 1] - offsets[row], row in finishes):
                 continue
-            choice.seen = batch
-            self._take(rows, row, choice)
+            choice.last_batch = batch
+            self._decode_row(rows, row, choice)
 
     def _fits(self, choice: Choice, attempt: int, position: int, count: int, finishes: bool) -> bool:
         """Return whether a row that does not directly continue its choice has anything new; count it if not."""
@@ -133,17 +135,17 @@ class DetokenizerManager:
             self.counters["dropped_seen"] += 1
         return False
 
-    def _take(self, rows: TextRows, row: int, choice: Choice) -> None:
+    def _decode_row(self, rows: TextRows, row: int, choice: Choice) -> None:
         """Decode a row that needs its choice's whole state: held text, several ids, a finish."""
         columns = rows.columns
         seen = choice.next - columns.positions[row]
         ids = columns.token_ids[columns.offsets[row] + seen : columns.offsets[row + 1]]
-        taken = choice.take(ids, columns.output.finishes.get(row))
-        rows.texts[row] = taken.text
-        rows.cut(row, seen, taken.count)
+        decoded = choice.append(ids, columns.output.finishes.get(row))
+        rows.texts[row] = decoded.text
+        rows.cut(row, seen, decoded.count)
         rows.of_frontend[choice.route.frontend].append(row)
-        if taken.finish is not None:
-            rows.finishes[row] = taken.finish
+        if decoded.finish is not None:
+            rows.finishes[row] = decoded.finish
             del self._choices[_key(choice.route.rid, choice.route.index)]
 
     def _open(self, openings: list[FirstRow], rows: TextRows, scheduler: str) -> None:
@@ -166,7 +168,7 @@ class DetokenizerManager:
                 self._choices.pop(_key(rid, index), None)
                 continue
             self._choices[_key(rid, index)] = choice
-            choice.seen = self.counters["batches"]
+            choice.last_batch = self.counters["batches"]
             if len(self._choices) > self._max_choices:
                 self._evict()
 
@@ -185,7 +187,9 @@ class DetokenizerManager:
 
     def _evict(self) -> None:
         """Drop a sixteenth of the choices, those idle for longest: most likely their schedulers no longer send them."""
-        oldest = sorted(self._choices, key=lambda key: self._choices[key].seen)[: max(len(self._choices) // 16, 1)]
+        oldest = sorted(self._choices, key=lambda key: self._choices[key].last_batch)[
+            : max(len(self._choices) // 16, 1)
+        ]
         for key in oldest:
             del self._choices[key]
         self.counters["evicted"] += len(oldest)

@@ -18,11 +18,11 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 0.005
 """Seconds between attempts to send a frontend's backlog."""
-ASK_AGAIN_SECONDS = 5.0
+TOKENIZER_TIMEOUT_SECONDS = 5.0
 """Seconds that a scheduler may take to send its tokenizer before it is asked again."""
-MAX_EARLY = 1024
+MAX_PENDING_BATCHES = 1024
 """Batches of a scheduler that may wait for its tokenizer; beyond it the oldest are dropped, and frontends miss them."""
-SETTLE_SECONDS = 0.5
+MIN_DRAIN_SECONDS = 0.5
 """Minimum seconds that a draining process stays while frontends are linked. By then all know that it drains, and
 requests they had routed here are held or known to the schedulers."""
 
@@ -53,9 +53,9 @@ class DetokenizerLoop:
         self._outbox = outbox
         self._board = board
         self._clock = clock
-        self._unanswered: dict[str, float] = {}
+        self._awaited_tokenizers: dict[str, float] = {}
         """Schedulers that have not sent their tokenizer, with the time at which to ask them."""
-        self._early: dict[str, deque[BatchTokenIDOutput]] = {}
+        self._pending_batches: dict[str, deque[BatchTokenIDOutput]] = {}
         """Batches that came before the tokenizer: a scheduler has a backlog for a detokenizer that was restarted."""
         self._frontends: set[str] = set()
         self._stops = 0
@@ -63,26 +63,26 @@ class DetokenizerLoop:
     def run(self, drain_grace: float) -> None:
         """Serve until `stop`, then finish the choices held, for `drain_grace` seconds or until a second `stop`."""
         while not self._stops:
-            self.turn(self.patience())
+            self.turn(self.seconds_until_due())
         self._board.drain()
         began = self._clock()
         busy = True
         while busy and self._stops < 2 and (spent := self._clock() - began) < drain_grace:
             tokens = self.turn(RETRY_SECONDS)
-            settling = bool(self._frontends) and spent < SETTLE_SECONDS
-            busy = tokens or settling or bool(self._manager) or bool(self._outbox)
+            lingering = bool(self._frontends) and spent < MIN_DRAIN_SECONDS
+            busy = tokens or lingering or bool(self._manager) or bool(self._outbox)
 
     def stop(self) -> None:
         """Drain and then end `run`; a second call ends it at once. Call it from one other thread."""
         self._stops += 1
         self._node.wake()
 
-    def patience(self) -> float | None:
+    def seconds_until_due(self) -> float | None:
         """Return the seconds until there is work without a new message; None if no such work is due."""
         if self._outbox:
             return RETRY_SECONDS
-        if self._unanswered:
-            return max(RETRY_SECONDS, min(self._unanswered.values()) - self._clock())
+        if self._awaited_tokenizers:
+            return max(RETRY_SECONDS, min(self._awaited_tokenizers.values()) - self._clock())
         return None
 
     def turn(self, wait: float | None) -> bool:
@@ -94,26 +94,26 @@ class DetokenizerLoop:
             tokens |= isinstance(delivery.message, BatchTokenIDOutput)
             self._receive(delivery)
         self._outbox.retry()
-        self._ask()
+        self._request_tokenizers()
         self._board.end()
         return tokens
 
     def _receive(self, delivery: Delivery) -> None:
         match delivery.message:
-            case BatchTokenIDOutput() as output if delivery.source in self._unanswered:
-                self._early.setdefault(delivery.source, deque(maxlen=MAX_EARLY)).append(output)
+            case BatchTokenIDOutput() as output if delivery.source in self._awaited_tokenizers:
+                self._pending_batches.setdefault(delivery.source, deque(maxlen=MAX_PENDING_BATCHES)).append(output)
             case BatchTokenIDOutput() as output:
                 self._detokenize(output, delivery.source)
             case TokenizerFiles() as files:
-                self._read(delivery.source, files, delivery.frames)
+                self._load_tokenizer(delivery.source, files, delivery.frames)
             case AbortReq() as abort:
-                self._manager.forget(delivery.source, abort.rid, abort.indices)
+                self._manager.drop_request(delivery.source, abort.rid, abort.indices)
             case PeerUp(peer, Role.SCHEDULER):
-                self._unanswered[peer] = self._clock()
+                self._awaited_tokenizers[peer] = self._clock()
             case PeerUp(peer, Role.FRONTEND):
                 self._frontends.add(peer)
             case PeerDown(peer):
-                self._forget(peer)
+                self._on_peer_down(peer)
             case _:
                 pass  # events of peers that the detokenizer does not depend on
 
@@ -121,15 +121,15 @@ class DetokenizerLoop:
         for frontend, text in self._manager.handle(output, scheduler, self._frontends):
             self._outbox.send(frontend, text)
 
-    def _ask(self) -> None:
+    def _request_tokenizers(self) -> None:
         """Request tokenizers from new schedulers, and again from those that did not answer."""
         now = self._clock()
-        for scheduler, due in self._unanswered.items():
+        for scheduler, due in self._awaited_tokenizers.items():
             if now >= due and self._node.send(scheduler, TokenizerFilesReq(id=f"tokenizer-{scheduler}")):
-                self._unanswered[scheduler] = now + ASK_AGAIN_SECONDS
+                self._awaited_tokenizers[scheduler] = now + TOKENIZER_TIMEOUT_SECONDS
 
-    def _read(self, scheduler: str, files: TokenizerFiles, frames: tuple[memoryview, ...]) -> None:
-        if self._unanswered.pop(scheduler, None) is None:
+    def _load_tokenizer(self, scheduler: str, files: TokenizerFiles, frames: tuple[memoryview, ...]) -> None:
+        if self._awaited_tokenizers.pop(scheduler, None) is None:
             return  # not requested, or a second answer
         try:
             self._tokenizers.read(scheduler, files, frames)
@@ -138,14 +138,14 @@ class DetokenizerLoop:
         else:
             self._board.loaded()
             self._node.set_ready(Ready())
-        for output in self._early.pop(scheduler, ()):
+        for output in self._pending_batches.pop(scheduler, ()):
             self._detokenize(output, scheduler)
 
-    def _forget(self, peer: str) -> None:
-        self._unanswered.pop(peer, None)
-        self._early.pop(peer, None)
+    def _on_peer_down(self, peer: str) -> None:
+        self._awaited_tokenizers.pop(peer, None)
+        self._pending_batches.pop(peer, None)
         self._frontends.discard(peer)
-        self._tokenizers.forget(peer)
+        self._tokenizers.drop_scheduler(peer)
         self._outbox.drop(peer)
         if count := self._manager.drop_peer(peer):
             logger.info("forgot %d choices of %s, which is gone", count, peer)

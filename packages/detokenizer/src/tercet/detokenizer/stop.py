@@ -21,7 +21,7 @@ class StopStrings:
 
     def __init__(self, stops: list[str]) -> None:
         self.root = _Node(0)
-        self.begins = frozenset(stop[0] for stop in stops if stop)
+        self.first_chars = frozenset(stop[0] for stop in stops if stop)
         """First characters of the stop strings; a text without any of them cannot match."""
         for stop in stops:
             node = self.root
@@ -53,7 +53,7 @@ def _step(node: _Node, char: str, root: _Node) -> _Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class StopResult:
     """Text that may be shown now, and the stop string that ended it, if any."""
 
     text: str
@@ -74,22 +74,22 @@ class StopMatcher:
         self._node = stops.root
         self._held = ""
 
-    def feed(self, text: str, *, may_end: bool = True) -> Fed:
+    def feed(self, text: str, *, may_end: bool = True) -> StopResult:
         """Append text; feed nothing after a match. If not `may_end`, stop strings that end in it are plain text."""
         node, root = self._node, self._stops.root
-        if node is root and self._stops.begins.isdisjoint(text):
-            return Fed(text)
+        if node is root and self._stops.first_chars.isdisjoint(text):
+            return StopResult(text)
         for count, char in enumerate(text, 1):
             node = _step(node, char, root)
             if node.match is not None and may_end:
                 whole = self._held + text[:count]
                 self._held, self._node = "", root
-                return Fed(whole if self._include else whole[: -len(node.match)], node.match)
+                return StopResult(whole if self._include else whole[: -len(node.match)], node.match)
         self._node = node
         whole = self._held + text
         cut = len(whole) - node.depth
         self._held = whole[cut:]
-        return Fed(whole[:cut])
+        return StopResult(whole[:cut])
 
     def flush(self) -> str:
         """Return the text held back for a stop string that did not come."""

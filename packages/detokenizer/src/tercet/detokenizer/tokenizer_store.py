@@ -60,6 +60,6 @@ class TokenizerStore:
                 )
         self.add(scheduler, sha256, vocabulary)
 
-    def forget(self, scheduler: str) -> None:
+    def drop_scheduler(self, scheduler: str) -> None:
         """Forget a scheduler that is down. Its tokenizer stays until another comes: the next start will need it."""
         self._of_scheduler.pop(scheduler, None)
