@@ -268,7 +268,8 @@ def test_it_tells_of_each_link(start: Start) -> None:
     run = start(part("scheduler-0", "loading"))
     run.wait_line("weights 100%")
     (inbox,) = run.directory.glob("scheduler-0.*.ipc")
-    assert run.supervisor._describe_links("scheduler-0") == f"up scheduler-0 at ipc://{inbox}, greeted"
+    state = run.supervisor._describe_links("scheduler-0")
+    assert state == f"ipc://{inbox} state=up peer=scheduler-0 hello_sent=yes"
     (run.directory / "detokenizer-0.0.ipc").touch()
     assert run.supervisor._describe_links("detokenizer-0") == "it listens, and is not linked"
 

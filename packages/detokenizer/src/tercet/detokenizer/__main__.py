@@ -53,7 +53,7 @@ def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
     node.start()
     loop.run(config.drain_grace)
     node.close("stopping")
-    logger.info("stopped; %d choices were under way; %s", len(manager), dict(manager.counters))
+    logger.info("detokenizer stopped: open_choices=%d counters=%s", len(manager), dict(manager.counters))
 
 
 @app.command

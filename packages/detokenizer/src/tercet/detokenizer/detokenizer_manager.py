@@ -51,7 +51,7 @@ class DetokenizerManager:
             columns = Columns(output)
         except MalformedBatchError as error:
             self.counters["dropped_malformed"] += 1
-            logger.warning("dropped a batch of %s: %s", scheduler or "a scheduler", error)
+            logger.warning("dropped batch of scheduler %s: %s", scheduler or "unknown", error)
             return []
         self.counters["tokens"] += len(columns.token_ids)
         rows = TextRows(columns)
@@ -193,4 +193,4 @@ class DetokenizerManager:
         for key in oldest:
             del self._choices[key]
         self.counters["evicted"] += len(oldest)
-        logger.warning("forgot %d choices: more than %d are open", len(oldest), self._max_choices)
+        logger.warning("evicted choices=%d: max_choices=%d is reached", len(oldest), self._max_choices)

@@ -134,7 +134,7 @@ class DetokenizerLoop:
         try:
             self._tokenizers.read(scheduler, files, frames)
         except TokenizerError as error:
-            logger.error("no text for the tokens of %s: %s", scheduler, error)
+            logger.error("tokenizer of scheduler %s is unusable, its tokens get no text: %s", scheduler, error)
         else:
             self._board.loaded()
             self._node.set_ready(Ready())
@@ -148,4 +148,4 @@ class DetokenizerLoop:
         self._tokenizers.drop_scheduler(peer)
         self._outbox.drop(peer)
         if count := self._manager.drop_peer(peer):
-            logger.info("forgot %d choices of %s, which is gone", count, peer)
+            logger.info("peer %s is down: dropped choices=%d", peer, count)

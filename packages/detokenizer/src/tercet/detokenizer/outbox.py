@@ -33,7 +33,9 @@ class FrontendOutbox:
             if self._sender.send(frontend, message):
                 return
             backlog = self._backlogs[frontend] = deque(maxlen=self._max_backlog)
-            logger.warning("%s takes no more messages", frontend)
+            logger.warning(
+                "frontend %s: its queue is full, keeping a backlog max_backlog=%d", frontend, self._max_backlog
+            )
         if len(backlog) == self._max_backlog:
             self._counters["dropped_backlog"] += 1
         backlog.append(message)

@@ -53,10 +53,11 @@ class TokenizerStore:
                 vocabulary = Vocabulary(bytes(frames[place]).decode())
             except UnicodeDecodeError as error:
                 raise TokenizerError(f"{TOKENIZER_FILE} of {message.model} is not UTF-8") from error
-            logger.info("read the tokenizer of %s, %s", message.model, sha256[:12])
+            logger.info("loaded tokenizer model=%s sha256=%s", message.model, sha256[:12])
             if vocabulary.joining is None:
                 logger.warning(
-                    "the decoder of %s looks at neighbouring tokens: text will be made slowly", message.model
+                    "tokenizer model=%s: its decoder depends on neighboring tokens, so detokenization is slow",
+                    message.model,
                 )
         self.add(scheduler, sha256, vocabulary)
 

@@ -66,8 +66,8 @@ class SupervisorWatch:
         if now - self._last_warning < SUPERVISOR_WARNING_INTERVAL:
             return ""
         self._last_warning = now
-        links = "; ".join(map(str, table.links.values())) or "there is nobody to greet"
-        return f"no supervisor at {self._spec} for {now - self._since:.0f} s: {links}"
+        links = "; ".join(map(str, table.links.values())) or "none"
+        return f"no connection to the supervisor address={self._spec} seconds={now - self._since:.0f} links: {links}"
 
 
 class ThreadNode:
@@ -169,7 +169,7 @@ class ThreadNode:
                 if warning := self._supervisor_watch.warning(core.table, self._clock()):
                     logger.warning("%s", warning)
         except BaseException as error:
-            logger.critical("the node's thread dies", exc_info=True)
+            logger.critical("node %s: its thread died, closing all links", core.config.peer, exc_info=True)
             self._failure = error
         finally:
             core.close(self._stopping or "failed")

@@ -181,7 +181,7 @@ class NodeCore:
         """Authenticate waiting connections, and count those without a key."""
         for _ in range(self.inbox.admit()):
             self._counters.count("turned_away")
-            self._counters.warn("turned away a connection that shows no key of ours", self._clock())
+            self._counters.warn("refused a connection: its key is none of this server's", self._clock())
 
     def tick(self) -> list[Delivery]:
         """Do what is due: resolve specs, send Hellos, detect dead peers, send heartbeats."""
@@ -209,7 +209,9 @@ class NodeCore:
         effects: list[Effect] = []
         for address, change in self._open_sockets.changes():
             if change is Connection.FAILED:
-                self._counters.warn(f"{address} does not take our key, or is no part of a server", now)
+                self._counters.warn(
+                    f"connection failed address={address}: it does not accept our key, or is no Tercet process", now
+                )
                 effects += self.table.on_connection_failed(address, now)
             else:
                 effects += self.table.on_connection(address, change is Connection.UP, now)
@@ -271,7 +273,7 @@ class NodeCore:
             self.table.note_message(source, now)
             self._handle(source, message, received, now, deliveries)
         except DecodeError as error:
-            self._counters.drop("dropped_undecodable", str(error), now)
+            self._counters.drop("dropped_undecodable", f"message: {error}", now)
 
     def _handle_unknown_sender(
         self, envelope: Envelope, received: Received, now: float, deliveries: list[Delivery]
@@ -279,7 +281,7 @@ class NodeCore:
         """Handle an envelope that is not cached; return the peer if it is one that is up."""
         if envelope.target and envelope.target != self.incarnation:
             self._counters.drop(
-                "dropped_stale", f"a message from {envelope.source} for an earlier start of this part", now
+                "dropped_stale", f"message source={envelope.source}: meant for an earlier incarnation", now
             )
             return None
         key, frames = received
@@ -295,17 +297,18 @@ class NodeCore:
                 raise DecodeError(f"a Hello of {message.peer} in an envelope of {envelope.source}")
             self._apply(self._handle_hello(key, message, now), now, deliveries)
         elif isinstance(message, Goodbye) and envelope.target:
-            logger.warning("%s turns us away: %s", envelope.source, message.reason)
+            logger.warning("peer %s refused this process: %s", envelope.source, message.reason)
         else:
-            self._counters.drop("dropped_unknown", f"a message from {envelope.source}, which is no peer", now)
+            self._counters.drop("dropped_unknown", f"message source={envelope.source}: not a connected peer", now)
         return None
 
     def _forbidden(self, key: Role | None, peer: str, role: Role, now: float, address: str = "") -> bool:
         """Return whether the sender's key does not allow its role, or the address at which another role is expected."""
         if self._authorizer.allowed(key, role, address):
             return False
-        claim = f"a {role.value} {f'at {address} ' if address else ''}with the key of {key.value if key else 'nobody'}"
-        self._counters.drop("dropped_forbidden", f"a message from {peer}: {claim}", now)
+        place = f" address={address}" if address else ""
+        claim = f"claims role={role.value}{place} with key={key.value if key else 'none'}"
+        self._counters.drop("dropped_forbidden", f"message source={peer}: {claim}", now)
         return True
 
     def _handle_hello(self, key: Role | None, hello: Hello, now: float) -> list[Effect]:
@@ -369,7 +372,7 @@ class NodeCore:
                         self._authorizer.forget(address)
                 case Refused(peer, reason, again):
                     self._counters.count("refused_hello")
-                    logger.log(logging.DEBUG if again else logging.ERROR, "%s is refused: %s", peer, reason)
+                    logger.log(logging.DEBUG if again else logging.ERROR, "refused peer %s: %s", peer, reason)
                 case PeerUp(peer=peer, features=features) as event:
                     hello = self.table.peers[peer].hello
                     if outbox := self._dial(hello.address):
@@ -408,7 +411,7 @@ class NodeCore:
         try:
             return self._open_sockets.outbox(address, self._authorizer.key_at(address))
         except (AddressError, OSError, zmq.ZMQError) as error:
-            self._counters.warn(f"cannot dial {address}: {error}", self._clock())
+            self._counters.warn(f"cannot connect address={address}: {error}", self._clock())
             return None
 
     def _close(self, address: str) -> None:

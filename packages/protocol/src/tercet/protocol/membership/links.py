@@ -75,8 +75,8 @@ class Link:
     """Reason of a refusal."""
 
     def __str__(self) -> str:
-        peer = f" {self.hello.peer}" if self.hello else ""
-        return f"{self.state.name.lower()}{peer} at {self.address}, {'' if self.hello_sent else 'not '}greeted"
+        peer = f" peer={self.hello.peer}" if self.hello else ""
+        return f"{self.address} state={self.state.name.lower()}{peer} hello_sent={'yes' if self.hello_sent else 'no'}"
 
 
 @dataclass(slots=True)

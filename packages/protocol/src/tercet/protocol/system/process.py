@@ -56,7 +56,7 @@ def _relay(reader: socket.socket, numbers: frozenset[int], call: Callable[[], No
                 try:
                     call()
                 except Exception:
-                    logger.exception("signal %d was not heeded", number)
+                    logger.exception("handler of signal %d failed", number)
 
 
 def exit_with_parent(fd: int, grace: float = GRACE) -> None:
