@@ -1,4 +1,4 @@
-"""Tiny real tokenizers of every kind of decoder, trained once for the run."""
+"""Tiny real tokenizers with every kind of decoder, trained once per run."""
 
 import functools
 import json
@@ -37,7 +37,7 @@ def _byte_level() -> Tokenizer:
 
 
 def _sentencepiece(decoder: decoders.Decoder) -> Tokenizer:
-    """A BPE over ▁ with byte fallback, as converted from SentencePiece."""
+    """Return a BPE over ▁ with byte fallback, as converted from SentencePiece."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     bytes_ = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -77,7 +77,7 @@ def _word_piece() -> Tokenizer:
 
 
 def _word_suffix() -> Tokenizer:
-    """A BPE with </w>, whose decoder looks at the end of the text: it has no table of pieces."""
+    """Return a BPE with </w>, whose decoder depends on the end of the text, so that it has no piece table."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.BPEDecoder("</w>")
@@ -105,7 +105,6 @@ def vocabulary_of(kind: str) -> Vocabulary:
 
 @pytest.fixture(params=list(MAKERS))
 def vocabulary(request: pytest.FixtureRequest) -> Vocabulary:
-    """A vocabulary of each kind in turn."""
     kind: Any = request.param
     return vocabulary_of(kind)
 

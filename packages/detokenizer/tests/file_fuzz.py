@@ -13,7 +13,7 @@ from tercet.protocol.damage import damaged_json, run_cases
 
 
 def read(content: bytes) -> str:
-    """Read a tokenizer and use it. Return why it is refused."""
+    """Read a tokenizer and use it; return the reason of a refusal."""
     try:
         vocabulary = Vocabulary(content.decode("utf-8", "replace"))
     except TokenizerError as error:

@@ -1,4 +1,4 @@
-"""A manager that is driven by rows."""
+"""Script that drives a manager by rows."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from tercet.protocol.messages.values import FinishReason, Logprobs, pack_ints, u
 
 @dataclass
 class Row:
-    """One row of a batch, either way; `text` and `frontend` of those that come out."""
+    """Row of a batch in either direction; `text` and `frontend` are set in rows that come back."""
 
     rid: str
     ids: Sequence[int]
@@ -74,7 +74,7 @@ def rows_of(frontend: str, output: BatchStrOutput) -> Iterator[Row]:
 
 
 class Script:
-    """A manager with one tokenizer, driven by rows."""
+    """Manager with one tokenizer, driven by rows."""
 
     def __init__(self, vocabulary: Vocabulary, max_choices: int = 100) -> None:
         self.tokenizers = TokenizerStore()
@@ -83,7 +83,7 @@ class Script:
         self._vocabulary = vocabulary
 
     def ids(self, text: str) -> list[int]:
-        """One id for each byte, so a test knows which token holds what."""
+        """Return one id per byte, so that a test knows the token of each byte."""
         token = self._vocabulary.tokenizer.token_to_id
         alphabet = {" ": "Ġ", "\n": "Ċ"}
         found = [token(alphabet.get(char, char)) for char in text]

@@ -1,4 +1,4 @@
-"""What a client's request may make the detokenizer hold, however it came past the frontend."""
+"""Bounds on the state that a client's request may cause."""
 
 import msgspec
 import pytest

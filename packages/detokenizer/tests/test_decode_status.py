@@ -1,4 +1,4 @@
-"""Text in steps equals text at once, for every kind of tokenizer and any ids."""
+"""Incremental text equals the text at once, for every kind of tokenizer and any ids."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def stream(vocabulary: Vocabulary, ids: list[int], tail: list[int], skip: bool =
 
 
 def whole(vocabulary: Vocabulary, ids: list[int], tail: list[int], skip: bool = True) -> str:
-    """What tokenizers' own decode adds to the prompt's text."""
+    """Return the text that tokenizers' own decode adds to the prompt's text."""
     decode = vocabulary.tokenizer.decode
     text, prompt = decode(tail + ids, skip_special_tokens=skip), decode(tail, skip_special_tokens=skip)
     common = next((n for n, pair in enumerate(zip(text, prompt, strict=False)) if pair[0] != pair[1]), len(prompt))
@@ -41,7 +41,7 @@ def whole(vocabulary: Vocabulary, ids: list[int], tail: list[int], skip: bool = 
 
 
 def mixes_bytes(vocabulary: Vocabulary, ids: list[int], skip: bool = True) -> bool:
-    """Whether a run of byte tokens has whole characters and broken bytes: tokenizers gives up those characters."""
+    """Return whether a run of byte tokens has complete characters and invalid bytes, which tokenizers drop."""
     tokens = [vocabulary.token(token_id, skip) for token_id in ids]
     parts = re.findall(
         r"(?:<0x..>)+", " ".join(token for token in tokens if token is not None).replace("> <0x", "><0x")

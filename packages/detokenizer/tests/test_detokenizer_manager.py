@@ -1,4 +1,4 @@
-"""What the manager makes of a scheduler's batches, read like a script: rows in, rows out."""
+"""Manager of the detokenizer: rows of a scheduler in, rows of text out."""
 
 import msgspec
 import pytest
@@ -311,7 +311,7 @@ def test_any_split_with_any_crash_gives_the_same_text_ids_and_finish(
     finish: FinishReason | None = None
     while finish is None:
         spec = None
-        if attempt < 0 or data.draw(st.booleans()):  # begin, or lose the detokenizer and begin again elsewhere
+        if attempt < 0 or data.draw(st.booleans()):  # start, or lose the detokenizer and start again elsewhere
             script, attempt = Script(byte_level), attempt + 1
             resume = [Resume(0, pack_ints(seen))] if seen else []
             spec = msgspec.structs.replace(unbroken, resume=resume, chars_sent={0: len(shown)})

@@ -1,4 +1,4 @@
-"""Damaged tokenizers: a detokenizer reads each, or refuses it in one line."""
+"""Fuzz of damaged tokenizers: the detokenizer reads each, or refuses it in one line."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ from packages.detokenizer.tests.conftest import MAKERS, vocabulary_of
 
 
 def fuzz(kind: str, directory: Path, *, count: int, seconds: float, first: int = 0) -> None:
-    """Run the program, and expect that it ends well."""
+    """Run the program and expect success."""
     sample = directory / "tokenizer.json"
     vocabulary_of(kind).tokenizer.save(str(sample))
     command = [sys.executable, "-m", "packages.detokenizer.tests.file_fuzz", str(sample), str(first), str(count)]

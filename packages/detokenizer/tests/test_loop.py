@@ -1,4 +1,4 @@
-"""The loop on a fake node."""
+"""Main loop on a fake node."""
 
 import hashlib
 import threading
@@ -29,7 +29,7 @@ DONE = FinishReason(FinishType.LENGTH)
 
 
 class Bench:
-    """A loop with a fake node and a clock by hand."""
+    """Loop with a fake node and a scripted clock."""
 
     def __init__(
         self,
@@ -199,7 +199,7 @@ def test_a_peer_that_goes_takes_its_choices_and_its_backlog_with_it(byte_level: 
 
 
 def test_what_comes_for_a_frontend_that_is_gone_is_kept_no_longer(byte_level: Vocabulary) -> None:
-    """Its scheduler may hear of that later: then it says nothing more, not even that the choice has ended."""
+    """The scheduler may learn later that the frontend is down, and says nothing more of it, not even an end."""
     bench = Bench(byte_level)
     bench.begin()
     first, second = (byte_level.tokenizer.encode(letter).ids for letter in "ab")
@@ -246,7 +246,7 @@ def test_a_request_called_off_as_a_whole_loses_every_choice(byte_level: Vocabula
 
 
 def test_the_loop_wakes_by_itself_to_ask_again(byte_level: Vocabulary) -> None:
-    """Nothing else may come: heartbeats do not wake it."""
+    """Heartbeats do not wake the loop, so that no other message may come."""
     bench = Bench(byte_level)
     bench.node.full = {"s"}
     bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
@@ -276,7 +276,7 @@ def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(
 
 
 class Rounds(FakeNode):
-    """Every round takes a second; what is to happen in a round is in `script`."""
+    """Loop whose rounds take a second each; `script` has the events of each round."""
 
     def __init__(self, clock: ScriptedClock) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ class Rounds(FakeNode):
 
 @pytest.fixture
 def slow(byte_level: Vocabulary) -> tuple[Bench, Rounds]:
-    """A bench whose rounds take a second."""
+    """Return a bench whose rounds take a second."""
     clock = ScriptedClock()
     node = Rounds(clock)
     bench = Bench(byte_level, node=node, clock=clock)

@@ -1,4 +1,4 @@
-"""The command line: options that cannot work end the process with one line and status 2."""
+"""Command line: options that cannot work end the process with one line."""
 
 import pytest
 

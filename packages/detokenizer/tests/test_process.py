@@ -1,4 +1,4 @@
-"""A whole process between a scheduler and a frontend over real sockets."""
+"""Detokenizer process between a scheduler and a frontend, over real sockets."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ from tercet.protocol.node import Delivery, NodeConfig, PeerDown, PeerReady, Peer
 
 
 class Peers:
-    """A scheduler and a frontend on real sockets, around a detokenizer process."""
+    """Scheduler and frontend on real sockets, around a detokenizer process."""
 
     def __init__(self, directory: Path, tokenizer: bytes) -> None:
         address = f"ipc://{directory}"
@@ -53,7 +53,7 @@ class Peers:
         self.frontend.start()
 
     def wait_for(self, wanted: Callable[[Delivery], bool]) -> Delivery:
-        """The next thing that comes to the frontend and is wanted."""
+        """Return the next delivery to the frontend that matches."""
         end = time.monotonic() + 30
         while time.monotonic() < end:
             self._came += self.frontend.drain(0 if self._came else 0.2)

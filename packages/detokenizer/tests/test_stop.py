@@ -1,4 +1,4 @@
-"""Stop strings, against the plain way of finding them."""
+"""Stop strings, compared with a naive search."""
 
 import time
 
@@ -11,13 +11,13 @@ few = st.text(alphabet="abc", max_size=6)
 
 
 def naive(text: str, stops: list[str]) -> tuple[int, str] | None:
-    """(end, stop) of the first stop string to end in a text, the longest of those that end there."""
+    """Return (end, stop) of the first stop string to end in a text, the longest of those that end there."""
     ends = [(end, stop) for stop in stops if stop for end in range(len(text) + 1) if text[:end].endswith(stop)]
     return min(ends, key=lambda it: (it[0], -len(it[1])), default=None)
 
 
 def naive_hold(text: str, stops: list[str]) -> int:
-    """How many characters at the end of a text could still become a stop string."""
+    """Return the number of characters at the end of a text that could still become a stop string."""
     return max((n for stop in stops for n in range(len(stop)) if n and text.endswith(stop[:n])), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Which tokenizers are kept, and for whom."""
+"""Lifetime of tokenizers in the store."""
 
 import hashlib
 
@@ -8,7 +8,7 @@ from tercet.protocol.messages.messages import TokenizerFiles
 
 
 def read(store: TokenizerStore, scheduler: str, vocabulary: Vocabulary) -> str:
-    """What the store does with the answer of a scheduler of that tokenizer; its hash."""
+    """Add a scheduler's tokenizer to the store; return its hash."""
     contents = vocabulary.tokenizer.to_str().encode()
     sha256 = hashlib.sha256(contents).hexdigest()
     names = ["config.json", "tokenizer.json"]

@@ -1,4 +1,4 @@
-"""The table of pieces against the tokenizer it was made from."""
+"""Piece table, compared with the tokenizer it was made from."""
 
 import json
 from typing import Any

@@ -1,6 +1,6 @@
-"""What tests of several modules share, and that random tests are not timed.
+"""Shared fixtures; random tests have no time limit.
 
-How long one example of these takes says more about the machine than about the code.
+The duration of one example depends more on the machine than on the code.
 """
 
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def network() -> Iterator[Network]:
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[Role, Security]:
-    """What each role holds."""
+    """Return the keys of each role."""
     directory = tmp_path_factory.mktemp("keys")
     write_keys(directory)
     return {role: Security.load(directory / role.value, role) for role in Role}

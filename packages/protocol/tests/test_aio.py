@@ -17,7 +17,7 @@ from tercet.protocol.testing import Listener, Network
 
 
 class Frontend:
-    """An AsyncNode and what it heard."""
+    """AsyncNode with the deliveries it got."""
 
     def __init__(self, network: Network) -> None:
         self.heard: list[Delivery] = []
@@ -169,7 +169,7 @@ async def test_a_turn_that_fails_is_followed_by_another_and_what_came_in_it_is_d
     config = network.config(Role.FRONTEND, silence=30.0)
     node = AsyncNode(config, FrontendInbox, status, heard.extend)
     await node.start()
-    # The other side says nothing by itself: only its own timer brings the node another turn.
+    # The other side sends nothing: only the node's own timer can cause its next pass.
     other = network.node(Role.SCHEDULER, heartbeat_interval=30.0, silence=90.0)
     scheduler = Listener(other)
     await asyncio.to_thread(scheduler.wait_for, Heartbeat, "frontend-0")
@@ -185,7 +185,7 @@ async def test_a_turn_that_fails_is_followed_by_another_and_what_came_in_it_is_d
 
 
 async def test_a_loop_that_is_busy_for_long_is_not_called_dead(network: Network, frontend: Frontend) -> None:
-    """Its heartbeats go on, and say how long it has been busy."""
+    """Heartbeats go on, and report the duration of the stall."""
     scheduler = Listener(network.node(Role.SCHEDULER))
     await frontend.until_heard(PeerUp)
     await asyncio.to_thread(scheduler.wait_for, Heartbeat, "frontend-0")

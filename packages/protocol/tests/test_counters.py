@@ -1,4 +1,4 @@
-"""Counting is exact across threads, complaining is rare."""
+"""Counters are exact across threads, warnings are rare."""
 
 import threading
 

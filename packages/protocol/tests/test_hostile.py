@@ -1,4 +1,4 @@
-"""What a stranger can throw at a tcp:// inbox: a test for each of the field's advisories that touches the wire."""
+"""Attacks of strangers on a tcp:// inbox: a test for each advisory of other servers that concerns the wire."""
 
 import os
 import socket
@@ -31,7 +31,7 @@ READY = b"\x04\x1a\x05READY\x0bSocket-Type\x00\x00\x00\x04PUSH"
 
 @pytest.fixture(params=["plain", "keys"])
 def link(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[ThreadNode, ThreadNode]]:
-    """A scheduler on tcp:// and a frontend that it must go on serving, with and without keys."""
+    """Return a scheduler on tcp:// and a frontend that it must continue to serve."""
     settings: dict[Role, dict[str, object]] = {role: {"insecure_loopback": True} for role in Role}
     if request.param == "keys":
         write_keys(tmp_path)
@@ -55,7 +55,7 @@ def dial(node: ThreadNode) -> socket.socket:
 
 
 def throw(node: ThreadNode, *parts: bytes) -> None:
-    """Send bytes and read until the other side hangs up, or has nothing to say for a moment."""
+    """Send bytes and read until the other side closes or is silent."""
     with dial(node) as stranger:
         stranger.settimeout(0.2)
         try:
@@ -107,7 +107,7 @@ def test_port_scanner_bytes_harm_nobody(link: tuple[ThreadNode, ThreadNode], sca
 
 
 def test_a_crowd_of_silent_connections_keeps_nobody_out(link: tuple[ThreadNode, ThreadNode]) -> None:
-    """CVE-2025-30202: who connects and then reads or says nothing must hold nobody up."""
+    """CVE-2025-30202: connections that only read or stay silent must not block others."""
     crowd = [dial(link[0]) for _ in range(200)]
     try:
         check_serves(link)
@@ -155,7 +155,7 @@ def wait(condition: Callable[[], bool], seconds: float = 30.0) -> None:
 
 
 def test_no_sender_makes_us_hold_more_than_the_bounds(tmp_path: Path) -> None:
-    """Frames of any length and queues without an end are the field's ways to run a receiver out of memory."""
+    """Frames of any length and unlimited queues are known ways to exhaust memory."""
     bounds = Bounds(queue=10, frame_bytes=100_000)
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
         inbox = Inbox(context, f"ipc://{tmp_path}/run/x.{'a' * 16}.ipc", bounds)
@@ -196,7 +196,7 @@ node.close()
 
 
 def test_silent_connections_that_take_every_descriptor_kill_nobody(tmp_path: Path) -> None:
-    """Whoever opens more connections than a part may have descriptors holds up its next Hello, and no more."""
+    """A stranger that takes all descriptors delays the next Hello, and nothing else."""
     write_keys(tmp_path)
     with socket.socket() as reserved:
         reserved.bind(("127.0.0.1", 0))
@@ -256,7 +256,7 @@ def test_where_another_program_spoke_zeromq_a_part_is_found_later() -> None:
     scheduler.start()
     try:
         refused, deadline = frontend.counters["refused_full"], time.monotonic() + 10
-        while frontend.counters["refused_full"] == refused:  # until one more Hello has not got away
+        while frontend.counters["refused_full"] == refused:  # until one more Hello could not be sent
             assert time.monotonic() < deadline
             time.sleep(0.01)
         skipped = UNSENT_TIME

@@ -1,4 +1,4 @@
-"""JSON files of models are read strictly, and whatever is wrong with one is a ValueError of one line."""
+"""Strict parser of model files: every fault is refused in one line."""
 
 import json
 from typing import Any

@@ -35,7 +35,7 @@ FRONTEND, SCHEDULER, DETOKENIZER, SUPERVISOR = Role.FRONTEND, Role.SCHEDULER, Ro
 
 
 class Gate:
-    """A heartbeat that a test can make hang, and with it the node's thread: the node reads and says nothing more."""
+    """Heartbeat that a test can block, and with it the node's thread, which then neither reads nor sends."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -49,7 +49,7 @@ class Gate:
         return Heartbeat(phase=Phase.STEP)
 
     def shut(self) -> None:
-        """Returns once the node hangs."""
+        """Block the node, and return once it hangs."""
         self._open.clear()
         assert self._stuck.wait(10)
 
@@ -66,7 +66,7 @@ def gate(network: Network) -> Iterator[Gate]:
 
 
 def eventually(holds: bool, deadline: float) -> bool:
-    """For loops that wait: False once it holds, TimeoutError after the deadline."""
+    """Return False once the condition holds, for loops that wait; raise TimeoutError after the deadline."""
     if not holds and time.monotonic() > deadline:
         raise TimeoutError
     time.sleep(0.002)

@@ -1,4 +1,4 @@
-"""A node in a process of its own: its heartbeats while the main thread is busy, and its death."""
+"""Node in a process of its own: heartbeats while the main thread is busy, and its death."""
 
 import itertools
 import signal

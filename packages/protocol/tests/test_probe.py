@@ -17,7 +17,7 @@ SCHEDULER = Role.SCHEDULER
 
 
 class Part:
-    """What a probed scheduler says of itself."""
+    """Status of a probed scheduler."""
 
     phase = Phase.IDLE
     step_age = 0.0

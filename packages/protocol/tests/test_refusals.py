@@ -1,4 +1,4 @@
-"""Who the table of peers turns away, and how it bounds those who come."""
+"""Peers that the table refuses, and bounds on the state they cause."""
 
 import msgspec
 import pytest

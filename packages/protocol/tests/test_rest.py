@@ -1,4 +1,4 @@
-"""Nodes that have nothing to do: they say so seldom, yet nothing about them is found out later for it."""
+"""Idle nodes: few heartbeats, but deaths are noticed as fast as always."""
 
 import asyncio
 import signal
@@ -22,7 +22,7 @@ from tercet.protocol.testing import Listener, Network
 FRONTEND, SCHEDULER = Role.FRONTEND, Role.SCHEDULER
 INTERVAL, REST = 0.1, 0.3
 SLOW: dict[str, Any] = {"heartbeat_interval": 8.0, "silence": 60.0}
-"""A node that would not look at anything in the time of a test, were it not woken."""
+"""Settings with which a node does nothing during a test unless it is woken."""
 SOON = 4.0
 
 
@@ -34,7 +34,7 @@ def network(monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
 
 
 def gap(listener: Listener, source: str, beats: int = 5) -> float:
-    """The median of the times between heartbeats of a peer."""
+    """Return the median time between heartbeats of a peer."""
     times = []
     for _ in range(beats + 1):
         listener.wait_for(Heartbeat, source)
@@ -62,7 +62,7 @@ def test_a_part_that_rests_beats_seldom_and_quickly_again_from_its_first_work_on
 
 
 def test_what_a_frontend_has_under_way_quickens_the_parts_that_should_hold_it(network: Network) -> None:
-    """Else a request that was lost on its way to an idle part would be missed later."""
+    """Otherwise a request lost on its way to an idle process would be missed late."""
     load = Load()
     network.node(SCHEDULER)
     frontend = network.node(FRONTEND, status=lambda _: Heartbeat(phase=Phase.IDLE, load=load))

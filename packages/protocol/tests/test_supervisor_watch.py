@@ -17,7 +17,7 @@ SPEC = "ipc:///run/supervisor.*"
 
 @pytest.fixture
 def directory() -> Iterator[str]:
-    """A short path."""
+    """Return a short path."""
     with tempfile.TemporaryDirectory() as path:
         yield path
 

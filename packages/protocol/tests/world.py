@@ -1,4 +1,4 @@
-"""Tables of peers that talk without sockets or clocks, by a medium that loses what a test wants lost."""
+"""Simulated network of peer tables, without sockets or clocks."""
 
 from collections.abc import Callable
 from itertools import count
@@ -14,7 +14,7 @@ _incarnations = count(1)
 
 
 def hello(role: Role, peer: str = "", address: str = "", version: tuple[int, int] = (1, 0)) -> Hello:
-    """What a new start of a process says; every call is another incarnation."""
+    """Return the Hello of a new start of a process; every call makes another incarnation."""
     incarnation, peer = f"{next(_incarnations):016x}", peer or f"{role.value}-0"
     return Hello(
         peer=peer,
@@ -27,7 +27,7 @@ def hello(role: Role, peer: str = "", address: str = "", version: tuple[int, int
 
 
 class World:
-    """Tables that talk, by a medium that loses what `lose` says. Time moves in steps of 50 ms."""
+    """Peer tables that exchange messages through a medium that drops those chosen by `lose`. A step is 50 ms."""
 
     def __init__(self) -> None:
         self.now = START
@@ -39,7 +39,7 @@ class World:
         self.mail: list[tuple[PeerTable, Send]] = []
         self.lose: Callable[[Send], bool] = lambda _: False
         self.mute: set[str] = set()
-        """Addresses where somebody listens but never speaks."""
+        """Addresses whose process reads but never answers."""
 
     def start(self, role: Role, peer: str = "", *, dial: tuple[str, ...] = (), address: str = "") -> PeerTable:
         table = PeerTable(hello(role, peer, address))
@@ -89,7 +89,7 @@ class World:
                 table.note_message(sender.me.peer, self.now)
 
     def run(self, seconds: float, *, beats: bool = True) -> None:
-        """Let time go by; with `beats`, everybody hears from everybody that considers it a peer."""
+        """Advance the time; with `beats`, all peers exchange heartbeats meanwhile."""
         for _ in range(round(seconds / 0.05)):
             self.now += 0.05
             for table in list(self.tables.values()):
@@ -102,7 +102,7 @@ class World:
                         mine.last_message = self.now
 
     def log(self, table: PeerTable) -> list[str]:
-        """The events of a table since last asked, as words."""
+        """Return the events of a table since the last call, as text."""
         events = self.events[table.me.incarnation]
         lines = [_words(event) for event in events]
         events.clear()

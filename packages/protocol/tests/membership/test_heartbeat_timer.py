@@ -1,4 +1,4 @@
-"""When the next heartbeat is due, by a clock that a test moves."""
+"""Due times of heartbeats, by a scripted clock."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tercet.protocol.messages.values import Held, Load, Phase
 
 
 def at_rest(interval: float = 0.25, silence: float = 2.0) -> HeartbeatTimer:
-    """Beaten at 90, long after anything went on."""
+    """Return a timer that last sent at 90, long after the last activity."""
     timer = HeartbeatTimer(interval, silence)
     timer.note_activity(90.0 - 2 * IDLE_AFTER)
     timer.sent(90.0)

@@ -1,4 +1,4 @@
-"""The table of peers, in worlds without sockets or clocks: messages in, effects out."""
+"""Peer table in worlds without sockets or clocks: messages in, events out."""
 
 from collections.abc import Callable
 

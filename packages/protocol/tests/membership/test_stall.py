@@ -1,4 +1,4 @@
-"""How long a loop has been busy, as its heartbeats tell."""
+"""Duration of a loop's stall, as its heartbeats report it."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""One process under several addresses, and what an earlier start of it left in the wires."""
+"""Processes with several addresses, and late messages of an earlier incarnation."""
 
 import msgspec
 import pytest
@@ -11,7 +11,7 @@ from tercet.protocol.messages.values import Role
 
 FRONTEND, SCHEDULER, DETOKENIZER = Role.FRONTEND, Role.SCHEDULER, Role.DETOKENIZER
 VIRTUAL = "tcp://127.0.0.1:9000"
-"""Leads to a scheduler that wants to be reached elsewhere."""
+"""Address that leads to a scheduler which advertises another one."""
 
 
 @pytest.fixture

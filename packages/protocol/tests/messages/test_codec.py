@@ -39,7 +39,7 @@ LEAVES: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def values(hint: Any) -> st.SearchStrategy[Any]:
-    """Any value of an annotation that messages use."""
+    """Return a strategy for values of an annotation that messages use."""
     if hint in LEAVES:
         return LEAVES[hint]
     if isinstance(hint, type) and issubclass(hint, StrEnum):

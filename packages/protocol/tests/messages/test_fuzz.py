@@ -37,7 +37,7 @@ ODD: list[Any] = [
     *(None, True, False, 0, -1, 2**31, -(2**63), 2**64 - 1, 1.5, math.nan, math.inf, "", "\0", "x" * 1000, b"", b"abc"),
     *([], {}, [[]], {"a": 1}, {1: 2}, ["x"] * 20, list(range(20)), msgspec.msgpack.Ext(1, b"x")),
 ]
-"""What no sender of ours would put in these places."""
+"""Values that no sender puts in these places."""
 
 
 def deep(depth: int) -> bytes:
@@ -46,7 +46,7 @@ def deep(depth: int) -> bytes:
 
 @st.composite
 def bent(draw: st.DrawFn) -> bytes:
-    """A golden message with a few of its values, keys or tags replaced, dropped, doubled or swapped."""
+    """Return a golden message with a few of its values, keys or tags replaced, dropped or moved."""
     tree = msgspec.msgpack.decode(GOLDEN[draw(st.sampled_from(sorted(GOLDEN)))], strict=False)
     for _ in range(draw(st.integers(1, 3))):
         places = list(_places(tree))
@@ -68,12 +68,12 @@ def bent(draw: st.DrawFn) -> bytes:
                 tree[draw(st.text(max_size=5))] = copy.deepcopy(ODD[draw(st.integers(0, len(ODD) - 1))])
     try:
         return msgspec.msgpack.encode(tree)
-    except (RecursionError, ValueError):  # it now holds itself
+    except (RecursionError, ValueError):  # the container now holds itself
         return deep(10)
 
 
 def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every (container, key) of a tree."""
+    """Return every (container, key) of a tree."""
     seen: set[int] = set()
     todo = [tree]
     while todo:
@@ -90,7 +90,7 @@ def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
 
 @st.composite
 def broken(draw: st.DrawFn) -> bytes:
-    """Golden bytes with some flipped, cut out, put in, or followed by those of another message."""
+    """Return golden bytes with some flipped, cut out, inserted, or followed by others."""
     frame = bytearray(GOLDEN[draw(st.sampled_from(sorted(GOLDEN)))])
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(frame)))
@@ -143,7 +143,7 @@ def test_a_message_is_read_only_by_the_inboxes_it_is_for(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeCore]:
-    """A scheduler's, with one frontend up, that is fed by hand."""
+    """Return a scheduler's core with one frontend up, which the test feeds."""
     directory = tmp_path_factory.mktemp("fuzz") / "run"
     config = NodeConfig(Role.SCHEDULER, "scheduler-0", f"ipc://{directory}", max_peers=8)
     beat = Heartbeat(phase=Phase.IDLE)

@@ -1,4 +1,4 @@
-"""The bytes of a released wire version never change. Run this file to print those of the version there is now."""
+"""Golden bytes: those of a released wire version never change. Run this file to print the current ones."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -194,7 +194,7 @@ def golden(minor: int = WIRE_VERSION[1]) -> dict[str, bytes]:
 
 
 def within(older: Any, newer: Any) -> bool:
-    """Whether all that an older message says is said by a newer one."""
+    """Return whether a newer message contains everything that an older one does."""
     if isinstance(older, dict) and isinstance(newer, dict):
         return all(key in newer and within(value, newer[key]) for key, value in older.items())
     if isinstance(older, list) and isinstance(newer, list):
@@ -217,7 +217,7 @@ def test_every_older_minor_is_still_read(minor: int) -> None:
     for name, frame in golden(minor).items():
         value, newer = now[name]
         older = msgspec.msgpack.decode(frame)
-        if name != "Hello":  # which names its own version
+        if name != "Hello":  # Hello contains its own version
             assert within(older, msgspec.msgpack.decode(newer)), name
         read = msgspec.msgpack.decode(frame, type=type(value))
         assert within(older, msgspec.msgpack.decode(msgspec.msgpack.encode(read))), name

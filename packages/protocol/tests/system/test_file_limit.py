@@ -1,4 +1,4 @@
-"""Too few files are refused at the start: libzmq would end the process later."""
+"""Limit on open files: too few are refused at the start, since libzmq would abort later."""
 
 import subprocess
 import sys

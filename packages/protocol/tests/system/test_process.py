@@ -1,4 +1,4 @@
-"""Signals reach whoever asked for them, whatever the main thread is at."""
+"""Signals reach their handler during any work of the main thread."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""A process goes on where its standard streams cannot be written to, and gives their numbers to nothing else."""
+"""Processes whose standard streams cannot be written to continue to run."""
 
 import subprocess
 import sys

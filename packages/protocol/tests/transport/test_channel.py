@@ -163,7 +163,7 @@ def test_directories_above_that_are_missing_are_made_private_too(tmp_path: Path)
 
 
 def test_nobody_else_may_connect_whatever_the_umask(context: Context, tmp_path: Path) -> None:
-    """Others may enter a directory of mode 0755, and whoever may write to a socket there is taken for a part."""
+    """Others may enter a directory of mode 0755, and a writable socket would accept them as peers."""
     before = os.umask(0)
     try:
         (tmp_path / "run").mkdir(mode=0o755)

@@ -1,4 +1,4 @@
-"""Who speaks is looked up, and what is remembered of one peer is little, whatever it shows."""
+"""Cache of envelopes: senders are looked up, and the state of one peer is bounded."""
 
 from tercet.protocol.messages.values import Role
 from tercet.protocol.transport.peer_auth import MAX_ENVELOPE_BYTES, MAX_PER_PEER, EnvelopeCache

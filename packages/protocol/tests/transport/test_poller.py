@@ -1,4 +1,4 @@
-"""One descriptor for everything: whoever waits there is woken by each of them, and by a bell."""
+"""Poller: one descriptor wakes the waiter for each kind of event."""
 
 import os
 import select
@@ -43,7 +43,7 @@ def test_a_bell_wakes_it_from_any_thread_and_is_heard_once(poller: Poller) -> No
     threading.Timer(0.05, poller.wake).start()
     assert seconds(poller) < LONG / 2
     for _ in range(100_000):
-        poller.wake()  # more than a pipe holds
+        poller.wake()  # more than a pipe can hold
     assert seconds(poller, LONG) < LONG / 2
     while select.select([poller.fileno()], [], [], 0)[0]:
         poller.wait(0)

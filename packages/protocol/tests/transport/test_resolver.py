@@ -1,4 +1,4 @@
-"""Specs are looked at again and again, and a slow name server holds nobody up."""
+"""Resolver: specs are resolved repeatedly, and a slow name server delays no caller."""
 
 import socket
 import threading

@@ -1,4 +1,4 @@
-"""Nodes over tcp:// under CURVE keys: who holds the right key meets everybody, and nobody else gets a frame through."""
+"""Nodes over tcp:// with CURVE keys: holders of the right key connect, and other senders get no frame through."""
 
 import logging
 import socket
@@ -131,7 +131,7 @@ def _stranger(tmp_path: Path, role: Role) -> Security:
 
 
 def test_a_wrong_key_never_connects(start: Start, keys: Keys, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It knows whom it calls, so that only its own key is wrong."""
+    """The caller knows the right key of the scheduler; only its own key is wrong."""
     strange = _stranger(tmp_path, FRONTEND)
     mixed = Security(FRONTEND, strange.secret, {**keys[FRONTEND].publics, FRONTEND: strange.public})
     scheduler = start(SCHEDULER)
@@ -181,7 +181,7 @@ def test_a_plain_client_gets_no_frame_through(start: Start) -> None:
         monitor = push.get_monitor_socket()
         push.connect(scheduler.address)
         frames = [encode_envelope(Envelope(source="frontend-9", incarnation="1" * 16)), encode(hello)]
-        with suppress(zmq.Again):  # once it is refused, there is nobody to queue for
+        with suppress(zmq.Again):  # after a refusal there is no connection to queue for
             for _ in range(100):
                 push.send_multipart(frames, zmq.NOBLOCK)
         events = set()
@@ -234,7 +234,7 @@ def test_nobody_speaks_in_another_roles_name(start: Start, keys: Keys) -> None:
 
 
 def test_nobody_takes_the_address_of_another_role(start: Start, keys: Keys) -> None:
-    """With a detokenizer's key one can claim what one likes of detokenizers; links to others stay as they are."""
+    """The holder of a detokenizer's key can claim anything about detokenizers; other roles' links are unaffected."""
     elsewhere = "tcp://127.0.0.1:1"
     scheduler = start(SCHEDULER, Dial(FRONTEND, elsewhere))
     frontend = start(FRONTEND, at(scheduler, SCHEDULER))
