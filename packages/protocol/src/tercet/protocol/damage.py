@@ -42,8 +42,8 @@ def run_cases(case: Callable[[Random], str], *, first: int, count: int, seconds:
         sys.stderr.write(f"seed {first + tried}\n")
         faulthandler.dump_traceback_later(LONGEST, exit=True)
         try:
-            told = case(Random(first + tried))  # noqa: S311
-            assert told.isprintable(), f"no line: {told!r}"
+            refusal = case(Random(first + tried))  # noqa: S311
+            assert refusal.isprintable(), f"no line: {refusal!r}"
         except BaseException:
             traceback.print_exc()
             sys.stderr.write(f"seed {first + tried}\n")
@@ -51,7 +51,7 @@ def run_cases(case: Callable[[Random], str], *, first: int, count: int, seconds:
         finally:
             faulthandler.cancel_dump_traceback_later()
         tried += 1
-        refused += bool(told)
+        refused += bool(refusal)
     sys.stdout.write(f"{tried} cases, {refused} refused\n")
     return 0
 
