@@ -78,9 +78,9 @@ def newer(directory: Path, version: tuple[int, int]) -> Path:
             "import Goodbye, Heartbeat, Hello, Introduce, Message, Ready": (
                 "import Goodbye, Heartbeat, Hello, Introduce, Message, Novelty, Ready"
             ),
-            "                    self._stir(now)\n                case PeerReady": (
+            "                    self._note_activity(now)\n                case PeerReady": (
                 '                    self._counters.count("novelties_sent", self.send(peer, Novelty(text="new")))\n'
-                "                    self._stir(now)\n                case PeerReady"
+                "                    self._note_activity(now)\n                case PeerReady"
             ),
             "            case Goodbye():\n": (
                 '            case Novelty():\n                self._counters.count("novelties_received")\n'
