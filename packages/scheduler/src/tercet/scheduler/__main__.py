@@ -1,4 +1,4 @@
-"""`tercet-scheduler`, also `python -m tercet.scheduler`: one scheduler process."""
+"""Command line of one scheduler process: `tercet-scheduler`, or `python -m tercet.scheduler`."""
 
 import logging
 import signal
@@ -14,9 +14,9 @@ from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ConfigError, InsufficientMemoryError, ModelOptions, ProcessOptions, ScheduleOptions
 
 EXIT_SHORTAGE = 1
-"""Exit status where memory or a GPU is not to be had now: starting again may help."""
+"""Exit status if memory or a GPU is not available now: a restart may help."""
 EXIT_CONFIG = 2
-"""Exit status for options that cannot work: starting again would not help."""
+"""Exit status for options that cannot work: a restart would not help."""
 
 app = App(name="tercet-scheduler", version=__version__, help="Schedule and execute one model.")
 
@@ -77,13 +77,13 @@ def probe(
 
 
 def fail(message: str) -> int:
-    """Say why nothing can be served, in one line."""
+    """Print in one line why the model cannot be served. Return the exit status."""
     sys.stderr.write(f"tercet-scheduler: {' '.join(message.split())}\n")
     return EXIT_CONFIG
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run with these arguments, or the process's own."""
+    """Run the command with the given arguments, or with those of the process."""
     with part_streams("tercet-scheduler"):
         try:
             app(arguments, exit_on_error=False, print_error=False)

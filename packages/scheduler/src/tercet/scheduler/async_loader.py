@@ -1,4 +1,4 @@
-"""What choices need to have read before they are planned, between the loop and who reads it."""
+"""Loader between the loop and a reader: reports to the core which items are pending and which are read."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 class AsyncLoader(Generic[T]):
-    """Tells a core what is being read, and what has been. Without a reader there is nothing to tell."""
+    """Requests reads and turns their completion into events for the core. Does nothing if there is no reader."""
 
     def __init__(
         self,
@@ -20,7 +20,7 @@ class AsyncLoader(Generic[T]):
         pending: Callable[[T], Obstacle],
         read: Callable[[T], Obstacle],
     ) -> None:
-        """`held` is what is still needed; `pending` and `read` make what the core is told."""
+        """Create a loader. `held` returns what is still needed; `pending` and `read` create the core's events."""
         self._reader = reader
         self._held = held
         self._pending = pending
@@ -28,27 +28,26 @@ class AsyncLoader(Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether there is something to tell, now or later."""
         return self._reader is not None and self._reader.busy
 
     def want(self, wanted: T | None) -> list[Arrival]:
-        """What there is to say of what a message that has arrived needs."""
+        """Request an item that a message needs. Return the event for the core: the item is read, or it is pending."""
         if wanted is None or self._reader is None:
             return []
         return [Arrival("", self._read(wanted) if self._reader.want(wanted) else self._pending(wanted))]
 
     def news(self) -> list[Arrival]:
-        """What has been read meanwhile."""
+        """Return events for the items that have been read since the last call."""
         return [] if self._reader is None else [Arrival("", self._read(each)) for each in self._reader.take_read()]
 
     def tidy(self) -> None:
-        """Forget what nobody needs any more."""
+        """Drop items that no held request needs."""
         if self._reader is not None:
             self._reader.keep(self._held())
 
 
 def of_grammars(reader: GrammarReader | None, held: Callable[[], set[Grammar]]) -> AsyncLoader[Grammar]:
-    """A `AsyncLoader` of grammars."""
+    """Return a loader of grammars."""
 
     def read(grammar: Grammar) -> GrammarRead:
         return GrammarRead(grammar, "" if reader is None else reader.fault(grammar))
@@ -57,7 +56,7 @@ def of_grammars(reader: GrammarReader | None, held: Callable[[], set[Grammar]]) 
 
 
 def of_adapters(reader: AdapterReader | None, held: Callable[[], set[LoRAAdapter]]) -> AsyncLoader[LoRAAdapter]:
-    """A `AsyncLoader` of adapters."""
+    """Return a loader of adapters."""
 
     def read(adapter: LoRAAdapter) -> AdapterRead:
         if reader is None:

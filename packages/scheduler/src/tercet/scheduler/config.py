@@ -1,4 +1,4 @@
-"""What a scheduler process can be told, on its command line."""
+"""Command-line options of a scheduler process."""
 
 import re
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from tercet.protocol.transport.endpoints import default_peer
 from tercet.scheduler.core.config import PolicyName
 
 MOST_THREADS = 1024
-"""More cores than any machine lends one process."""
+"""More cores than any machine gives one process."""
 MOST_PROCESSES = 64
 """More GPUs than any machine has."""
 MOST_LORAS = 1024
@@ -21,17 +21,17 @@ MOST_SPECULATIVE = 256
 
 
 class ConfigError(ValueError):
-    """An option that cannot be meant; the text is one line that names it."""
+    """An invalid option. The message is one line that names it."""
 
 
 class InsufficientMemoryError(ConfigError):
-    """What a start needs and the machine does not give now: it may once others are done with it."""
+    """A lack of memory or of a GPU that may be temporary: another start can succeed once other processes have ended."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ProcessOptions:
-    """Who this process is, and who its peers are."""
+    """Options of the process and its peers."""
 
     peer: str = field(default_factory=lambda: default_peer(Role.SCHEDULER))
     """Name among the peers; a restarted process keeps it. By default the host's name tells those of a role apart."""
@@ -64,7 +64,7 @@ class ProcessOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """Which model runs, and in what room."""
+    """Options of the model and the memory it uses."""
 
     model: str = "embedded"
     """A directory, a Hugging Face name, or the model that comes with the package."""
@@ -119,7 +119,7 @@ class ModelOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ScheduleOptions:
-    """How requests share the model."""
+    """Options of how requests share the model."""
 
     schedule_policy: PolicyName = PolicyName.LPM
     """Which waiting request goes first: lpm (longest cached prefix), fcfs, priority, or fair (API keys take turns)."""
@@ -153,17 +153,17 @@ class ScheduleOptions:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
 
     def slots(self, *, gpu: bool) -> int:
-        """Choices that run at the same time."""
+        """Return the number of choices that run at the same time."""
         return self.max_running_requests or (256 if gpu else 64)
 
     def step_tokens(self, *, gpu: bool) -> int:
-        """Tokens of one step."""
+        """Return the number of tokens that one step may compute."""
         return self.chunked_prefill_size or (8192 if gpu else 512)
 
     def draft_rows(self, *, gpu: bool) -> int:
-        """`speculative_tokens`, decided."""
+        """Return `speculative_tokens`, with its default resolved."""
         return (0 if gpu else 8) if self.speculative_tokens is None else self.speculative_tokens
 
     def steps_ahead(self, *, gpu: bool) -> int:
-        """`overlap`, decided."""
+        """Return `overlap`, with its default resolved."""
         return int(gpu) if self.overlap is None else self.overlap

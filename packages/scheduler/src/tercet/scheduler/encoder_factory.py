@@ -1,4 +1,4 @@
-"""The adapters of the `Encoder` port, by the name of their executor."""
+"""Factory of the encoders (`ports.Encoder`), by the name of their executor."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ class ServedEncoder:
 
 
 Build = Callable[[ModelOptions, Task, Path, Callable[[int, int], None], Advance], ServedEncoder]
-"""The last but one is told (bytes done, bytes in all) while weights load."""
+"""The fourth argument is called with (bytes loaded, bytes in total) while weights load."""
 
 
 def build_torch(
     options: ModelOptions, task: Task, path: Path, report: Callable[[int, int], None], advance: Advance
 ) -> ServedEncoder:
-    """The real thing."""
+    """Return an encoder that computes with torch."""
     with gc_disabled_during_imports():
         from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 
@@ -60,7 +60,7 @@ def build_fake(
     report: Callable[[int, int], None],  # noqa: ARG001
     advance: Advance,  # noqa: ARG001
 ) -> ServedEncoder:
-    """An encoder that costs nothing, with the vocabulary of a real one; needs no torch."""
+    """Return an encoder that computes nothing but has the vocabulary of a real model. It needs no torch."""
     from tercet.scheduler.testing.fake_encoder import FakeEncoder
 
     config = read_json(path / "config.json")

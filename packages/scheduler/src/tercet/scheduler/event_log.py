@@ -1,7 +1,7 @@
-"""An event log of the core: everything that went in and every plan that came out, one JSON object a line.
+"""Event log of the core: each call and each plan as one JSON object a line.
 
-`tools/replay.py` feeds the events to a fresh core and compares the plans, which proves that the core is deterministic
-and lets a schedule be looked at after the fact.
+`tools/replay.py` feeds the events to a fresh core and compares the plans. This proves that the core is deterministic
+and makes a schedule inspectable afterwards.
 """
 
 import errno
@@ -22,27 +22,27 @@ logger = logging.getLogger(__name__)
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
-    """The first event: what the core was built with."""
+    """First event: the settings that the core was created with."""
 
     config: CoreConfig
     capacity: Capacity
 
 
 class Handled(msgspec.Struct, frozen=True, tag=True):
-    """Messages were handed in."""
+    """Event of `handle`."""
 
     arrivals: list[Arrival]
 
 
 class Scheduled(msgspec.Struct, frozen=True, tag=True):
-    """A plan was asked for; None when there was nothing to do."""
+    """Event of `schedule`. `plan` is None if there was no work."""
 
     plan: Plan | None
     now: float = 0.0
 
 
 class Committed(msgspec.Struct, frozen=True, tag=True):
-    """A result was handed in."""
+    """Event of `commit`."""
 
     result: StepResult
 
@@ -51,9 +51,9 @@ Event = Started | Handled | Scheduled | Committed
 
 
 class RecordingScheduler:
-    """A core that writes down every call. Same interface as `Scheduler`.
+    """Core that records each call. It has the interface of `Scheduler`.
 
-    Where the file cannot be written to, as on a full disk, it records no more, and goes on.
+    If the file cannot be written, for example because the disk is full, it stops recording and continues.
     """
 
     def __init__(self, core: Scheduler, file: BinaryIO) -> None:
@@ -65,22 +65,19 @@ class RecordingScheduler:
 
     @property
     def runnable(self) -> bool:
-        """As the core says."""
         return self._core.runnable
 
     @property
     def empty(self) -> bool:
-        """As the core says."""
         return self._core.empty
 
     def handle(self, *arrivals: Arrival) -> list[Outgoing]:
-        """Pass on, and write down."""
         self._write(Handled(list(arrivals)))
         self._idle = False
         return self._core.handle(*arrivals)
 
     def schedule(self, now: float = 0.0) -> Plan | None:
-        """Pass on, and write down; of several empty answers to the same question only the first."""
+        """Record and return the plan; of consecutive calls without a plan only the first is recorded."""
         plan = self._core.schedule(now)
         if plan is not None or not self._idle:
             self._write(Scheduled(plan, now))
@@ -88,25 +85,20 @@ class RecordingScheduler:
         return plan
 
     def commit(self, result: StepResult) -> list[Outgoing]:
-        """Pass on, and write down."""
         self._write(Committed(result))
         self._idle = False
         return self._core.commit(result)
 
     def grammars(self) -> set[Grammar]:
-        """As the core says."""
         return self._core.grammars()
 
     def adapters(self) -> set[LoRAAdapter]:
-        """As the core says."""
         return self._core.adapters()
 
     def load(self) -> Load:
-        """As the core says."""
         return self._core.load()
 
     def held(self) -> dict[str, Held]:
-        """As the core says."""
         return self._core.held()
 
     def _write(self, event: Event) -> None:
@@ -123,14 +115,14 @@ class RecordingScheduler:
 
 
 def read_events(file: BinaryIO) -> Iterator[Event]:
-    """The events of a log. Raises msgspec.DecodeError at a line that is none."""
+    """Yield the events of a log. Raises msgspec.DecodeError at an invalid line."""
     decoder = msgspec.json.Decoder(Event)
     for line in file:
         yield decoder.decode(line)
 
 
 def replay(events: Iterator[Event]) -> Iterator[tuple[int, Plan | None, Plan | None]]:
-    """Feed a log to a fresh core: (line, plan in the log, plan derived now) for every plan that was asked for."""
+    """Feed a log to a fresh core. Yield (line, recorded plan, plan derived now) for every call of `schedule`."""
     first = next(events)
     if not isinstance(first, Started):
         raise ValueError("the log does not begin with Started")

@@ -1,4 +1,4 @@
-"""The adapters of the `Executor` port, by name."""
+"""Factory of the executors (`ports.Executor`), by name."""
 
 from collections.abc import Callable
 
@@ -10,13 +10,13 @@ from tercet.scheduler.ports import Advance, Executor
 from tercet.scheduler.resolved_model import ResolvedModel, on_gpu
 
 ReportBytes = Callable[[int, int], None]
-"""Told (bytes done, bytes in all) while weights load."""
+"""Called with (bytes loaded, bytes in total) while weights load."""
 
 
 def build_torch(
     options: ModelOptions, schedule: ScheduleOptions, found: ResolvedModel, report: ReportBytes, advance: Advance
 ) -> Executor:
-    """The real thing."""
+    """Return an executor that computes with torch, over several ranks if the options say so."""
     with gc_disabled_during_imports():
         from tercet.scheduler.executor.tp_worker import TpModelWorker
         from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -62,7 +62,7 @@ def build_fake(
     report: ReportBytes,  # noqa: ARG001
     advance: Advance,  # noqa: ARG001
 ) -> Executor:
-    """A model that costs nothing, with the vocabulary of a real one; needs no torch."""
+    """Return an executor that computes nothing but has the vocabulary of a real model. It needs no torch."""
     from tercet.scheduler.testing.fake_executor import FakeExecutor
 
     config = read_json(found.path / "config.json")

@@ -1,4 +1,4 @@
-"""The fields of a model's JSON files: honoured, without effect, or refused unless they keep a value supported here."""
+"""Classes of fields in a model's JSON files: honored, without effect, or refused unless they have a supported value."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ _LONGEST_VALUE = 80
 
 @dataclass(frozen=True, slots=True)
 class Only:
-    """Why a field is refused, and the values that are supported besides those of `is_unset`."""
+    """Reason why a field is refused, and the values that are supported besides those of `is_unset`."""
 
     why: str
     values: tuple[Any, ...] = ()
     empty_is_set: bool = False
-    """Whether the reference takes an empty list or object for a request, of all its defaults."""
+    """An empty list or object counts as set, because the reference takes it for a request with all defaults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +24,11 @@ class FileFields:
     """The fields that the reference reads of one kind of object, each in exactly one class."""
 
     honoured: frozenset[str]
-    """The reader computes what the reference does, or refuses the value itself."""
+    """Fields that are computed as the reference does, or whose value the reader refuses itself."""
     no_effect: Mapping[str, str] = field(default_factory=dict)
-    """Each field with the reason why no value of it changes an answer here."""
+    """Fields without effect, each with the reason why no value of it changes an answer here."""
     refused: Mapping[str, Only] = field(default_factory=dict)
-    """`check` refuses any other value of these."""
+    """Fields of which `check` refuses any other value."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for a field in two classes."""
@@ -38,13 +38,13 @@ class FileFields:
 
     @property
     def names(self) -> frozenset[str]:
-        """All of them."""
+        """Return the names of all fields."""
         return self.honoured | self.no_effect.keys() | self.refused.keys()
 
     def check(self, values: Mapping[str, Any], where: str, *, unknown: bool = True) -> None:
         """Raise ModelError, in one line, for a field whose value is not supported.
 
-        A field in no class is refused too unless it is unset; `unknown` allows any.
+        A field in no class is refused, too, unless it is unset; `unknown` allows any.
         """
         for name, value in values.items():
             only = self.refused.get(name)

@@ -1,4 +1,4 @@
-"""The scheduler's loop: the one place where the pure core, the executor and the sockets meet."""
+"""The scheduler's main loop, which connects the pure core, the executor and the sockets."""
 
 import logging
 from collections import deque
@@ -28,9 +28,9 @@ from tercet.scheduler.status import StatusBoard
 logger = logging.getLogger(__name__)
 
 PUBLISH_INTERVAL = 0.2
-"""Seconds between two reports of load and held requests; heartbeats repeat the last one."""
+"""Seconds between two reports of load and held requests; heartbeats repeat the last report."""
 RETRY_INTERVAL = 0.005
-"""Seconds an idle loop waits before it offers a blocked peer its backlog again, or asks whether something is read."""
+"""Seconds an idle loop waits before it retries a blocked peer's backlog or polls its loaders."""
 
 
 PlanT = TypeVar("PlanT")
@@ -40,7 +40,7 @@ ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
 
 
 class Core(Protocol[PlanT_co, ResultT_contra]):
-    """What the loop needs of `core.Scheduler`, of a recorder around it, or of `core.EmbeddingScheduler`."""
+    """The methods that the loop calls on `core.Scheduler`, on a recorder around it, or on `core.EmbeddingScheduler`."""
 
     @property
     def runnable(self) -> bool: ...  # noqa: D102
@@ -56,11 +56,11 @@ class Core(Protocol[PlanT_co, ResultT_contra]):
 
 
 Receive = Callable[[float | None], list[Delivery]]
-"""Everything that has arrived, after at most so many seconds of waiting for the first (None: for ever)."""
+"""Returns all deliveries, after waiting at most that many seconds for the first (None: no limit)."""
 
 
 class SchedulerLoop(Generic[PlanT, ResultT]):
-    """Runs until told to stop. `overlap` is how many steps may be in flight while the next is planned."""
+    """The main loop. `overlap` is the number of steps that may be in flight while the next one is planned."""
 
     def __init__(
         self,
@@ -78,7 +78,10 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         weights: WeightsReader | None = None,
         prepare: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`prepare` does a part of what makes later steps faster, and says whether there is more to do."""
+        """Create the loop.
+
+        `prepare` does part of the work that makes later steps faster; it returns whether more is left.
+        """
         self._core = core
         self._executor = executor
         self._drain = drain
@@ -95,20 +98,20 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._in_flight: deque[Pending[ResultT]] = deque()
         self._published = float("-inf")
         self._stuck = False
-        """The last turn found nothing that could be planned: what waits needs memory that blocked requests hold."""
+        """The last turn could plan no step: waiting choices need memory that blocked requests hold."""
         self.draining = False
-        """Set it, and the loop ends once nothing is held any more; new requests are refused meanwhile."""
+        """If set, the loop ends once no request is held; new requests are refused meanwhile."""
         self.stopping = False
-        """Set it, and the loop ends after the step it is in."""
+        """If set, the loop ends after the current step."""
 
     def run(self) -> None:
-        """Serve. Raises what a step raises: the part dies, and its supervisor starts it again."""
+        """Serve until stopped. A step's exception is not caught: the process dies, and its supervisor restarts it."""
         self._board.enter(Phase.IDLE)
         while not self.stopping and not (self.draining and self._core.empty and not self._outbox.backlog):
             self.turn()
 
     def turn(self) -> None:
-        """Take what arrived, start the next step, finish the oldest."""
+        """Handle arrived messages, submit the next step, and commit the oldest one."""
         core, outbox, in_flight = self._core, self._outbox, self._in_flight
         news = [*outbox.flush(), *self._grammars.news(), *self._adapters.news(), *self._come_late(), *self._looked_at()]
         if self.draining and self._board.drain():
@@ -126,7 +129,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._publish()
 
     def _wait(self) -> float | None:
-        """How long to wait for a message: not at all while there is work that can be done, or prepared for."""
+        """Return the seconds to wait for a message: 0 while a step or some preparation can run."""
         if self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
@@ -140,7 +143,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
 
     @property
     def _reads(self) -> bool:
-        """Whether something is being read, of which there will be news."""
+        """Return whether a loader is busy, so that the loop must poll it."""
         others = (self._late_masks, self._weights)
         return self._grammars.busy or self._adapters.busy or any(each is not None and each.busy for each in others)
 
@@ -163,7 +166,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
             self._adapters.tidy()
 
     def _arrivals(self, wait: float | None) -> list[Arrival]:
-        """What arrived, as the core takes it."""
+        """Convert deliveries into arrivals for the core, and request the loading of grammars, adapters and weights."""
         arrivals = []
         for source, message, _, at in self._drain(wait):
             match message:
@@ -186,9 +189,9 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                 case PeerDown(peer, _, reason):
                     logger.info("%s is gone: %s", peer, reason)
                     self._outbox.forget(peer)
-                    arrivals.append(Arrival(peer, PeerGone(peer)))  # frontends ask, and nobody keeps others from it
+                    arrivals.append(Arrival(peer, PeerGone(peer)))  # for every role: any peer may have sent requests
                 case PeerUp(peer):
                     logger.info("linked with %s", peer)
                 case _:
-                    pass  # membership, which the node has dealt with
+                    pass  # membership messages, which the node has handled
         return arrivals

@@ -1,4 +1,4 @@
-"""A model's files: where they are, what they hold, and the fingerprint by which schedulers know they serve the same."""
+"""Files of a model: location, content, and the fingerprint by which schedulers recognize equal weights."""
 
 import hashlib
 import importlib.resources
@@ -28,26 +28,26 @@ TOKENIZER_FILES = (
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
 )
-"""What a frontend or detokenizer may need of a model, besides its tokenizer: its defaults, end tokens and prompts."""
+"""Files that a frontend or detokenizer may need: tokenizer, defaults, end tokens and prompts."""
 _SENTENCE_FILES = ("modules.json", "[0-9]*_*/config.json")
-"""Patterns of what else decides the vector of an input."""
+"""Patterns of further files that determine the vector of an input."""
 
 SLOW_ON_CPU = "float16"
-"""For which no CPU kernel is written."""
+"""The dtype that no CPU kernel is written for."""
 _TOO_LARGE = ("Gemma", "Glm4", "GptOss")
-"""How families begin that were trained in bfloat16 and whose hidden states go beyond the 65,504 of float16."""
+"""Prefixes of families that were trained in bfloat16 and whose hidden states exceed the 65,504 of float16."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
 _HUB_LEFT_OUT = ["consolidated*", "*/*.safetensors"]
-_HUB_TIMEOUT = 5.0  # seconds to answer at all; the files themselves may take as long as they need
+_HUB_TIMEOUT = 5.0  # seconds for an answer; the files themselves may take as long as they need
 _MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
 _MAX_JSON = 1 << 26
-"""Bytes of a JSON file or a template. The index of the largest checkpoints has a quarter of it."""
+"""Maximum bytes of a JSON file or a template. The index of the largest checkpoints has a quarter of it."""
 _LONGEST_MESSAGE = 10_000
-"""Characters of an error: it may name many tensors."""
+"""Maximum characters of an error, which may name many tensors."""
 MAX_TOKENIZER = 1 << 28
-"""Bytes of a tokenizer.json. The largest that are known have an eighth of it."""
+"""Maximum bytes of a tokenizer.json. The largest known ones have an eighth of it."""
 _MOST_DIMENSIONS = 16
 _LONGEST_NAME = 255  # bytes, as in most file systems
 _SAMPLE = 1024  # bytes hashed of each tensor
@@ -56,22 +56,22 @@ _ITEM_SIZES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 
 class ModelError(ValueError):
-    """A model that cannot be served; the message is one line for whoever asked for it, whatever its files hold."""
+    """A model that cannot be served. The message is one line for clients, even if the files contain line breaks."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message, _LONGEST_MESSAGE))
 
 
 class FileTooLargeError(ModelError):
-    """A file of more bytes than are read of its kind."""
+    """A file larger than the limit of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """Where one tensor lies in a safetensors file: `start` and `end` are byte offsets into the file."""
+    """Location of one tensor in a safetensors file: `start` and `end` are byte offsets into the file."""
 
     name: str = field(repr=False)
-    """In the file. No part of what fingerprints are made of beside it."""
+    """Name in the file. It is excluded from `repr`, which fingerprints are made of."""
     dtype: str
     shape: tuple[int, ...]
     start: int
@@ -79,9 +79,10 @@ class StoredTensor:
 
 
 def resolve_model(name: str) -> Path:
-    """The directory of a model: "embedded", a path, or a Hugging Face id, which is downloaded unless it is cached.
+    """Return the directory of a model: "embedded", a path, or a Hugging Face id.
 
-    Raises ModelError within a few seconds when there is no such directory and no hub to ask.
+    A Hugging Face model is downloaded unless it is cached. Raises ModelError within a few seconds if there is no such
+    directory and no hub can be reached.
     """
     if name == "embedded":
         path = Path(str(importlib.resources.files("tercet.scheduler").joinpath("embedded")))
@@ -99,7 +100,7 @@ def resolve_model(name: str) -> Path:
 
 
 def resolve_adapter(name: str) -> Path:
-    """The same of an adapter. Raises ModelError."""
+    """Return the directory of an adapter: a path, or a Hugging Face id. Raises ModelError."""
     path = Path(name).expanduser()
     if path.is_dir():
         return path.resolve()
@@ -110,15 +111,15 @@ def resolve_adapter(name: str) -> Path:
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Run a block that reads files nobody has checked. Raises ModelError, in one line, for all that goes wrong in it.
+    """Run a block that reads unchecked files. Raises ModelError, in one line, for any error in it.
 
-    `what` is named where an exception says nothing of it. Errors of Tercet's own pass, and so does a want of memory.
+    `what` is the name used in the message. Tercet's own errors and MemoryError pass unchanged.
     """
     try:
         yield
     except (MemoryError, GeneratorExit, KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # a panic of a library in Rust is no Exception
+    except BaseException as error:  # a panic of a Rust library is not an Exception
         if type(error).__module__.startswith("tercet."):
             raise
         logger.debug("%s", what, exc_info=True)
@@ -128,10 +129,10 @@ def reading(what: str) -> Iterator[None]:
 
 @contextmanager
 def open_regular(path: Path, most: int) -> Iterator[BinaryIO]:
-    """Open a file to read. Raises ModelError for one of more than `most` bytes, and for all but regular files.
+    """Open a file for reading. Raises ModelError for more than `most` bytes, and for anything but a regular file.
 
-    A pipe or a device might have no end, or keep its reader waiting, so opening waits for nothing. Raises
-    FileNotFoundError where there is none.
+    Opening never blocks, because a pipe or a device might not end, or keep its reader waiting. Raises FileNotFoundError
+    if there is no such file.
     """
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -152,16 +153,16 @@ def open_regular(path: Path, most: int) -> Iterator[BinaryIO]:
 
 
 def read_file(path: Path, most: int = _MAX_JSON) -> bytes:
-    """Return the content of a file. Raises as `open_regular` does."""
+    """Return the content of a file. Raises the errors of `open_regular`."""
     with open_regular(path, most) as file:
         content = file.read(most + 1)
-    if len(content) > most:  # it has grown
+    if len(content) > most:  # the file has grown
         raise FileTooLargeError(f"{path} is larger than {most} bytes")
     return content
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ModelError."""
+    """Return the object in a JSON file. Raises ModelError."""
     try:
         return json_object(read_file(path), str(path))
     except FileNotFoundError:
@@ -169,7 +170,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def json_object(content: bytes, name: str) -> dict[str, Any]:
-    """The object in the content of a JSON file of that name. Raises ModelError."""
+    """Return the object in the content of a JSON file of that name. Raises ModelError."""
     value = json_value(content, name)
     if not isinstance(value, dict):
         raise ModelError(f"{name} holds no JSON object")
@@ -177,7 +178,7 @@ def json_object(content: bytes, name: str) -> dict[str, Any]:
 
 
 def json_value(content: bytes, name: str) -> Any:
-    """The value in the content of a JSON file of that name. Raises ModelError."""
+    """Return the value in the content of a JSON file of that name. Raises ModelError."""
     try:
         return parse_json(content)
     except ValueError as error:
@@ -185,11 +186,11 @@ def json_value(content: bytes, name: str) -> Any:
 
 
 def saved_dtype(config: Mapping[str, Any]) -> str:
-    """The dtype that config.json says the weights were saved in, in the older form or the new: "bfloat16" and so on.
+    """Return the dtype that config.json (`dtype` or `torch_dtype`) says the weights were saved in, such as "bfloat16".
 
-    Beside weights in mxfp4 none need be named: gpt-oss has the others in bfloat16.
+    The default is float32, and bfloat16 beside mxfp4 weights, because gpt-oss stores its other weights so.
     """
-    parts = config, config.get("text_config")  # of a model that reads more than text
+    parts = config, config.get("text_config")  # text_config belongs to a model that reads more than text
     named = [part.get(name) for part in parts if isinstance(part, dict) for name in ("dtype", "torch_dtype")]
     quantization = config.get("quantization_config")
     mxfp4 = isinstance(quantization, dict) and quantization.get("quant_method") == "mxfp4"
@@ -197,11 +198,11 @@ def saved_dtype(config: Mapping[str, Any]) -> str:
 
 
 def served_dtype(directory: Path, wanted: str = "auto", *, slow: str, encoder: bool = False) -> str:
-    """The dtype that a model is computed in: the one wanted, or with "auto" the one it was saved in.
+    """Return the dtype to compute a model in: the `wanted` one, or for "auto" the one it was saved in.
 
-    But "auto" never takes the one that is `slow` on a device, if any is: float16 on a CPU, bfloat16 on GPUs before
-    Ampere. What generates is then in the other one of 16 bits, and in float32 if its numbers are known to be too large
-    for float16; so is an encoder, whose vectors others compute too.
+    "auto" never returns the dtype that is `slow` on the device: float16 on a CPU, bfloat16 on GPUs before Ampere. A
+    generating model then gets the other 16-bit dtype, or float32 if its numbers are known to be too large for float16.
+    An encoder gets float32, because other servers compute its vectors, too.
     """
     if wanted != "auto":
         return wanted
@@ -219,7 +220,7 @@ def served_dtype(directory: Path, wanted: str = "auto", *, slow: str, encoder: b
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files that make up a checkpoint, sorted: those its index names, or model.safetensors."""
+    """Return the sorted safetensors files of a checkpoint: the ones its index names, or model.safetensors."""
     index = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if index.is_file():
@@ -239,7 +240,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors of a safetensors file, each checked against its own shape and against the file's size.
+    """Return the tensors of a safetensors file, each checked against its own shape and against the file's size.
 
     Raises ModelError for a file whose header and size disagree, as after a broken download.
     """
@@ -256,7 +257,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def header_tensors(text: bytes, size: int, name: str) -> dict[str, StoredTensor]:
-    """The tensors that a safetensors file's header describes, of a file of `size` bytes. Raises ModelError."""
+    """Return the tensors that a safetensors header describes, of a file of `size` bytes. Raises ModelError."""
     try:
         entries = json_object(text, "JSON")
         _check_metadata(entries.pop("__metadata__", None))
@@ -274,9 +275,9 @@ def header_tensors(text: bytes, size: int, name: str) -> dict[str, StoredTensor]
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Raises ModelError unless there is a whole tokenizer.json: frontends and detokenizers cannot do without.
+    """Raise ModelError unless there is a complete tokenizer.json: frontends and detokenizers need it.
 
-    A file cut off in a download is noticed by its end, which costs nothing. Reading it is for those who need it.
+    A truncated download is found by the file's end, which costs little. The content is not parsed here.
     """
     path = directory / "tokenizer.json"
     try:
@@ -288,7 +289,7 @@ def check_tokenizer(directory: Path) -> None:
 
 
 def tokenizer_files(directory: Path) -> dict[str, bytes]:
-    """The contents of those TOKENIZER_FILES that the model has. Raises ModelError."""
+    """Return the contents of the TOKENIZER_FILES that the model has. Raises ModelError."""
     return {
         name: read_file(directory / name, MAX_TOKENIZER if name == "tokenizer.json" else _MAX_JSON)
         for name in TOKENIZER_FILES
@@ -297,7 +298,7 @@ def tokenizer_files(directory: Path) -> dict[str, bytes]:
 
 
 def file_hashes(files: Mapping[str, bytes]) -> dict[str, str]:
-    """File name to the SHA-256 of its contents, in hexadecimal."""
+    """Return the SHA-256 of each file's contents, in hexadecimal, by file name."""
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
@@ -309,15 +310,17 @@ def model_identity(
     context_length: int | None = None,
     weights: Path | None = None,
 ) -> ModelIdentity:
-    """What must be equal for a request to go on elsewhere, and the hashes that frontends cache files by.
+    """Return the fingerprint and the file hashes of a model.
 
-    The fingerprint covers config.json, the hub's revision where there is one, the header and size of every
-    safetensors file, the first bytes of each tensor, the dtype they are served in (see `served_dtype`), how they are
-    quantized, the dtype of keys and values ("auto": that of the weights), and where a model rotates otherwise to serve
-    long texts (longrope) how long it serves. It reads a few hundred KiB of a checkpoint of any size. A directory
-    without weights, good for dummy ones, has an identity too.
+    A request can continue on another scheduler if the fingerprint is equal; frontends cache files by the hashes.
 
-    Of a model with the `weights` of another directory, it is the fingerprint of that one.
+    The fingerprint covers config.json, the hub's revision if there is one, the header and size of every safetensors
+    file, the first bytes of each tensor, the dtype they are served in (see `served_dtype`), the quantization, the dtype
+    of keys and values ("auto": that of the weights), and for models with longrope the context length. It reads a few
+    hundred KiB of a checkpoint of any size. A directory without weights, usable with dummy weights, has an identity,
+    too.
+
+    If `weights` names another directory, the fingerprint is that of its weights.
     """
     own = directory if weights is None else weights
     described = own if (own / "config.json").is_file() else directory
@@ -370,7 +373,7 @@ def _stored_tensor(name: str, entry: Any, data_start: int) -> StoredTensor:
 
 
 def _check_metadata(metadata: Any) -> None:
-    """Refuse with ValueError metadata that the library of safetensors refuses."""
+    """Raise ValueError for metadata that the safetensors library refuses."""
     if metadata is None:
         return
     if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
@@ -384,7 +387,7 @@ def _is_plain_name(name: Any) -> bool:
 
 
 def _revision(directory: Path) -> str:
-    """The commit of a directory inside the hub's cache (.../snapshots/<commit>), otherwise nothing."""
+    """Return the commit of a directory inside the hub's cache (.../snapshots/<commit>), otherwise an empty string."""
     return directory.name if directory.parent.name == "snapshots" else ""
 
 
@@ -397,7 +400,7 @@ def _download(name: str) -> Path:
         info = HfApi().model_info(name, timeout=_HUB_TIMEOUT)
     except (GatedRepoError, RepositoryNotFoundError) as error:
         raise ModelError(f"{name!r} is not a directory, and {endpoint} gives access to no model of that id") from error
-    except Exception as error:  # every transport the hub library ever used has its own exception tree
+    except Exception as error:  # each transport that the hub library has used has its own exception tree
         return _cached(name, f"{endpoint} cannot be reached ({type(error).__name__})")
     if not any(file.rfilename.endswith(".safetensors") for file in info.siblings or []):
         raise ModelError(f"{name} has no safetensors weights, and Tercet loads nothing else")

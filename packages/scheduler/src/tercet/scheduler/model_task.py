@@ -1,4 +1,4 @@
-"""What a model is for, told by its config.json and by the files that sentence-transformers puts beside it."""
+"""Task of a model, from its config.json and from the files that sentence-transformers puts beside it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ ENCODERS = {
     "Camembert": "roberta",
     "ModernBert": "modernbert",
 }
-"""Bidirectional families, by how their architectures begin, and the one each of them is."""
+"""Bidirectional architectures by prefix, and the family of each."""
 DECODERS = (
     "Ernie4_5",
     "Glm",
@@ -39,7 +39,7 @@ DECODERS = (
     "SeedOss",
     "SmolLM3",
 )
-"""Causal families that can embed and classify, too."""
+"""Causal families that can also embed and classify."""
 
 Pooling = Literal["cls", "mean", "max", "last"]
 _POOLING: dict[str, Pooling] = {
@@ -51,34 +51,34 @@ _POOLING: dict[str, Pooling] = {
     "max_tokens": "max",
     "lasttoken": "last",
 }
-"""As sentence-transformers spells them."""
+"""Pooling modes by sentence-transformers' names."""
 _UNLIMITED = 2**31 - 1
 _MODULES = {Task.EMBED: ("Transformer", "Pooling", "Normalize"), Task.CLASSIFY: ("Transformer",)}
-"""The modules that a model may have, in this order."""
+"""Modules that a model may have, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sentences:
-    """How the vectors of tokens become the vector of an input."""
+    """Settings of how token vectors become the vector of an input."""
 
     pooling: Pooling
     normalize: bool
     max_length: int = _UNLIMITED
     dimensions: int | None = None
-    """The numbers that are kept of a vector, after all else; None keeps all."""
+    """Length to which a vector is truncated after everything else; None keeps all."""
 
 
 def family_of(architecture: str) -> tuple[str, str]:
-    """("Bert", "ForSequenceClassification") of BertForSequenceClassification; no family for one not known here."""
+    """Split BertForSequenceClassification into ("Bert", "ForSequenceClassification"). An unknown family is ""."""
     for family in (*ENCODERS, *DECODERS):
         kind = architecture.removeprefix(family)
-        if kind != architecture and kind.startswith(("For", "Model")):  # Llama4ForCausalLM is no Llama
+        if kind != architecture and kind.startswith(("For", "Model")):  # Llama4ForCausalLM is not of the family Llama
             return family, kind
     return "", architecture
 
 
 def task_of(directory: Path, wanted: str = "auto") -> Task:
-    """What the model in a directory is served for. Raises ModelError where it cannot do what is `wanted`."""
+    """Return the task that a model is served for. Raises ModelError if the model cannot do the `wanted` one."""
     config = read_json(directory / "config.json")
     names = config.get("architectures")
     family, kind = family_of(str(names[0]) if isinstance(names, list) and names else "")
@@ -96,9 +96,9 @@ def task_of(directory: Path, wanted: str = "auto") -> Task:
 
 
 def read_sentences(directory: Path, *, causal: bool, task: Task = Task.EMBED) -> Sentences:
-    """Return what sentence-transformers' files say, or its defaults for a model without them. Raise ModelError.
+    """Return the settings of sentence-transformers' files, or its defaults if there are none. Raises ModelError.
 
-    A causal model without such files gives the last token's vector, normalised. A classifier has nothing after its
+    A causal model without such files gives the last token's vector, normalized. A classifier has no module after its
     transformer.
     """
     if task is Task.CLASSIFY:
@@ -123,7 +123,7 @@ def read_sentences(directory: Path, *, causal: bool, task: Task = Task.EMBED) ->
 
 
 def _folders(path: Path, task: Task) -> dict[str, str]:
-    """Return the folder of each module of a modules.json, by its kind. Raise ModelError for others and other orders."""
+    """Return the folder of each module of a modules.json, by its kind. Raises ModelError for other kinds or orders."""
     order = _MODULES[task]
     folders: dict[str, str] = {}
     kinds: list[str] = []
@@ -150,7 +150,7 @@ def _modules(path: Path) -> list[dict[str, Any]]:
 
 
 def _pooling(path: Path) -> Pooling:
-    """Return the one way of pooling that a Pooling module's config.json asks for; its default is the mean."""
+    """Return the pooling mode in a Pooling module's config.json; the default is the mean."""
     config = read_json(path)
     POOLING.check(config, f"{path}: ", unknown=False)
     modes = [name.removeprefix("pooling_mode_") for name, on in config.items() if "pooling_mode_" in name and on]

@@ -1,4 +1,7 @@
-"""What the core says, on its way to peers. A full queue is the peer's problem: the loop neither blocks nor drops."""
+"""Sender of the core's messages.
+
+If a peer's queue is full, its messages wait here; the loop neither blocks nor drops.
+"""
 
 import logging
 from collections import deque
@@ -13,29 +16,29 @@ from tercet.scheduler.core.outputs import Outgoing
 logger = logging.getLogger(__name__)
 
 KEPT_FOR = 30.0
-"""Seconds without one message taken after which a peer's backlog is given up: it never linked, or cannot read it."""
+"""Seconds without an accepted message after which a peer's backlog is dropped: it never connected, or does not read."""
 MOST_KEPT = 20_000
-"""Messages kept for one peer. Only one that asks and never listens gets there: what was asked goes unanswered."""
+"""Limit of messages kept for one peer. Only a peer that sends requests and never reads gets there; more are dropped."""
 
 
 class Send(Protocol):
-    """How messages leave."""
+    """A function that sends a message."""
 
     def __call__(self, peer: str, message: Message, *frames: bytes) -> bool:
-        """Queue a message for a peer; False when its queue is full or it is not linked."""
+        """Queue a message for a peer. Return False if its queue is full or it is not connected."""
         ...
 
 
 @dataclass
 class Backlog:
-    """What waits for one peer, and since when it has taken nothing."""
+    """Messages that wait for one peer, and the time of the last one that it accepted."""
 
     messages: deque[Outgoing]
     since: float
 
 
 class BacklogSender:
-    """Sends in order for each peer, keeps what does not go, and tells the core which peers to plan nothing for."""
+    """Sender that keeps the order for each peer, retries later, and reports blocked peers to the core."""
 
     def __init__(self, send: Send, clock: Callable[[], float]) -> None:
         self._send = send
@@ -45,11 +48,11 @@ class BacklogSender:
 
     @property
     def backlog(self) -> int:
-        """Messages that wait for their peer."""
+        """Return the number of messages that wait for their peers."""
         return sum(len(kept.messages) for kept in self._backlogs.values())
 
     def send(self, outgoing: Sequence[Outgoing]) -> None:
-        """Send, or keep behind what is kept for that peer already."""
+        """Send messages. Those for a peer with a backlog are appended to it."""
         for each in outgoing:
             peer, *_ = each
             kept = self._backlogs.get(peer)
@@ -61,12 +64,12 @@ class BacklogSender:
                 self._news.append(Arrival(peer, PeerBlocked(peer)))
 
     def forget(self, peer: str) -> None:
-        """The peer is gone: so is what was kept for it. Its requests come back by another route."""
+        """Drop a dead peer's backlog. Its requests come back by another route."""
         if self._backlogs.pop(peer, None) is not None:
             self._news.append(Arrival(peer, PeerDrained(peer)))
 
     def flush(self) -> list[Arrival]:
-        """Try again. Returns, for the core, who became blocked or drained since the last call."""
+        """Retry all backlogs. Return events for the core: peers that became blocked or drained since the last call."""
         for peer, kept in list(self._backlogs.items()):
             while kept.messages and self._send(*kept.messages[0]):
                 kept.messages.popleft()

@@ -1,4 +1,4 @@
-"""The scheduler's ports: what its loop needs of an executor. Adapters are chosen in `wiring`."""
+"""Ports of the scheduler: the interfaces through which its loop uses an executor. `wiring` chooses the adapters."""
 
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
@@ -11,22 +11,22 @@ PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
 
 Advance = Callable[[], None]
-"""Whoever computes a step that can take long calls it when a piece is done: see `StatusBoard.advance`."""
+"""Called by a long step after each piece; see `StatusBoard.advance`."""
 
 
 class Pending(Protocol[ResultT_co]):
     """A submitted step."""
 
     def result(self) -> ResultT_co:
-        """Wait for the step. Raises what the forward raised."""
+        """Wait for the step. Raises the exception of the forward pass."""
         ...
 
 
 class Runner(Protocol[PlanT_contra, ResultT_co]):
-    """Runs plans in the order they are submitted."""
+    """Executor of plans, in the order they are submitted."""
 
     def submit(self, plan: PlanT_contra) -> Pending[ResultT_co]:
-        """Start a step; it may still be running when this returns."""
+        """Start a step. It may still be running when this returns."""
         ...
 
     def close(self) -> None:
@@ -38,116 +38,119 @@ WantedT = TypeVar("WantedT")
 
 
 class Reader(Protocol[WantedT]):
-    """Reads what choices need before they are planned, in threads of its own, each thing once for all who need it."""
+    """Background loader of items that choices need before they are planned. Each item is read once for all choices."""
 
     @property
     def busy(self) -> bool:
-        """Whether `take_read` has something to tell, now or later."""
+        """Return whether `take_read` will return items, now or later."""
         ...
 
     def want(self, wanted: WantedT) -> bool:
-        """Whether it is read; if it is not, begin, and tell in `take_read`."""
+        """Return whether an item is read. If it is not, start reading it; `take_read` reports the end."""
         ...
 
     def take_read(self) -> list[WantedT]:
-        """What was not read when it was wanted, and is by now; each is told once."""
+        """Return items that were requested before they were read and are read now; each is returned once."""
         ...
 
     def fault(self, read: WantedT) -> str:
-        """Why something that was read is of no use, for whoever sent it; empty if it is."""
+        """Return why a read item is unusable, as a message for its sender; empty if it is usable."""
         ...
 
     def keep(self, wanted: Collection[WantedT]) -> None:
-        """Forget the others."""
+        """Forget all other items."""
         ...
 
 
 GrammarReader = Reader[Grammar]
-"""See `tercet.scheduler.grammar.loader`."""
+"""Implemented in `tercet.scheduler.grammar.loader`."""
 
 
 class AdapterReader(Reader[LoRAAdapter], Protocol):
-    """See `tercet.scheduler.executor.lora.loader`."""
+    """Reader of adapters, implemented in `tercet.scheduler.executor.lora.loader`."""
 
     def sha256(self, adapter: LoRAAdapter) -> str:
-        """Of the files of an adapter that was read; empty if that failed."""
+        """Return the hash of a read adapter's files; empty if reading failed."""
         ...
 
     def forget(self, adapter: LoRAAdapter) -> None:
-        """Do not keep it for requests to come."""
+        """Do not keep an adapter for future requests."""
         ...
 
 
 class LateMasks(Protocol):
-    """See `tercet.scheduler.executor.sampling.slot_grammars`."""
+    """Late grammar masks, implemented in `tercet.scheduler.executor.sampling.slot_grammars`."""
 
     @property
     def busy(self) -> bool:
-        """Whether `take_ready` has something to tell, now or later."""
+        """Return whether `take_ready` will return choices, now or later."""
         ...
 
     def take_ready(self, wait: float = 0.0) -> Collection[tuple[int, int]]:
-        """Return (slot, step) of choices that sat out since that step and can be planned again; each is told once.
+        """Return (slot, step) of choices that sat out since that step and can be planned again; each is returned once.
 
-        Waits so many seconds for the first.
+        Waits up to `wait` seconds for the first.
         """
         ...
 
 
 class WeightsReader(Protocol):
-    """See `tercet.scheduler.executor.weights_loader`."""
+    """Checker of weights, implemented in `tercet.scheduler.executor.weights_loader`."""
 
     @property
     def busy(self) -> bool:
-        """Whether `take_read` has something to tell, now or later."""
+        """Return whether `take_read` will return paths, now or later."""
         ...
 
     def want(self, path: str) -> None:
-        """Look whether the weights of a directory could be loaded."""
+        """Start checking whether the weights of a directory can be loaded."""
         ...
 
     def take_read(self) -> Collection[tuple[str, str]]:
-        """Each path that has been looked at, and why its weights cannot be loaded; empty where they can."""
+        """Return each checked path and why its weights cannot be loaded; the reason is empty if they can."""
         ...
 
 
 class Executor(Runner[Plan, StepResult], Protocol):
-    """Runs a model that generates."""
+    """Runner of a generating model."""
 
     @property
     def capacity(self) -> Capacity:
-        """Fixed once the executor is built."""
+        """Return the capacity, which is fixed once the executor is built."""
         ...
 
     @property
     def grammars(self) -> GrammarReader | None:
-        """What must be read before it can be planned goes there first."""
+        """Return the reader of grammars, which choices need before they are planned; None if not supported."""
         ...
 
     @property
     def late_masks(self) -> LateMasks | None:
-        """Who tells when choices whose masks were late can go on; None where no grammars are followed."""
+        """Return the source of `MaskReady` events; None if grammars are not supported."""
         ...
 
     @property
     def adapters(self) -> AdapterReader | None:
-        """The same of adapters; None where none can be run."""
+        """Return the reader of adapters; None if adapters are not supported."""
         ...
 
     @property
     def weights(self) -> WeightsReader:
-        """Who looks at weights before a plan has them loaded."""
+        """Return the checker of weights, used before a plan loads them."""
         ...
 
     def prepare(self) -> bool:
-        """Do a part of what makes later steps faster, while there is nothing else to do; False when all is done."""
+        """Do part of the work that makes later steps faster, while there is no other work.
+
+        Return False when all is done.
+        """
         ...
 
 
 class Encoder(Runner[EncodePlan, EncodeResult], Protocol):
-    """Runs a model that gives one vector, or the scores of a classifier, for each input."""
+    """Runner of a model that returns one vector, or a classifier's scores, for each input."""
 
     @property
     def capacity(self) -> EncoderCapacity:
-        """Fixed once the encoder is built."""
+        """Return the capacity, which is fixed once the encoder is built."""
         ...

@@ -1,4 +1,4 @@
-"""`ReadingThreads`: threads that read files which nobody has checked, and which may be lost to them."""
+"""Thread pool for reading unchecked files, whose threads can be abandoned."""
 
 import threading
 from collections import deque
@@ -8,18 +8,18 @@ from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 _MOST_LOST = 64
-"""Threads that did not come back in time. A file system that does not answer may keep each of them."""
+"""Limit of abandoned threads. A file system that does not answer may keep each of them."""
 
 
 class ReadTimeoutError(TimeoutError):
-    """A read that did not end in time; the message is one line for whoever asked for it."""
+    """A read that did not end in time. The message is one line for clients."""
 
 
 class ReadingThreads(Generic[T]):
-    """Runs calls in at most `most` threads at once. A call that takes longer than `patience` gives its thread up.
+    """Pool of at most `most` threads. A call that takes longer than `patience` seconds is abandoned with its thread.
 
-    Its future then has ReadTimeoutError, another thread takes its place, and nothing waits for the first one: not
-    `close`, nor the end of the process. Submitted calls that wait for a thread do so in line.
+    Its future then raises ReadTimeoutError, another thread takes its place, and neither `close` nor the end of the
+    process waits for it. Submitted calls wait for a free thread in order.
     """
 
     def __init__(self, most: int, name: str, patience: float) -> None:
@@ -33,7 +33,7 @@ class ReadingThreads(Generic[T]):
         self._lock = threading.Lock()
 
     def submit(self, call: Callable[..., T], *given: Any) -> "Future[T]":
-        """Return the future of a call. Any thread may submit one."""
+        """Return the future of a call. Thread-safe."""
         future: Future[T] = Future()
         with self._lock:
             self._line.append((future, lambda: call(*given)))
@@ -41,7 +41,7 @@ class ReadingThreads(Generic[T]):
         return future
 
     def close(self) -> None:
-        """Start no more, and cancel what waits in line. Calls that run go on, and nothing waits for them."""
+        """Start no more calls, and cancel the queued ones. Running calls continue, and are not waited for."""
         with self._lock:
             self._closed = True
             waiting = [future for future, _ in self._line]
@@ -80,7 +80,7 @@ class ReadingThreads(Generic[T]):
 
 
 class _Reading(Generic[T]):
-    """One call in a thread of its own, and a timer that gives it up."""
+    """One call in a thread of its own, and a timer that abandons it."""
 
     def __init__(self, threads: ReadingThreads[T], future: "Future[T]", call: Callable[[], T]) -> None:
         self._threads = threads
@@ -97,7 +97,7 @@ class _Reading(Generic[T]):
         result: T
         try:
             result = self._call()
-        except BaseException as error:  # whoever asks for the result gets it
+        except BaseException as error:  # raised to the caller of `result`
             self._finish(lambda error=error: self._future.set_exception(error))  # type: ignore[misc]
         else:
             self._finish(lambda: self._future.set_result(result))
@@ -116,7 +116,7 @@ class _Reading(Generic[T]):
             self._threads._gave_up()
 
     def _is_first(self) -> bool:
-        """Return whether nothing has settled the future yet."""
+        """Return whether the future has no result or exception yet."""
         with self._lock:
             first, self._over = not self._over, True
         return first

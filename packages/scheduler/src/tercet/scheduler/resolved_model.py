@@ -1,4 +1,4 @@
-"""The model that a process is told to serve: where it is, and by what it is known."""
+"""Resolution of the model that the options name: its directory, task and identity."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,19 +20,19 @@ from tercet.scheduler.model_task import task_of
 
 @dataclass(frozen=True, slots=True)
 class ResolvedModel:
-    """The model that is served."""
+    """The served model."""
 
     path: Path
-    """Its directory."""
+    """Directory of the model."""
     name: str
-    """What clients call it."""
+    """Name of the model in requests."""
     task: Task
     weights: Path | None = None
-    """The directory of its weights, if it is another."""
+    """Directory of the weights, if it differs from `path`."""
 
 
 def resolve_served_model(options: ModelOptions, weights: str = "") -> ResolvedModel:
-    """The model that options name, downloaded if need be, which may take long. Raises ModelError."""
+    """Resolve the model that the options name. Downloads it if needed, which may take long. Raises ModelError."""
     with reading(options.model):
         path = resolve_model(options.model)
         name = path.name if Path(options.model).is_dir() else options.model
@@ -40,12 +40,12 @@ def resolve_served_model(options: ModelOptions, weights: str = "") -> ResolvedMo
         if found.weights is not None and found.task is not Task.GENERATE:
             raise ModelError(f"{name} generates no text, and has its own weights alone")
         check_tokenizer(path)
-        tokenizer_files(path)  # they are asked for in a thread that nothing may end
+        tokenizer_files(path)  # later they are read in a thread whose errors end nothing
         return found
 
 
 def on_gpu(options: ModelOptions) -> bool:
-    """Whether a model runs on a GPU, which wants more at once than a CPU.
+    """Return whether the model runs on a GPU.
 
     Raises ConfigError for a GPU that cannot be used, InsufficientMemoryError for one that cannot be used now.
     """
@@ -57,10 +57,7 @@ def on_gpu(options: ModelOptions) -> bool:
 
 
 def identity_of(options: ModelOptions, found: ResolvedModel) -> ModelIdentity:
-    """By which a model is known: where it is computed decides with the options in which dtype that is.
-
-    Raises ModelError.
-    """
+    """Return the identity of a model. Its dtype depends on the options and on the device. Raises ModelError."""
     slow, encoder = _slow_dtype(options), found.task is not Task.GENERATE
     with reading(str(found.path)):
         dtype = served_dtype(found.path, options.dtype, slow=slow, encoder=encoder)
@@ -70,7 +67,7 @@ def identity_of(options: ModelOptions, found: ResolvedModel) -> ModelIdentity:
 
 
 def _slow_dtype(options: ModelOptions) -> str:
-    """That of the device that `options` name. Needs no torch where nothing is computed."""
+    """Return the slow dtype of the device in `options`. Needs no torch if no device computes."""
     if not on_gpu(options):
         return SLOW_ON_CPU
     from tercet.scheduler.device.devices import device_of, slow_dtype

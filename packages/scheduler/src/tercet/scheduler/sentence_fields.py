@@ -1,4 +1,4 @@
-"""The fields of the files that sentence-transformers puts beside a model, and what they say of how texts are read."""
+"""Fields of the files that sentence-transformers puts beside a model, and their settings for reading texts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,9 +13,9 @@ TRANSFORMER_NAMES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 )
-"""Of the file with the transformer's fields, the first that is there and not empty is read."""
+"""Candidate files of the transformer's fields: the first one that exists and is not empty is read."""
 ACTIVATIONS = ("Sigmoid", "Identity", "Softmax")
-"""Of the modules of torch that make scores of logits, those that frontends have."""
+"""Torch modules that turn logits into scores and that frontends support."""
 
 _PREFIX = "sentence_transformers."
 _NOTE = "a note about how the file was made"
@@ -29,7 +29,7 @@ MODULE = FileFields(
     no_effect={"idx": "modules stand in order", "name": _NOTE},
     refused={"kwargs": Only("arguments of a module's call are not given")},
 )
-"""Of an entry of modules.json."""
+"""Fields of an entry of modules.json."""
 TRANSFORMER = FileFields(
     honoured=frozenset(
         {"max_seq_length", "do_lower_case", "transformer_task", "modality_config", "module_output_name"}
@@ -49,7 +49,7 @@ ARGUMENTS = {
     "config": ("trust_remote_code",),
     "tokenizer": ("clean_up_tokenization_spaces", "padding_side", "trust_remote_code", "use_fast"),
 }
-"""The arguments to load each part with that have no effect here."""
+"""Arguments for loading each part that have no effect here."""
 POOLING = FileFields(
     honoured=frozenset(
         {"pooling_mode", "include_prompt", "pooling_mode_cls_token", "pooling_mode_max_tokens"}
@@ -81,7 +81,7 @@ SETTINGS_FIELDS = FileFields(
 
 
 def kind_of(module: Mapping[str, Any], where: str) -> str:
-    """Return the last part of a module's type. Raise ModelError for one of a model's own code."""
+    """Return the last part of a module's type. Raises ModelError for a type in a model's own code."""
     MODULE.check(module, f"{where}: ")
     name = module.get("type")
     if not isinstance(name, str) or not name.startswith(_PREFIX):
@@ -90,7 +90,7 @@ def kind_of(module: Mapping[str, Any], where: str) -> str:
 
 
 def longest_text(directory: Path, task: Task) -> int | None:
-    """Return `max_seq_length`, where there is one. Raise ModelError for fields that are not supported."""
+    """Return `max_seq_length`, or None if it is missing. Raises ModelError for unsupported fields."""
     for name in TRANSFORMER_NAMES:
         path = directory / name
         config = read_json(path) if path.is_file() else {}
@@ -106,7 +106,10 @@ def longest_text(directory: Path, task: Task) -> int | None:
 
 
 def shortened_to(directory: Path, task: Task) -> int | None:
-    """Return how many numbers of a vector are kept, where not all are. Raise ModelError for unsupported fields."""
+    """Return the number of dimensions to keep of a vector, or None for all.
+
+    Raises ModelError for unsupported fields.
+    """
     path = directory / SETTINGS
     if not path.is_file():
         return None
@@ -128,7 +131,10 @@ def shortened_to(directory: Path, task: Task) -> int | None:
 
 
 def check_activation(name: Any, where: str) -> None:
-    """Raise ModelError for a module of torch that frontends do not have. Others are ignored by the reference, too."""
+    """Raise ModelError for a torch module that frontends do not support.
+
+    Other names are ignored by the reference, too.
+    """
     if isinstance(name, str) and name.startswith("torch.") and name.rpartition(".")[2] not in ACTIVATIONS:
         raise unsupported(where, name, f"only {', '.join(ACTIVATIONS)} are computed")
 
@@ -154,7 +160,7 @@ def _check_transformer(config: Mapping[str, Any], where: str, task: Task) -> Non
 
 
 def check_classifier(config: Mapping[str, Any]) -> None:
-    """Raise ModelError for a classifier's config.json with an activation that frontends do not have."""
+    """Raise ModelError for a classifier's config.json with an unsupported activation."""
     saved = config.get("sentence_transformers")
     if isinstance(saved, dict):
         check_activation(saved.get("activation_fn"), "config.json: sentence_transformers.activation_fn")

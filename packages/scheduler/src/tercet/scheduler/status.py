@@ -1,7 +1,7 @@
-"""What a heartbeat says: written by the loop between steps, read without waiting by the thread that sends it.
+"""Status that heartbeats report. The loop writes it between steps; the node's thread reads it without waiting.
 
-A step that is computed in many pieces says so after each (`advance`), from whichever thread computes it. What is told
-of its age is how long there has been no sign of it, so that a step of minutes is not taken for one that hangs.
+A step that is computed in several pieces calls `advance` after each, from the thread that computes it. The reported age
+of a step is the time since the last such call, so that a step of minutes is not mistaken for one that hangs.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from tercet.protocol.messages.values import Held, Load, Phase
 
 
 class StatusBoard:
-    """The loop's last word about itself. Attributes are replaced whole, so another thread never reads half of one."""
+    """The loop's current status. Attributes are replaced as a whole, so another thread never reads a partial value."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -27,30 +27,33 @@ class StatusBoard:
         self._held: dict[str, Held] = {}
 
     def enter(self, phase: Phase) -> None:
-        """Loading, compiling or idle."""
+        """Enter a phase other than a step: loading, compiling or idle."""
         self._phase = phase
         self._step_began = None
 
     def drain(self) -> bool:
-        """Say draining from now on, whatever else happens. False if it was said already."""
+        """Report the phase as draining from now on. Return False if it was reported before."""
         first, self._draining = not self._draining, True
         return first
 
     def begin_step(self) -> None:
-        """A step was submitted. It is being computed once those before it are done."""
+        """Note that a step was submitted. Its computation begins when the steps before it are done."""
         self._phase = Phase.STEP
         if self._step_began is None:
             self._step_began = self._clock()
 
     def advance(self) -> None:
-        """A piece of the step that is computed is done: its age begins anew. For one thread, the loop's or another."""
+        """Note that a piece of the current step is done, which resets its age. Only one thread may call this."""
         now, began = self._clock(), self._step_began
         if began is not None:
             self._longest_piece = max(self._longest_piece, now - max(began, self._advanced))
         self._advanced = now
 
     def end_step(self, *, more: bool = False) -> None:
-        """The oldest step is done; with `more` in flight the next is being computed from now on."""
+        """Note that the oldest step is done.
+
+        With `more` steps in flight, the next one is being computed from now on.
+        """
         now = self._clock()
         if self._step_began is not None:
             self._longest = max(self._longest, now - max(self._step_began, self._advanced))
@@ -59,11 +62,11 @@ class StatusBoard:
         self._steps += 1
 
     def publish(self, load: Load, held: dict[str, Held]) -> None:
-        """How busy the core is, and what it holds for each frontend."""
+        """Set the load of the core and the requests it holds for each frontend."""
         self._load, self._held = load, held
 
     def heartbeat(self, peer: str) -> Heartbeat:
-        """The heartbeat for one peer; its `held` is empty unless it is a frontend with requests here."""
+        """Return the heartbeat for one peer. Its `held` is empty unless the peer is a frontend with requests here."""
         began, advanced = self._step_began, self._advanced
         return Heartbeat(
             phase=Phase.DRAINING if self._draining else self._phase,

@@ -54,7 +54,10 @@ AnyLoop = SchedulerLoop[Plan, StepResult] | SchedulerLoop[EncodePlan, EncodeResu
 
 
 class SchedulerProcess:
-    """Everything of one scheduler: its node first, so that it is heard while the model is fetched and loads."""
+    """One scheduler process.
+
+    Its node starts first, so that it sends heartbeats while the model is downloaded and loaded.
+    """
 
     def __init__(self, process: ProcessOptions, model: ModelOptions, schedule: ScheduleOptions) -> None:
         self._process = process
@@ -62,7 +65,7 @@ class SchedulerProcess:
         self._schedule = schedule
         self._found: ResolvedModel | None = None
         self._asked_early: dict[str, TokenizerFilesReq] = {}
-        """By peer: what was asked of the model before it was found."""
+        """Requests for the model's files, by peer, that arrived before the model was resolved."""
         self._board = StatusBoard(SuspendAwareClock())
         config = NodeConfig(
             role=Role.SCHEDULER,
@@ -80,9 +83,9 @@ class SchedulerProcess:
         self._loop: AnyLoop | None = None
 
     def run(self) -> None:
-        """Find the model, load it, say Ready, serve until `stop`.
+        """Resolve the model, load it, send Ready, and serve until `stop`.
 
-        Raises ConfigError or ModelError for what can never be served.
+        Raises ConfigError or ModelError for a model or options that can never be served.
         """
         with ExitStack() as stack:
             stack.callback(self._let_leave)
@@ -94,14 +97,14 @@ class SchedulerProcess:
                 self._loop, limits = self._generating(found, stack, log)
             else:
                 self._loop, limits = self._encoding(found, stack)
-            gc.freeze()  # what loading made stays: no collection need look at it, which would hold up every request
+            gc.freeze()  # objects of loading stay alive: a collection that scanned them would delay every request
             self._announce(found, limits)
             self._loop.run()
 
     def stop(self) -> None:
-        """Finish what is held, for `drain_grace` seconds at most, and end; called again, end after the step it is in.
+        """Finish held requests for at most `drain_grace` seconds, then end. A second call ends after the current step.
 
-        For one thread that is not the one of `run`. A model that is still fetched, or loads, is not waited for.
+        Call it from a thread other than the one of `run`. A download or load in progress is not waited for.
         """
         again, self._stopped = self._stopped, True
         if self._loop is None:
@@ -119,12 +122,12 @@ class SchedulerProcess:
         self._node.wake()
 
     def _leave(self) -> None:
-        """End the process while its main thread loads: an exception raised there would be lost in some import."""
+        """End the process while its main thread loads. An exception raised there would be lost inside some import."""
         self._node.close("stopped")
         os._exit(0)
 
     def _let_leave(self) -> None:
-        """Whatever loading comes to once the process leaves, it is `_leave` that ends it."""
+        """Wait for `_leave` to end the process, so that an error in loading does not change its exit status."""
         if self._leaving is not None:
             self._leaving.join()
 
@@ -134,8 +137,8 @@ class SchedulerProcess:
         self._node.wake()
 
     def _find(self) -> ResolvedModel:
-        """The model, of which those who have asked are told."""
-        if self._model.device.startswith("cuda"):  # may not be there, and a model takes long to fetch
+        """Resolve the model, and answer the requests for its files that arrived before."""
+        if self._model.device.startswith("cuda"):  # the device may be missing, and downloading a model takes long
             with gc_disabled_during_imports():
                 on_gpu(self._model)
         found = resolve_served_model(self._model, self._process.weights)
@@ -148,7 +151,7 @@ class SchedulerProcess:
         return found
 
     def _generating(self, found: ResolvedModel, stack: ExitStack, log: BinaryIO | None) -> tuple[AnyLoop, ModelLimits]:
-        """The loop of a model that generates, and what frontends must know of it."""
+        """Return the loop of a generating model, and its limits for frontends."""
         build = EXECUTORS[self._model.executor]
         executor = _checked(
             lambda: build(self._model, self._schedule, found, self._report_loading(), self._board.advance)
@@ -170,12 +173,12 @@ class SchedulerProcess:
         return loop, limits
 
     def _announce(self, found: ResolvedModel, limits: ModelLimits) -> None:
-        """Tell peers what is served from now on."""
+        """Send peers the model and weights that are served from now on."""
         software = f"tercet-scheduler {__version__}"
         self._node.set_ready(Ready(limits=limits, identity=identity_of(self._model, found), software=software))
 
     def _encoding(self, found: ResolvedModel, stack: ExitStack) -> tuple[AnyLoop, ModelLimits]:
-        """The same of a model that gives vectors or scores. Raises ConfigError for adapters."""
+        """Return the loop of a model that gives vectors or scores, and its limits. Raises ConfigError for adapters."""
         if self._schedule.max_loras:
             raise ConfigError(f"--max-loras {self._schedule.max_loras}: {found.name} generates no text")
         build = ENCODERS[self._model.executor]
@@ -217,13 +220,16 @@ class SchedulerProcess:
             return None
         try:
             descriptor = open_private(Path(self._process.event_log), os.O_WRONLY | os.O_TRUNC)
-            file = os.fdopen(descriptor, "wb", buffering=0)  # nothing is left to write, and to fail, when it is closed
+            file = os.fdopen(descriptor, "wb", buffering=0)  # unbuffered, so that closing cannot fail
             return stack.enter_context(file)
         except OSError as error:
             raise ConfigError(f"--event-log {self._process.event_log}: {error.strerror}") from error
 
     def _report_loading(self) -> ReportBytes:
-        """Passes the bytes loaded on to the supervisor, not too often. Each is a sign of life, if a step loads them."""
+        """Return a callback that reports loaded bytes to the supervisor at most every PROGRESS_INTERVAL seconds.
+
+        Each call also resets the age of the current step, for a step that loads weights.
+        """
         last = 0.0
 
         def report(done: int, total: int) -> None:
@@ -241,12 +247,15 @@ class SchedulerProcess:
             self._node.send(SUPERVISOR, progress)
 
     def _answer_files(self, source: str, message: Message) -> tuple[Message, *tuple[bytes, ...]] | None:
-        """Runs in the node's thread, so that tokenizers load while weights do."""
+        """Answer a request for the tokenizer's files.
+
+        Runs in the node's thread, so that tokenizers load while weights do.
+        """
         if not isinstance(message, TokenizerFilesReq):
             return None
         self._asked_early[source] = message
         if self._found is None:
-            return None  # `_find` will answer, for it looks at what was asked after it has found
+            return None  # `_find` answers: it reads `_asked_early` after it has set `_found`
         del self._asked_early[source]
         return _files_of(self._found, message)
 
@@ -254,7 +263,7 @@ class SchedulerProcess:
 def _files_of(found: ResolvedModel, request: TokenizerFilesReq) -> tuple[Message, *tuple[bytes, ...]] | None:
     try:
         files = tokenizer_files(found.path)
-    except ModelError as error:  # they could be read when the model was found
+    except ModelError as error:  # they were readable when the model was resolved
         logger.error("the tokenizer's files are asked for, and cannot be read: %s", error)
         return None
     sha256 = list(file_hashes(files).values())
@@ -274,7 +283,7 @@ def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimit
 
 
 def _checked(load: Callable[[], _Loaded]) -> _Loaded:
-    """Raises ConfigError for an option that does not fit the model, and InsufficientMemoryError."""
+    """Call `load`. Raises ConfigError for an option that does not fit the model, and InsufficientMemoryError."""
     try:
         return load()
     except ConfigError:

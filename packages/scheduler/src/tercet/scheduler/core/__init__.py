@@ -1,1 +1,1 @@
-"""The pure core: deterministic scheduling, without torch, sockets, clocks or chance."""
+"""Deterministic scheduling core, without torch, sockets, clocks or randomness."""

@@ -1,4 +1,4 @@
-"""Frontends that asked for an adapter to be read, and are told when it is."""
+"""Requests of frontends to load an adapter, answered when it is read."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from tercet.scheduler.core.outputs import Outputs
 
 
 class AdapterLoadRequests:
-    """Orders that are not answered yet."""
+    """Load requests without an answer yet."""
 
     def __init__(self) -> None:
         self._asked: dict[LoRAAdapter, list[tuple[str, str]]] = {}
@@ -18,16 +18,15 @@ class AdapterLoadRequests:
         return iter(self._asked)
 
     def note(self, source: str, order: LoadLoRAAdapterReq) -> None:
-        """Somebody asks."""
         self._asked.setdefault(order.adapter, []).append((source, order.id))
 
     def answer(self, read: AdapterRead, outputs: Outputs) -> None:
-        """Tell all who asked for an adapter what came of it."""
+        """Answer all load requests for an adapter that was read."""
         for source, number in self._asked.pop(read.adapter, []):
             outputs.tell(source, ControlReply(id=number, ok=not read.fault, message=read.fault, sha256=read.sha256))
 
     def drop_frontend(self, peer: str) -> None:
-        """Nobody is there any more to be told."""
+        """Drop the load requests of a dead frontend."""
         for adapter, askers in list(self._asked.items()):
             self._asked[adapter] = left = [asker for asker in askers if asker[0] != peer]
             if not left:

@@ -1,4 +1,4 @@
-"""What becomes of a request at the door: refused, queued, or joined to the earlier attempt that is still held."""
+"""Intake of requests: each one is rejected, queued, or joined to the earlier attempt that is still held."""
 
 from collections.abc import Sequence
 
@@ -24,7 +24,7 @@ from tercet.scheduler.core.validation import invalid_ids, request_error
 
 
 class RequestIntake:
-    """Accepts, refuses and aborts requests."""
+    """Accepts, rejects and aborts requests."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class RequestIntake:
         self._runs_adapters = bool(capacity.adapters)
         self._ends = [token for token in capacity.eos_token_ids if 0 <= token < capacity.vocab_size]
         self._longest = min(longest, capacity.context_length)
-        """Tokens of prompt and output that one choice can ever have."""
+        """Maximum tokens of prompt and output of one choice."""
         self._max_queued = max_queued
         self._waiting = waiting
         self._roster = roster
@@ -50,7 +50,10 @@ class RequestIntake:
         self.draining = False
 
     def accept(self, source: str, request: TokenizedGenerateReqInput, outputs: Outputs, at: float) -> None:
-        """Queue a request. A higher attempt of one still held takes it over, an equal or lower one is ignored."""
+        """Queue a request.
+
+        A higher attempt takes over the choices of a held one; an equal or lower attempt is ignored.
+        """
         held = self._roster.choices(source, request.rid)
         if any(req.attempt >= request.attempt for req in held.values()):
             self._counters.ignored += 1
@@ -91,7 +94,7 @@ class RequestIntake:
                 self._roster.end(req, finish, outputs)
 
     def abort(self, source: str, message: AbortReq, outputs: Outputs) -> None:
-        """End the named choices, at whatever stage they are."""
+        """End the named choices in any state."""
         self._asked.note(message)
         own = self._roster.choices(source, message.rid).values()
         for req in self._roster.named(message.rid) if message.user_requested else own:
@@ -101,17 +104,17 @@ class RequestIntake:
                 self._roster.end(req, finish, outputs)
 
     def refuse(self, grammar: Grammar, fault: str, outputs: Outputs) -> None:
-        """Refuse what would follow a grammar that cannot be followed. What has begun ends as its executor finds."""
+        """Reject requests whose grammar cannot be read. Started ones are ended by the executor's result."""
         followers = [req for req in self._roster if req.sampling.grammar == grammar and req.finish is None]
         self._refuse_all(followers, "invalid_grammar", f"The grammar is refused: {fault}.", outputs)
 
     def refuse_adapter(self, adapter: LoRAAdapter, fault: str, outputs: Outputs) -> None:
-        """Refuse what would have an adapter that cannot be read. What has begun has it."""
+        """Reject requests whose adapter cannot be read. Started ones have it already."""
         users = [req for req in self._roster if req.adapter == adapter and req.finish is None]
         self._refuse_all(users, "invalid_lora", f"The adapter is refused: {fault}.", outputs)
 
     def _refuse_all(self, asked: Sequence[Req], code: str, why: str, outputs: Outputs) -> None:
-        """Refuse the requests of choices, unless they have begun."""
+        """Reject the requests of these choices, except those that have started."""
         for (frontend, rid), attempt in {(req.frontend, req.rid): req.attempt for req in asked}.items():
             reqs = self._roster.choices(frontend, rid).values()
             if any(req.slot >= 0 or req.opened or req.finish is not None for req in reqs):
@@ -123,7 +126,7 @@ class RequestIntake:
                 self._roster.end(req, FinishReason(FinishType.ABORT), None)
 
     def drop_frontend(self, peer: str) -> None:
-        """Free all that a dead frontend asked for."""
+        """End all choices of a dead frontend."""
         for req in list(self._roster):
             if req.frontend == peer and req.finish is None:
                 self._counters.aborted += 1
@@ -147,14 +150,14 @@ class RequestIntake:
         return req
 
     def _give_up(self, held: dict[int, Req], outputs: Outputs) -> None:
-        """End choices that a later attempt does not go on with: nobody waits for their answers."""
+        """End choices that a later attempt does not continue."""
         for req in held.values():
             if req.finish is None:
                 outputs.close(req)
                 self._roster.end(req, FinishReason(FinishType.ABORT), None)
 
     def _refusal(self, request: TokenizedGenerateReqInput) -> Rejected | None:
-        """Why a request cannot be run, if it cannot."""
+        """Return the rejection of a request that cannot run, otherwise None."""
 
         def rejected(code: str, message: str, *, retry: bool = False) -> Rejected:
             return Rejected(rid=request.rid, attempt=request.attempt, code=code, message=message, retry=retry)
@@ -184,7 +187,7 @@ class RequestIntake:
 
 
 def _continues(req: Req, request: TokenizedGenerateReqInput, output_ids: Sequence[int]) -> bool:
-    """Whether a held choice has the same prompt and sampling, and has emitted exactly `output_ids`, perhaps more."""
+    """Return whether a held choice has the same prompt and sampling, and has emitted at least `output_ids`."""
     count = len(output_ids)
     if count > req.output_tokens or (req.logprobs is not None and req.output_tokens - count > len(req.token_logprobs)):
         return False

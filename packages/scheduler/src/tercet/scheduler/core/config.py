@@ -1,4 +1,4 @@
-"""The core's settings and the events it takes."""
+"""Settings of the core, and its events."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +16,7 @@ from tercet.protocol.messages.values import Grammar, LoRAAdapter
 
 
 class PolicyName(StrEnum):
-    """How waiting requests are ordered."""
+    """Order of waiting requests."""
 
     LPM = "lpm"
     FCFS = "fcfs"
@@ -26,22 +26,22 @@ class PolicyName(StrEnum):
 
 @dataclass(frozen=True)
 class CoreConfig:
-    """What an operator can choose about scheduling."""
+    """Settings of scheduling that an operator can choose."""
 
     policy: PolicyName = PolicyName.LPM
     token_budget: int = 2048
-    """Most tokens computed in one step; running decodes come first and always fit."""
+    """Maximum tokens computed in one step; running decodes come first and always fit."""
     max_queued: int = 4096
-    """Waiting choices past which new requests are refused."""
+    """Number of waiting choices from which on new requests are rejected."""
     patience: int = 64
-    """Steps a waiting request can be passed over by later ones before it goes first."""
+    """Number of steps in which later requests may overtake a waiting one before it goes first."""
     radix_cache: bool = True
     reserve: float = 0.7
-    """Share of the output still allowed to running requests that admission sets pages aside for, at start."""
+    """Share of the remaining output of running requests for which admission reserves pages, at start."""
     reserve_floor: float = 0.1
-    """The share falls towards this while nothing has to be retracted."""
+    """Lower limit of the share, which falls while no choice is retracted."""
     draft_rows: int = 0
-    """Rows up to which a step of decodes is filled with assumed tokens: as many as cost little more than one."""
+    """Rows up to which a step of decodes is filled with draft tokens: as many as cost little more than one."""
 
     def __post_init__(self) -> None:
         if self.token_budget < 1 or self.max_queued < 1 or self.patience < 1:
@@ -53,73 +53,76 @@ class CoreConfig:
 
 
 class PeerGone(msgspec.Struct, frozen=True, tag=True):
-    """A peer is down: free what it asked for."""
+    """Event: a peer is down, and the requests it sent must be dropped."""
 
     peer: str
 
 
 class PeerBlocked(msgspec.Struct, frozen=True, tag=True):
-    """A peer's queue is full: plan nothing whose output goes there."""
+    """Event: a peer's queue is full, and nothing must be planned whose output goes there."""
 
     peer: str
 
 
 class PeerDrained(msgspec.Struct, frozen=True, tag=True):
-    """A blocked peer takes messages again."""
+    """Event: a blocked peer accepts messages again."""
 
     peer: str
 
 
 class GrammarPending(msgspec.Struct, frozen=True, tag=True):
-    """A grammar is being read: admit no choice that follows it, or all others would wait with its first step."""
+    """Event: a grammar is being read.
+
+    Choices with it are not admitted, or all others would wait with its first step.
+    """
 
     grammar: Grammar
 
 
 class GrammarRead(msgspec.Struct, frozen=True, tag=True):
-    """A grammar that was pending is no more; with a `fault`, refuse what would follow it."""
+    """Event: a pending grammar is read. With a `fault`, requests with it are rejected."""
 
     grammar: Grammar
     fault: str = ""
 
 
 class MaskReady(msgspec.Struct, frozen=True, tag=True):
-    """The choice in a slot, whose mask was late in a step, can be planned again."""
+    """Event: the choice in a slot, whose mask was late in a step, can be planned again."""
 
     slot: int
     step: int
 
 
 class AdapterPending(msgspec.Struct, frozen=True, tag=True):
-    """An adapter is being read: admit no choice that has it."""
+    """Event: an adapter is being read, and choices with it are not admitted."""
 
     adapter: LoRAAdapter
 
 
 class AdapterRead(msgspec.Struct, frozen=True, tag=True):
-    """An adapter was asked for and is read; with a `fault`, refuse what would have it."""
+    """Event: a requested adapter is read. With a `fault`, requests with it are rejected."""
 
     adapter: LoRAAdapter
     fault: str = ""
     sha256: str = ""
-    """Of its files."""
+    """Hash of the adapter's files."""
 
 
 class WeightsRead(msgspec.Struct, frozen=True, tag=True):
-    """Weights that were asked for have been looked at; with a `fault`, they cannot be loaded."""
+    """Event: requested weights were checked. With a `fault`, they cannot be loaded."""
 
     path: str
     fault: str = ""
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """The scheduler is leaving: finish what is held, refuse the rest."""
+    """Event: the scheduler is leaving. It finishes held requests and rejects others."""
 
 
 Asked = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq
-"""What frontends ask of a core, of whichever kind: each answers also what only the other can do."""
+"""Messages of frontends. Both cores handle all of them, if only by a rejection."""
 Obstacle = PeerBlocked | PeerDrained | GrammarPending | GrammarRead | MaskReady | AdapterPending | AdapterRead
-"""Events by which choices must not be planned for now, and those by which they may be again."""
+"""Events that block choices from being planned, and those that unblock them."""
 CoreMessage = Asked | PeerGone | Obstacle | WeightsRead | Drain
 
 
@@ -129,4 +132,4 @@ class Arrival(NamedTuple):
     source: str
     message: CoreMessage
     at: float = 0.0
-    """When it came, by the clock that `schedule` is told the time of."""
+    """Arrival time, on the clock of the `now` of `schedule`."""

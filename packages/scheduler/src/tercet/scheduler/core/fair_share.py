@@ -1,15 +1,15 @@
-"""`FairShare`: whoever was served least is served next, so that nobody waits behind all that another has asked for.
+"""Fair-share policy: the tenant with the least service goes next.
 
-The Virtual Token Counter of "Fairness in Serving Large Language Models" (Sheng et al., OSDI 2024,
-https://arxiv.org/abs/2401.00588). Each tenant has a counter of the tokens it was given, and whenever there is room, the
-tenant with the least takes it, with its earliest choice. A prompt is charged as a whole when it is admitted, without
-what need not be computed; an output token when it is known, so that a wrong guess costs its tenant nothing. Nor does
-what is computed again after a retraction: the tenant has nothing of it.
+No tenant waits behind all requests of another. The policy is the Virtual Token Counter of "Fairness in Serving Large
+Language Models" (Sheng et al., OSDI 2024, https://arxiv.org/abs/2401.00588). Each tenant has a counter of the tokens it
+was served. When there is room, the tenant with the lowest counter gets it, with its earliest choice. A prompt is
+charged as a whole when it is admitted, without its cached tokens. An output token is charged when it is known, so that
+a rejected draft token costs its tenant nothing. Recomputation after a retraction is not charged, either.
 
-A tenant that begins to wait is lifted to the least counter of those that wait already, so that nobody saves up.
+A tenant that begins to wait is lifted to the lowest counter of the waiting tenants, so that it cannot save up service.
 
-So while two tenants wait, their counters differ by no more than U, which is the longest prompt and all the output that
-can run at a time, and what they are given in that time by no more than 2 U.
+While two tenants wait, their counters therefore differ by at most U, the longest prompt plus all output that can run at
+a time, and the service they get in that time differs by at most 2 U.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,20 +21,20 @@ from tercet.scheduler.core.token_counters import Account, VirtualTokenCounters
 
 PROMPT_TOKEN = 1
 OUTPUT_TOKEN = 2
-"""What a token costs: one of a prompt is computed beside many others, one of an output has a step to itself."""
+"""Costs of a token. A prompt token is computed beside many others, an output token has a step of its own."""
 
 MOST_SKIPPED = 32
-"""Choices of one tenant that a step may skip before it looks at others': it looks at a limited number."""
+"""Limit of skipped choices of one tenant before a step looks at other tenants; a step looks at a limited number."""
 
 
 class FairShare:
-    """By what tenants were given, and within a tenant by arrival."""
+    """Order by service per tenant, and by arrival within a tenant."""
 
     def __init__(self) -> None:
         self.accounts = VirtualTokenCounters()
 
     def order(self, waiting: list[Req], cache: PrefixCache) -> Iterator[Req]:  # noqa: ARG002
-        """Always the next of the tenant that has been given least so far, with what was admitted meanwhile."""
+        """Yield the next choice of the tenant with the least service, which includes choices admitted meanwhile."""
         lines: dict[str, list[Req]] = {}
         for req in waiting:
             lines.setdefault(req.tenant, []).append(req)
@@ -52,10 +52,10 @@ class FairShare:
                 heappop(heap)
 
     def overtaken(self, waiting: Iterable[Req], admitted: Sequence[Req], skipped: Sequence[Req]) -> Iterable[Req]:  # noqa: ARG002
-        """The first of each tenant's that was skipped for somebody who stood behind it.
+        """Return the first skipped choice of each tenant that was overtaken by one behind it.
 
-        To wait while it is another's turn is no wrong, or all of a flood's choices would go first in the end. The rest
-        of a tenant's waits for its first.
+        Waiting for another tenant's turn does not count as being overtaken; otherwise all choices of a flood would go
+        first in the end. A tenant's other choices wait for its first.
         """
         first: dict[str, Req] = {}
         for req in skipped:
@@ -63,19 +63,20 @@ class FairShare:
         return first.values()
 
     def goes_first(self, req: Req) -> bool:
-        """Only with output, as those have that ran. A crash brings back all that a flood has waiting, too."""
+        """Return whether a resumed choice has output, so that it ran before.
+
+        A crash brings back a flood's waiting choices, too.
+        """
         return req.resumed and req.output_tokens > 0
 
     def joined(self, req: Req) -> None:
-        """One more of its tenant's waits."""
         self.accounts.joined(req.tenant)
 
     def left(self, req: Req) -> None:
-        """One less waits."""
         self.accounts.left(req.tenant)
 
     def admitted(self, req: Req) -> None:
-        """Charge for the prompt, the first time."""
+        """Charge for the prompt at the first admission."""
         if req.charged < 0:
             account = self.accounts[req.tenant]
             account.served += PROMPT_TOKEN * (len(req.tokens) - req.computed)
@@ -83,7 +84,7 @@ class FairShare:
             req.charged = len(req.tokens)
 
     def advanced(self, reqs: Iterable[Req]) -> None:
-        """Charge for new output."""
+        """Charge for new output tokens."""
         for req in reqs:
             tokens = len(req.tokens)
             if tokens > req.charged:
@@ -91,14 +92,14 @@ class FairShare:
                 req.charged = tokens
 
     def ended(self, req: Req) -> None:
-        """Charge for the rest; nothing comes of it any more."""
+        """Charge for the remaining output tokens, and note that the choice no longer runs."""
         if req.charged >= 0:
             self.advanced((req,))
             self.accounts[req.tenant].begun -= 1
 
 
 class _Line:
-    """Choices of one tenant, and how far an order has come with them."""
+    """Choices of one tenant, and the position of an order in them."""
 
     __slots__ = ("_account", "place", "reqs", "skipped")
 
@@ -110,6 +111,6 @@ class _Line:
 
     @property
     def standing(self) -> tuple[int, int, int, int]:
-        """Sorts lines. Of equals, that of whoever has less begun goes first, and so a newcomer."""
+        """Return the sort key of lines. If service is equal, the tenant with fewer started choices goes first."""
         account = self._account
         return self.skipped // MOST_SKIPPED, account.served, account.begun, self.reqs[self.place].arrival

@@ -1,4 +1,4 @@
-"""What must hold of the core between any two calls. An idle scheduler reports it; tests check after every step."""
+"""Invariants of the core between any two calls. An idle scheduler reports violations; tests check after every step."""
 
 from collections import Counter
 
@@ -11,13 +11,13 @@ from tercet.scheduler.core.token_counters import Account
 
 
 def violations(core: Scheduler) -> list[str]:
-    """Every broken invariant, in words; empty when all is well."""
+    """Return a description of every broken invariant."""
     holdings = [*_slots(core), *_adapters(core), *_requests(core), *_pages(core), *_in_flight(core), *_tree(core)]
     return [*holdings, *_accounts(core)]
 
 
 def _adapters(core: Scheduler) -> list[str]:
-    """Whoever runs with an adapter has its place, and counts among its users."""
+    """Check that each running choice with an adapter has its slot and counts among its users."""
     adapters = core.memory.adapters
     found = []
     running = [req for req in core.planner.running if req.adapter is not None]
@@ -34,7 +34,7 @@ def _adapters(core: Scheduler) -> list[str]:
 
 
 def _accounts(core: Scheduler) -> list[str]:
-    """Whoever waits or has begun is on its tenant's account, and has paid for all that is known of it."""
+    """Check that waiting and started choices are on their tenant's account, and their known tokens charged."""
     policy = core.policy
     if not isinstance(policy, FairShare):
         return []
@@ -95,7 +95,7 @@ def _is_steady(req: Req) -> bool:
 
 
 def _pages(core: Scheduler) -> list[str]:
-    """Each page has exactly the holders that can be found, and is free if there are none."""
+    """Check that each page has exactly the holders that can be found, and is free if there are none."""
     found = []
     for group, pool in enumerate(core.memory.pools.groups):
         holders: Counter[int] = Counter()
@@ -114,7 +114,7 @@ def _pages(core: Scheduler) -> list[str]:
 
 
 def _in_flight(core: Scheduler) -> list[str]:
-    """Whatever a plan in flight names still belongs to the choice it named."""
+    """Check that each slot and page that a plan in flight names still belongs to the choice it named."""
     found = []
     named: Counter[int] = Counter()
     for plan, reqs in core.in_flight:

@@ -1,8 +1,8 @@
-"""What running requests hold: slots, pages, locked prefixes and adapters, and when each may be used again.
+"""Memory of running choices: slots, pages, locked prefixes and adapters, and when each may be used again.
 
-A plan in flight may still read or write the pages it names. So pages enter the prefix cache or the free list, and slots
-are reused, only when the last plan naming them has committed: a request is released then, and pages it gave up before
-wait in `_retired` until that step.
+A plan in flight may still read or write the pages it names. Pages therefore enter the prefix cache or the free list,
+and slots are reused, only when the last plan naming them has committed. A choice is released then, and pages that it
+gave up before wait in `retired` until that step.
 """
 
 from collections import deque
@@ -17,7 +17,7 @@ from tercet.scheduler.core.request import Req
 
 
 class KVMemory:
-    """The KV cache of one executor."""
+    """KV cache of one executor."""
 
     def __init__(self, capacity: Capacity, *, radix_cache: bool) -> None:
         groups = len(capacity.groups)
@@ -33,27 +33,27 @@ class KVMemory:
 
     @property
     def available(self) -> int:
-        """Pages that are free or could be evicted now."""
+        """Pages that are free or can be evicted now."""
         return self.pools.free + self.cache.evictable
 
     @property
     def tokens(self) -> int:
-        """Tokens the whole cache can hold."""
+        """Tokens that fit into the whole cache."""
         return self.pools.total * self.page_size
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that hold so many tokens."""
+        """Return the number of pages that hold so many tokens."""
         return -(-tokens // self.page_size)
 
     def missing(self, req: Req) -> int:
-        """Tokens a waiting choice would have to compute if it were admitted now."""
+        """Return the tokens that a waiting choice would have to compute if it were admitted now."""
         cached = req.cached_pages(self.cache) * self.page_size
         return len(req.tokens) - max(cached, self._common_with_leader(req)[1])
 
     def admit(self, req: Req, reserve: int) -> list[PageCopy] | None:
         """Give a waiting choice a slot and pages for its known tokens, unless fewer than `reserve` pages would be left.
 
-        Uses what the prefix cache has, and its leader's prompt pages: full ones are shared, a partial one is copied.
+        Uses the pages in the prefix cache and its leader's prompt pages: full ones are shared, a partial one is copied.
         Sets `computed` to the tokens that need no computing. Returns the copies to make, or None with nothing changed.
         """
         if not self.free_slots or not self.adapters.has_room(req.adapter):
@@ -87,7 +87,7 @@ class KVMemory:
         return copies
 
     def grow(self, req: Req) -> bool:
-        """Give a running choice one more page. False when there is none, even after eviction."""
+        """Append one page to a running choice. Return False if there is none, even after eviction."""
         if not self._make_room(1):
             return False
         page = self.pools.allocate(1)
@@ -97,9 +97,9 @@ class KVMemory:
         return True
 
     def publish(self, req: Req, tokens: int) -> None:
-        """Put the first `tokens` computed tokens of a running choice into the prefix cache, to be shared meanwhile.
+        """Put the first `tokens` computed tokens of a running choice into the prefix cache.
 
-        Where somebody else was faster, the choice goes over to the cached pages and its own are retired.
+        If another choice has inserted them first, this one uses the cached pages, and its own are retired.
         """
         count = tokens // self.page_size
         if req.node is None or count <= req.shared:
@@ -121,7 +121,7 @@ class KVMemory:
         req.node, req.shared = node, count
 
     def release(self, req: Req, *, reuse: bool = True) -> None:
-        """Take everything back from a choice that no plan in flight names; `reuse` caches what it computed."""
+        """Free all memory of a choice that no plan in flight names; `reuse` caches the tokens it computed."""
         if req.node is None:
             return
         valid = min(req.computed, len(req.tokens)) // self.page_size if reuse else req.shared
@@ -138,23 +138,23 @@ class KVMemory:
         req.forget_memory()
 
     def settle(self, step: int) -> None:
-        """Plan `step` has committed: what was retired by then is free."""
+        """Free the pages that were retired up to plan `step`, which has committed."""
         while self.retired and self.retired[0][0] <= step:
             self.pools.release(self.retired.popleft()[1])
 
     def flush(self) -> int:
-        """Forget every prefix that no running choice uses; returns how many pages that freed."""
+        """Evict every prefix that no running choice uses. Return the number of freed pages."""
         pages = self.cache.evict(self.cache.evictable)
         self.pools.release(pages)
         return len(pages[0])
 
     def forget(self) -> None:
-        """Nothing that was computed is of use any more, and no adapter is at its place. No choice runs."""
+        """Invalidate all cached prefixes and adapter slots, because the weights change. No choice may run."""
         self.flush()
         self.adapters.forget()
 
     def _common_with_leader(self, req: Req) -> tuple[Req | None, int]:
-        """The leader, if it still runs, and how many tokens of its pages a follower can use."""
+        """Return the leader, if it still runs, and the number of tokens of its pages that a follower can use."""
         leader = req.leader
         if leader is None or leader.slot < 0 or not leader.published or req.reusable <= 0:
             return None, 0

@@ -1,4 +1,4 @@
-"""What a step has to say: rows of new tokens, gathered into one message for each detokenizer."""
+"""Outputs of a step: rows of new tokens, collected into one message for each detokenizer."""
 
 from array import array
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _NO_LOGPROB = float("nan")
 
 
 class RowBatch:
-    """Rows on their way to one detokenizer."""
+    """Rows for one detokenizer."""
 
     def __init__(self) -> None:
         self.rids: list[str] = []
@@ -28,7 +28,7 @@ class RowBatch:
         self.logprobs: dict[int, Logprobs] = {}
 
     def add(self, req: Req, tokens: "array[int]") -> int:
-        """Add a row; returns its number."""
+        """Add a row; return its number."""
         self.rids.append(req.rid)
         self.indices.append(req.index)
         self.attempts.append(req.attempt)
@@ -38,7 +38,7 @@ class RowBatch:
         return len(self.rids) - 1
 
     def add_next(self, columns: "_Columns", tokens: list[int]) -> None:
-        """Add a row with one token for each choice of the columns."""
+        """Add a row of one token for each choice of the columns."""
         reqs = columns.reqs
         self.rids += columns.rids
         self.indices += columns.indices
@@ -49,7 +49,7 @@ class RowBatch:
         self.offsets += array("i", range(before + 1, before + 1 + len(reqs))) if before else columns.ends
 
     def message(self) -> BatchTokenIDOutput:
-        """The rows as they travel."""
+        """Return the message with all rows."""
         return BatchTokenIDOutput(
             rids=self.rids,
             indices=pack_ints(self.indices),
@@ -64,15 +64,18 @@ class RowBatch:
 
 
 class FastPathRows:
-    """The `steady` choices of a step, and the columns of their rows, kept while the next step has the same choices."""
+    """The fast-path choices of a step and the columns of their rows, kept while the next step has the same choices."""
 
     def __init__(self) -> None:
         self.reqs: list[Req] = []
         self.columns: dict[str, _Columns] = {}
-        """By detokenizer."""
+        """Columns by detokenizer."""
 
     def update(self, reqs: list[Req]) -> None:
-        """Take this step's steady choices. Call it for every step: a choice shows a new route by missing one."""
+        """Set this step's fast-path choices.
+
+        Call it for every step: a choice that changes its route is missing in one step.
+        """
         if reqs != self.reqs:
             self.reqs = reqs
             groups: dict[str, list[int]] = {}
@@ -82,18 +85,18 @@ class FastPathRows:
 
 
 class _Columns:
-    """What the rows of steady choices for one detokenizer say in every step; `places` are where they are of all."""
+    """Constant columns of the rows of fast-path choices for one detokenizer; `places` are their indices among all."""
 
     def __init__(self, steady: Sequence[Req], places: list[int]) -> None:
         self.reqs = reqs = [steady[place] for place in places]
         self.rids = [req.rid for req in reqs]
         self.indices = array("i", [req.index for req in reqs])
         self.attempts = array("i", [req.attempt for req in reqs])
-        self.ends = array("i", range(1, len(reqs) + 1))  # of tokens, where no others come first
+        self.ends = array("i", range(1, len(reqs) + 1))  # offsets, if the message has no tokens before these
         self._places = places if len(places) < len(steady) else None
 
     def of(self, tokens: list[int]) -> list[int]:
-        """Those of these choices, of the tokens of all steady ones."""
+        """Select the tokens of these choices from the tokens of all fast-path choices."""
         return tokens if self._places is None else [tokens[place] for place in self._places]
 
 
@@ -106,11 +109,12 @@ class Outputs:
         self._owed: dict[Req, None] = {}
 
     def tell(self, peer: str, message: Message) -> None:
-        """Add a message as it is."""
         self._others.append((peer, message))
 
     def emit(self, req: Req) -> None:
-        """Add a row with all output tokens of `req` not yet sent, its finish if any, and what opens its attempt."""
+        """Add a row with the unsent output tokens of `req`, its finish if any, and a FirstRow if it opens
+        its attempt.
+        """
         tokens = req.tokens[req.prompt_tokens + req.sent :]
         new = len(tokens)
         batch = self._batch(req.detokenizer)
@@ -125,25 +129,25 @@ class Outputs:
             batch.logprobs[row] = joined(req.token_logprobs[-new:])
 
     def owe(self, req: Req) -> None:
-        """`emit` at `take`, unless `req` has ended by then: its end has emitted everything."""
+        """Call `emit` at `take`, unless `req` has ended by then: its end has emitted all tokens."""
         self._owed[req] = None
 
     def emit_steady(self, rows: "FastPathRows", tokens: list[int]) -> None:
-        """`emit`, of choices that are `steady` and have one token more, each its own of `tokens`: column by column."""
+        """Add rows of fast-path choices with one new token each, `tokens[i]` for choice i, column by column."""
         for detokenizer, columns in rows.columns.items():
             self._batch(detokenizer).add_next(columns, columns.of(tokens))
         for req in rows.reqs:
             req.sent += 1
 
     def close(self, req: Req) -> None:
-        """Tell the detokenizer that an attempt it has begun is over: it would hold the choice for ever."""
+        """End a started attempt at its detokenizer, which would otherwise keep the choice."""
         if req.opened:
             batch = self._batch(req.detokenizer)
             row = batch.add(req, array("i"))
             batch.finishes[row] = FinishReason(FinishType.ABORT, message="a later attempt goes another way")
 
     def take(self) -> list[Outgoing]:
-        """Everything collected."""
+        """Return all collected messages."""
         for req in self._owed:
             if req.finish is None:
                 self.emit(req)
@@ -170,13 +174,13 @@ class Outputs:
 
 
 def first_of(req: Req) -> Logprobs:
-    """The entry of a prompt's first token, which has no log-probability: NaN."""
+    """Return the entry of a prompt's first token, which has no log-probability: NaN."""
     top = req.logprobs.top if req.logprobs else 0
     return Logprobs(pack_floats([_NO_LOGPROB]), top, pack_ints([0] * top), pack_floats([_NO_LOGPROB] * top))
 
 
 def joined(parts: list[Logprobs]) -> Logprobs:
-    """Log-probabilities of consecutive runs of tokens as one."""
+    """Concatenate the log-probabilities of consecutive runs of tokens."""
     return Logprobs(
         b"".join(part.chosen for part in parts),
         parts[0].top,

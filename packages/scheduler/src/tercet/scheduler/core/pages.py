@@ -1,4 +1,4 @@
-"""Pages of KV cache: which are free, and how many holders each of the others has."""
+"""Page allocator of the KV cache, with reference counts."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ PageLists = list[list[int]]
 
 
 class PagePool:
-    """The pages of one cache group. A page is free exactly when nobody holds it."""
+    """Pages of one cache group. A page is free exactly if it has no holder."""
 
     def __init__(self, pages: int) -> None:
         self.size = pages
@@ -15,7 +15,7 @@ class PagePool:
         self.holders = [0] * pages
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` free pages, each with one holder. The caller has checked that there are enough."""
+        """Take `count` free pages, each with one holder. The caller must check that there are enough."""
         if count > len(self.free_pages):
             raise ValueError(f"{count} pages asked for, {len(self.free_pages)} free")
         if count == 0:
@@ -34,7 +34,7 @@ class PagePool:
             self.holders[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
-        """Drop one holder of each page."""
+        """Remove one holder of each page."""
         holders, free = self.holders, self.free_pages
         for page in pages:
             left = holders[page] - 1
@@ -59,7 +59,7 @@ class PagePools:
         return min(map(len, self._free))
 
     def allocate(self, count: int) -> PageLists:
-        """`count` pages in every group."""
+        """Take `count` pages in every group."""
         return [pool.allocate(count) for pool in self.groups]
 
     def hold(self, pages: PageLists) -> None:
@@ -68,6 +68,6 @@ class PagePools:
             pool.hold(group)
 
     def release(self, pages: PageLists) -> None:
-        """Drop a holder of each page."""
+        """Remove a holder of each page."""
         for pool, group in zip(self.groups, pages, strict=True):
             pool.release(group)

@@ -1,4 +1,4 @@
-"""Aborts that somebody asked for, for as long as the request they name may still be on its way."""
+"""Aborts by users, remembered while the request they name may still be on its way."""
 
 from collections import OrderedDict
 
@@ -9,13 +9,16 @@ MOST = 4096
 
 
 class PendingAborts:
-    """Remembers the last `MOST`: a request may still wait at its frontend, or be sent again for want of an answer."""
+    """The last `MOST` aborts.
+
+    Their requests may still wait at a frontend, or be dispatched again after a lost answer.
+    """
 
     def __init__(self) -> None:
         self._reasons: OrderedDict[str, str] = OrderedDict()
 
     def note(self, message: AbortReq) -> None:
-        """Remember an abort if it is `asked` and names a rid; any other concerns only choices that are held already."""
+        """Remember an abort that is `user_requested` and names a rid; any other concerns only choices that are already held."""
         if message.user_requested and message.rid:
             self._reasons[message.rid] = message.reason
             self._reasons.move_to_end(message.rid)
@@ -23,7 +26,7 @@ class PendingAborts:
                 self._reasons.popitem(last=False)
 
     def finish(self, rid: str) -> FinishReason | None:
-        """The finish of a request that arrives after its abort; None if it was not aborted."""
+        """Return the finish of a request that arrives after its abort; None if it was not aborted."""
         for name in (rid, rid.rpartition(".")[0]):
             if name in self._reasons and belongs(rid, name):
                 return FinishReason(FinishType.ABORT, message=self._reasons[name], user_requested=True)

@@ -1,4 +1,4 @@
-"""`Planner`: which tokens of which choices the next step computes."""
+"""Planner, which selects the tokens and choices that the next step computes."""
 
 from collections.abc import Collection, Iterable
 from itertools import islice
@@ -29,11 +29,13 @@ from tercet.scheduler.core.speculation.ngram_drafter import Drafter
 RESERVE_DECAY = 0.998
 RESERVE_RISE = 0.1
 LONGEST_FORESEEN = 4096
-"""Output tokens of one choice that admission sets pages aside for, at most."""
+"""Maximum output tokens of one choice for which admission reserves pages."""
 
 FEW = 4
-"""Choices that wait for a result sit out while they are at most one in so many. If they are more, everybody waits: a
-step of half a batch costs almost as much as one of the whole."""
+"""Choices that wait for a result sit out while they are at most 1 / FEW of all.
+
+If they are more, planning waits: a step of half a batch costs almost as much as one of the whole.
+"""
 
 
 class Planner:
@@ -52,10 +54,10 @@ class Planner:
         self.pending_grammars: set[Grammar] = set()
         self.pending_adapters: set[LoRAAdapter] = set()
         self.closed = False
-        """Whether only choices that have output go on: what has none waits for other weights."""
+        """If set, only choices with output are planned; others wait for other weights."""
 
     def plan(self, step: int, now: float) -> tuple[Plan, list[Req]] | None:
-        """The next step, or None when there is nothing to compute, or when it is better to wait for a result."""
+        """Return the next step, or None if there is nothing to compute, or if waiting for a result is better."""
         if self._awaiting() * FEW > len(self.running):
             return None
         forming = PlanBuilder(self._budget, now)
@@ -91,7 +93,7 @@ class Planner:
         return plan, forming.reqs
 
     def heed(self, message: Obstacle) -> None:
-        """Leave out what is held up, or let it in again."""
+        """Apply an event that blocks or unblocks choices."""
         match message:
             case PeerBlocked(peer):
                 self.blocked_peers.add(peer)
@@ -111,7 +113,7 @@ class Planner:
                 self.pending_adapters.discard(adapter)
 
     def is_blocked(self, req: Req) -> bool:
-        """Whether the output of a choice has nowhere to go now, or it waits for a grammar, an adapter or weights."""
+        """Return whether a choice's output cannot be sent now, or it waits for a grammar, an adapter or weights."""
         if req.detokenizer in self.blocked_peers:
             return True
         if req.slot >= 0:
@@ -121,9 +123,9 @@ class Planner:
         return req.sampling.grammar in self.pending_grammars or req.adapter in self.pending_adapters
 
     def _plan_decodes(self, forming: PlanBuilder, step: int) -> list[Req]:
-        """One token for every choice that has just one to compute; returns those that found no page for it.
+        """Add one token for every choice that has just one to compute; return those that found no page for it.
 
-        Leaves to `_plan_extends` those that have more.
+        Choices with more tokens are left to `_plan_extends`.
         """
         starved = []
         blocked, rows, reqs = self.blocked_peers, forming.rows, forming.reqs
@@ -132,7 +134,7 @@ class Planner:
             if length <= computed or (blocked and self.is_blocked(req)):
                 continue
             sample = length < req.end
-            goes_on = sample and req.finish is None and not (req.guided or req.unsure)  # most do: quicker than to ask
+            goes_on = sample and req.finish is None and not (req.guided or req.unsure)  # mostly true, and cheap
             if not goes_on:
                 if not req.has_work:
                     continue
@@ -157,31 +159,34 @@ class Planner:
         return starved
 
     def _awaiting(self) -> int:
-        """How many choices wait for a result. Makes those `unsure` of which the drafter expects enough to wait."""
+        """Return how many choices wait for a result.
+
+        Marks those for which the drafter expects enough tokens to wait.
+        """
         if self._drafter.room(len(self.running)):
             for req in self.running:
-                if not self.is_blocked(req):  # for which `plan` can be asked any number of times
+                if not self.is_blocked(req):  # `plan` can be called any number of times for a blocked choice
                     req.unsure = self._drafter.waits_for(req) or req.unsure
         return sum(req.awaits_result for req in self.running if req.guided or req.unsure)
 
     def _assume(self, forming: PlanBuilder, room: int) -> None:
-        """Add rows of guessed tokens, `room` at most, shared evenly among the choices that decode."""
+        """Add rows of draft tokens, `room` at most, shared evenly among the choices that decode."""
         asked = [req for req in forming.reqs if req.length == len(req.tokens) + 1]
         for left, req in zip(range(len(asked), 0, -1), asked, strict=True):
             tokens = self._drafter.guess(req, min(-(-room // left), req.end - req.length))
             room -= forming.assume(req, tokens[: self._spare_room(req, len(tokens))])
 
     def _spare_room(self, req: Req, wanted: int) -> int:
-        """Tokens a choice has pages for beyond those it computes, after taking spare pages for up to `wanted`."""
+        """Return the tokens a choice has pages for beyond those it computes, after taking pages for up to `wanted`."""
         while req.room < req.computed + wanted and self._memory.available > len(self.running):
             if not self._memory.grow(req):
                 break
         return req.room - req.computed
 
     def _plan_extends(self, forming: PlanBuilder, step: int) -> list[Req]:
-        """Go on with what needs several tokens: prompts that were cut into chunks, and what grammars forced.
+        """Continue choices with several tokens to compute: chunked prompts and forced tokens of grammars.
 
-        Returns those that found no pages for it; a prompt has had its own since admission.
+        Returns those that found no pages for forced tokens; a prompt has had its pages since admission.
         """
         if not forming.extends:
             return []
@@ -203,14 +208,14 @@ class Planner:
         return starved
 
     def _has_room(self, req: Req) -> bool:
-        """Whether a running choice has pages for all its known tokens, once it got those that could be had."""
+        """Return whether a running choice has pages for all its known tokens, after taking available pages."""
         while req.room < req.length:
             if not self._memory.grow(req):
                 return False
         return True
 
     def _could_admit(self) -> bool:
-        """Whether there is a slot for somebody who waits, and may be memory."""
+        """Return whether a waiting choice could get a slot, and perhaps memory."""
         if not self._memory.free_slots:
             return False
         admissible = self._admissible(SlotShares(self.running, self._memory))
@@ -221,14 +226,14 @@ class Planner:
         return {tenant for tenant in self._waiting.tenants if shares.may_run(tenant)}
 
     def _admit(self, forming: PlanBuilder, step: int) -> None:
-        """Let waiting choices in, in order, until budget, slots or memory are short.
+        """Admit waiting choices in order, until budget, slots or memory are short.
 
-        A new choice that finds no pages lets only those go by whose tenant has no slot, until its patience is at an
-        end. One that was retracted lets nobody go by.
-        Whose adapter finds no place is passed over, until its patience is at an end.
+        If a new choice finds no pages, only choices of tenants without a slot may overtake it, until its patience ends.
+        A retracted choice lets no other overtake it. A choice whose adapter finds no slot may be overtaken until its
+        patience ends.
 
-        Beside those that were held back only the short ones start, of the first that wait. Whose beginning is just
-        being computed for another waits for it, until its patience is at an end, too.
+        If some rows were held back, only short choices start, out of the first ones that wait. A choice whose prefix is
+        being computed for another waits for it, also until its patience ends.
         """
         admitted: list[Req] = []
         overtaken: list[Req] = []
@@ -249,7 +254,7 @@ class Planner:
                     break
                 if not self._memory.adapters.has_room(req.adapter):
                     if req.passed_over >= self._config.patience:
-                        break  # or those whose adapters are at hand could take turns for ever
+                        break  # otherwise choices whose adapters are loaded could take turns without end
                     skipped.append(req)
                     continue
                 if forming.held_back and not forming.is_short(self._memory.missing(req)):
@@ -281,19 +286,19 @@ class Planner:
             self._waiting.count_passed_over(admitted, overtaken)
 
     def _coming_prefixes(self) -> InFlightPrefixes:
-        """Prompts that are being computed, by choices that nothing holds up."""
+        """Return the index of prompts that unblocked choices are computing."""
         return InFlightPrefixes((req for req in self.running if not self.is_blocked(req)), self._memory.page_size)
 
     def _finds_more_later(self, req: Req, coming: InFlightPrefixes) -> bool:
-        """Whether a waiting choice is put off for a prompt that begins as its own."""
+        """Return whether a waiting choice is put off for a running prompt with the same prefix."""
         if not self._config.radix_cache or req.passed_over >= self._config.patience:
             return False
         return coming.is_worth_waiting(req, self._memory.cache)
 
     def line(self, tenants: Collection[str] | None = None) -> Iterable[Req]:
-        """Return the waiting choices of some tenants, or of all, in the order in which they should be admitted.
+        """Return the waiting choices of some tenants, or of all, in the order of admission.
 
-        One to which the scheduler was offered has it to itself, unless it is held up.
+        An unblocked choice that was offered exclusive use of the scheduler is returned alone.
         """
         offered = [req for req in self._waiting if req.offered and not self.is_blocked(req)]
         return offered or self._waiting.in_order(self._memory.cache, tenants)
@@ -328,14 +333,15 @@ class Planner:
         forming.add(req, step)
 
     def _foreseen(self, req: Req) -> int:
-        """Pages a choice will probably still ask for."""
+        """Return the number of pages that a choice will probably still request."""
         tokens = min(req.end - len(req.tokens), LONGEST_FORESEEN) * self._reserve
         return self._memory.pages_for(int(tokens))
 
     def _relieve(self, starved: list[Req], forming: PlanBuilder, step: int) -> None:
-        """Retract the choices that cost least to compute again, until everybody left has a page.
+        """Retract the choices that cost least to recompute, until each of the remaining ones has a page.
 
-        Only choices that no plan names can go. While others make progress, a starved one rather sits out.
+        Only choices that no plan in flight names can be retracted. While others make progress, a starved one rather
+        sits out.
         """
         self._reserve = min(1.0, self._reserve + RESERVE_RISE)
         for req in starved:
@@ -352,7 +358,7 @@ class Planner:
         return min((req for req in self.running if _is_idle(req)), key=_cost, default=None)
 
     def _obstacle(self) -> Req | None:
-        """Of choices whose peer is blocked, the cheapest, if they hold what others wait for and nothing else moves."""
+        """Return the cheapest choice of a blocked peer if waiting choices need its memory and nothing else runs."""
         if not self.blocked_peers or any(req.in_flight for req in self.running):
             return None
         if all(self.is_blocked(req) for req in self._waiting):
@@ -360,7 +366,10 @@ class Planner:
         return min((req for req in self.running if self.is_blocked(req) and _is_idle(req)), key=_cost, default=None)
 
     def retract(self, req: Req) -> None:
-        """Take slot and pages from a running choice; it computes again later what the prefix cache has lost by then."""
+        """Take slot and pages from a running choice, and let it wait again.
+
+        It later recomputes the tokens that the prefix cache has lost by then.
+        """
         del self.running[req]
         self._memory.release(req)
         self._waiting.add(req, first=True)
@@ -368,10 +377,10 @@ class Planner:
 
 
 def _is_idle(req: Req) -> bool:
-    """Whether it could give up its slot now."""
+    """Return whether a choice could be retracted now."""
     return req.in_flight == 0 and req.finish is None
 
 
 def _cost(req: Req) -> tuple[int, ...]:
-    """Orders choices by what their retraction costs."""
+    """Return the sort key of choices by the cost of their retraction."""
     return req.priority, len(req.tokens), -req.arrival

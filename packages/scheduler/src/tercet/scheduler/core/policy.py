@@ -1,4 +1,4 @@
-"""How waiting choices are ordered."""
+"""Policies that order waiting choices."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -9,90 +9,92 @@ from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
 
 LONGEST_MEASURED = 128
-"""Choices whose cached prefix is measured in one step, at most; for lpm a longer queue goes on in order of arrival."""
+"""Maximum choices whose cached prefix is measured in one step; lpm keeps the rest in order of arrival."""
 
 
 class SchedulePolicy(Protocol):
-    """An order of admission. Ageing and retraction are the queue's, so a policy need not be fair.
+    """Order of admission. The queue ages and retracts choices, so a policy need not be fair.
 
-    It is told what becomes of choices, for its order may depend on it.
+    It is notified of the state changes of choices, because its order may depend on them.
     """
 
     def order(self, waiting: list[Req], cache: PrefixCache) -> Iterable[Req]:
-        """`waiting` (in order of arrival), best first. Which is next may depend on whether those before were admitted.
+        """Return `waiting` (in order of arrival), best first.
 
-        Nothing comes of asking alone: not everybody who asks admits.
+        The next one may depend on whether those before were admitted. The call itself changes nothing: not every caller
+        admits.
         """
         ...
 
     def overtaken(self, waiting: Iterable[Req], admitted: Sequence[Req], skipped: Sequence[Req]) -> Iterable[Req]:
-        """Whom of those still `waiting` a step wronged, so that they age.
+        """Return the choices of `waiting` that a step overtook, so that they age.
 
-        Of those that it `skipped`, in order, each could have run, and stood before one that was `admitted`.
+        Each of `skipped`, in order, could have run, and stood before one that was `admitted`.
         """
         ...
 
     def goes_first(self, req: Req) -> bool:
-        """Whether a choice that arrives queues before all others, for an earlier attempt has begun it elsewhere."""
+        """Return whether an arriving choice queues first, because an earlier attempt has started it elsewhere."""
         ...
 
     def joined(self, req: Req) -> None:
-        """A choice has begun to wait, new or retracted."""
+        """Note that a choice has begun to wait, new or retracted."""
 
     def left(self, req: Req) -> None:
-        """A choice waits no more."""
+        """Note that a choice no longer waits."""
 
     def admitted(self, req: Req) -> None:
-        """A choice has left for a slot, and needs all that it has not `computed`."""
+        """Note that a choice got a slot, and must compute all tokens after `computed`."""
 
     def advanced(self, reqs: Iterable[Req]) -> None:
-        """A step with these choices is over: they may have more tokens. One may be named several times, or be gone."""
+        """Note the end of a step with these choices: they may have more tokens.
+
+        One may be named several times, or be gone.
+        """
 
     def ended(self, req: Req) -> None:
-        """A choice has its final answer."""
+        """Note that a choice has its final answer."""
 
 
 class _ByArrival:
-    """What policies have in common to which all choices are alike, whoever's they are: they need not be told of any."""
+    """Base of policies that treat all tenants alike and therefore ignore notifications."""
 
     def overtaken(self, waiting: Iterable[Req], admitted: Sequence[Req], skipped: Sequence[Req]) -> Iterable[Req]:  # noqa: ARG002
-        """Those that came before the last of the admitted."""
+        """Return the choices that arrived before the last of the admitted ones."""
         latest = max(req.arrival for req in admitted)
         return (req for req in waiting if req.arrival < latest)
 
     def goes_first(self, req: Req) -> bool:
-        """Whenever one has."""
         return req.resumed
 
     def joined(self, req: Req) -> None:
-        """Nothing."""
+        pass
 
     def left(self, req: Req) -> None:
-        """Nothing."""
+        pass
 
     def admitted(self, req: Req) -> None:
-        """Nothing."""
+        pass
 
     def advanced(self, reqs: Iterable[Req]) -> None:
-        """Nothing."""
+        pass
 
     def ended(self, req: Req) -> None:
-        """Nothing."""
+        pass
 
 
 class FirstComeFirstServed(_ByArrival):
-    """In order of arrival."""
+    """Policy fcfs: order of arrival."""
 
     def order(self, waiting: list[Req], cache: PrefixCache) -> list[Req]:  # noqa: ARG002
-        """Unchanged."""
         return waiting
 
 
 class LongestPrefixMatch(_ByArrival):
-    """Those with the most cached tokens first: they cost least, and their prefix is still there."""
+    """Policy lpm: most cached tokens first. They cost least, and their prefix is still cached."""
 
     def order(self, waiting: list[Req], cache: PrefixCache) -> list[Req]:
-        """By cached tokens, then by arrival."""
+        """Sort by cached tokens, then by arrival."""
         if len(waiting) < 2:
             return waiting
         measured = waiting[:LONGEST_MEASURED]
@@ -100,10 +102,10 @@ class LongestPrefixMatch(_ByArrival):
 
 
 class PriorityFirst(_ByArrival):
-    """The highest priority first."""
+    """Policy priority: highest priority first."""
 
     def order(self, waiting: list[Req], cache: PrefixCache) -> list[Req]:  # noqa: ARG002
-        """By priority, then by arrival."""
+        """Sort by priority, then by arrival."""
         return sorted(waiting, key=lambda req: (-req.priority, req.arrival))
 
 

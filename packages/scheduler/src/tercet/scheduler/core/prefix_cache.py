@@ -1,4 +1,4 @@
-"""The port to a cache of computed prefixes, and the cache that keeps nothing."""
+"""Port of the prefix cache, and the implementation that caches nothing."""
 
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -7,9 +7,9 @@ from tercet.scheduler.core.pages import PageLists
 
 
 class Node:
-    """A run of tokens in the radix tree: the edge `key` from `parent`, and the pages that hold it.
+    """Run of tokens in the radix tree: the edge `key` from `parent`, and the pages that hold it.
 
-    `key` is the int32 bytes of a whole number of pages. `locks` counts the requests that use this node or one below.
+    `key` is the int32 bytes of a whole number of pages. `locks` counts the choices that use this node or one below.
     """
 
     __slots__ = ("children", "key", "locks", "pages", "parent", "salt")
@@ -25,7 +25,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix: its last node, how many pages it spans, and which."""
+    """Longest cached prefix: its last node, and the number and ids of its pages."""
 
     node: Node
     count: int
@@ -33,14 +33,17 @@ class Match:
 
 
 class Inserted(NamedTuple):
-    """`existing` leading pages were cached already; the cache now holds the caller's pages after them."""
+    """Result of an insertion.
+
+    `existing` leading pages were already cached; the cache now holds the caller's after them.
+    """
 
     node: Node
     existing: int
 
 
 class PrefixCache(Protocol):
-    """Maps token prefixes to pages. Token keys are int32 bytes; `salt` separates namespaces."""
+    """Map of token prefixes to pages. Token keys are int32 bytes; `salt` separates namespaces."""
 
     @property
     def evictable(self) -> int:
@@ -49,28 +52,28 @@ class PrefixCache(Protocol):
 
     @property
     def cached(self) -> int:
-        """Pages the cache holds, used or not."""
+        """Pages that the cache holds, in use or not."""
         ...
 
     @property
     def version(self) -> int:
-        """Another number whenever `measure` may answer otherwise than before."""
+        """Number that changes whenever the result of `measure` may change."""
         ...
 
     def measure(self, salt: str, key: bytes) -> int:
-        """Pages of `key` that are cached; changes nothing."""
+        """Return the number of cached pages of `key`, without side effects."""
         ...
 
     def match(self, salt: str, key: bytes) -> Match:
-        """The longest cached prefix of `key`, in whole pages, now most recently used."""
+        """Return the longest cached prefix of `key`, in whole pages, and mark it as most recently used."""
         ...
 
     def upcoming(self, salt: str, key: bytes, most: int) -> bytes:
-        """Up to `most` tokens that followed the whole of `key` in a cached prefix; changes nothing."""
+        """Return up to `most` tokens that followed the whole of `key` in a cached prefix, without side effects."""
         ...
 
     def lock(self, node: Node) -> None:
-        """Keep a node and all above it from eviction until `unlock`."""
+        """Protect a node and all above it from eviction until `unlock`."""
         ...
 
     def unlock(self, node: Node) -> None:
@@ -78,16 +81,16 @@ class PrefixCache(Protocol):
         ...
 
     def insert(self, salt: str, key: bytes, pages: PageLists) -> Inserted:
-        """Hand over the caller's hold on the pages of `key` that were not cached before."""
+        """Add `key`. The cache takes over the caller's hold on the pages that were not cached before."""
         ...
 
     def evict(self, count: int) -> PageLists:
-        """Forget least recently used prefixes until `count` pages are handed back, or nothing evictable is left."""
+        """Evict least recently used prefixes until `count` pages are returned, or nothing evictable is left."""
         ...
 
 
 class ChunkCache:
-    """No reuse between requests: every prefix is computed again (`--disable-radix-cache`)."""
+    """Cache without reuse between requests: every prefix is computed again (`--disable-radix-cache`)."""
 
     def __init__(self, groups: int) -> None:
         self._none: PageLists = [[] for _ in range(groups)]
@@ -98,27 +101,24 @@ class ChunkCache:
     version = 0
 
     def measure(self, salt: str, key: bytes) -> int:  # noqa: ARG002
-        """Nothing is ever cached."""
         return 0
 
     def match(self, salt: str, key: bytes) -> Match:  # noqa: ARG002
-        """The empty prefix."""
+        """Return the empty prefix."""
         return Match(self._root, 0, [[] for _ in self._none])
 
     def upcoming(self, salt: str, key: bytes, most: int) -> bytes:  # noqa: ARG002
-        """Nothing is known."""
         return b""
 
     def lock(self, node: Node) -> None:
-        """Nothing to keep."""
+        pass
 
     def unlock(self, node: Node) -> None:
-        """Nothing to let go."""
+        pass
 
     def insert(self, salt: str, key: bytes, pages: PageLists) -> Inserted:  # noqa: ARG002
-        """Takes no page: all count as existing, so that the caller releases its own."""
+        """Take no page: all count as existing, so that the caller releases its own."""
         return Inserted(self._root, len(pages[0]))
 
     def evict(self, count: int) -> PageLists:  # noqa: ARG002
-        """Nothing to forget."""
         return [[] for _ in self._none]

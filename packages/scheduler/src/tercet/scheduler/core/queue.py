@@ -1,4 +1,4 @@
-"""Choices that wait for a slot: retracted ones first, then new ones in the order of the policy."""
+"""Queue of choices that wait for a slot: retracted ones first, then new ones in the order of the policy."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -10,17 +10,18 @@ from tercet.scheduler.core.request import Req
 
 
 def room(tenant: str, free: int, own: int) -> int:
-    """Return how many of a queue's `free` places a tenant may take that has `own` already: as many as it leaves free.
+    """Return how many of a queue's `free` places a tenant with `own` places may take: as many as it leaves free.
 
-    So a tenant that has none finds a place, however many flood the queue: n tenants that want all get a part in n + 1
-    each. The dynamic threshold of "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches" (Choudhury and
-    Hahne, 1998). Requests of no tenant are of a server without keys: they have no others to leave places to.
+    A tenant without places therefore always finds one, even if others flood the queue: n tenants that request all
+    places get 1 / (n + 1) each. This is the dynamic threshold of "Dynamic Queue Length Thresholds for Shared-Memory
+    Packet Switches" (Choudhury and Hahne, 1998). Requests without a tenant come from a server without keys and have no
+    limit.
     """
     return free - own if tenant else free
 
 
 class WaitingQueue:
-    """The waiting line. Arrival numbers decide among equals, so a retracted choice keeps its place."""
+    """Waiting queue. Arrival numbers break ties, so a retracted choice keeps its place."""
 
     def __init__(self, policy: SchedulePolicy, patience: int) -> None:
         self._policy = policy
@@ -28,9 +29,9 @@ class WaitingQueue:
         self._first: dict[Req, None] = {}
         self._rest: dict[Req, None] = {}
         self.tenants: Counter[str] = Counter()
-        """Choices that wait, by tenant."""
+        """Number of waiting choices by tenant."""
         self._sorted = True
-        """Whether `_rest` is in order of arrival."""
+        """`_rest` is in order of arrival."""
 
     def __len__(self) -> int:
         return len(self._first) + len(self._rest)
@@ -43,7 +44,7 @@ class WaitingQueue:
         yield from self._rest
 
     def add(self, req: Req, *, first: bool = False) -> None:
-        """Let a choice wait; `first` is for those that ran already, or resume what an earlier attempt began."""
+        """Add a choice; `first` is for those that ran before, or resume an earlier attempt."""
         self._policy.joined(req)
         self.tenants[req.tenant] += 1
         if first:
@@ -54,7 +55,7 @@ class WaitingQueue:
         self._rest[req] = None
 
     def remove(self, req: Req) -> None:
-        """Take a choice out."""
+        """Remove a choice."""
         del (self._first if req in self._first else self._rest)[req]
         self._policy.left(req)
         self.tenants[req.tenant] -= 1
@@ -62,14 +63,14 @@ class WaitingQueue:
             del self.tenants[req.tenant]
 
     def admit(self, req: Req) -> None:
-        """Take a choice out that was given a slot."""
+        """Remove a choice that got a slot."""
         self.remove(req)
         self._policy.admitted(req)
 
     def in_order(self, cache: PrefixCache, tenants: Collection[str] | None = None) -> Iterator[Req]:
-        """Return who should be admitted next, of some tenants or of all.
+        """Return the choices to admit next, of some tenants or of all.
 
-        Those that go first come before those that lost patience, and these before the policy's choice. Choices can be
+        Those that go first come before those whose patience ended, and these before the policy's order. Choices can be
         admitted meanwhile.
         """
         if not self._sorted:
@@ -86,6 +87,6 @@ class WaitingQueue:
         return chain(first, aged, self._policy.order(young, cache))
 
     def count_passed_over(self, admitted: Sequence[Req], skipped: Sequence[Req]) -> None:
-        """Age whom this step passed over; it `skipped` those that could have run and stood before one it admitted."""
+        """Age overtaken choices. The step `skipped` those that could have run and stood before an admitted one."""
         for req in self._policy.overtaken(self, admitted, skipped):
             req.passed_over += 1

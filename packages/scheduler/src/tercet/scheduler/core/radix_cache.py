@@ -1,11 +1,11 @@
-"""A radix tree over token ids at page granularity (after SGLang's RadixAttention, arXiv:2312.07104).
+"""Radix tree over token ids at page granularity (after SGLang's RadixAttention, arXiv:2312.07104).
 
 Keys are int32 bytes, so that an edge of any length is compared with one `memcmp` (`bytes.startswith`) and a child is
-found by the bytes of its first page. Salts have trees of their own.
+found by the bytes of its first page. Each salt has a tree of its own.
 
-Eviction order costs nothing to maintain: `_unlocked` lists every node that no request uses, least recently used first,
-and a use moves the nodes of its path to the end *deepest first*. So a node is always younger than its children, and the
-oldest one is always a leaf.
+Eviction order costs nothing to maintain: `_unlocked` lists every node that no choice uses, least recently used first,
+and a use moves the nodes of its path to the end *deepest first*. A node is therefore always younger than its children,
+and the oldest one is always a leaf.
 """
 
 from collections import OrderedDict
@@ -15,13 +15,13 @@ from tercet.scheduler.core.pages import PageLists
 from tercet.scheduler.core.prefix_cache import Inserted, Match, Node
 
 _FEW = 64
-"""Edges of a node that are looked at for one that begins with less than a page."""
+"""Maximum edges of a node that are searched for one that begins with less than a page."""
 _CUTS = 64
-"""Pieces, about, in which a long leaf is evicted at most."""
+"""Approximate maximum number of pieces in which a long leaf is evicted."""
 
 
 class RadixCache:
-    """The prefix cache. The tree holds every page in it once; it never frees a page itself, `evict` hands them back."""
+    """Prefix cache. The tree holds every page in it once. It never frees a page itself: `evict` returns them."""
 
     def __init__(self, page_size: int, groups: int = 1) -> None:
         self._stride = 4 * page_size
@@ -35,7 +35,7 @@ class RadixCache:
 
     @property
     def evictable(self) -> int:
-        """Pages of nodes that no request uses."""
+        """Pages of nodes that no choice uses."""
         return self._evictable
 
     @property
@@ -45,23 +45,23 @@ class RadixCache:
 
     @property
     def version(self) -> int:
-        """Another number whenever `measure` may answer otherwise than before."""
+        """Number that changes whenever the result of `measure` may change."""
         return self._version
 
     @property
     def unlocked(self) -> list[Node]:
-        """Nodes that no request uses, in the order they would be evicted."""
+        """Nodes that no choice uses, in eviction order."""
         return list(self._unlocked)
 
     def measure(self, salt: str, key: bytes) -> int:
-        """Pages of `key` that are cached; changes nothing."""
+        """Return the number of cached pages of `key`, without side effects."""
         if salt not in self.roots:
             return 0
         node, position, inside = self._walk(salt, key)
         return (position + (self._shared(node, key, position) if inside else 0)) // self._stride
 
     def match(self, salt: str, key: bytes) -> Match:
-        """The longest cached prefix of `key`, in whole pages; an edge that matches in part is split."""
+        """Return the longest cached prefix of `key`, in whole pages; an edge that matches in part is split."""
         node, position, inside = self._walk(salt, key)
         if inside:
             shared = self._shared(node, key, position)
@@ -71,7 +71,7 @@ class RadixCache:
         return Match(node, position // self._stride, self._path_pages(node))
 
     def upcoming(self, salt: str, key: bytes, most: int) -> bytes:
-        """Up to `most` tokens that followed the whole of `key`: in the prefix that was cached last, of a few."""
+        """Return up to `most` tokens that followed the whole of `key`, in the last cached of a few prefixes."""
         if salt not in self.roots:
             return b""
         node, position, inside = self._walk(salt, key)
@@ -84,7 +84,7 @@ class RadixCache:
         return b""
 
     def lock(self, node: Node) -> None:
-        """Keep a node and all above it from eviction."""
+        """Protect a node and all above it from eviction."""
         at: Node | None = node
         while at is not None and at.parent is not None:
             if at.locks == 0:
@@ -96,7 +96,7 @@ class RadixCache:
             at.locks += 1
 
     def unlock(self, node: Node) -> None:
-        """Undo one `lock`; what nobody uses any more becomes evictable, as the most recently used."""
+        """Undo one `lock`; nodes without users become evictable, as the most recently used."""
         at: Node | None = node
         while at is not None and at.parent is not None:
             at.locks -= 1
@@ -125,10 +125,10 @@ class RadixCache:
         return Inserted(node, existing)
 
     def evict(self, count: int) -> PageLists:
-        """Drop least recently used leaves until `count` pages are handed back, or nothing evictable is left.
+        """Drop least recently used leaves until `count` pages are returned, or nothing evictable is left.
 
-        The last leaf is cut, not dropped, where part of it is enough. Of a long one some more is handed back: pages are
-        often asked for one by one, and each cut copies what is left.
+        The last leaf is cut, not dropped, if part of it is enough. A long leaf is cut by more than requested: pages are
+        often requested one by one, and each cut copies the rest.
         """
         freed: PageLists = [[] for _ in range(self._groups)]
         self._version += count > 0
@@ -149,7 +149,10 @@ class RadixCache:
         return freed
 
     def _walk(self, salt: str, key: bytes) -> tuple[Node, int, bool]:
-        """Follow whole edges while they match: (node, bytes matched before it, whether it ends inside its edge)."""
+        """Follow whole edges while they match.
+
+        Returns (node, bytes matched before it, whether the match ends inside its edge).
+        """
         stride = self._stride
         node = self.roots.get(salt)
         if node is None:
@@ -166,9 +169,10 @@ class RadixCache:
         return node, position, False
 
     def _shared(self, node: Node, key: bytes, position: int) -> int:
-        """Bytes of whole pages that the edge of `node` shares with `key` from `position`: binary search of memcmps.
+        """Return the bytes of whole pages that the edge of `node` shares with `key` from `position`.
 
-        Each compares what the ones before it have not, so that all together copy and compare the edge once or twice.
+        A binary search of memcmps: each compares only bytes that the ones before it have not, so that all together copy
+        and compare the edge once or twice.
         """
         stride, edge = self._stride, node.key
         low, high = 1, min(len(edge), len(key) - position) // stride
@@ -181,7 +185,7 @@ class RadixCache:
         return low * self._stride
 
     def _split(self, node: Node, at: int) -> Node:
-        """Cut the edge of `node` after `at` bytes; returns the new upper node."""
+        """Cut the edge of `node` after `at` bytes; return the new upper node."""
         parent = node.parent
         if parent is None:
             raise ValueError("a root has no edge to split")
@@ -206,7 +210,7 @@ class RadixCache:
             at = at.parent
 
     def _path_pages(self, node: Node) -> PageLists:
-        """All pages from the root down to `node`."""
+        """Return all pages from the root down to `node`."""
         path = []
         at: Node | None = node
         while at is not None and at.parent is not None:
@@ -228,6 +232,6 @@ class RadixCache:
         self._drop_root(parent)
 
     def _drop_root(self, node: Node) -> None:
-        """Forget an empty tree, so that salts cost nothing once their prefixes are gone."""
+        """Remove an empty tree, so that salts use no memory once their prefixes are gone."""
         if node.parent is None and not node.children and not node.locks:
             self.roots.pop(node.salt, None)

@@ -1,4 +1,4 @@
-"""`Req`: one choice of one request, from arrival to its final answer."""
+"""One choice of one request, from arrival to its final answer."""
 
 from collections.abc import Sequence
 
@@ -10,16 +10,15 @@ from tercet.scheduler.core.speculation.draft_policy import DraftPolicy
 
 
 def namespace_of(request: TokenizedGenerateReqInput) -> str:
-    """Whose cached prefixes a request can share: they are of one tenant and one adapter."""
+    """Return the namespace of the cached prefixes that a request can share: one tenant and one adapter."""
     return f"{request.lora.sha256 if request.lora else ''}/{request.cache_salt}"
 
 
 class Req:
     """One choice. It waits, holds a slot, pages and its adapter while it runs, and may be retracted to wait again.
 
-    Numbers of tokens, all counted from the start of the prompt:
-    `len(tokens)` are known, `length` adds those being sampled in flight, `computed` have their keys and values planned,
-    and at `end` the choice has all the tokens it may have.
+    Token counts, all from the start of the prompt: `len(tokens)` are known, `length` adds those being sampled in
+    flight, `computed` have their keys and values planned, and at `end` the choice has the maximum number of tokens.
     """
 
     __slots__ = (
@@ -88,7 +87,7 @@ class Req:
         arrived: float = 0.0,
         number: int = -1,
     ) -> None:
-        """`number` is equal for choices of one request; that of its arrival by default."""
+        """Create a choice. `number` is equal for choices of one request; by default it is the arrival number."""
         self.rid = request.rid
         self.index = index
         self.arrival = arrival
@@ -106,35 +105,38 @@ class Req:
         self.adapter = request.lora
         self.salt = namespace_of(request)
         self.resumed = bool(request.resume)
-        """Whether it goes on with what an earlier attempt began, and so goes before new choices."""
+        """The choice continues an earlier attempt, and goes before new choices."""
         self.end = 0
         self.stop_ids: frozenset[int] = frozenset()
         self.finish: FinishReason | None = None
         self.prompt_logprobs: list[Logprobs] = []
-        """Of runs of prompt tokens, from the second on."""
+        """Log-probabilities of runs of prompt tokens, from the second token on."""
         self.token_logprobs: list[Logprobs] = []
-        """Of the last output tokens, one each, where wanted: kept so that a later attempt can be told again."""
+        """Log-probabilities of the last output tokens, one each, if requested; kept for a later attempt."""
         self.scored = False
-        """Whether `prompt_logprobs` has all it will have."""
+        """`prompt_logprobs` is complete."""
         self.passed_over = 0
-        """Steps in which a later arrival was admitted before it, or before the one it followed then."""
+        """Number of steps in which a later arrival was admitted before it, or before the leader it followed then."""
         self.cached = -1
         self.waited: float | None = None
-        """From `arrived` until a plan first had it; None before."""
+        """Seconds from `arrived` until a plan first included it; None before."""
         self.charged = -1
-        """Tokens that its tenant was charged for, or came with; -1 before it runs. A policy keeps these books."""
+        """Number of tokens that its tenant was charged for, or that it arrived with; -1 before it runs.
+
+        Owned by the policy.
+        """
         self.followers: list[Req] = []
         """Choices of the same request that wait for this one to compute the prompt."""
         self.leader: Req | None = None
-        """Whose prompt pages this choice can share when it is admitted."""
+        """Choice whose prompt pages this one can share when it is admitted."""
         self.frontend = frontend
         self.offered = False
-        """Whether nobody else may start before it: its frontend has been told so."""
+        """Its frontend was offered exclusive use of the scheduler, so no other choice may start before it."""
         self.route(request, len(output_ids))
         self.forget_memory()
 
     def route(self, request: TokenizedGenerateReqInput, sent: int) -> None:
-        """Take the route of this or a later attempt; `sent` output tokens are known at the other end."""
+        """Use the route of this or a later attempt; its receiver knows `sent` output tokens."""
         self.attempt = request.attempt
         self.alone = request.exclusive
         self.hold = request.deferred
@@ -144,10 +146,10 @@ class Req:
         self.sent = sent
         self.opened = False
         self.steady = False
-        """Whether a next token, if it ends nothing, is all that there is to say of it: a step has shown it so."""
+        """A next token that ends nothing needs only a token in its row: a step has shown it so."""
 
     def forget_memory(self) -> None:
-        """Hold no slot, no page and no computed token."""
+        """Reset slot, pages and computed tokens."""
         self.slot = -1
         self.place = -1
         self.pages: PageLists = []
@@ -158,10 +160,10 @@ class Req:
         self.length = len(self.tokens)
         self.in_flight = 0
         self.unsure = False
-        """Whether what is in flight must be known before more is planned, since more than one token may come of it."""
+        """The result in flight must be known before more is planned, because it may have more than one token."""
         self.last_step = -1
         self.late = -1
-        """The step in which its grammar's mask was late: nothing is planned before the mask is there. -1 for none."""
+        """Step in which its grammar's mask was late; not planned before the mask is there. -1 for none."""
         self.published = False
         self.steady = False
         self.measured = 0
@@ -178,44 +180,44 @@ class Req:
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens known."""
+        """Number of known output tokens."""
         return len(self.tokens) - self.prompt_tokens
 
     @property
     def to_score(self) -> bool:
-        """Whether every prompt position must be computed for its log-probability."""
+        """Return whether every prompt position must be computed for its log-probability."""
         return self.logprobs is not None and self.logprobs.prompt and not self.scored
 
     @property
     def reusable(self) -> int:
-        """Tokens of those known that it need not compute itself if somebody else has: never the last one."""
+        """Number of known tokens whose cached pages it can use: never the last one."""
         return 0 if self.to_score else len(self.tokens) - 1
 
     @property
     def has_work(self) -> bool:
-        """Whether a plan could compute something for it now."""
+        """Return whether a plan could compute a token for it now."""
         if self.finish is not None or self.computed >= self.length or self.awaits_result or self.late >= 0:
             return False
         return self.length < self.end or not self.prefilled
 
     @property
     def awaits_result(self) -> bool:
-        """Whether the token being sampled must be known before anything more can be planned for it."""
+        """Return whether the token being sampled must be known before more can be planned for it."""
         return (self.guided or self.unsure) and self.length > len(self.tokens) and self.finish is None
 
     @property
     def prefilled(self) -> bool:
-        """Whether every prompt token is planned."""
+        """Return whether every prompt token is planned."""
         return self.computed >= self.prompt_tokens
 
     def cached_pages(self, cache: PrefixCache) -> int:
-        """Pages of a waiting choice that `cache` has; it is asked again only once it has changed."""
+        """Return the number of pages of a waiting choice in `cache`; measured again only after a change."""
         if self.measured_at != cache.version:
             self.measured = cache.measure(self.salt, self.cache_key(self.reusable))
             self.measured_at = cache.version
         return self.measured
 
     def cache_key(self, tokens: int) -> bytes:
-        """The first `tokens` ids as the prefix cache wants them."""
-        with memoryview(self.tokens) as known:  # copies once, and tokens cannot grow while there is a view of them
+        """Return the first `tokens` ids as a key of the prefix cache."""
+        with memoryview(self.tokens) as known:  # copies once; tokens cannot grow while a view of them exists
             return known[:tokens].tobytes()

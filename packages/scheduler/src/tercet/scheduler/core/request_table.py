@@ -1,4 +1,4 @@
-"""`RequestTable`: every choice the core holds, and how one ends."""
+"""Table of all choices that the core holds, and the end of a choice."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from tercet.scheduler.core.request import Req
 class RequestTable:
     """Choices by frontend, rid and index: waiting, following, or running.
 
-    One that ended stays until no plan names it. Frontends choose rids by themselves: equal ones of two are strangers.
+    An ended choice stays until no plan names it. Frontends choose rids, so they are unique per frontend only.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class RequestTable:
         self._counters = counters
         self._held: dict[tuple[str, str], dict[int, Req]] = {}
         self._following: Counter[str] = Counter()
-        """Choices that follow another, by tenant."""
+        """Number of choices that follow another, by tenant."""
 
     def __iter__(self) -> Iterator[Req]:
         for choices in self._held.values():
@@ -37,33 +37,33 @@ class RequestTable:
 
     @property
     def queued(self) -> int:
-        """Choices that wait, or follow one that computes their prompt."""
+        """Number of choices that wait, or follow one that computes their prompt."""
         return len(self._waiting) + self._following.total()
 
     def room(self, tenant: str, most: int) -> int:
-        """Return how many choices of a tenant may queue besides, if `most` of all may."""
+        """Return how many more choices of a tenant may queue, if `most` of all tenants may."""
         return room(tenant, most - self.queued, self._waiting.tenants[tenant] + self._following[tenant])
 
     def choices(self, frontend: str, rid: str) -> dict[int, Req]:
-        """The choices held of a frontend's request, by index."""
+        """Return the held choices of a frontend's request, by index."""
         return dict(self._held.get((frontend, rid), {}))
 
     def named(self, rid: str) -> list[Req]:
-        """The choices of whichever frontend's request this is: of `rid`, of its siblings `rid.N`, or of all for ""."""
+        """Return the choices of every frontend's request `rid`, of its siblings `rid.N`, or of all requests for ""."""
         return [req for req in self if not rid or belongs(req.rid, rid)]
 
     def add(self, reqs: Sequence[Req]) -> None:
-        """Let new choices of a request in: one queues, the others follow it until it has computed their prompt."""
+        """Add new choices of a request: one queues, the others follow it until it has computed their prompt."""
         for req in reqs:
             self._held.setdefault((req.frontend, req.rid), {})[req.index] = req
         if reqs:
             self._lead(list(reqs))
 
     def publish(self, req: Req, tokens: int) -> None:
-        """`tokens` of a choice, its whole prompt among them, are computed: share them, and let its followers queue.
+        """Share the computed `tokens` of a choice, which include its whole prompt, and queue its followers.
 
-        They stand where they would if they had waited beside it. If it is scored, so are they: its log-probabilities
-        are of their prompt, too.
+        The followers get the places that they would have if they had waited beside it. If it is scored, so are they,
+        because its log-probabilities are of their prompt, too.
         """
         req.published = True
         self._memory.publish(req, tokens)
@@ -74,7 +74,7 @@ class RequestTable:
             self._waiting.add(follower, first=self._policy.goes_first(follower))
 
     def end(self, req: Req, finish: FinishReason, outputs: Outputs | None) -> None:
-        """Give a choice its one final answer; without `outputs` nobody is left to tell."""
+        """Give a choice its one final answer; without `outputs` there is no receiver."""
         req.finish = finish
         req.steady = False
         self._counters.finished += 1
@@ -90,7 +90,7 @@ class RequestTable:
             self.free(req)
 
     def free(self, req: Req) -> None:
-        """Forget an ended choice that no plan in flight names; what it computed stays in the prefix cache.
+        """Remove an ended choice that no plan in flight names; its computed tokens stay in the prefix cache.
 
         Its followers get a new leader, which queues.
         """
@@ -116,7 +116,7 @@ class RequestTable:
         self._waiting.add(leader, first=self._policy.goes_first(leader))
 
     def _leave(self, leader: Req) -> list[Req]:
-        """Take a choice's followers from it; they were passed over as often as it was."""
+        """Remove and return a choice's followers; they were overtaken as often as it was."""
         followers, leader.followers = leader.followers, []
         for follower in followers:
             follower.passed_over = leader.passed_over

@@ -1,7 +1,7 @@
-"""`Scheduler`: the deterministic core. Messages in, plans out, results in, messages out.
+"""Deterministic scheduling core: messages in, plans out, results in, messages out.
 
-No clock, no chance, no socket and no tensor is in here: the same calls give the same plans, which `tools/replay.py`
-proves from an event log. `schedule` may be called again before the last plan's result is committed (`overlap`).
+It uses no clock, randomness, socket or tensor: the same calls give the same plans, which `tools/replay.py` proves from
+an event log. `schedule` may be called again before the last plan's result is committed (`overlap`).
 """
 
 from collections import deque
@@ -81,7 +81,7 @@ class Scheduler:
         )
         self.in_flight: deque[tuple[Plan, list[Req]]] = deque()
         self.paused_by = ""
-        """The frontend that paused generation; whoever continues it, or the end of that frontend, ends the pause."""
+        """The frontend that paused generation. Any frontend's continue, or the end of this frontend, ends the pause."""
         self.orders = AdapterLoadRequests()
         self.weights = WeightUpdate()
         self._steps = 0
@@ -89,12 +89,12 @@ class Scheduler:
 
     @property
     def paused(self) -> bool:
-        """Whether nothing is planned until somebody continues."""
+        """Return whether generation is paused."""
         return bool(self.paused_by)
 
     @property
     def runnable(self) -> bool:
-        """Whether `schedule` might have something to plan."""
+        """Return whether `schedule` might have a plan."""
         if self._loads_weights:
             return True
         if self.paused:
@@ -106,11 +106,11 @@ class Scheduler:
 
     @property
     def empty(self) -> bool:
-        """Whether no request is held."""
+        """Return whether no request is held."""
         return not any(True for _ in self.roster)
 
     def handle(self, *arrivals: Arrival) -> list[Outgoing]:
-        """Take messages in. Returns what can be answered at once."""
+        """Handle messages. Return the answers that are known at once."""
         outputs = Outputs()
         for source, message, at in arrivals:
             match message:
@@ -185,7 +185,7 @@ class Scheduler:
                 self.intake.refuse_adapter(message.adapter, message.fault, outputs)
 
     def schedule(self, now: float = 0.0) -> Plan | None:
-        """Plan the next step, if there is one. `now` decides nothing: it tells how long choices have waited."""
+        """Plan the next step, if there is one. `now` changes no decision: it measures how long choices have waited."""
         planned: tuple[Plan, list[Req]] | None = None
         if self._loads_weights:
             planned = self._load_weights(), []
@@ -199,16 +199,19 @@ class Scheduler:
 
     @property
     def _loads_weights(self) -> bool:
-        """Whether other weights are due, and nothing needs those that are there.
+        """Return whether other weights are due, and no choice needs the present ones.
 
-        While generation is paused that is as soon as no step is in flight.
+        While generation is paused, that is as soon as no step is in flight.
         """
         if not self.weights.due or self.in_flight:
             return False
         return self.paused or not any(req.slot >= 0 or req.output_tokens for req in self.roster)
 
     def _load_weights(self) -> Plan:
-        """A plan that loads them. What runs computes everything again then."""
+        """Return a plan that loads the weights that are due.
+
+        Running choices are retracted and recomputed afterwards.
+        """
         for req in list(self.planner.running):
             self.planner.retract(req)
         self.memory.forget()
@@ -216,7 +219,7 @@ class Scheduler:
         return Plan(step=self._steps, weights=self.weights.load(), rows=[])
 
     def commit(self, result: StepResult) -> list[Outgoing]:
-        """Take the result of the oldest plan in flight. Returns its tokens and final answers."""
+        """Apply the result of the oldest plan in flight. Return its tokens and final answers."""
         plan, reqs = self.in_flight.popleft()
         if result.step != plan.step or len(result.token_ids) != len(plan.rows):
             raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
@@ -231,7 +234,7 @@ class Scheduler:
             if req.steady and 0 <= token < vocab_size and index not in special:
                 tokens = req.tokens
                 tokens.append(token)
-                may_end = token in req.stop_ids or len(tokens) >= req.end  # few do: quicker than to ask
+                may_end = token in req.stop_ids or len(tokens) >= req.end  # rare: cheaper than calling `finish_after`
                 if may_end and (finish := finish_after(req, token)):
                     self.counters.output_tokens += 1
                     self.roster.end(req, finish, outputs)
@@ -255,7 +258,7 @@ class Scheduler:
         return outputs.take()
 
     def held(self) -> dict[str, Held]:
-        """What this scheduler holds for each frontend, for its heartbeats."""
+        """Return the requests that this scheduler holds for each frontend, for its heartbeats."""
         by_frontend: dict[str, list[Req]] = {}
         for req in self.roster:
             if req.finish is None:
@@ -271,15 +274,15 @@ class Scheduler:
         }
 
     def grammars(self) -> set[Grammar]:
-        """Those that choices held here follow."""
+        """Return the grammars of held choices."""
         return {req.sampling.grammar for req in self.roster if req.sampling.grammar is not None}
 
     def adapters(self) -> set[LoRAAdapter]:
-        """Those that choices held here have, and those that are asked for."""
+        """Return the adapters of held choices and of load requests."""
         return {*self.orders, *(req.adapter for req in self.roster if req.adapter is not None)}
 
     def load(self) -> Load:
-        """How busy it is."""
+        """Return the load that heartbeats report."""
         running = self.planner.running
         return Load(
             queued=self.roster.queued,
@@ -302,7 +305,7 @@ class Scheduler:
         )
 
     def _offer(self, outputs: Outputs) -> None:
-        """Tell a request that is held to run alone, and is next, that nothing else runs."""
+        """Offer exclusive use to the next request, if it is held for that and no other runs."""
         if self.planner.running or self.in_flight or not any(req.hold for req in self.waiting):
             return
         req = next((req for req in self.planner.line() if not self.planner.is_blocked(req)), None)
@@ -311,8 +314,8 @@ class Scheduler:
             outputs.tell(req.frontend, ExclusiveReady(rid=req.rid, attempt=req.attempt))
 
     def _take(self, result: StepResult, index: int, row: Row, req: Req, outputs: Outputs) -> None:
-        """Whatever a result says of a row, of which a token alone is the least."""
-        if row.sample and (error := self._error(result, index)):  # before anybody can share what gave it
+        """Apply all parts of a row's result."""
+        if row.sample and (error := self._error(result, index)):  # before its pages can be shared
             self.roster.end(req, error, outputs)
             return
         computed = row.start + row.count
@@ -329,14 +332,14 @@ class Scheduler:
             self.roster.end(req, FinishReason(FinishType.LENGTH), outputs)
 
     def _let_go(self, result: StepResult, index: int, row: Row, req: Req) -> None:
-        """A row of a choice that has ended meanwhile. Nobody is to share what gave no finite logits."""
+        """Apply a row of a choice that has ended meanwhile. Pages that gave non-finite logits are not shared."""
         if row.sample and self._error(result, index):
             req.computed = 0
         if req.in_flight == 0:
             self.roster.free(req)
 
     def _error(self, result: StepResult, index: int) -> FinishReason | None:
-        """Why a row that sampled has nothing to go on with; None if it has."""
+        """Return the error of a row that sampled, or None if it has a valid token."""
         if index in result.deferred:
             return None
         if index in result.errors:
@@ -349,7 +352,7 @@ class Scheduler:
         return FinishReason(FinishType.ERROR, message="the model gave no finite logits")
 
     def _append_all(self, req: Req, result: StepResult, index: int, outputs: Outputs) -> None:
-        """A sampled token and those forced after it are part of the output, up to the one that ends it."""
+        """Append the sampled token and those forced after it to the output, up to the one that ends it."""
         complete = index in result.complete
         sampled = result.token_ids[index]
         if sampled < 0:
@@ -372,7 +375,7 @@ class Scheduler:
 
 
 def _special(result: StepResult) -> set[int]:
-    """Rows of which a result says more than a token."""
+    """Return the rows whose result has more than a token."""
     return {
         *result.logprobs,
         *result.prompt_logprobs,

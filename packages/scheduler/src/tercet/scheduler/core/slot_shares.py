@@ -1,9 +1,9 @@
-"""Slots and pages that are kept for tenants that have none, under every policy.
+"""Shares of slots and pages that are kept for tenants that have none, under every policy.
 
-A tenant takes up to `SHARE` times as many slots as it leaves free, and leaves free one page for so many that it holds.
-So a tenant that floods the scheduler alone has all but a ninth of it, and the first request of another tenant neither
-waits for an answer of the flood to end nor stands in line behind it. It is the dynamic threshold that the queue has
-(`queue.room`), with another factor. Requests of no tenant are of a server without keys and may take everything.
+A tenant takes up to `SHARE` times as many slots as it leaves free, and leaves one page free for each `SHARE` it holds.
+A tenant that floods the scheduler alone therefore has all but a ninth of it, and the first request of another tenant
+neither waits for an answer of the flood to end nor queues behind it. This is the dynamic threshold of the queue
+(`queue.room`) with another factor. Requests without a tenant come from a server without keys and may take all.
 """
 
 from collections import Counter
@@ -16,7 +16,7 @@ SHARE = 8
 
 
 class SlotShares:
-    """What each tenant holds while a step admits choices."""
+    """Slots and pages of each tenant while a step admits choices."""
 
     def __init__(self, running: Iterable[Req], memory: KVMemory) -> None:
         self._memory = memory
@@ -32,7 +32,7 @@ class SlotShares:
         self._pages[req.tenant] += len(req.pages[0])
 
     def only_newcomers(self) -> None:
-        """From now on let in nobody but tenants that have no slot: pages are short."""
+        """Admit only tenants without a slot from now on: pages are short."""
         self._newcomers = True
 
     def may_run(self, tenant: str) -> bool:
@@ -44,5 +44,5 @@ class SlotShares:
         return not self._newcomers and own < SHARE * left
 
     def kept_pages(self, tenant: str) -> int:
-        """Return how many pages a tenant leaves to others."""
+        """Return how many pages a tenant must leave to others."""
         return self._pages[tenant] // SHARE if tenant else 0

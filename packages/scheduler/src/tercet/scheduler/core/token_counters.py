@@ -1,8 +1,8 @@
-"""`VirtualTokenCounters`: what each tenant was given, for those who serve next whoever was given least.
+"""Virtual token counters: the service of each tenant, for policies that serve the tenant with the least first.
 
-A tenant that begins to wait is lifted to the least counter of those that wait already. Otherwise it could save up what
-others were given while it asked for little, and come before them for as long once it asks for much. That holds for one
-of which only something runs, too.
+A tenant that begins to wait is lifted to the lowest counter of the waiting tenants. Otherwise it could save up service
+while it requests little, and come before others for as long once it requests much. The same holds for a tenant with
+only running choices.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Account:
-    """What a tenant was given, and how much of it waits and has begun."""
+    """Service of a tenant, and the number of its waiting and started choices."""
 
     served: int = 0
     waiting: int = 0
@@ -18,18 +18,18 @@ class Account:
 
 
 class VirtualTokenCounters:
-    """Of every tenant, but for those that have nothing here and would be lifted when they come again."""
+    """Accounts of all tenants, except those without choices here that would be lifted on their return."""
 
     def __init__(self) -> None:
         self.by_tenant: dict[str, Account] = {}
         self._last = Account()
-        """Of the tenant that was the last to wait."""
+        """Account of the tenant that was the last to wait."""
 
     def __getitem__(self, tenant: str) -> Account:
         return self.by_tenant[tenant]
 
     def joined(self, tenant: str) -> None:
-        """One more waits. If the tenant has nothing else that does, lift it."""
+        """Count one more waiting choice. If it is the tenant's only one, lift the tenant."""
         account = self.by_tenant.get(tenant)
         if account is None or not account.waiting:
             level = self._level()
@@ -41,12 +41,12 @@ class VirtualTokenCounters:
         account.waiting += 1
 
     def left(self, tenant: str) -> None:
-        """One less waits."""
+        """Count one waiting choice less."""
         account = self.by_tenant[tenant]
         account.waiting -= 1
         if not account.waiting:
             self._last = account
 
     def _level(self) -> int:
-        """Where whoever begins to wait stands at least. It never falls."""
+        """Return the minimum counter of a tenant that begins to wait. It never falls."""
         return min((each.served for each in self.by_tenant.values() if each.waiting), default=self._last.served)

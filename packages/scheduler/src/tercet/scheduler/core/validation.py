@@ -1,6 +1,6 @@
-"""What a request may hold. The frontend has checked the same; this guards the part from a frontend that did not.
+"""Validation of requests. The frontend has checked the same; this protects the scheduler from one that did not.
 
-Whatever passes here can neither raise in the core or the executor nor overflow a field of an output row.
+A request that passes can neither raise in the core or the executor nor overflow a field of an output row.
 """
 
 import re
@@ -10,21 +10,21 @@ from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LogprobParams, LoRAAdapter, SamplingParams
 
 LONGEST_NAME = 512
-"""Characters of a request's id, its salt, its tenant and its detokenizer."""
+"""Maximum characters of a request's id, its salt, its tenant and its detokenizer."""
 MOST_CHOICES = 128
 MOST_BIASES = 1024
 MOST_STOP_IDS = 1024
 MOST_TOP_LOGPROBS = 256
 LONGEST_GRAMMAR = 1 << 20
-"""Characters of a grammar."""
+"""Maximum characters of a grammar."""
 MOST_PREDICTED = 131_072
-"""Tokens."""
+"""Maximum tokens of a prediction."""
 INT32 = 2**31 - 1
 UINT64 = 2**64 - 1
 LONGEST_PATH = 4096
-"""Characters of an adapter's."""
+"""Maximum characters of an adapter's path."""
 LARGE = 1e6
-"""Larger reals would only overflow."""
+"""Limit of real numbers; larger ones would only overflow."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _REALS: tuple[tuple[str, float, float], ...] = (
@@ -38,7 +38,7 @@ _REALS: tuple[tuple[str, float, float], ...] = (
 
 
 def request_error(request: TokenizedGenerateReqInput, vocab_size: int) -> str | None:
-    """What is wrong with the form of a request, in words; None if nothing is. Token ids are `invalid_ids`'s matter."""
+    """Return what is wrong with a request's form, or None. `invalid_ids` checks token ids."""
     names = ("rid", request.rid), ("salt", request.cache_salt), ("tenant", request.tenant)
     for name, text in (*names, ("detokenizer", request.detokenizer)):
         if len(text) > LONGEST_NAME:
@@ -54,7 +54,7 @@ def request_error(request: TokenizedGenerateReqInput, vocab_size: int) -> str | 
 
 
 def invalid_ids(vocab_size: int, *parts: Sequence[int]) -> bool:
-    """Whether any id is none of the vocabulary."""
+    """Return whether any id is outside the vocabulary."""
     return any(min(part) < 0 or max(part) >= vocab_size for part in parts if len(part))
 
 
@@ -89,7 +89,7 @@ def _fault_in_sampling(sampling: SamplingParams, vocab_size: int) -> str | None:
         return "a stop id or a biased id is outside the vocabulary"
     if sampling.grammar is not None and len(sampling.grammar.text) > LONGEST_GRAMMAR:
         return f"the grammar has more than {LONGEST_GRAMMAR} characters"
-    if not all(abs(bias) <= LARGE for bias in sampling.logit_bias.values()):  # so is NaN refused
+    if not all(abs(bias) <= LARGE for bias in sampling.logit_bias.values()):  # also refuses NaN
         return f"a bias is beyond {LARGE:.0f}"
     for name, low, high in _REALS:
         value = getattr(sampling, name)

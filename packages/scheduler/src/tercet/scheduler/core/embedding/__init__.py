@@ -1,1 +1,1 @@
-"""The core of schedulers that serve encoders."""
+"""Scheduling core of encoders."""

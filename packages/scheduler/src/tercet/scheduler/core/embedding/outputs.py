@@ -1,4 +1,4 @@
-"""What a step of an encoder has to say: vectors, gathered into one message with one raw frame for each frontend."""
+"""Outputs of an encoder's step: vectors, collected into one message with one raw frame for each frontend."""
 
 from array import array
 
@@ -9,7 +9,7 @@ from tercet.scheduler.core.outputs import Outgoing
 
 
 class VectorBatch:
-    """Rows on their way to one frontend."""
+    """Rows for one frontend."""
 
     def __init__(self) -> None:
         self.rids: list[str] = []
@@ -29,21 +29,20 @@ class EmbeddingOutputs:
         self._others: list[Outgoing] = []
 
     def tell(self, peer: str, message: Message) -> None:
-        """Add a message as it is."""
         self._others.append((peer, message))
 
     def emit(self, req: EmbeddingReq, vector: bytes) -> None:
-        """Add the answer to an input."""
+        """Add the vector of an input."""
         self._row(req).vectors.append(vector)
 
     def fail(self, req: EmbeddingReq, finish: FinishReason) -> None:
-        """Add the answer to an input that has no vector."""
+        """Add a failed input, which has no vector."""
         batch = self._row(req)
         batch.vectors.append(self._nothing)
         batch.finishes[len(batch.rids) - 1] = finish
 
     def take(self) -> list[Outgoing]:
-        """Everything collected."""
+        """Return all collected messages."""
         outgoing = self._others
         for peer, batch in self._batches.items():
             message = BatchEmbeddingOutput(

@@ -1,21 +1,21 @@
-"""What the embedding core asks of an executor for one step, and what comes back."""
+"""Plan of one encoder step, and its result."""
 
 import msgspec
 
 
 class EncoderCapacity(msgspec.Struct, frozen=True, kw_only=True):
-    """What an encoder's model allows."""
+    """Limits of an encoder's model."""
 
     context_length: int
     vocab_size: int
     token_types: int = 1
-    """Kinds of segment it tells apart. With one the types that come along mean nothing to it."""
+    """Number of segment types. With one type, the types of inputs are ignored."""
     width: int
-    """Numbers it gives for one input."""
+    """Numbers in the output of one input."""
 
 
 class EncodeRow(msgspec.Struct, frozen=True):
-    """One whole input: nothing of it is kept between steps. Both are int32 buffers; no types means all 0."""
+    """One whole input: no state is kept between steps. Both are int32 buffers; no types means all 0."""
 
     input_ids: bytes
     token_types: bytes = b""
@@ -29,11 +29,11 @@ class EncodePlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncodeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one plan gave: little-endian float32 [rows, width]."""
+    """Result of one plan. `vectors` is little-endian float32 [rows, width]."""
 
     step: int
     vectors: bytes
     failed: list[int] = []
-    """Rows whose numbers were not all finite. Their part of `vectors` is of no meaning."""
+    """Rows with non-finite numbers. Their part of `vectors` has no meaning."""
     too_large: list[int] = []
-    """Rows that there was no memory for, each by itself. The same of theirs."""
+    """Rows that did not fit into memory, each by itself. Their part of `vectors` has no meaning, either."""

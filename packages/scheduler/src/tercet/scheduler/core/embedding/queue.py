@@ -1,4 +1,4 @@
-"""Inputs that wait for a step: those that come again after a crash first, then new ones, unless tenants take turns."""
+"""Queue of inputs that wait for a step: redispatched ones first, then new ones, unless tenants take turns."""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
@@ -12,10 +12,10 @@ from tercet.scheduler.core.token_counters import VirtualTokenCounters
 
 
 class EmbeddingQueue:
-    """In order of arrival, or under the policy `priority` by that; who was passed over too often goes first.
+    """Order of arrival, or of priority under the policy `priority`; inputs that were overtaken too often go first.
 
-    Under `fair` the tenant whose inputs had the fewest tokens so far comes next, with its earliest one: also after a
-    crash, which brings back all that a tenant has waiting.
+    Under `fair` the tenant whose inputs had the fewest tokens so far comes next, with its earliest one. This also holds
+    after a crash, which brings back all waiting inputs of a tenant.
     """
 
     def __init__(self, policy: PolicyName, patience: int) -> None:
@@ -23,7 +23,7 @@ class EmbeddingQueue:
         self.accounts = VirtualTokenCounters() if policy is PolicyName.FAIR else None
         self._patience = patience
         self.tenants: Counter[str] = Counter()
-        """Inputs that wait, by tenant."""
+        """Number of waiting inputs by tenant."""
         self._first: dict[EmbeddingReq, None] = {}
         self._rest: dict[EmbeddingReq, None] = {}
 
@@ -37,11 +37,11 @@ class EmbeddingQueue:
         return chain(self._first, self._rest)
 
     def room(self, tenant: str, most: int) -> int:
-        """Return how many inputs of a tenant may wait besides, if `most` of all may."""
+        """Return how many more inputs of a tenant may wait, if `most` of all tenants may."""
         return room(tenant, most - len(self), self.tenants[tenant])
 
     def add(self, req: EmbeddingReq) -> None:
-        """Let an input wait."""
+        """Add an input."""
         self.tenants[req.tenant] += 1
         if self.accounts is not None:
             self.accounts.joined(req.tenant)
@@ -49,7 +49,7 @@ class EmbeddingQueue:
         (self._first if first else self._rest)[req] = None
 
     def remove(self, req: EmbeddingReq) -> None:
-        """Take an input out; harmless for one that does not wait."""
+        """Remove an input; does nothing if it does not wait."""
         if req not in self:
             return
         del (self._first if req in self._first else self._rest)[req]
@@ -60,7 +60,7 @@ class EmbeddingQueue:
             self.accounts.left(req.tenant)
 
     def take(self, planned: list[EmbeddingReq]) -> None:
-        """Take inputs out that a plan names, and age everyone whom a later arrival was preferred to."""
+        """Remove the inputs of a plan, and age those that a later arrival has overtaken."""
         for req in planned:
             self.remove(req)
             if self.accounts is not None:
@@ -71,13 +71,16 @@ class EmbeddingQueue:
                 req.passed_over += req.arrival < latest
 
     def in_order(self) -> Iterable[EmbeddingReq]:
-        """Who should be planned next. Nothing may be removed while this is gone through."""
+        """Return the inputs in the order of planning. Do not remove any while iterating."""
         if self._by_priority:
             return chain(self._first, sorted(self._rest, key=self._rank))
         return self if self.accounts is None else self._in_turn(self.accounts)
 
     def _in_turn(self, accounts: VirtualTokenCounters) -> Iterator[EmbeddingReq]:
-        """As if each that comes were planned. Of equals, the tenant with fewer inputs goes first, and so a newcomer."""
+        """Yield inputs as if each one yielded were planned.
+
+        If service is equal, the tenant with fewer inputs goes first.
+        """
         lines: dict[str, deque[EmbeddingReq]] = {}
         for req in self._rest:
             lines.setdefault(req.tenant, deque()).append(req)

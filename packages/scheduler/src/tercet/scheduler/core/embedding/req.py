@@ -1,10 +1,10 @@
-"""`EmbeddingReq`: one input, from arrival to its vector."""
+"""One input, from arrival to its vector."""
 
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput
 
 
 class EmbeddingReq:
-    """One input. It waits until a plan names it, and is gone once that plan is committed."""
+    """One input. It waits until a plan names it, and is removed once that plan is committed."""
 
     __slots__ = (
         "alone",
@@ -30,7 +30,7 @@ class EmbeddingReq:
         self.arrival = arrival
         self.arrived = arrived
         self.waited = float("nan")
-        """From `arrived` until a plan had it; NaN before."""
+        """Seconds from `arrived` until a plan included it; NaN before."""
         self.input_ids = request.input_ids
         self.token_types = request.token_types
         self.tokens = len(request.input_ids) // 4
@@ -38,16 +38,16 @@ class EmbeddingReq:
         self.tenant = request.tenant
         self.passed_over = 0
         self.offered = False
-        """Whether nobody else may start before it: its frontend has been told so."""
+        """Its frontend was offered exclusive use of the scheduler, so no other input may start before it."""
         self.route(request)
 
     def route(self, request: TokenizedEmbeddingReqInput) -> None:
-        """Answer this or a later attempt."""
+        """Use the route of this or a later attempt."""
         self.attempt = request.attempt
         self.alone = request.exclusive
         self.hold = request.deferred
         self.offered = self.offered and not request.deferred
 
     def is_of(self, request: TokenizedEmbeddingReqInput) -> bool:
-        """Whether a later attempt wants the same vector."""
+        """Return whether a later attempt requests the same vector."""
         return self.input_ids == request.input_ids and self.token_types == request.token_types

@@ -1,8 +1,8 @@
-"""`EmbeddingScheduler`: the deterministic core of an encoder. Inputs in, plans out, results in, vectors out.
+"""Deterministic scheduling core of an encoder: inputs in, plans out, results in, vectors out.
 
-It is to `EncodePlan` what `Scheduler` is to `Plan`, and simpler: an input is computed whole, in one step, and leaves
-nothing behind, so there are no slots, no pages and no prefixes. Attempts, aborts, drains, dead frontends, full peers,
-pauses and inputs that run alone mean what they mean there.
+It is the counterpart of `Scheduler` for `EncodePlan`, and simpler: an input is computed whole, in one step, and leaves
+no state, so there are no slots, pages or prefixes. Attempts, aborts, drains, dead frontends, full peers, pauses and
+exclusive inputs have the same meaning.
 """
 
 from collections import deque
@@ -69,27 +69,27 @@ class EmbeddingScheduler:
         self.counters = CoreCounters()
         self.waiting = EmbeddingQueue(config.policy, config.patience)
         self.roster: dict[tuple[str, str], EmbeddingReq] = {}
-        """By frontend and rid: those that wait, and those in flight that still want an answer."""
+        """Inputs by frontend and rid: the waiting ones, and those in flight whose answer is still needed."""
         self.in_flight: deque[tuple[EncodePlan, list[EmbeddingReq]]] = deque()
         self.blocked_peers: set[str] = set()
         self.paused_by = ""
-        """The frontend that paused it; whoever continues it, or the end of that frontend, ends the pause."""
+        """The frontend that paused generation. Any frontend's continue, or the end of this frontend, ends the pause."""
         self.draining = False
         self._asked = PendingAborts()
         self._arrivals = 0
 
     @property
     def runnable(self) -> bool:
-        """Whether `schedule` might have something to plan."""
+        """Return whether `schedule` might have a plan."""
         return not self.paused_by and any(req.frontend not in self.blocked_peers for req in self.waiting)
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is held."""
+        """Return whether no input is held."""
         return not self.roster
 
     def handle(self, *arrivals: Arrival) -> list[Outgoing]:
-        """Take messages in. Returns what can be answered at once."""
+        """Handle messages. Return the answers that are known at once."""
         outputs = EmbeddingOutputs(self.capacity.width)
         for source, message, at in arrivals:
             match message:
@@ -117,7 +117,7 @@ class EmbeddingScheduler:
                 case Drain():
                     self.draining = True
                 case GrammarPending() | GrammarRead() | MaskReady() | AdapterPending() | AdapterRead() | WeightsRead():
-                    pass  # a vector follows no grammar and has no adapter, and an encoder keeps its weights
+                    pass  # an encoder has no grammars or adapters, and keeps its weights
                 case _:
                     assert_never(message)
         self._offer(outputs)
@@ -139,9 +139,9 @@ class EmbeddingScheduler:
         outputs.tell(source, ControlReply(id=order.id, ok=ok, message=told))
 
     def schedule(self, now: float = 0.0) -> EncodePlan | None:
-        """Plan the next step, if there is one: inputs in order, as many as the budget holds, but one at least.
+        """Plan the next step, if there is one: inputs in order, as many as the budget allows, but at least one.
 
-        `now` decides nothing: it tells how long inputs have waited.
+        `now` changes no decision: it measures how long inputs have waited.
         """
         if self.paused_by or any(reqs[0].alone for _, reqs in self.in_flight):
             return None
@@ -170,7 +170,7 @@ class EmbeddingScheduler:
         return plan
 
     def commit(self, result: EncodeResult) -> list[Outgoing]:
-        """Take the result of the oldest plan in flight. Returns its vectors."""
+        """Apply the result of the oldest plan in flight. Return its vectors."""
         plan, reqs = self.in_flight.popleft()
         size = 4 * self.capacity.width
         if result.step != plan.step or len(result.vectors) != size * len(reqs):
@@ -191,7 +191,7 @@ class EmbeddingScheduler:
         return outputs.take()
 
     def _offer(self, outputs: EmbeddingOutputs) -> None:
-        """Tell an input that is held to run alone, and is next, that nothing else runs."""
+        """Offer exclusive use to the next input, if it is held for that and no other runs."""
         if self.in_flight:
             return
         req = next((req for req in self._line() if req.frontend not in self.blocked_peers), None)
@@ -200,12 +200,12 @@ class EmbeddingScheduler:
             outputs.tell(req.frontend, ExclusiveReady(rid=req.rid, attempt=req.attempt))
 
     def _line(self) -> Iterable[EmbeddingReq]:
-        """Who waits, in order; one to which the scheduler was offered has it to itself, unless its frontend is full."""
+        """Return the waiting inputs in order. An unblocked input that was offered exclusive use is returned alone."""
         offered = [req for req in self.waiting if req.offered and req.frontend not in self.blocked_peers]
         return offered or self.waiting.in_order()
 
     def held(self) -> dict[str, Held]:
-        """What this scheduler holds for each frontend, for its heartbeats."""
+        """Return the inputs that this scheduler holds for each frontend, for its heartbeats."""
         by_frontend: dict[str, list[EmbeddingReq]] = {}
         for req in self.roster.values():
             by_frontend.setdefault(req.frontend, []).append(req)
@@ -220,15 +220,13 @@ class EmbeddingScheduler:
         }
 
     def grammars(self) -> set[Grammar]:
-        """None."""
         return set()
 
     def adapters(self) -> set[LoRAAdapter]:
-        """None."""
         return set()
 
     def load(self) -> Load:
-        """How busy it is."""
+        """Return the load that heartbeats report."""
         running = [req for _, reqs in self.in_flight for req in reqs]
         return Load(
             queued=len(self.waiting),
@@ -239,7 +237,7 @@ class EmbeddingScheduler:
         )
 
     def _accept(self, source: str, request: TokenizedEmbeddingReqInput, outputs: EmbeddingOutputs, at: float) -> None:
-        """Queue an input. A higher attempt of one still held takes its place, an equal or lower one is ignored."""
+        """Queue an input. A higher attempt of a held one replaces it; an equal or lower attempt is ignored."""
         held = self.roster.get((source, request.rid))
         if held is not None and held.attempt >= request.attempt:
             self.counters.ignored += 1
@@ -280,7 +278,7 @@ class EmbeddingScheduler:
         outputs.tell(source, answer)
 
     def _abort(self, source: str, message: AbortReq, outputs: EmbeddingOutputs) -> None:
-        """End an input of the frontend that says so; an abort that somebody asked for ends it whosever it is."""
+        """End the named input of this frontend; an abort by a user ends the inputs of every frontend."""
         if message.indices and 0 not in message.indices:
             return
         self._asked.note(message)
@@ -303,7 +301,7 @@ class EmbeddingScheduler:
             self.paused_by = ""
 
     def _forget(self, req: EmbeddingReq) -> None:
-        """Hold an input no more. A plan in flight that names it runs to its end, for nobody."""
+        """Remove an input. A plan in flight that names it still runs, but its result is dropped."""
         del self.roster[req.frontend, req.rid]
         self.waiting.remove(req)
 
@@ -312,11 +310,11 @@ class EmbeddingScheduler:
 
 
 def _is_named(rid: str, name: str) -> bool:
-    """Whether an abort that somebody asked for means this rid: itself, its siblings `name.N`, or all for ""."""
+    """Return whether a user's abort names this rid: itself, its siblings `name.N`, or all for ""."""
     return not name or belongs(rid, name)
 
 
 def _too_large(req: EmbeddingReq) -> FinishReason:
-    """The end of an input that the machine has not the memory for: a shorter one may go, the same one will not."""
+    """Return the finish of an input that is too large for memory: a shorter one may fit, the same one will not."""
     message = f"the input has {req.tokens} tokens, and there is not the memory here to compute so many at once"
     return FinishReason(FinishType.ERROR, message=message, code="context_length_exceeded")

@@ -1,4 +1,4 @@
-"""What an input may hold, as `screening` has it for requests that generate."""
+"""Validation of inputs, the counterpart of `core.validation` for encoders."""
 
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput
 from tercet.protocol.messages.values import unpack_ints
@@ -6,11 +6,14 @@ from tercet.scheduler.core.embedding.plan import EncoderCapacity
 from tercet.scheduler.core.validation import INT32, LONGEST_NAME, invalid_ids
 
 Fault = tuple[str, str]
-"""(an OpenAI error code, what is wrong in words)"""
+"""(OpenAI error code, description of the error)"""
 
 
 def input_error(request: TokenizedEmbeddingReqInput, capacity: EncoderCapacity) -> Fault | None:
-    """Why an input can have no vector here, if it cannot. What passes raises neither in the core nor the executor."""
+    """Return why an input can have no vector here, or None.
+
+    A valid input raises neither in the core nor the executor.
+    """
     for name, given in (("rid", request.rid), ("tenant", request.tenant)):
         if len(given) > LONGEST_NAME:
             return "invalid_request", f"the {name} has {len(given)} characters; {LONGEST_NAME} are allowed"

@@ -1,40 +1,43 @@
-"""`DraftPolicy`: what a choice may say next, by what it and others have said, and how far that has come true.
+"""Draft policy of one choice: its predicted text, and the number of draft tokens that its acceptance rate justifies.
 
-Texts are int32 bytes, as keys of the prefix cache are: they are searched without a loop over tokens.
+Texts are int32 bytes, like keys of the prefix cache, so that they are searched without a loop over tokens.
 """
 
 TOKEN = 4
-"""Bytes."""
+"""Bytes of a token."""
 SHORTEST = 3 * TOKEN
-"""Bytes: the last three tokens must stand earlier in a text for what followed them there to be guessed."""
+"""Bytes of the n-gram (three tokens) that must occur earlier in a text to draft the tokens after it."""
 CANDIDATES = 4
-"""Recurrences that are looked at, the latest first."""
+"""Maximum occurrences that are examined, latest first."""
 LONGEST_COMPARED = 32 * TOKEN
 LONGEST_SEARCHED = 16384 * TOKEN
-"""Bytes of a text that are searched: a search costs little beside a step."""
+"""Maximum bytes of a text that are searched, so that a search costs little beside a step."""
 LONGEST_FOLLOWED = 256 * TOKEN
-"""Bytes of new output, the last ones, that are followed in a prediction: a resumed choice may bring many."""
+"""Maximum bytes of new output, from its end, that are followed in a prediction: a resumed choice may have many."""
 ASTRAY = 3
-"""Tokens in a row that were not as predicted, after which nothing is predicted until one is."""
+"""Consecutive mispredicted tokens after which nothing is predicted until one matches."""
 LARGEST_WIDTH = 64
 WORTH = 0.1
-"""The least chance of being right for which a token is guessed: one more row costs about so much of a small step."""
+"""Minimum probability of acceptance for a draft token: one more row costs about that share of a small step."""
 KEPT = 0.75
-"""Weight that earlier guesses keep in the rate of right ones at each new guess."""
+"""Weight that earlier draft tokens keep in the acceptance rate at each new draft."""
 LONGEST_PAUSE = 32
 
 
 class PredictedText:
-    """The text that a sender expects as output, and the place in it that the output has reached."""
+    """The expected output that a client sent, and the position in it that the output has reached."""
 
     def __init__(self, text: bytes) -> None:
         self._text = text
         self._at = 0
         self._astray = 0
-        self._followed = 0  # output, in bytes, that this is known of
+        self._followed = 0  # bytes of the output that were followed so far
 
     def rest(self, output: bytes, most: int) -> bytes:
-        """Up to `most` tokens expected after `output`, which must begin with that of the last call; b"" when astray."""
+        """Return up to `most` tokens expected after `output`; b"" after a mismatch.
+
+        `output` must extend that of the last call.
+        """
         followed = max(self._followed, len(output) - LONGEST_FOLLOWED)
         for end in range(followed + TOKEN, len(output) + TOKEN, TOKEN):
             self._follow(output, end)
@@ -42,7 +45,7 @@ class PredictedText:
         return b"" if self._astray >= ASTRAY else self._text[self._at : self._at + most * TOKEN]
 
     def _follow(self, output: bytes, end: int) -> None:
-        """Take in the token before `end`: move on by one, or to where the prediction has the last tokens."""
+        """Follow the token before `end`: move on by one, or to the place of the last tokens in the prediction."""
         if output[end - TOKEN : end] == self._text[self._at : self._at + TOKEN]:
             self._astray = 0
         elif (place := self._place(output[max(0, end - SHORTEST) : end])) >= 0:
@@ -53,7 +56,7 @@ class PredictedText:
         self._at += TOKEN
 
     def _place(self, tail: bytes) -> int:
-        """The offset behind `tail` in the prediction, looked for from `_at` on, then from the start; -1 for nowhere."""
+        """Return the offset behind `tail` in the prediction, searched from `_at`, then from the start; -1 for none."""
         if len(tail) < SHORTEST:
             return -1
         for start in (self._at, 0):
@@ -64,7 +67,7 @@ class PredictedText:
 
 
 class DraftPolicy:
-    """How many tokens of one choice to guess, by how many of its earlier guesses were right."""
+    """Number of draft tokens of one choice, adapted to how many earlier ones were accepted."""
 
     __slots__ = ("_right", "_tried", "misses", "pause", "prediction")
 
@@ -73,13 +76,13 @@ class DraftPolicy:
         self._right = 0.0
         self._tried = 0.0
         self.misses = 0
-        """Guesses in a row of which not a token was right."""
+        """Consecutive drafts without an accepted token."""
         self.pause = 0
-        """Steps for which nothing is guessed, longer after each miss."""
+        """Steps without a draft, more after each miss."""
 
     @property
     def width(self) -> int:
-        """Tokens that are worth guessing at once: the last of them is still right often enough."""
+        """Number of draft tokens worth verifying at once: the last of them is still accepted often enough."""
         rate = (self._right + 1) / (self._tried + 1.5)
         width, chance = 1, rate * rate
         while chance > WORTH and width < LARGEST_WIDTH:
@@ -88,7 +91,10 @@ class DraftPolicy:
         return width
 
     def learn(self, drafted: int, right: int) -> None:
-        """Note that `right` of `drafted` guesses were right; those after the first wrong one do not count as tried."""
+        """Note that `right` of `drafted` tokens were accepted.
+
+        Tokens after the first rejected one do not count as tried.
+        """
         self._right = self._right * KEPT + right
         self._tried = self._tried * KEPT + min(drafted, right + 1)
         self.misses = 0 if right else self.misses + 1
@@ -96,10 +102,10 @@ class DraftPolicy:
 
 
 def recurrence(text: bytes, most: int) -> bytes:
-    """`most` guessed tokens after a text: those that followed its last three tokens earlier in it; b"" if none did.
+    """Return `most` draft tokens: those that followed the last three tokens earlier in the text; b"" if none did.
 
-    Of several earlier places it takes the one with the longest match before it, of equal ones the latest, and repeats
-    what followed until it is `most` long. This is prompt lookup decoding (Saxena, 2023), which takes the first match.
+    Of several occurrences it takes the one with the longest match before it, of equal ones the latest, and repeats the
+    tokens after it until there are `most`. This is prompt lookup decoding (Saxena, 2023), which takes the first match.
     """
     text = text[-LONGEST_SEARCHED:]
     tail = text[-SHORTEST:]
@@ -120,7 +126,7 @@ def recurrence(text: bytes, most: int) -> bytes:
 
 
 def _common(text: bytes, end: int) -> int:
-    """Bytes before `end` that equal the end of the text, rounded down to a doubling of `SHORTEST`."""
+    """Return how many bytes before `end` equal the end of the text, rounded down to a doubling of `SHORTEST`."""
     common = SHORTEST
     while common < LONGEST_COMPARED and text[max(0, end - 2 * common) : end] == text[-2 * common :]:
         common *= 2

@@ -1,10 +1,10 @@
-"""`Drafter`: guesses tokens of choices, so that one step checks several of them (speculative decoding).
+"""Drafter of tokens, several of which one step verifies (speculative decoding).
 
-Which token comes next is a function of what comes before it, its position and the seed, so a guess needs no rule of
-acceptance: it is right if it is the token that is sampled. What a choice says is what it would have said without.
+The next token is a function of the tokens before it, its position and the seed, so a draft token needs no acceptance
+rule: it is accepted if it is the token that is sampled. The output is the same as without speculation.
 
-A step that computes few rows takes as long as one that computes a few more, for it waits for the same weights. So steps
-are filled up to so many rows, and where as many choices run there is nothing to gain and nothing is guessed.
+A step of few rows takes as long as one of a few more, because it waits for the same weights. Steps are therefore filled
+up to a number of rows. If as many choices run, there is nothing to gain, and no token is drafted.
 """
 
 from array import array
@@ -16,22 +16,22 @@ from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.speculation.draft_policy import TOKEN, recurrence
 
 WORTH_WAITING = 2
-"""So many tokens must be guessed for a choice to wait for its last result rather than be planned ahead of it."""
+"""Minimum draft tokens for which a choice waits for its last result rather than being planned ahead of it."""
 
 
 class Drafter:
-    """Guesses by what senders predict, by what followed the same tokens in the prefix cache, or by recurrence."""
+    """Drafts from a client's prediction, from continuations in the prefix cache, or by prompt lookup."""
 
     def __init__(self, config: CoreConfig, cache: PrefixCache) -> None:
         self._rows = config.draft_rows
         self._cache = cache
 
     def room(self, rows: int) -> int:
-        """How many rows may be added to those of a step for guesses."""
+        """Return how many rows may be added to those of a step for draft tokens."""
         return max(0, self._rows - rows)
 
     def waits_for(self, req: Req) -> bool:
-        """Whether a choice should wait for the one token in flight, for `WORTH_WAITING` tokens are expected from it on.
+        """Return whether a choice should wait for the token in flight: at least `WORTH_WAITING` draft tokens follow it.
 
         Call it once for each plan: it counts down the steps of `DraftPolicy.pause`.
         """
@@ -44,7 +44,7 @@ class Drafter:
         return req.length == len(req.tokens) + 1 and len(self._expected(req, WORTH_WAITING)) >= WORTH_WAITING
 
     def guess(self, req: Req, room: int) -> Sequence[int]:
-        """The next tokens of a choice whose tokens are all known, `room` at most."""
+        """Return at most `room` draft tokens of a choice whose tokens are all known."""
         return () if req.drafting.pause else self._expected(req, min(req.drafting.width, room))
 
     def _expected(self, req: Req, most: int) -> Sequence[int]:
