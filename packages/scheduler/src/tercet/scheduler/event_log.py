@@ -35,7 +35,7 @@ class Handled(msgspec.Struct, frozen=True, tag=True):
 
 
 class Scheduled(msgspec.Struct, frozen=True, tag=True):
-    """Event of `schedule`. `plan` is None if there was no work."""
+    """Event of `schedule`; `plan` is null if there was no work."""
 
     plan: Plan | None
     now: float = 0.0

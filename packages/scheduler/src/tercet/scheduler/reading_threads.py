@@ -80,7 +80,7 @@ class ReadingThreads(Generic[T]):
 
 
 class _Reading(Generic[T]):
-    """One call in a thread of its own, and a timer that abandons it."""
+    """A call in a thread of its own, and a timer that abandons it."""
 
     def __init__(self, threads: ReadingThreads[T], future: "Future[T]", call: Callable[[], T]) -> None:
         self._threads = threads

@@ -54,7 +54,7 @@ AnyLoop = SchedulerLoop[Plan, StepResult] | SchedulerLoop[EncodePlan, EncodeResu
 
 
 class SchedulerProcess:
-    """One scheduler process.
+    """A scheduler process.
 
     Its node starts first, so that it sends heartbeats while the model is downloaded and loaded.
     """

@@ -87,7 +87,7 @@ class KVMemory:
         return copies
 
     def grow(self, req: Req) -> bool:
-        """Append one page to a running choice. Return False if there is none, even after eviction."""
+        """Append one page to a running choice. Return False if no page is free, even after eviction."""
         if not self._make_room(1):
             return False
         page = self.pools.allocate(1)

@@ -46,7 +46,7 @@ class PagePool:
 
 
 class PagePools:
-    """One pool for each cache group; a token's page is taken in all of them at once."""
+    """Pools of all cache groups; a token's page is taken in every pool at once."""
 
     def __init__(self, sizes: Iterable[int]) -> None:
         self.groups = [PagePool(size) for size in sizes]

@@ -89,7 +89,9 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. Applied in this order: adapters, introduce, pages, copies, assumed, rows. Rows that decode come first.
+    """Plan of one step.
+
+    It is applied in this order: adapters, introduce, pages, copies, assumed, rows. Rows that decode come first.
 
     A choice may have several rows that decode, at consecutive positions. All but the first compute a draft token in
     `assumed`: their output counts only if that token is the one that the row before sampled.

@@ -1,4 +1,4 @@
-"""One choice of one request, from arrival to its final answer."""
+"""A choice of a request, from arrival to its final answer."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def namespace_of(request: TokenizedGenerateReqInput) -> str:
 
 
 class Req:
-    """One choice. It waits, holds a slot, pages and its adapter while it runs, and may be retracted to wait again.
+    """A choice. It waits, holds a slot, pages and its adapter while it runs, and may be retracted to wait again.
 
     Token counts, all from the start of the prompt: `len(tokens)` are known, `length` adds those being sampled in
     flight, `computed` have their keys and values planned, and at `end` the choice has the maximum number of tokens.

@@ -1,1 +1,1 @@
-"""Grammars: what an output must be an instance of, and which tokens may therefore come next."""
+"""Grammars, which constrain an output and therefore its next tokens."""

@@ -1,4 +1,4 @@
-"""Which backends of grammars there are, by the name an operator gives."""
+"""Registry of the grammar backends, by the name of the option."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -31,17 +31,17 @@ BACKENDS: dict[str, Callable[[str, int, Sequence[int]], GrammarBackend[Any]]] = 
     "llguidance": _llguidance,
     "xgrammar": _xgrammar,
 }
-"""Made of the text of a tokenizer.json, the model's vocabulary size and its end ids; ValueError if they do not fit."""
+"""Created from the text of a tokenizer.json, the model's vocabulary size and its end ids; ValueError on a mismatch."""
 _EXTRAS = ("xgrammar",)
-"""Backends of a package of their own name, which an extra of the scheduler's installs."""
+"""Backends in a package of the same name, which an extra of the scheduler installs."""
 
 
 def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[int]) -> GrammarBackend[Any] | None:
-    """The backend for a model directory, or None: for "none", and for a model without a tokenizer.json.
+    """Return the backend for a model directory; None for "none", and for a model without a tokenizer.json.
 
-    A tokenizer is read when the first grammar comes, or now, for its end ids, where the model names none: one that
-    cannot be read gives None then, and is logged. Raises ValueError for a name that is none, and for one whose package
-    is not installed.
+    The tokenizer is read when the first grammar comes. If the model names no end ids, it is read now; one that cannot
+    be read then gives None and a log record. Raises ValueError for an unknown name, and for a package that is not
+    installed.
     """
     if name == "none":
         return None
@@ -58,7 +58,7 @@ def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[i
             text = read_file(file, MAX_TOKENIZER).decode()
             try:
                 return BACKENDS[name](text, vocab_size, end_ids)
-            except ValueError as error:  # whose words are for clients
+            except ValueError as error:  # its message is for clients
                 raise ModelError(str(error)) from error
 
     if end_ids:

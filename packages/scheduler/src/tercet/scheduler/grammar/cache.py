@@ -1,4 +1,4 @@
-"""Compiled grammars, kept for the next request that brings the same."""
+"""Cache of compiled grammars."""
 
 from collections import OrderedDict
 from threading import Lock
@@ -9,11 +9,11 @@ from tercet.scheduler.grammar.port import GrammarBackend, M
 
 MOST_GRAMMARS = 128
 MOST_TEXT = 4 << 20
-"""Characters of all grammars kept: what compiling makes of them grows with it."""
+"""Maximum characters of all cached grammars, which bounds the size of their compiled forms, too."""
 
 
 class GrammarCache(Generic[M]):
-    """The grammars used last, bounded in number and size. Any thread may use it."""
+    """LRU cache of grammars, bounded in number and size. Thread-safe."""
 
     def __init__(self, backend: GrammarBackend[M]) -> None:
         self._backend = backend
@@ -25,7 +25,7 @@ class GrammarCache(Generic[M]):
         return len(self._kept)
 
     def known(self, grammar: Grammar) -> M | None:
-        """A matcher of its own at the beginning of an output, if the grammar is kept."""
+        """Return a new matcher at the beginning of an output, or None if the grammar is not cached."""
         with self._lock:
             if grammar not in self._kept:
                 return None
@@ -33,7 +33,7 @@ class GrammarCache(Generic[M]):
             return self._kept[grammar].copy()
 
     def matcher(self, grammar: Grammar) -> M:
-        """The same of any grammar. Raises GrammarError, each time anew."""
+        """Return a new matcher of any grammar. Raises GrammarError; errors are not cached."""
         known = self.known(grammar)
         if known is not None:
             return known

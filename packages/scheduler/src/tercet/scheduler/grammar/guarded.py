@@ -1,4 +1,4 @@
-"""Holds a backend to its port: whatever it raises is the error of one matcher, and so of one request."""
+"""Guard around a grammar backend: any exception becomes the error of one matcher, and so of one request."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _OURS = (KeyboardInterrupt, SystemExit)
-"""What no backend means. All else is caught: a panic in Rust is no Exception."""
+"""Exceptions that pass. All others are caught, because a panic in Rust is not an Exception."""
 
 
 class GuardedMatcher(Generic[M]):
-    """A matcher that has an error once the one inside has raised, and asks it no more."""
+    """Matcher that has an error once the inner one has raised, and no longer calls it."""
 
     def __init__(self, inner: M) -> None:
         self.inner = inner
@@ -23,29 +23,24 @@ class GuardedMatcher(Generic[M]):
 
     @property
     def error(self) -> str:
-        """What went wrong, for a log."""
         return self._ask(lambda matcher: matcher.error, "") or self._fault
 
     @property
     def accepting(self) -> bool:
-        """Whether the output so far is an instance of the grammar."""
         return self._ask(lambda matcher: matcher.accepting, False)
 
     @property
     def finished(self) -> bool:
-        """Whether nothing but an end token can follow."""
         return self._ask(lambda matcher: matcher.finished, False)
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the output."""
         self._ask(lambda matcher: matcher.advance(tokens), None)
 
     def forced(self) -> list[int]:
-        """The tokens that must come next."""
         return self._ask(lambda matcher: matcher.forced(), [])
 
     def copy(self) -> Self:
-        """Another matcher at the same place. Raises GrammarError where there is none."""
+        """Return another matcher in the same state. Raises GrammarError if the inner one raises."""
         try:
             return type(self)(self.inner.copy())
         except _OURS:
@@ -54,7 +49,7 @@ class GuardedMatcher(Generic[M]):
             raise GrammarError(_told(error)) from error
 
     def fail(self, error: BaseException) -> None:
-        """It has raised."""
+        """Set the error for an exception of the inner matcher."""
         self._fault = _told(error)
 
     def _ask(self, question: Callable[[M], _T], otherwise: _T) -> _T:
@@ -70,23 +65,21 @@ class GuardedMatcher(Generic[M]):
 
 
 class GuardedBackend(Generic[M]):
-    """The backend inside, but that a grammar or matcher it cannot bear is no exception of anybody else's."""
+    """Backend whose exceptions become GrammarErrors and errors of single matchers."""
 
     def __init__(self, inner: GrammarBackend[M]) -> None:
         self._inner = inner
 
     @property
     def name(self) -> str:
-        """Name and version."""
         return self._inner.name
 
     @property
     def end_ids(self) -> Sequence[int]:
-        """Tokens that end a text."""
         return self._inner.end_ids
 
     def compile(self, grammar: Grammar) -> GuardedMatcher[M]:
-        """A matcher at the beginning of an output. Raises GrammarError."""
+        """Return a matcher at the beginning of an output. Raises GrammarError."""
         try:
             return GuardedMatcher(self._inner.compile(grammar))
         except (GrammarError, *_OURS):
@@ -95,7 +88,7 @@ class GuardedBackend(Generic[M]):
             raise GrammarError(_told(error)) from error
 
     def fill(self, matchers: Sequence[GuardedMatcher[M]], masks: Masks) -> None:
-        """All at once; where that raises, one by one, which tells whose fault it is."""
+        """Fill all masks at once. If that raises, fill one by one, to find the matcher at fault."""
         try:
             self._inner.fill([each.inner for each in matchers], masks)
         except _OURS:
@@ -114,7 +107,7 @@ class GuardedBackend(Generic[M]):
 
 
 def _told(error: BaseException) -> str:
-    """For a log. What the exception says may hold what users wrote, and is told to those who debug."""
+    """Log an exception and return its kind. Its message may contain user data and is logged at debug level only."""
     kind = type(error).__name__
     logger.error("a grammar backend raised %s", kind)
     logger.debug("a grammar backend raised", exc_info=error)

@@ -1,5 +1,6 @@
-"""Makes a backend when the first grammar comes: most servers never see one, and a large vocabulary's takes a second and
-100 MB.
+"""Backend that is created with the first grammar.
+
+Most servers never get one, and the backend of a large vocabulary takes a second and 100 MB.
 """
 
 import logging
@@ -14,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 
 class LazyBackend(Generic[M]):
-    """The backend that `make` makes, once; any thread may ask for it.
+    """Backend that calls `make` once, on first use. Thread-safe.
 
-    Where `make` raises ValueError, each grammar has that as its error.
+    If `make` raises ValueError, each grammar has that as its error.
     """
 
     def __init__(self, name: str, end_ids: Sequence[int], make: Callable[[], GrammarBackend[M]]) -> None:
@@ -28,11 +29,10 @@ class LazyBackend(Generic[M]):
         self._lock = Lock()
 
     def compile(self, grammar: Grammar) -> M:
-        """A matcher at the beginning of an output. Raises GrammarError."""
+        """Return a matcher at the beginning of an output. Raises GrammarError."""
         return self._backend().compile(grammar)
 
     def fill(self, matchers: Sequence[M], masks: Masks) -> None:
-        """See `GrammarBackend`."""
         self._backend().fill(matchers, masks)
 
     def _backend(self) -> GrammarBackend[M]:

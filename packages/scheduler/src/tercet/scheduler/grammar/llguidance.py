@@ -1,4 +1,4 @@
-"""Grammars read by llguidance, which computes masks lazily from an Earley parser over derivatives of regexes."""
+"""Grammar backend llguidance, which computes masks lazily with an Earley parser over derivatives of regexes."""
 
 import re
 from collections.abc import Sequence
@@ -21,47 +21,41 @@ class _AddedToken(msgspec.Struct):
 
 
 class _Tokenizer(msgspec.Struct):
-    """What is read of a tokenizer.json here."""
+    """The fields of a tokenizer.json that are read here."""
 
     added_tokens: list[_AddedToken] = []
 
 
 class LLGuidanceMatcher:
-    """A `Matcher` over an LLMatcher."""
+    """`Matcher` over an LLMatcher."""
 
     def __init__(self, native: LLMatcher) -> None:
         self.native = native
 
     @property
     def error(self) -> str:
-        """What went wrong, for a log."""
         return str(self.native.get_error())
 
     @property
     def accepting(self) -> bool:
-        """Whether the output so far is an instance of the grammar."""
         return bool(self.native.is_accepting())
 
     @property
     def finished(self) -> bool:
-        """Whether nothing but an end token can follow."""
         return bool(self.native.is_stopped())
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the output."""
         self.native.consume_tokens(list(tokens))
 
     def forced(self) -> list[int]:
-        """The tokens that must come next."""
         return list(self.native.compute_ff_tokens())
 
     def copy(self) -> Self:
-        """Another matcher at the same place."""
         return type(self)(self.native.deep_copy())
 
 
 class LLGuidanceBackend:
-    """A `GrammarBackend`. `tokenizer` is the text of a tokenizer.json.
+    """`GrammarBackend` over llguidance. `tokenizer` is the text of a tokenizer.json.
 
     Raises ValueError for a tokenizer it cannot read, or one larger than the model's vocabulary.
     """
@@ -75,16 +69,15 @@ class LLGuidanceBackend:
 
     @property
     def name(self) -> str:
-        """Name and version."""
         return f"llguidance {__version__}"
 
     @property
     def end_ids(self) -> Sequence[int]:
-        """The model's, or the tokenizer's own where the model names none."""
+        """End ids of the model, or of the tokenizer if the model names none."""
         return list(self._tokenizer.eos_tokens)
 
     def compile(self, grammar: Grammar) -> LLGuidanceMatcher:
-        """A matcher at the beginning of an output; other threads of the interpreter run meanwhile."""
+        """Return a matcher at the beginning of an output. Releases the GIL meanwhile."""
         source = _source(grammar)
         if self._specials and self._specials.search(grammar.text.replace("\\", "")):
             source = _unforced(source)
@@ -94,14 +87,13 @@ class LLGuidanceBackend:
         return matcher
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], masks: Masks) -> None:
-        """Write the masks."""
         size = 4 * masks.shape[1]
         for row, matcher in enumerate(matchers):
             matcher.native.unsafe_compute_mask_ptr(masks.ctypes.data + row * size, size)
 
 
 def _source(grammar: Grammar) -> str:
-    """The grammar as llguidance takes it. A Lark text may also be its own JSON form, which holds several."""
+    """Return the grammar in llguidance's notation. A Lark text may also be in its JSON form, which holds several."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             try:
@@ -115,10 +107,10 @@ def _source(grammar: Grammar) -> str:
 
 
 def _unforced(source: str) -> str:
-    """The same grammar, in which no token is forced.
+    """Return the same grammar without forced tokens.
 
-    llguidance tokenizes what is forced as text in which special tokens are special, and then finds that they are not
-    what the text says.
+    llguidance tokenizes forced text with special tokens recognized in it, and then finds that they do not match the
+    text.
     """
     try:
         form: Any = msgspec.json.decode(source) if source.startswith("{") else {"grammars": [{"lark_grammar": source}]}

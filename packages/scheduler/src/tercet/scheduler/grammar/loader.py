@@ -1,4 +1,4 @@
-"""`GrammarLoader`: reads grammars before the choices that follow them are planned, so that no step waits for one."""
+"""Loader of grammars: reads them before their choices are planned, so that no step waits for one."""
 
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,30 +10,30 @@ from tercet.scheduler.grammar.cache import GrammarCache
 from tercet.scheduler.grammar.port import GrammarError, Matcher
 
 MOST_READ = 256
-"""Grammars of held choices that are kept at once; more wait until some of these are wanted no longer."""
+"""Maximum grammars of held choices that are kept at once; more wait until others are no longer needed."""
 _THREADS = 2
 _LONGEST_FAULT = 400
 
 
 class GrammarLoader:
-    """Reads each grammar once for all choices that follow it. One thread uses it; `copy` may be called in any."""
+    """Reads each grammar once for all its choices. Use it from one thread; only `copy` is thread-safe."""
 
     def __init__(self, cache: GrammarCache[Any]) -> None:
         self._cache = cache
         self._read: dict[Grammar, Future[Matcher]] = {}
         self._line: dict[Grammar, None] = {}
         self._unread: dict[Grammar, None] = {}
-        """Those of which nobody has been told yet that they are read."""
+        """Requested grammars whose end of reading was not reported yet."""
         self._copying = Lock()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="read grammar")
 
     @property
     def busy(self) -> bool:
-        """Whether `take_read` has something to tell, now or later."""
+        """Return whether `take_read` will return grammars, now or later."""
         return bool(self._unread)
 
     def want(self, grammar: Grammar) -> bool:
-        """Whether a grammar is read, with whatever success; if it is not, begin, and tell in `take_read`."""
+        """Return whether a grammar is read or has failed. If not, start reading it; `take_read` reports the end."""
         if grammar not in self._read and grammar not in self._line:
             known = self._known(grammar)
             if known is None:
@@ -48,20 +48,20 @@ class GrammarLoader:
         return False
 
     def take_read(self) -> list[Grammar]:
-        """Those that `want` had to begin, and that are read by now, or wanted no longer; each is told once."""
+        """Return requested grammars that are read by now or no longer needed; each is returned once."""
         read = [each for each in self._unread if each not in self._line and self._is_over(each)]
         for each in read:
             del self._unread[each]
         return read
 
     def fault(self, grammar: Grammar) -> str:
-        """Why a grammar that was read cannot be followed; empty while nobody has found that it cannot."""
+        """Return why a read grammar is invalid; empty while no error is known."""
         read = self._read.get(grammar)
         error = read.exception() if read is not None and read.done() else None
         return "" if error is None else " ".join(str(error).split())[:_LONGEST_FAULT]
 
     def keep(self, wanted: Collection[Grammar]) -> None:
-        """Forget the others."""
+        """Forget all other grammars."""
         for each in [each for each in self._line if each not in wanted]:
             del self._line[each]
         for each in [each for each in self._read if each not in wanted and self._is_over(each)]:
@@ -69,24 +69,27 @@ class GrammarLoader:
         self._begin()
 
     def reading(self, grammar: Grammar) -> Future[Matcher]:
-        """A matcher at the beginning, for `copy`. It has been read already, unless nobody wanted it before."""
+        """Return the future of a matcher at the beginning, for `copy`.
+
+        Starts reading if the grammar was never requested.
+        """
         found = self._read.get(grammar)
         return found if found is not None else self._threads.submit(self._cache.matcher, grammar)
 
     def copy(self, read: Future[Matcher]) -> Matcher:
-        """One of one's own. Waits for the reading; raises GrammarError where it failed."""
+        """Return a new matcher. Waits until it is read; raises GrammarError if that failed."""
         matcher = read.result()
         with self._copying:
             return matcher.copy()
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._threads.shutdown(cancel_futures=True)
 
     def _known(self, grammar: Grammar) -> Matcher | None:
         try:
             return self._cache.known(grammar)
-        except GrammarError:  # of a copy; whoever reads it once more will be told
+        except GrammarError:  # the error of a copy; reading it again reports it
             return None
 
     def _begin(self) -> None:

@@ -1,4 +1,4 @@
-"""The port of grammars: a backend compiles them, a matcher follows one output through one."""
+"""Port of grammars: a backend compiles them, a matcher follows one output through one."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self, TypeVar
@@ -13,29 +13,28 @@ Masks = npt.NDArray[np.int32]
 
 
 class GrammarError(ValueError):
-    """A grammar that the backend does not read."""
+    """A grammar that the backend cannot read."""
 
 
 class Matcher(Protocol):
-    """Where one output stands in its grammar. It belongs to one thread at a time.
+    """State of one output in its grammar. Only one thread may use it at a time.
 
-    Nothing here raises for a token that does not fit or a limit that is reached: the matcher has an `error` then, and
-    keeps it.
+    No method raises for a token that does not fit or an exceeded limit: the matcher has an `error` from then on.
     """
 
     @property
     def error(self) -> str:
-        """What went wrong, for a log; empty while nothing did."""
+        """Error for a log; empty without one."""
         ...
 
     @property
     def accepting(self) -> bool:
-        """Whether the output so far is an instance of the grammar."""
+        """Return whether the output so far is an instance of the grammar."""
         ...
 
     @property
     def finished(self) -> bool:
-        """Whether nothing but an end token can follow. It may be found out only as a mask is filled."""
+        """Return whether only an end token can follow. It may become known only when a mask is filled."""
         ...
 
     def advance(self, tokens: Sequence[int]) -> None:
@@ -43,11 +42,11 @@ class Matcher(Protocol):
         ...
 
     def forced(self) -> list[int]:
-        """The tokens that must come next, as the tokenizer would write them; does not append them."""
+        """Return the tokens that must come next, as the tokenizer would write them; does not append them."""
         ...
 
     def copy(self) -> Self:
-        """Another matcher at the same place."""
+        """Return another matcher in the same state."""
         ...
 
 
@@ -55,25 +54,25 @@ M = TypeVar("M", bound=Matcher)
 
 
 class GrammarBackend(Protocol[M]):
-    """Reads grammars for one tokenizer."""
+    """Compiler of grammars for one tokenizer."""
 
     @property
     def name(self) -> str:
-        """Name and version: outputs can go on elsewhere only under the same."""
+        """Name and version. An output can continue only on a scheduler with the same."""
         ...
 
     @property
     def end_ids(self) -> Sequence[int]:
-        """Tokens that end a text: allowed where the grammar accepts, and nowhere else."""
+        """Tokens that end a text: allowed exactly where the grammar accepts."""
         ...
 
     def compile(self, grammar: Grammar) -> M:
-        """A matcher at the beginning of an output. Safe in any thread. Raises GrammarError."""
+        """Return a matcher at the beginning of an output. Thread-safe. Raises GrammarError."""
         ...
 
     def fill(self, matchers: Sequence[M], masks: Masks) -> None:
-        """Write the mask of matcher i into row i, of one with an error anything. Other threads of Python run meanwhile.
+        """Write the mask of matcher i into row i; the row of one with an error is undefined.
 
-        All is computed in the thread that calls, whose processor time is therefore what it costs.
+        Releases the GIL meanwhile. All is computed in the calling thread, whose CPU time is therefore the cost.
         """
         ...

@@ -1,4 +1,4 @@
-"""Grammars read by xgrammar: an optional extra. Its masks come from automata compiled beforehand for the vocabulary."""
+"""Grammar backend xgrammar, an optional extra. Its masks come from automata compiled for the vocabulary."""
 
 import re
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from tercet.scheduler.grammar.port import GrammarError, Masks
 from tercet.scheduler.grammar.xgrammar_texts import rules_of
 
 _NO_TEXT = b"\xff"
-"""Before the name of an added token: no text has this byte, so that a grammar can ask for the token only by its id."""
+"""Prefix of an added token's name. No text contains this byte, so a grammar can name the token only by its id."""
 
 _PLACE = re.compile(r"^\[[\d:]+\] \S+:\d+: ")
-"""Time and line of xgrammar's sources, which its errors begin with."""
+"""Time and source line at the start of xgrammar's errors."""
 
 
 class XGrammarMatcher:
-    """A `Matcher` over a GrammarMatcher."""
+    """`Matcher` over a GrammarMatcher."""
 
     def __init__(self, native: GrammarMatcher, error: str = "") -> None:
         self.native = native
@@ -29,21 +29,21 @@ class XGrammarMatcher:
 
     @property
     def error(self) -> str:
-        """What went wrong, for a log."""
         return self._error
 
     @property
     def accepting(self) -> bool:
-        """Whether the output so far is an instance of the grammar."""
         return bool(self.native.is_completed())
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended: that nothing but an end can follow is found out as a mask is filled."""
+        """Return whether the output has ended.
+
+        A matcher after which only an end can follow is found as a mask is filled.
+        """
         return bool(self.native.is_terminated())
 
     def advance(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the output."""
         for token in tokens:
             if self._error:
                 return
@@ -51,16 +51,15 @@ class XGrammarMatcher:
                 self._error = f"token {token} does not fit"
 
     def forced(self) -> list[int]:
-        """None: where one text can follow, the masks allow every way of spelling it, and the model chooses."""
+        """Return no tokens: if only one text can follow, the masks allow every tokenization, and the model chooses."""
         return []
 
     def copy(self) -> Self:
-        """Another matcher at the same place."""
         return type(self)(self.native.fork(), self._error)
 
 
 class XGrammarBackend:
-    """A `GrammarBackend`. `tokenizer` is the text of a tokenizer.json, whose tokens are those that llguidance finds.
+    """`GrammarBackend` over xgrammar. `tokenizer` is the text of a tokenizer.json, which llguidance splits into tokens.
 
     Raises ValueError for a tokenizer it cannot read, or one larger than the model's vocabulary.
     """
@@ -71,7 +70,7 @@ class XGrammarBackend:
         names = {read.decode_bytes([token]): token for token in range(vocab_size) if read.is_special_token(token)}
         texts = [b"" if read.is_special_token(token) else read.decode_bytes([token]) for token in range(vocab_size)]
         for name, token in names.items():
-            if name != f"<[{token}]>".encode():  # what stands for ids that the tokenizer has no token for
+            if name != f"<[{token}]>".encode():  # the placeholder of ids without a token
                 texts[token] = _NO_TEXT + name
         self._named = {name.decode(errors="replace"): token for name, token in names.items()}
         self._tokens = TokenizerInfo(texts, VocabType.RAW, vocab_size=vocab_size, stop_token_ids=self._end_ids)
@@ -81,16 +80,14 @@ class XGrammarBackend:
 
     @property
     def name(self) -> str:
-        """Name and version."""
         return f"xgrammar {version('xgrammar')}"
 
     @property
     def end_ids(self) -> Sequence[int]:
-        """The model's, or the tokenizer's own where the model names none."""
+        """End ids of the model, or of the tokenizer if the model names none."""
         return self._end_ids
 
     def compile(self, grammar: Grammar) -> XGrammarMatcher:
-        """A matcher at the beginning of an output."""
         try:
             rules = rules_of(grammar, self._tokens, self._named, self._end_ids)
             return XGrammarMatcher(GrammarMatcher(self._compiler.compile_grammar(rules)))
@@ -100,9 +97,9 @@ class XGrammarBackend:
             raise GrammarError(_PLACE.sub("", str(error))) from error
 
     def fill(self, matchers: Sequence[XGrammarMatcher], masks: Masks) -> None:
-        """Write the masks; of a matcher that has ended an empty one."""
+        """Write the masks. The mask of an ended matcher is empty."""
         masks[: len(matchers)] = 0
         for row, each in enumerate(matchers):
             if not each.error and not each.finished:
                 each.native.fill_next_token_bitmask(masks, row)
-        masks &= self._said  # "any token but" is for xgrammar any number, too, that no token has
+        masks &= self._said  # xgrammar's "any token but" includes ids without a token

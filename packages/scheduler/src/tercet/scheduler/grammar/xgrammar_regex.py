@@ -1,8 +1,9 @@
-r"""Regular expressions as llguidance reads them, which is Rust's way, rewritten for xgrammar.
+r"""Conversion of regular expressions from llguidance's (Rust's) syntax for xgrammar.
 
-xgrammar reads another dialect: its dot takes line breaks, flags and `\x{41}` mean nothing to it, and an anchor within
-is passed over. So every set of characters is written out, and what has no equal is refused. `\d` and `\w` are of ASCII
-alone, as are their opposites: what is left out would be right, and what is let through always is.
+xgrammar reads another dialect: its dot matches line breaks, flags and `\x{41}` are not understood, and an anchor inside
+a pattern is ignored. Every set of characters is therefore written out, and anything without an equivalent is refused.
+`\d` and `\w`, as well as their opposites, are restricted to ASCII: some valid texts are lost, but no invalid one
+passes.
 """
 
 import re
@@ -12,12 +13,12 @@ from typing import NamedTuple
 from tercet.scheduler.grammar.port import GrammarError
 
 Spans = Sequence[tuple[int, int]]
-"""Characters from each first to each last."""
+"""Ranges of code points, both ends included."""
 
 _LAST = 0x10FFFF
 _NO_CHARACTERS: Spans = [(0xD800, 0xDFFF)]
 _UNWRITABLE: Spans = [*_NO_CHARACTERS, (0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x7F, 0x7F)]
-"""In a JSON string without escapes."""
+"""Code points that a JSON string cannot contain without escapes."""
 _REPETITION = re.compile(r"([*+?]|\{\d+(?:,\d*)?\})\??")
 _NEVER = {"{0}", "{0,0}"}
 _GROUP = re.compile(r"\((?:\?(?:P?<(?P<name>\w+)>|(?P<flags>[a-zA-Z]*)(?P<off>-[a-zA-Z]+)?(?P<end>[:)])))?")
@@ -32,7 +33,7 @@ _WORD_BOUNDARIES = "<>"
 
 
 class _Set(NamedTuple):
-    """Characters that surely are in a set, and those that may be: its opposite surely has none of these."""
+    """Code points that are surely in a set, and those that may be: its opposite surely has none of the latter."""
 
     surely: Spans
     perhaps: Spans
@@ -66,22 +67,22 @@ _IN_LINE: Spans = _all_but([(0x0A, 0x0A)])
 
 
 def rewritten(pattern: str, flags: str = "") -> str:
-    """A pattern of whole texts. Raises GrammarError."""
+    """Return the converted pattern of whole texts. Raises GrammarError."""
     return _Reader(pattern, _checked(flags)).whole()
 
 
 def searching(pattern: str) -> str:
-    """The pattern of JSON strings, without escapes, in which the given one is found. Raises GrammarError."""
+    """Return a pattern of JSON strings, without escapes, that contain the given one. Raises GrammarError."""
     return _Reader(pattern, "", searching=True).whole()
 
 
 def as_rule(written: str) -> str:
-    """What is rewritten here as the body of a rule in xgrammar's EBNF."""
+    """Return a pattern converted here as the body of a rule in xgrammar's EBNF."""
     return " ".join(_body(found) for found in _WRITTEN.finditer(written)) or '""'
 
 
 def _body(found: re.Match[str]) -> str:
-    """One sign; a repetition belongs to what is before it."""
+    """Convert one sign; a repetition belongs to the sign before it."""
     text = _CODE.sub(lambda code: f"\\U{int(code[1], 16):08X}", found[0])
     if found["group"]:
         return "("
@@ -89,7 +90,7 @@ def _body(found: re.Match[str]) -> str:
 
 
 class _Reader:
-    """One pass over a pattern."""
+    """Recursive-descent parser of one pattern."""
 
     def __init__(self, pattern: str, flags: str, *, searching: bool = False) -> None:
         self._pattern = pattern
@@ -105,7 +106,7 @@ class _Reader:
         return text
 
     def _choice(self, dotall: bool, *, inside: bool) -> str:
-        """Alternatives up to the bracket that closes them, or to the end. Flags hold for all that follow them."""
+        """Convert alternatives up to their closing bracket, or to the end. Flags hold for all that follow them."""
         branches: list[str] = []
         while True:
             branch, dotall = self._branch(dotall, inside=inside)
@@ -136,7 +137,7 @@ class _Reader:
         return before + text + after, dotall
 
     def _group(self, dotall: bool) -> tuple[str, bool]:
-        """A group, or flags for what follows: no text then."""
+        """Convert a group, or read flags for the rest, which give no text."""
         found = _GROUP.match(self._pattern, self._at)
         assert found is not None
         self._at = found.end()
@@ -155,7 +156,7 @@ class _Reader:
         return f"(?:{text})" if text else "", dotall
 
     def _repeated(self, atom: str) -> str:
-        """An atom as often as what follows says. Whether that is lazy makes no difference to whole texts."""
+        """Append the repetitions that follow an atom. Laziness makes no difference to whole texts."""
         repeated = False
         while found := _REPETITION.match(self._pattern, self._at):
             self._at = found.end()
@@ -168,7 +169,7 @@ class _Reader:
         return atom
 
     def _characters(self, dotall: bool) -> Spans:
-        """A character, a dot, an escape or a set."""
+        """Read a character, a dot, an escape or a set."""
         sign = self._pattern[self._at]
         if sign == "\\":
             return self._escaped().surely
@@ -182,7 +183,7 @@ class _Reader:
         return [(ord(sign), ord(sign))]
 
     def _set(self) -> Spans:
-        """What is between square brackets."""
+        """Read the rest of a set in square brackets."""
         negated = self._pattern.startswith("^", self._at)
         self._at += negated
         begun, names = self._at, set[str]()
@@ -203,7 +204,7 @@ class _Reader:
         return (found.opposite() if negated else found).surely
 
     def _member(self) -> _Set:
-        """Of a set: a character, a range, or an escape that stands for several."""
+        """Read a member of a set: a character, a range, or an escape that stands for several."""
         first = self._one()
         if not _is_one(first) or not _HYPHEN.match(self._pattern, self._at):
             return first
@@ -224,7 +225,7 @@ class _Reader:
         return _Set([(code, code)], [(code, code)])
 
     def _written(self, spans: Spans) -> str:
-        """A set as xgrammar takes it."""
+        """Convert a set to xgrammar's notation."""
         kept = _all_but([*_all_but(spans), *self._never])
         if not kept:
             raise _refusal("a set of no characters")
@@ -267,7 +268,7 @@ def _number(digits: str) -> int:
 
 
 def _checked(flags: str) -> str:
-    """Flags that are read here: a dot for every character, and Unicode, which is so anyway."""
+    """Return the flags. Raises GrammarError for all but `s` (dot matches all) and `u` (Unicode, the default)."""
     for flag in flags:
         if flag not in "su":
             raise _refusal(f"the flag {flag!r}")

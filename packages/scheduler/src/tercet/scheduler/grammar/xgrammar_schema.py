@@ -1,7 +1,7 @@
-"""JSON schemas for xgrammar, whose converter passes over what it cannot enforce: that is found and refused here.
+"""Conversion of JSON schemas for xgrammar, whose converter ignores what it cannot enforce. That is refused here.
 
-What it reads too widely is written in another way first. What it reads too narrowly stays so: object keys in the order
-of the schema, constants without white space.
+Keywords that xgrammar reads too widely are rewritten first. Those it reads too narrowly stay so: object keys in the
+order of the schema, constants without white space.
 """
 
 import json
@@ -30,7 +30,7 @@ _OF_TYPE = {
 _TYPES = ["null", "boolean", "string", "number", "object", "array"]
 _IN_TYPES = frozenset[str]().union(*_OF_TYPE.values())
 _ALONE = ("$ref", "enum", "const", "anyOf", "oneOf", "allOf")
-"""Of these xgrammar reads the first, and nothing beside it."""
+"""Keywords of which xgrammar reads only the first, and ignores all beside it."""
 _MAPS = ("$defs", "definitions", "properties", "patternProperties")
 _LARGEST = 2**63
 _LARGEST_FACTOR = 1000
@@ -42,7 +42,7 @@ _DATE = rf"(?:\d{{4}}-{_DAY}|{_LEAP_DAY})"
 _TIME = r"(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{1,9})?(?:Z|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
 _FORMATS = {"ipv4": rf"^(?:{_BYTE}\.){{3}}{_BYTE}$", "date": f"^{_DATE}$", "time": f"^{_TIME}$"}
 _FORMATS["date-time"] = f"^{_DATE}T{_TIME}$"
-"""xgrammar's own let numbers of an address begin with zeros, months have 31 days, and any minute 61 seconds."""
+"""Stricter than xgrammar's own, which allow leading zeros in addresses, day 31 in all months and second 60."""
 
 _MARK = 2
 _SPACE = re.compile(r"^(whitespace(?:_\d+)?) ::= \(\(\[ \\n\\r\\t\]\)\)$", re.MULTILINE)
@@ -53,7 +53,7 @@ _TO_RIGHT = re.compile(
 
 
 def schema_rules(schema: object) -> Rules:
-    """Raises GrammarError naming the keyword at fault."""
+    """Return the rules of a schema. Raises GrammarError naming the keyword at fault."""
     guidance = schema.get("x-guidance", {}) if isinstance(schema, dict) else {}
     unknown = set(guidance) - {"whitespace_pattern", "whitespace_flexible", "lenient"}
     if unknown:
@@ -66,9 +66,9 @@ def schema_rules(schema: object) -> Rules:
 
 
 def _rules(schema: str, space: str, patterns: list[str]) -> Rules:
-    """The text that xgrammar makes of a schema, with white space and patterns put right.
+    """Return xgrammar's rules of a schema, with white space and patterns corrected.
 
-    It would count characters of white space, and its automaton of `a(?:bc*)?` takes "ac": patterns become EBNF.
+    xgrammar would count characters of white space, and its automaton of `a(?:bc*)?` accepts "ac": patterns become EBNF.
     """
     rules = Rules.from_json_schema(schema, any_whitespace=True, max_whitespace_cnt=_MARK, strict_mode=False)
     text = str(rules)
@@ -85,16 +85,16 @@ def _rules(schema: str, space: str, patterns: list[str]) -> Rules:
 
 
 class _Schema:
-    """One schema and those in it. A lenient one is enforced as far as it can be."""
+    """A schema and its subschemas. A lenient one is enforced as far as possible."""
 
     def __init__(self, root: object, *, lenient: bool) -> None:
         self._root = root
         self._lenient = lenient
         self.patterns: list[str] = []
-        """What each number stands for that is written in the place of a pattern."""
+        """Converted patterns. The schema for xgrammar has their indices in the place of patterns."""
 
     def written(self, schema: object) -> object:
-        """A schema that xgrammar reads as this one is meant. New; data such as `const` is shared."""
+        """Return a new schema that xgrammar reads with the meaning of this one. Data such as `const` is shared."""
         if not isinstance(schema, dict):
             return schema
         read = {name: value for name, value in schema.items() if name not in _ANNOTATIONS and not name.startswith("x-")}
@@ -112,7 +112,7 @@ class _Schema:
         return self._typed(read)
 
     def _check_alone(self, read: Schema) -> None:
-        """Whether a keyword stands alone that has to."""
+        """Refuse a keyword that must stand alone but does not."""
         first = next((each for each in _ALONE if each in read), "")
         if first in {"enum", "const"}:
             self._choose(read, first)
@@ -127,7 +127,7 @@ class _Schema:
             read["anyOf"] = read.pop("oneOf")
 
     def _choose(self, read: Schema, keyword: str) -> None:
-        """Among constants by the type beside them."""
+        """Keep the constants of the type beside them."""
         values = read["enum"] if keyword == "enum" else [read["const"]]
         kept = [each for each in values if _is(each, read.get("type"))]
         if not kept or any(map(_is_huge, kept)):
@@ -143,7 +143,7 @@ class _Schema:
             self._refuse("a list of 'items'")
 
     def _typed(self, read: Schema) -> Schema:
-        """With its type told where other keywords need one, and every one of these as xgrammar reads it."""
+        """Add the type if other keywords need one, and convert these keywords."""
         if "type" not in read and _IN_TYPES & set(read):
             read["type"] = _TYPES
         self._write_string(read)
@@ -165,7 +165,7 @@ class _Schema:
                 del read["pattern"]
         elif read.get("format") in _FORMATS:
             read["pattern"] = self._noted(_FORMATS[read.pop("format")])
-        elif bounded and not told:  # its own let control characters through
+        elif bounded and not told:  # xgrammar's own lets control characters through
             read["pattern"] = self._noted(rf"^(?s:.){{{int(least or 0)},{'' if most is None else int(most)}}}$")
 
     def _noted(self, pattern: str) -> str:
@@ -196,12 +196,12 @@ class _Schema:
             self._refuse("'minProperties' above 1 of any names")
 
     def _are_apart(self, schemas: list[object]) -> bool:
-        """Whether no two of the schemas can have an instance in common, as far as can be seen."""
+        """Return whether no two of the schemas can have an instance in common, as far as can be proved."""
         kinds = [self._told(each) for each in schemas]
         return all(_are_apart(a, b) for place, a in enumerate(kinds) for b in kinds[:place])
 
     def _told(self, schema: object) -> Mapping[str, Any]:
-        """A schema, or the one it refers to."""
+        """Return a schema, or the one it refers to."""
         for _ in range(len(_ALONE)):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 break
@@ -217,7 +217,7 @@ class _Schema:
 
 
 def _are_apart(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
-    """By their types, their constants, or a constant that both require of one property."""
+    """Return whether types, constants, or the constants of a required property exclude each other."""
     values, others = _constants(a), _constants(b)
     if values and others:
         return not any(value == other for value in values for other in others)
@@ -238,7 +238,7 @@ def _constants(schema: object) -> list[object]:
 
 
 def _is(value: object, kinds: object) -> bool:
-    """Whether a value is of a type, or of one of several; of any if none is named."""
+    """Return whether a value has one of the types; True if no type is given."""
     names = kinds if isinstance(kinds, list) else [kinds]
     match value:
         case None:
@@ -259,7 +259,7 @@ def _is(value: object, kinds: object) -> bool:
 
 
 def _is_huge(value: object) -> bool:
-    """Whether a number, or one in the value, is no 64-bit integer: xgrammar would round it."""
+    """Return whether a number in the value exceeds 64 bits: xgrammar would round it."""
     if isinstance(value, dict):
         value = list(value.values())
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""What frontends send, as grammars of xgrammar: exactly, or refused by name.
+"""Conversion of grammars from clients for xgrammar: exactly, or refused by name.
 
-A JSON schema goes to xgrammar's own converter, which passes over what it cannot enforce; `_Schema` finds that first. A
-Lark text goes to xgrammar's own reader of Lark, with schemas, regular expressions and names of tokens in it replaced.
+A JSON schema goes to xgrammar's own converter, after `_Schema` has refused what that cannot enforce. A Lark text goes
+to xgrammar's own reader of Lark, with its schemas, regular expressions and token names replaced.
 """
 
 import json
@@ -33,7 +33,7 @@ _IN_LARK = re.compile(
 
 
 def rules_of(grammar: Grammar, tokens: TokenizerInfo, named_tokens: Mapping[str, int], end_ids: Sequence[int]) -> Rules:
-    """Raises GrammarError, and RuntimeError for what xgrammar itself does not read."""
+    """Return the rules of a grammar. Raises GrammarError, and RuntimeError for syntax that xgrammar cannot read."""
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             return schema_rules(_parsed(grammar.text))
@@ -44,7 +44,7 @@ def rules_of(grammar: Grammar, tokens: TokenizerInfo, named_tokens: Mapping[str,
 
 
 class _Lark:
-    """Reads one text, which may be a list of grammars that name one another."""
+    """Reader of one text, which may be a list of grammars that refer to each other."""
 
     def __init__(self, tokens: TokenizerInfo, named_tokens: Mapping[str, int], end_ids: Sequence[int]) -> None:
         self._tokens = tokens
@@ -52,11 +52,13 @@ class _Lark:
         self._end_ids = end_ids
         self._named: dict[str, Rules | str] = {}
         self._single: set[str] = set()
-        """Tokens that stand by themselves somewhere: for llguidance they are these where "any token but" may come, too.
-        Here they are no "any token", or reasoning could go on as an answer, past its budget."""
+        """Tokens that stand alone in a rule. llguidance gives them precedence over "any token but".
+
+        Here such a set excludes them; otherwise reasoning could continue as an answer, past its budget.
+        """
 
     def rules(self, text: str) -> Rules:
-        """Of the first grammar in the text."""
+        """Return the rules of the first grammar in the text."""
         listed = text.lstrip().startswith("{")
         grammars = _parsed(text).get("grammars", []) if listed else [{"name": "", "lark_grammar": text}]
         if not grammars or "lark_grammar" not in grammars[0]:
@@ -83,7 +85,7 @@ class _Lark:
                 yield self._named_tokens[found["token"]]
 
     def _replaced(self, lark: str) -> str:
-        """The text with everything in it that xgrammar would read in another way."""
+        """Return the text with replacements for all syntax that xgrammar would read differently."""
         parts: list[str] = []
         at = 0
         while found := _IN_LARK.search(lark, at):
@@ -108,7 +110,7 @@ class _Lark:
         return "".join([*parts, lark[at:]])
 
     def _token_set(self, ids: str) -> str:
-        """Tokens by their ids. xgrammar lets an end token come at the end alone."""
+        """Return the notation of a token set by ids. xgrammar allows an end token only at the end."""
         for span in ids.split(","):
             first, _, last = span.partition("-")
             if any(int(first) <= end <= int(last or first) for end in self._end_ids):
@@ -122,7 +124,7 @@ class _Lark:
 
 
 def _decoded(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value at a place, and where it ends."""
+    """Return the JSON value at a position, and its end."""
     try:
         return json.JSONDecoder().raw_decode(text, at)
     except ValueError as error:

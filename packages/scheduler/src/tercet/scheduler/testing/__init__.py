@@ -1,4 +1,4 @@
-"""Fakes of the scheduler's ports, and a driver that runs the core as the loop does."""
+"""Fakes of the scheduler's ports, and a driver that runs the core like the loop."""
 
 from tercet.scheduler.testing.driver import Driver, request
 from tercet.scheduler.testing.fake_encoder import FakeEncoder, embedding_request

@@ -1,4 +1,4 @@
-"""Drives the core over a `FakeExecutor` as the loop does, checks every invariant after every call, keeps the books."""
+"""Driver of the core over a `FakeExecutor`: checks every invariant after every call and records all outputs."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ def request(
     prediction: Sequence[int] = (),
     **sampling: Any,
 ) -> TokenizedGenerateReqInput:
-    """A request as a frontend would send it."""
+    """Return a request in the form that a frontend sends."""
     return TokenizedGenerateReqInput(
         rid=rid,
         attempt=attempt,
@@ -71,10 +71,10 @@ def request(
 
 
 class Driver:
-    """A core, its executor, and what came out.
+    """A core, its executor, and its recorded outputs.
 
-    It is every frontend and detokenizer at once. Books are kept by rid and choice; those of a frontend other than
-    FRONTEND by `frontend/rid`. A later attempt may say again what an earlier one said.
+    The driver acts as every frontend and detokenizer. Records are kept by rid and choice; those of a frontend other
+    than FRONTEND by `frontend/rid`. A later attempt may repeat outputs of an earlier one.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Driver:
     ) -> None:
         self.core = Scheduler(config or CoreConfig(token_budget=16), capacity)
         self.fake = executor if isinstance(executor, FakeExecutor) else FakeExecutor(capacity)
-        """Knows every answer; runs the plans, too, unless another executor was given."""
+        """Oracle of every answer; it also runs the plans, unless another executor was given."""
         self.executor = self.fake if executor is None else executor
         self.overlap = overlap
         self.in_flight: deque[Pending[StepResult]] = deque()
@@ -95,16 +95,16 @@ class Driver:
         self.output: dict[Choice, list[int]] = {}
         self.finishes: dict[Choice, FinishReason] = {}
         self.attempts: dict[Choice, int] = {}
-        """The latest heard of, or asked for."""
+        """Latest attempt that was seen or sent."""
         self.rejected: dict[str, Rejected] = {}
         self.others: list[Outgoing] = []
         self.logprobs: dict[Choice, dict[int, float]] = {}
-        """Of output tokens, by position."""
+        """Log-probabilities of output tokens, by position."""
         self.prompt_logprobs: dict[Choice, list[float]] = {}
         self._frontends: dict[tuple[str, str, int, int], str] = {}
 
     def send(self, *messages: CoreMessage, source: str = FRONTEND) -> None:
-        """Hand messages to the core. A frontend listens to no earlier attempt once it has sent a later one."""
+        """Pass messages to the core. Rows of an attempt are ignored once its frontend has sent a later one."""
         for message in messages:
             if isinstance(message, TokenizedGenerateReqInput):
                 rid = message.rid if source == FRONTEND else f"{source}/{message.rid}"
@@ -114,7 +114,7 @@ class Driver:
         self.check()
 
     def step(self) -> bool:
-        """One turn of the loop; False when there was nothing to do."""
+        """Run one turn of the loop; return False if there was no work."""
         late = self.executor.late_masks
         if late is not None and late.busy:
             self.send(*(MaskReady(*each) for each in late.take_ready()))
@@ -134,18 +134,17 @@ class Driver:
         return plan is not None
 
     def run(self, limit: int = 20_000) -> int:
-        """Turn until nothing is left; returns the number of turns."""
+        """Run turns until no work is left; return their number."""
         for turn in range(limit):
             if not self.step():
                 return turn
         raise AssertionError(f"still busy after {limit} turns")
 
     def check(self) -> None:
-        """All invariants hold."""
         assert violations(self.core) == []
 
     def assert_empty(self) -> None:
-        """Nothing is held any more."""
+        """Assert that no request or memory is held."""
         memory = self.core.memory
         assert list(self.core.roster) == []
         assert not self.core.planner.running
@@ -156,11 +155,11 @@ class Driver:
         assert not memory.adapters.users
 
     def expected(self, prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:
-        """What the model says after a prompt, up to and with its end id."""
+        """Return the model's output after a prompt, including its end id."""
         return self.answer(request("", prompt, max_new_tokens=count), choice)
 
     def answer(self, wanted: TokenizedGenerateReqInput, choice: int = 0) -> list[int]:
-        """What the fake model says to a request, up to and with whatever ends it."""
+        """Return the fake model's answer to a request, including the token that ends it."""
         sampling = wanted.sampling
         ends = {*sampling.stop_token_ids, *([] if sampling.ignore_eos else self.core.capacity.eos_token_ids)}
         prompt = unpack_ints(wanted.input_ids)
@@ -209,7 +208,7 @@ class Driver:
                 self.finishes[key] = batch.finishes[row]
 
     def _opened(self, peer: str, rid: str, index: int, attempt: int, opening: FirstRow | None) -> Choice:
-        """Whose row this is. The first row of an attempt, and no other, says whom its text is for."""
+        """Return the choice of a row. Exactly the first row of an attempt has a FirstRow, which names the frontend."""
         route = peer, rid, index, attempt
         assert (opening is None) == (route in self._frontends), f"{route} is opened never or twice"
         if opening is not None:

@@ -1,4 +1,4 @@
-"""An encoder that costs nothing: `FakeEncoder` makes vectors out of token ids in plain Python."""
+"""Fake encoder without torch: `FakeEncoder` computes vectors from token ids in plain Python."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ def embedding_request(
     hold: bool = False,
     tenant: str = "",
 ) -> TokenizedEmbeddingReqInput:
-    """An input as a frontend would send it."""
+    """Return an input in the form that a frontend sends."""
     return TokenizedEmbeddingReqInput(
         rid=rid,
         attempt=attempt,
@@ -39,14 +39,14 @@ class Encoded:
     value: EncodeResult
 
     def result(self) -> EncodeResult:
-        """The result."""
         return self.value
 
 
 class FakeEncoder:
-    """Number i of an input's vector depends on every token, its place and its type, and on i.
+    """Encoder whose number i of an input's vector depends on every token, its position and its type, and on i.
 
-    An input that begins with the id `poison` gives no finite numbers; for one of more than `room` tokens is no memory.
+    An input that begins with the id `poison` gives non-finite numbers; one of more than `room` tokens does not fit into
+    memory.
     """
 
     def __init__(
@@ -64,7 +64,6 @@ class FakeEncoder:
 
     @property
     def capacity(self) -> EncoderCapacity:
-        """As given."""
         return self._capacity
 
     def submit(self, plan: EncodePlan) -> Encoded:
@@ -77,10 +76,10 @@ class FakeEncoder:
         return Encoded(EncodeResult(step=plan.step, vectors=vectors, failed=failed, too_large=too_large))
 
     def close(self) -> None:
-        """Nothing to free."""
+        pass
 
     def vector(self, row: EncodeRow) -> list[float]:
-        """What an input gives, each number between 1 and 2."""
+        """Return the vector of an input, each number between 1 and 2."""
         ids = unpack_ints(row.input_ids)
         types = unpack_ints(row.token_types) if row.token_types else [0] * len(ids)
         value = 0

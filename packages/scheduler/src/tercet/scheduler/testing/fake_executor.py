@@ -1,4 +1,4 @@
-"""A model that costs nothing: `FakeExecutor` runs plans in plain Python, for tests, simulations and load tests."""
+"""Fake executor without torch: `FakeExecutor` runs plans in plain Python, for tests, simulations and load tests."""
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
@@ -12,12 +12,14 @@ from tercet.scheduler.executor.weights_loader import WeightsLoader
 _MASK = (1 << 61) - 1
 
 ScriptedGrammar = Callable[[Sequence[int]], tuple[Sequence[int], bool]]
-"""After the prompt and output given: the tokens that must follow, and whether nothing may. It decides by the last
-tokens, so that it says the same in the middle of what must follow."""
+"""Returns, for the prompt and output so far, the tokens that must follow, and whether the output must end.
+
+It decides by the last tokens, so that it gives the same result in the middle of forced tokens.
+"""
 
 
 class StaleCacheError(AssertionError):
-    """A plan would attend to keys and values that are not of its tokens."""
+    """A plan would attend to keys and values of other tokens than its own."""
 
 
 def small_capacity(
@@ -30,7 +32,7 @@ def small_capacity(
     grammars: str = "",
     adapters: int = 0,
 ) -> Capacity:
-    """Room for a test."""
+    """Return a capacity for tests."""
     return Capacity(
         page_size=page_size,
         groups=[CacheGroup("full", pages)],
@@ -51,54 +53,50 @@ class Done:
     on_result: Callable[[], None] = lambda: None
 
     def result(self) -> StepResult:
-        """The result."""
         self.on_result()
         return self.value
 
 
 class FakeAdapters:
-    """Reads any adapter at once: its files are said to be what they are expected to be, or made of the path alone."""
+    """Reader that reads any adapter at once. The hash of its files is the expected one, or made of the path alone."""
 
     busy = False
 
     def want(self, adapter: LoRAAdapter) -> bool:  # noqa: ARG002
-        """It is read."""
         return True
 
     def take_read(self) -> list[LoRAAdapter]:
-        """Nothing had to be waited for."""
         return []
 
     def fault(self, adapter: LoRAAdapter) -> str:  # noqa: ARG002
-        """None."""
         return ""
 
     def sha256(self, adapter: LoRAAdapter) -> str:
-        """As expected, or of the path."""
+        """Return the expected hash, or one of the path."""
         return adapter.sha256 or hashlib.sha256(adapter.path.encode()).hexdigest()
 
     def keep(self, wanted: Collection[LoRAAdapter]) -> None:
-        """Nothing takes any room."""
+        pass
 
     def forget(self, adapter: LoRAAdapter) -> None:
-        """The same."""
+        pass
 
 
 class FakeLateMasks:
-    """Masks that are there as soon as somebody asks, unless they are held back."""
+    """Late masks that are ready on the next call, unless they are held back."""
 
     def __init__(self) -> None:
         self.held_back = False
-        """While it is set, no mask comes."""
+        """If set, no mask becomes ready."""
         self.waiting: list[tuple[int, int]] = []
 
     @property
     def busy(self) -> bool:
-        """Whether a mask was late."""
+        """Return whether a mask was late."""
         return bool(self.waiting)
 
     def take_ready(self, wait: float = 0.0) -> list[tuple[int, int]]:  # noqa: ARG002
-        """Return (slot, step) of all, unless they are held back."""
+        """Return (slot, step) of all late masks, unless they are held back."""
         if self.held_back:
             return []
         ready, self.waiting = self.waiting, []
@@ -111,35 +109,35 @@ class _Slot:
     adapter: LoRAAdapter | None
     tokens: list[int]
     hashes: list[int] = field(default_factory=list)
-    """Of every prefix: entry i covers tokens 0 to i."""
+    """Hashes of all prefixes: entry i covers tokens 0 to i."""
     table: list[int] = field(default_factory=list)
 
 
 @dataclass
 class _Chain:
-    """The rows of a slot, of which all but the first assume a token."""
+    """Rows of a slot, of which all but the first compute a draft token."""
 
     start: int
-    """Where the first of these tokens belongs."""
+    """Position of the first of these tokens."""
     assumed: list[int] = field(default_factory=list)
     said: list[int] = field(default_factory=list)
-    """What came of the rows that were right, and is forced after the last of them."""
+    """Tokens of the accepted rows, and the forced ones after the last of them."""
     right: bool = True
 
     def goes_on(self, token: int, *, ends: bool) -> bool:
-        """Whether the row behind one that gave this token has assumed it. If not, nor is any behind it."""
+        """Return whether the next row's draft token equals this token. If not, all later rows are wrong, too."""
         place = len(self.said)
         self.right = not ends and place < len(self.assumed) and self.assumed[place] == token
         return self.right
 
 
 class FakeExecutor:
-    """The next token is a hash of all before it, of adapter and weights, so any mistake in these shows in the output.
+    """Executor whose next token is a hash of all tokens before it, of adapter and weights.
 
-    With `verify`, each page remembers the hash of the prefix it holds at each offset, and a row that would attend to
-    anything else raises StaleCacheError: wrong sharing, early reuse and missing copies all show. A token's
-    log-probability is minus its position, in the output or in the prompt. Grammars are not read: one script, if given,
-    stands for all of them.
+    Any mistake in these shows in the output. With `verify`, each page remembers the hash of the prefix it holds at each
+    offset, and a row that would attend to another raises StaleCacheError: this detects wrong sharing, early reuse and
+    missing copies. A token's log-probability is minus its position, in the output or in the prompt. Grammars are not
+    read: one script, if given, stands for all of them.
     """
 
     def __init__(
@@ -152,7 +150,7 @@ class FakeExecutor:
         weights: str = "",
         defers: Callable[[Plan, Row], bool] = lambda _, __: False,
     ) -> None:
-        """`defers` says of a row that samples, of a choice with a grammar, that its mask is late."""
+        """Create an executor. `defers` returns whether the mask of a sampling row with a grammar is late."""
         self.weights = WeightsLoader(_check_directory)
         self._loaded = weights
         self._capacity = capacity
@@ -163,32 +161,29 @@ class FakeExecutor:
         self._late = FakeLateMasks()
         self._slots: dict[int, _Slot] = {}
         self._adapters: dict[int, LoRAAdapter] = {}
-        """By place."""
+        """Adapters by slot."""
         self._cache: dict[tuple[int, int], int] = {}
-        """(page, offset) to prefix hash."""
+        """Prefix hash by (page, offset)."""
 
     @property
     def capacity(self) -> Capacity:
-        """As given."""
         return self._capacity
 
     @property
     def grammars(self) -> None:
-        """Nothing has to be read."""
+        """Return None: grammars need no reading."""
         return
 
     @property
     def late_masks(self) -> FakeLateMasks:
-        """Whose masks were late, as `defers` says."""
         return self._late
 
     @property
     def adapters(self) -> FakeAdapters | None:
-        """If there are places for them."""
+        """Return the reader of adapters if there are adapter slots."""
         return FakeAdapters() if self._capacity.adapters else None
 
     def prepare(self) -> bool:
-        """Nothing has to be prepared."""
         return False
 
     def submit(self, plan: Plan) -> Done:
@@ -210,7 +205,7 @@ class FakeExecutor:
             table = self._slots[update.slot].table
             table[update.first : update.first + len(update.pages[0])] = update.pages[0]
         for copy in plan.copies:
-            if copy.group:  # all groups have the same tokens: to verify one is enough
+            if copy.group:  # all groups have the same tokens: verifying one is enough
                 continue
             for offset in range(self._capacity.page_size):
                 self._cache[copy.target, offset] = self._cache.get((copy.source, offset), -1)
@@ -225,7 +220,7 @@ class FakeExecutor:
         return Done(result, tell)
 
     def close(self) -> None:
-        """End the thread that looks at weights."""
+        """Stop the thread that checks weights."""
         self.weights.close()
 
     def next_token(
@@ -235,18 +230,18 @@ class FakeExecutor:
         suppressed: Collection[int] = (),
         adapter: LoRAAdapter | None = None,
     ) -> int:
-        """What the model says after `tokens`: for tests that know the answer without a scheduler."""
+        """Return the model's token after `tokens`, for tests that know the answer without a scheduler."""
         value = self._first(adapter)
         for token in tokens:
             value = _extend(value, token)
         return self._sampled(value, choice, suppressed)
 
     def follow(self, tokens: Sequence[int], sampling: SamplingParams) -> tuple[Sequence[int], bool]:
-        """What a choice's grammar says after `tokens`; see `ScriptedGrammar`."""
+        """Return the grammar's result after `tokens`; see `ScriptedGrammar`."""
         return ((), False) if self._grammar is None or sampling.grammar is None else self._grammar(tokens)
 
     def _first(self, adapter: LoRAAdapter | None) -> int:
-        """What is before the first token."""
+        """Return the hash before the first token."""
         made_of = self._loaded + ("" if adapter is None else adapter.sha256)
         return int(hashlib.sha256(made_of.encode()).hexdigest(), 16) & _MASK if made_of else 0
 
@@ -258,7 +253,7 @@ class FakeExecutor:
             if index in plan.assumed:
                 slot.tokens[row.start :] = [plan.assumed[index]]
             if row.sample:
-                del slot.tokens[row.start + row.count :]  # what came of tokens that were assumed, and wrongly
+                del slot.tokens[row.start + row.count :]  # tokens after wrong draft tokens
             self._compute(slot, row)
             if slot.init.prompt_logprobs and row.start < slot.init.prompt_tokens - 1:
                 count = min(row.start + row.count, slot.init.prompt_tokens - 1) - row.start
@@ -282,9 +277,9 @@ class FakeExecutor:
         return result
 
     def _sample(self, slot: _Slot, index: int, result: StepResult, chain: "_Chain | None") -> int:
-        """The token a row gets, and in the result what else is to say of it.
+        """Return the token of a row, and add its other outputs to the result.
 
-        That is nothing where the next row of its chain goes on with the right token.
+        Forced tokens are left out if the next row of the chain has the right draft token.
         """
         init = slot.init
         must, ends = self.follow(slot.tokens, init.sampling)
@@ -334,7 +329,7 @@ class FakeExecutor:
 
 
 def _chains(plan: Plan) -> dict[int, _Chain]:
-    """By slot, those that have several rows."""
+    """Return the chains of slots with several rows."""
     chains: dict[int, _Chain] = {}
     for index, token in plan.assumed.items():
         row = plan.rows[index]
@@ -344,7 +339,7 @@ def _chains(plan: Plan) -> dict[int, _Chain]:
 
 
 def _check_directory(path: str) -> None:
-    """Raises ValueError where there is none."""
+    """Raise ValueError unless the directory exists."""
     if not Path(path).is_dir():
         raise ValueError(f"{path} is no directory")
 

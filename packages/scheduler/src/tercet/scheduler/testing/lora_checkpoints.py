@@ -1,4 +1,4 @@
-"""Random adapters in the form of PEFT's files, to be read by whoever reads that."""
+"""Random adapters in PEFT's file format."""
 
 import json
 import re
@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 ALL_LINEAR = r".*layers\.\d+\.(self_attn|mlp)\.\w+_proj"
-"""Paths of all layers that an adapter can have here."""
+"""Module paths of all layers that an adapter can have here."""
 
 
 def write_adapter(
@@ -26,9 +26,9 @@ def write_adapter(
     dtype: torch.dtype = torch.float32,
     **config: Any,
 ) -> Path:
-    """Write an adapter of the layers of a checkpoint whose paths match; weights are normal, of deviation `size`.
+    """Write an adapter for a checkpoint's layers with matching paths; weights are normal, of deviation `size`.
 
-    `rank` may depend on the path; `config` is added to adapter_config.json, r being 4 and lora_alpha 8 otherwise.
+    `rank` may depend on the path; `config` is added to adapter_config.json, whose r is 4 and lora_alpha 8 otherwise.
     """
     directory.mkdir(parents=True, exist_ok=True)
     generator = torch.Generator().manual_seed(seed)
@@ -53,7 +53,7 @@ def write_adapter(
 
 
 def _layers(model: Path, modules: str) -> dict[str, tuple[int, int]]:
-    """The shapes of the weights of a checkpoint whose paths match."""
+    """Return the shapes of a checkpoint's weights with matching paths."""
     shapes: dict[str, tuple[int, int]] = {}
     for file in sorted(model.glob("*.safetensors")):
         with safe_open(file, "pt") as stored:

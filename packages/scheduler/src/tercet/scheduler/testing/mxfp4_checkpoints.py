@@ -1,7 +1,7 @@
-"""Random checkpoints of gpt-oss in MXFP4, as they are published, each beside the weights it stands for.
+"""Random checkpoints of gpt-oss in MXFP4, in the published form, each beside its dequantized weights.
 
 The format of experts is that of the OCP Microscaling Formats specification, in the layout of OpenAI's gpt-oss
-(gpt_oss/torch/weights.py). Nothing here is shared with what reads it.
+(gpt_oss/torch/weights.py). The code is independent of the reader it tests.
 """
 
 import json
@@ -24,17 +24,17 @@ QUANTIZATION = {
         "lm_head",
     ],
 }
-"""What config.json says of it."""
+"""Entry of config.json."""
 
 _NUMBERS = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0]
 _TYPICAL = 2.7
-"""The root mean square of the numbers."""
+"""Root mean square of the numbers."""
 
 
 def write_mxfp4(directory: Path, config: Mapping[str, Any], dtype: torch.dtype = torch.float32) -> Path:
-    """A checkpoint of a config, and next to it in `<directory>-full` the same weights in full. Returns the latter.
+    """Write a checkpoint of a config, and in `<directory>-full` the same weights dequantized. Return the latter.
 
-    What is no expert's weight is in `dtype` in both.
+    Weights other than the experts' are in `dtype` in both.
     """
     chance = torch.Generator().manual_seed(0)
     plain = {name: _random(name, shape, chance).to(dtype) for name, shape in _shapes(config).items()}
@@ -53,7 +53,7 @@ def write_mxfp4(directory: Path, config: Mapping[str, Any], dtype: torch.dtype =
 
 
 def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Of every tensor but the experts' weights."""
+    """Return the shape of every tensor but the experts' weights."""
     hidden, size, experts = (config[name] for name in ("hidden_size", "intermediate_size", "num_local_experts"))
     heads, head_dim = config["num_attention_heads"], config["head_dim"]
     queries, keys = heads * head_dim, config["num_key_value_heads"] * head_dim
@@ -81,7 +81,7 @@ def _shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def _random(name: str, shape: tuple[int, ...], chance: torch.Generator) -> torch.Tensor:
-    """Norms about 1, and weights of a size that keeps a model of any width well-behaved."""
+    """Return random norms about 1, and weights of a size that keeps a model of any width well-behaved."""
     if "norm" in name:
         return torch.rand(shape, generator=chance) + 0.5
     values = torch.randn(shape, generator=chance)
@@ -91,7 +91,7 @@ def _random(name: str, shape: tuple[int, ...], chance: torch.Generator) -> torch
 
 
 def _mxfp4(experts: int, n: int, k: int, chance: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """(blocks uint8 [experts, n, k / 32, 16], scales uint8 [experts, n, k / 32], float32 [experts, n, k])."""
+    """Return (blocks uint8 [experts, n, k / 32, 16], scales uint8 [experts, n, k / 32], float32 [experts, n, k])."""
     codes = torch.randint(0, 16, (experts, n, k // 32, 32), generator=chance)
     power = round(math.log2(1 / math.sqrt(k) / _TYPICAL))
     powers = torch.randint(power - 2, power + 2, (experts, n, k // 32), generator=chance)

@@ -1,8 +1,8 @@
-"""Quantised checkpoints of random weights, as the public tools write them, each beside the weights it stands for.
+"""Quantized checkpoints of random weights, as the public tools write them, each beside its dequantized weights.
 
 The layouts are those of AutoAWQ (awq/modules/linear/gemm.py), AutoGPTQ (qlinear_cuda_old.py), compressed-tensors'
-float-quantized format, and DeepSeek-V3's fp8 checkpoints (inference/kernel.py, weight_dequant). Nothing here is shared
-with what reads them. Weights are of a size that keeps a model of any width well-behaved.
+float-quantized format, and DeepSeek-V3's fp8 checkpoints (inference/kernel.py, weight_dequant). The code is independent
+of the readers it tests. Weights are of a size that keeps a model of any width well-behaved.
 """
 
 import json
@@ -16,30 +16,30 @@ from safetensors.torch import save_file
 
 Tensors = dict[str, torch.Tensor]
 _Stored = tuple[Tensors, torch.Tensor]
-"""What is stored of a linear layer, and the weight float32 [n, k] that it stands for."""
+"""Stored tensors of a linear layer, and its weight as float32 [n, k]."""
 
 KINDS = ("awq", "gptq", "gptq row", "channel", "tensor", "deepseek")
-"""The forms: `gptq row` has one group for a whole row and zeros as they are; three are fp8, by what shares a scale."""
+"""Formats. `gptq row` has one group for a whole row and unpacked zeros; three are fp8 with different scale blocks."""
 
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 @dataclass(frozen=True)
 class Grain:
-    """What shares a scale."""
+    """Shape of the weights that share a scale."""
 
     group: int = 128
-    """Columns, in awq and gptq."""
+    """Columns of a group, in awq and gptq."""
     block: tuple[int, int] = (128, 128)
-    """Rows and columns, in deepseek."""
+    """Rows and columns of a block, in deepseek."""
 
 
 PUBLIC_GRAIN = Grain()
-"""That of nearly every public checkpoint."""
+"""Grain of nearly every public checkpoint."""
 
 
 def quantization_config(kind: str, grain: Grain) -> dict[str, Any]:
-    """What config.json says of a kind."""
+    """Return the quantization_config of a format."""
     match kind:
         case "awq":
             return {"quant_method": "awq", "bits": 4, "group_size": grain.group, "zero_point": True, "version": "gemm"}
@@ -56,7 +56,7 @@ def quantization_config(kind: str, grain: Grain) -> dict[str, Any]:
 
 
 def _linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """(outputs, inputs) of each linear layer of a layer: of a Llama, Mixtral, Phi-3, GLM-4.5 or DeepSeek-V3."""
+    """Return (outputs, inputs) of each linear layer in a layer of Llama, Mixtral, Phi-3, GLM-4.5 or DeepSeek-V3."""
     hidden, inner, heads = config["hidden_size"], config["intermediate_size"], config["num_attention_heads"]
     head_dim = config.get("head_dim", hidden // heads)
     queries, keys = heads * head_dim, config["num_key_value_heads"] * head_dim
@@ -85,7 +85,7 @@ def _linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
 
 
 def _latent_linears(config: Mapping[str, Any]) -> dict[str, tuple[int, int]]:
-    """The same of latent attention alone."""
+    """Return (outputs, inputs) of the linear layers of latent attention."""
     hidden, heads, rank = config["hidden_size"], config["num_attention_heads"], config["kv_lora_rank"]
     still, turned, value = (config[name] for name in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"))
     first = config["q_lora_rank"]
@@ -108,9 +108,9 @@ def write_checkpoint(
     full: tuple[str, ...] = (),
     beside: Tensors | None = None,
 ) -> Path:
-    """A checkpoint of a kind, and next to it in `<directory>-full` the same weights in full. Returns the latter.
+    """Write a checkpoint of a format, and in `<directory>-full` the same weights dequantized. Return the latter.
 
-    Linear layers named in `full` are stored so in both. Both get the tensors `beside`.
+    Linear layers named in `full` are stored dequantized in both. Both get the tensors `beside`.
     """
     chance = torch.Generator().manual_seed(0)
     hidden, vocab = config["hidden_size"], config["vocab_size"]
@@ -195,7 +195,7 @@ def _fp8(
 
 
 def _codes(n: int, k: int, groups: int, chance: torch.Generator) -> tuple[torch.Tensor, ...]:
-    """(codes [n, k], zeros [n, groups], scales float16 [n, groups], the weight they stand for)."""
+    """Return (codes [n, k], zeros [n, groups], scales float16 [n, groups], dequantized weight)."""
     codes = torch.randint(0, 16, (n, k), generator=chance)
     zeros = torch.randint(0, 16, (n, groups), generator=chance)
     scales = ((torch.rand(n, groups, generator=chance) / 40 + 0.01) * _narrow(k)).half()
@@ -204,11 +204,11 @@ def _codes(n: int, k: int, groups: int, chance: torch.Generator) -> tuple[torch.
 
 
 def _words(nibbles: torch.Tensor) -> torch.Tensor:
-    """int32 of eight nibbles in the last dimension, the first one lowest."""
+    """Pack eight nibbles of the last dimension into an int32, the first one lowest."""
     total = (nibbles.long() << torch.arange(0, 32, 4)).sum(-1)
     return torch.where(total >= 1 << 31, total - (1 << 32), total).int()
 
 
 def _narrow(inputs: int) -> float:
-    """What weights of so many inputs are narrower by than those of 64."""
+    """Return the factor by which weights of so many inputs are smaller than those of 64."""
     return float((64 / inputs) ** 0.5)

@@ -1,4 +1,4 @@
-"""Ranks that are threads of one process: the `Collectives` of tests, which need neither processes nor sockets."""
+"""Ranks as threads of one process: `Collectives` for tests, without processes or sockets."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +13,7 @@ _Given = TypeVar("_Given")
 
 
 class ThreadCollectives:
-    """Those of one rank. Raises RuntimeError where ranks do not call the same with tensors of the same shape."""
+    """Collectives of one rank. Raises RuntimeError unless all ranks make the same call with tensors of equal shape."""
 
     def __init__(self, rank: int, barrier: Barrier, board: list[tuple[str, torch.Tensor]]) -> None:
         self._rank = rank
@@ -21,7 +21,6 @@ class ThreadCollectives:
         self._board = board
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Collectives`."""
         first, *others = self._meet("all_reduce", x)
         total = first.clone()
         for other in others:
@@ -29,19 +28,16 @@ class ThreadCollectives:
         return self._part(total)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Collectives`."""
         return self._part(torch.cat(self._meet("all_gather", x), 1))
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """See `Collectives`."""
         return self._part(self._meet("broadcast", x)[0].clone())
 
     def smallest(self, number: int) -> int:
-        """See `Collectives`."""
         return min(int(other) for other in self._part(self._meet("smallest", torch.tensor(number))))
 
     def _meet(self, name: str, x: torch.Tensor) -> list[torch.Tensor]:
-        """What every rank gives, none of which is written over before `_part`."""
+        """Exchange values with all ranks. None is overwritten before `_part`."""
         self._board[self._rank] = name, x
         self._barrier.wait()
         names, tensors = zip(*self._board, strict=True)
@@ -56,7 +52,7 @@ class ThreadCollectives:
 
 
 def on_ranks(size: int, run: Callable[[Shard], _Given]) -> list[_Given]:
-    """What `run` gives on each rank. Raises what it raises on the first that fails, which ends the others."""
+    """Return the result of `run` on each rank. Raises the first failing rank's exception, which ends the others."""
     barrier = Barrier(size)
     board = [("", torch.empty(0))] * size
 

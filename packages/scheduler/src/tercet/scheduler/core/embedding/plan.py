@@ -15,14 +15,14 @@ class EncoderCapacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EncodeRow(msgspec.Struct, frozen=True):
-    """One whole input: no state is kept between steps. Both are int32 buffers; no types means all 0."""
+    """A whole input: no state is kept between steps. Both are int32 buffers; no types means all 0."""
 
     input_ids: bytes
     token_types: bytes = b""
 
 
 class EncodePlan(msgspec.Struct, frozen=True, kw_only=True):
-    """One step."""
+    """Plan of one step."""
 
     step: int
     rows: list[EncodeRow]

@@ -1,10 +1,10 @@
-"""One input, from arrival to its vector."""
+"""An input, from arrival to its vector."""
 
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput
 
 
 class EmbeddingReq:
-    """One input. It waits until a plan names it, and is removed once that plan is committed."""
+    """An input. It waits until a plan names it, and is removed once that plan is committed."""
 
     __slots__ = (
         "alone",
