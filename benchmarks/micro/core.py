@@ -5,7 +5,8 @@ import time
 from array import array
 from statistics import median
 
-from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.radix_cache import RadixCache
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity

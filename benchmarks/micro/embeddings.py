@@ -15,9 +15,10 @@ import torch
 import transformers
 
 from tercet.protocol.messages.values import Task, unpack_floats
-from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.embedding.plan import EncoderCapacity
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
+from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 from tercet.scheduler.testing import FakeEncoder, embedding_request
 

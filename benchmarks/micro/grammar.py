@@ -20,7 +20,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tercet.protocol.messages.values import Grammar, GrammarKind
-from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions

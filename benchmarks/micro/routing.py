@@ -18,7 +18,8 @@ from tercet.frontend.routing.policies import POLICIES, RoutingPolicy
 from tercet.frontend.routing.prefix_tree import PrefixTree
 from tercet.protocol.messages.messages import BatchTokenIDOutput, Heartbeat, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import ModelLimits, Phase, pack_ints
-from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 

@@ -15,7 +15,8 @@ from statistics import median
 from benchmarks.micro.cpu import MODELS
 from tercet.protocol.messages.messages import BatchTokenIDOutput
 from tercet.protocol.messages.values import unpack_ints
-from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions

@@ -11,7 +11,8 @@ from typing import Any, Literal, TypeVar
 import torch
 
 from tercet.protocol.messages.values import SamplingParams, pack_ints
-from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.device.oom import release_cached

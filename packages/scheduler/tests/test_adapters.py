@@ -11,7 +11,8 @@ import torch
 from packages.scheduler.tests.test_generation import PROMPTS, TOKENS
 from tercet.kernels.native.library import missing_library
 from tercet.protocol.messages.values import LoRAAdapter
-from tercet.scheduler.core.config import AdapterPending, AdapterRead, CoreConfig
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import AdapterPending, AdapterRead
 from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tercet.protocol.messages.messages import PauseGenerationReq
-from tercet.scheduler.core.config import Arrival, CoreConfig, PeerBlocked, PeerDrained
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival, PeerBlocked, PeerDrained
 from tercet.scheduler.core.plan import Row
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.event_log import Handled, RecordingScheduler, Scheduled, Started, read_events, replay

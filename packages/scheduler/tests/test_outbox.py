@@ -1,6 +1,6 @@
 from tercet.protocol.messages.messages import Message, Rejected
 from tercet.protocol.testing import ScriptedClock
-from tercet.scheduler.core.config import Arrival, PeerBlocked, PeerDrained
+from tercet.scheduler.core.events import Arrival, PeerBlocked, PeerDrained
 from tercet.scheduler.outbox import KEPT_FOR, MOST_KEPT, BacklogSender
 
 

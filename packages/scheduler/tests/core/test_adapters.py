@@ -8,7 +8,8 @@ import pytest
 
 from tercet.protocol.messages.messages import ControlReply, LoadLoRAAdapterReq, UnloadLoRAAdapterReq
 from tercet.protocol.messages.values import FinishType, LoRAAdapter, Resume, pack_ints
-from tercet.scheduler.core.config import AdapterPending, AdapterRead, Arrival, CoreConfig, PeerGone
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import AdapterPending, AdapterRead, Arrival, PeerGone
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay

@@ -7,7 +7,8 @@ import pytest
 
 from tercet.protocol.messages.messages import AbortReq, BatchTokenIDOutput, ContinueGenerationReq, PauseGenerationReq
 from tercet.protocol.messages.values import FinishReason, FinishType, LogprobParams, Resume, pack_ints, unpack_ints
-from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerGone
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival, Drain, PeerGone
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 PROMPT = [7, 3, 9, 4, 1, 8, 2, 6, 5]

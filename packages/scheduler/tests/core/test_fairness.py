@@ -6,14 +6,8 @@ import pytest
 
 from tercet.protocol.messages.messages import Rejected
 from tercet.protocol.messages.values import Grammar, GrammarKind, LogprobParams, Resume
-from tercet.scheduler.core.config import (
-    CoreConfig,
-    GrammarPending,
-    GrammarRead,
-    PeerBlocked,
-    PeerDrained,
-    PolicyName,
-)
+from tercet.scheduler.core.config import CoreConfig, PolicyName
+from tercet.scheduler.core.events import GrammarPending, GrammarRead, PeerBlocked, PeerDrained
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 SLOW = "detokenizer-slow"

@@ -7,7 +7,8 @@ import pytest
 
 from tercet.protocol.messages.messages import AbortReq, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LogprobParams
-from tercet.scheduler.core.config import Arrival, CoreConfig, PeerBlocked
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival, PeerBlocked
 from tercet.scheduler.core.in_batch_prefixes import InFlightPrefixes
 from tercet.scheduler.core.radix_cache import RadixCache
 from tercet.scheduler.core.request import Req

@@ -8,7 +8,8 @@ import pytest
 
 from tercet.protocol.messages.messages import AbortReq
 from tercet.protocol.messages.values import FinishReason, FinishType, Grammar, GrammarKind, LogprobParams
-from tercet.scheduler.core.config import Arrival, CoreConfig, MaskReady
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival, MaskReady
 from tercet.scheduler.core.plan import Plan, Row
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay

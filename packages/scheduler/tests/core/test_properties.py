@@ -34,16 +34,8 @@ from tercet.protocol.messages.values import (
     pack_ints,
     unpack_ints,
 )
-from tercet.scheduler.core.config import (
-    AdapterPending,
-    AdapterRead,
-    CoreConfig,
-    CoreMessage,
-    PeerBlocked,
-    PeerDrained,
-    PeerGone,
-    PolicyName,
-)
+from tercet.scheduler.core.config import CoreConfig, PolicyName
+from tercet.scheduler.core.events import AdapterPending, AdapterRead, CoreMessage, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan
 from tercet.scheduler.core.scheduler import Scheduler

@@ -12,7 +12,8 @@ from tercet.protocol.messages.messages import (
     PauseGenerationReq,
 )
 from tercet.protocol.messages.values import FinishReason, FinishType, LogprobParams, Resume, pack_ints
-from tercet.scheduler.core.config import Arrival, CoreConfig, Drain, PeerBlocked, PeerDrained, PeerGone
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival, Drain, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.plan import Row, StepResult
 from tercet.scheduler.testing import Driver, request, small_capacity
 

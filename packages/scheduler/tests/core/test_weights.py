@@ -7,7 +7,8 @@ import pytest
 
 from tercet.protocol.messages.messages import ControlReply, PauseGenerationReq, UpdateWeightsFromDiskReq
 from tercet.protocol.messages.values import LoRAAdapter, Resume, pack_ints
-from tercet.scheduler.core.config import Arrival, CoreConfig, WeightsRead
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival, WeightsRead
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity

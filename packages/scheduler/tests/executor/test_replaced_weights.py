@@ -17,7 +17,8 @@ from tercet.kernels.native.library import missing_library
 from tercet.protocol.messages.messages import ControlReply, PauseGenerationReq, UpdateWeightsFromDiskReq
 from tercet.protocol.messages.values import Task
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
-from tercet.scheduler.core.config import CoreConfig, WeightsRead
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import WeightsRead
 from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions

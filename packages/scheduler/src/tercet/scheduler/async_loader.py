@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from tercet.protocol.messages.values import Grammar, LoRAAdapter
-from tercet.scheduler.core.config import AdapterPending, AdapterRead, Arrival, GrammarPending, GrammarRead, Obstacle
+from tercet.scheduler.core.events import AdapterPending, AdapterRead, Arrival, GrammarPending, GrammarRead, Obstacle
 from tercet.scheduler.ports import AdapterReader, GrammarReader, Reader
 
 T = TypeVar("T")

@@ -13,7 +13,8 @@ from typing import BinaryIO
 import msgspec
 
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
-from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler

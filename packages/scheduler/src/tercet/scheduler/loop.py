@@ -19,7 +19,7 @@ from tercet.protocol.messages.messages import (
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter, Phase
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
 from tercet.scheduler.async_loader import of_adapters, of_grammars
-from tercet.scheduler.core.config import Arrival, Drain, MaskReady, PeerGone, WeightsRead
+from tercet.scheduler.core.events import Arrival, Drain, MaskReady, PeerGone, WeightsRead
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.ports import AdapterReader, GrammarReader, LateMasks, Pending, Runner, WeightsReader

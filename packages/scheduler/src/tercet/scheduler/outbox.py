@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tercet.protocol.messages.messages import Message
-from tercet.scheduler.core.config import Arrival, PeerBlocked, PeerDrained
+from tercet.scheduler.core.events import Arrival, PeerBlocked, PeerDrained
 from tercet.scheduler.core.outputs import Outgoing
 
 logger = logging.getLogger(__name__)

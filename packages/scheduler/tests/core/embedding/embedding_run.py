@@ -4,9 +4,10 @@ from collections import deque
 
 from tercet.protocol.messages.messages import BatchEmbeddingOutput, ControlReply, ExclusiveReady, Rejected
 from tercet.protocol.messages.values import FinishReason, unpack_floats, unpack_ints
-from tercet.scheduler.core.config import Arrival, CoreConfig, CoreMessage
+from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
+from tercet.scheduler.core.events import Arrival, CoreMessage
 from tercet.scheduler.testing import FakeEncoder
 
 CAPACITY = EncoderCapacity(context_length=20, vocab_size=50, token_types=2, width=3)

@@ -9,7 +9,8 @@ import pytest
 from packages.scheduler.tests.core.embedding.embedding_run import Run
 from tercet.protocol.messages.messages import AbortReq
 from tercet.protocol.messages.values import pack_ints
-from tercet.scheduler.core.config import PeerBlocked, PeerDrained, PolicyName
+from tercet.scheduler.core.config import PolicyName
+from tercet.scheduler.core.events import PeerBlocked, PeerDrained
 from tercet.scheduler.core.token_counters import Account, VirtualTokenCounters
 from tercet.scheduler.testing import embedding_request
 

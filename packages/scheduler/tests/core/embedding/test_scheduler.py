@@ -15,18 +15,10 @@ from tercet.protocol.messages.messages import (
     PauseGenerationReq,
 )
 from tercet.protocol.messages.values import FinishReason, FinishType, unpack_floats, unpack_ints
-from tercet.scheduler.core.config import (
-    Arrival,
-    CoreConfig,
-    CoreMessage,
-    Drain,
-    PeerBlocked,
-    PeerDrained,
-    PeerGone,
-    PolicyName,
-)
+from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.embedding.plan import EncoderCapacity, EncodeResult
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
+from tercet.scheduler.core.events import Arrival, CoreMessage, Drain, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.testing import FakeEncoder, embedding_request, request
 
 

@@ -18,7 +18,8 @@ from tercet.protocol.messages.values import (
     pack_ints,
     unpack_ints,
 )
-from tercet.scheduler.core.config import Arrival, CoreConfig
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.core.scheduler import Scheduler

@@ -1,5 +1,6 @@
 """Intake of requests: each one is rejected, queued, or joined to the earlier attempt that is still held."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from tercet.protocol.messages.messages import AbortReq, Rejected, TokenizedGenerateReqInput
@@ -9,18 +10,44 @@ from tercet.protocol.messages.values import (
     Grammar,
     LoRAAdapter,
     Resume,
+    belongs,
     pack_ints,
     unpack_ints,
 )
 from tercet.scheduler.core.counters import CoreCounters
-from tercet.scheduler.core.finish import finish_at_arrival
 from tercet.scheduler.core.outputs import Outputs
-from tercet.scheduler.core.pending_aborts import PendingAborts
 from tercet.scheduler.core.plan import Capacity
 from tercet.scheduler.core.queue import WaitingQueue
-from tercet.scheduler.core.request import Req, namespace_of
+from tercet.scheduler.core.request import Req, finish_at_arrival, namespace_of
 from tercet.scheduler.core.request_table import RequestTable
 from tercet.scheduler.core.validation import invalid_ids, request_error
+
+MAX_PENDING_ABORTS = 4096
+
+
+class PendingAborts:
+    """The last `MAX_PENDING_ABORTS` aborts.
+
+    Their requests may still wait at a frontend, or be dispatched again after a lost answer.
+    """
+
+    def __init__(self) -> None:
+        self._reasons: OrderedDict[str, str] = OrderedDict()
+
+    def note(self, message: AbortReq) -> None:
+        """Remember an abort that is `asked` and names a rid; any other concerns only choices that are already held."""
+        if message.asked and message.rid:
+            self._reasons[message.rid] = message.reason
+            self._reasons.move_to_end(message.rid)
+            if len(self._reasons) > MAX_PENDING_ABORTS:
+                self._reasons.popitem(last=False)
+
+    def finish(self, rid: str) -> FinishReason | None:
+        """Return the finish of a request that arrives after its abort; None if it was not aborted."""
+        for name in (rid, rid.rpartition(".")[0]):
+            if name in self._reasons and belongs(rid, name):
+                return FinishReason(FinishType.ABORT, message=self._reasons[name], asked=True)
+        return None
 
 
 class RequestIntake:

@@ -8,7 +8,7 @@ gave up before wait in `retired` until that step.
 from collections import deque
 from collections.abc import Iterable
 
-from tercet.scheduler.core.adapter_places import AdapterSlots
+from tercet.scheduler.core.adapters import AdapterSlots
 from tercet.scheduler.core.pages import PageLists, PagePools
 from tercet.scheduler.core.plan import Capacity, PageCopy, PageUpdate
 from tercet.scheduler.core.prefix_cache import ChunkCache, PrefixCache

@@ -4,10 +4,11 @@ from collections.abc import Collection, Iterable
 from itertools import islice
 
 from tercet.protocol.messages.values import Grammar, LoRAAdapter
-from tercet.scheduler.core.config import (
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.counters import CoreCounters
+from tercet.scheduler.core.events import (
     AdapterPending,
     AdapterRead,
-    CoreConfig,
     GrammarPending,
     GrammarRead,
     MaskReady,
@@ -15,7 +16,6 @@ from tercet.scheduler.core.config import (
     PeerBlocked,
     PeerDrained,
 )
-from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.in_batch_prefixes import InFlightPrefixes
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
-from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_array
+from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, unpack_array
 from tercet.scheduler.core.pages import PageLists
 from tercet.scheduler.core.prefix_cache import Node, PrefixCache
 from tercet.scheduler.core.speculation.draft_policy import DraftPolicy
@@ -221,3 +221,19 @@ class Req:
         """Return the first `tokens` ids as a key of the prefix cache."""
         with memoryview(self.tokens) as known:  # copies once; tokens cannot grow while a view of them exists
             return known[:tokens].tobytes()
+
+
+def finish_after(req: Req, token: int, *, complete: bool = False) -> FinishReason | None:
+    """Return why the choice ends with `token`, already appended, or None. `complete`: its grammar ends there."""
+    if token in req.stop_ids and req.output_tokens >= req.sampling.min_new_tokens:
+        return FinishReason(FinishType.STOP, token)
+    if complete:
+        return FinishReason(FinishType.STOP)
+    if len(req.tokens) >= req.end:
+        return FinishReason(FinishType.LENGTH)
+    return None
+
+
+def finish_at_arrival(req: Req) -> FinishReason | None:
+    """Return the finish that a resumed choice had reached before its final answer was lost, or None."""
+    return finish_after(req, req.tokens[-1]) if req.output_tokens else None

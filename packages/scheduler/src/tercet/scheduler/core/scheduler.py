@@ -32,13 +32,14 @@ from tercet.protocol.messages.values import (
     pack_ints,
     unpack_ints,
 )
-from tercet.scheduler.core.adapter_orders import AdapterLoadRequests
+from tercet.scheduler.core.adapters import AdapterLoadRequests
 from tercet.scheduler.core.admission import RequestIntake
-from tercet.scheduler.core.config import (
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.counters import CoreCounters
+from tercet.scheduler.core.events import (
     AdapterPending,
     AdapterRead,
     Arrival,
-    CoreConfig,
     Drain,
     GrammarPending,
     GrammarRead,
@@ -49,15 +50,13 @@ from tercet.scheduler.core.config import (
     PeerGone,
     WeightsRead,
 )
-from tercet.scheduler.core.counters import CoreCounters
-from tercet.scheduler.core.finish import finish_after
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import FastPathRows, Outgoing, Outputs
 from tercet.scheduler.core.plan import Capacity, Plan, Row, StepResult
 from tercet.scheduler.core.planner import Planner
 from tercet.scheduler.core.policy import POLICIES
 from tercet.scheduler.core.queue import WaitingQueue
-from tercet.scheduler.core.request import Req
+from tercet.scheduler.core.request import Req, finish_after
 from tercet.scheduler.core.request_table import RequestTable
 from tercet.scheduler.core.speculation.verification import DraftVerifier
 from tercet.scheduler.core.validation import invalid_ids

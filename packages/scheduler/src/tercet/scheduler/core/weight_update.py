@@ -1,7 +1,7 @@
 """Weight update from disk: the weights are checked first, then due, then loaded by a plan of their own."""
 
 from tercet.protocol.messages.messages import ControlReply, UpdateWeightsFromDiskReq
-from tercet.scheduler.core.config import WeightsRead
+from tercet.scheduler.core.events import WeightsRead
 from tercet.scheduler.core.outputs import Outputs
 
 

@@ -16,7 +16,8 @@ from tercet.protocol.messages.values import (
     unpack_floats,
     unpack_ints,
 )
-from tercet.scheduler.core.config import Arrival, CoreConfig, CoreMessage, MaskReady
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.events import Arrival, CoreMessage, MaskReady
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult

@@ -34,11 +34,18 @@ from tercet.protocol.messages.values import (
     belongs,
     pack_ints,
 )
-from tercet.scheduler.core.config import (
+from tercet.scheduler.core.admission import PendingAborts
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.counters import CoreCounters
+from tercet.scheduler.core.embedding.outputs import EmbeddingOutputs
+from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
+from tercet.scheduler.core.embedding.queue import EmbeddingQueue
+from tercet.scheduler.core.embedding.req import EmbeddingReq
+from tercet.scheduler.core.embedding.validation import input_error
+from tercet.scheduler.core.events import (
     AdapterPending,
     AdapterRead,
     Arrival,
-    CoreConfig,
     Drain,
     GrammarPending,
     GrammarRead,
@@ -48,14 +55,7 @@ from tercet.scheduler.core.config import (
     PeerGone,
     WeightsRead,
 )
-from tercet.scheduler.core.counters import CoreCounters
-from tercet.scheduler.core.embedding.outputs import EmbeddingOutputs
-from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
-from tercet.scheduler.core.embedding.queue import EmbeddingQueue
-from tercet.scheduler.core.embedding.req import EmbeddingReq
-from tercet.scheduler.core.embedding.validation import input_error
 from tercet.scheduler.core.outputs import Outgoing
-from tercet.scheduler.core.pending_aborts import PendingAborts
 
 _NOT_FINITE = FinishReason(FinishType.ERROR, message="the model gave no finite numbers")
 

@@ -1,7 +1,37 @@
-"""Adapter slots of an executor: the adapters in them, and the number of running choices that use each."""
+"""Adapters in the core: requests of frontends to load one, and the allocation of an executor's adapter slots."""
 
+from collections.abc import Iterator
+
+from tercet.protocol.messages.messages import ControlReply, LoadLoRAAdapterReq
 from tercet.protocol.messages.values import LoRAAdapter
+from tercet.scheduler.core.events import AdapterRead
+from tercet.scheduler.core.outputs import Outputs
 from tercet.scheduler.core.plan import AdapterLoad
+
+
+class AdapterLoadRequests:
+    """Load requests without an answer yet."""
+
+    def __init__(self) -> None:
+        self._asked: dict[LoRAAdapter, list[tuple[str, str]]] = {}
+
+    def __iter__(self) -> Iterator[LoRAAdapter]:
+        return iter(self._asked)
+
+    def note(self, source: str, order: LoadLoRAAdapterReq) -> None:
+        self._asked.setdefault(order.adapter, []).append((source, order.id))
+
+    def answer(self, read: AdapterRead, outputs: Outputs) -> None:
+        """Answer all load requests for an adapter that was read."""
+        for source, number in self._asked.pop(read.adapter, []):
+            outputs.tell(source, ControlReply(id=number, ok=not read.fault, message=read.fault, sha256=read.sha256))
+
+    def drop_frontend(self, peer: str) -> None:
+        """Drop the load requests of a dead frontend."""
+        for adapter, askers in list(self._asked.items()):
+            self._asked[adapter] = left = [asker for asker in askers if asker[0] != peer]
+            if not left:
+                del self._asked[adapter]
 
 
 class AdapterSlots:
