@@ -126,7 +126,7 @@ class Offline:
                 tokens[len(rows)] = token
                 rows.append(Row(slot, place, 1, sample=True))
             self.lengths[slot] += 1 + right
-        return self._plan(rows, assumed=tokens)
+        return self._plan(rows, draft_tokens=tokens)
 
     def prefill(self, slot: int, tokens: int, adapter: int = NOBODY) -> float:
         """Return the seconds of one slot's prompt."""
@@ -162,10 +162,12 @@ class Offline:
         rows: list[Row],
         inits: Sequence[SlotInit] = (),
         pages: Sequence[PageUpdate] = (),
-        assumed: Mapping[int, int] | None = None,
+        draft_tokens: Mapping[int, int] | None = None,
     ) -> Plan:
         self._step += 1
-        return Plan(step=self._step, introduce=[*inits], pages=[*pages], rows=rows, assumed=dict(assumed or {}))
+        return Plan(
+            step=self._step, introduce=[*inits], pages=[*pages], rows=rows, draft_tokens=dict(draft_tokens or {})
+        )
 
 
 def prompt_of(text: int, tokens: int, vocab: int) -> bytes:

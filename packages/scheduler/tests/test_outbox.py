@@ -1,7 +1,7 @@
 from tercet.protocol.messages.messages import Message, Rejected
 from tercet.protocol.testing import ScriptedClock
 from tercet.scheduler.core.events import Arrival, PeerBlocked, PeerDrained
-from tercet.scheduler.outbox import KEPT_FOR, MOST_KEPT, BacklogSender
+from tercet.scheduler.outbox import BACKLOG_TIMEOUT, MAX_BACKLOG, BacklogSender
 
 
 class Wire:
@@ -69,7 +69,7 @@ def test_what_a_peer_never_takes_is_given_up_in_the_end() -> None:
     outbox = BacklogSender(wire.send, clock)
     wire.full = {"never"}
     outbox.send(say(("never", "1")))
-    clock.advance(KEPT_FOR)
+    clock.advance(BACKLOG_TIMEOUT)
     assert outbox.flush() == [Arrival("never", PeerBlocked("never"))]
     assert outbox.backlog == 1
     clock.advance(0.1)
@@ -88,7 +88,7 @@ def test_a_peer_that_takes_anything_is_waited_for() -> None:
     outbox = BacklogSender(trickle, clock)
     outbox.send(say(("slow", "1"), ("slow", "2"), ("slow", "3")))
     for left in (2, 1, 0):
-        clock.advance(KEPT_FOR)
+        clock.advance(BACKLOG_TIMEOUT)
         room[0] = 1
         outbox.flush()
         assert outbox.backlog == left
@@ -98,5 +98,5 @@ def test_a_peer_that_never_listens_costs_bounded_memory() -> None:
     wire = Wire()
     outbox = BacklogSender(wire.send, ScriptedClock())
     wire.full = {"a"}
-    outbox.send(say(("a", "r")) * (MOST_KEPT + 10))
-    assert outbox.backlog == MOST_KEPT
+    outbox.send(say(("a", "r")) * (MAX_BACKLOG + 10))
+    assert outbox.backlog == MAX_BACKLOG

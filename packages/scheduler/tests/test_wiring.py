@@ -264,7 +264,7 @@ def test_whoever_asks_for_files_before_the_model_is_found_gets_them_then(
     monkeypatch.setattr(found_model, "resolve_model", resolve)
     with running(network, path) as (process, frontend):
         assert frontend.node.send("scheduler-0", TokenizerFilesReq(id="t"))
-        while not process._asked_early:
+        while not process._early_file_requests:
             frontend.wait_for(Heartbeat, timeout=PATIENCE)
         asked.set()
         answer = frontend.wait_for(TokenizerFiles, timeout=PATIENCE).message
@@ -280,7 +280,7 @@ from tercet.scheduler import wiring
 from tercet.scheduler.executor_factory import EXECUTORS
 from tercet.scheduler.__main__ import main
 
-told, leave = threading.Event(), wiring.SchedulerProcess._leave
+told, leave = threading.Event(), wiring.SchedulerProcess._exit_while_loading
 
 def late(process):
     told.set()
@@ -292,7 +292,7 @@ def load(*_):
     told.wait()
     raise ImportError("half of a library")
 
-wiring.SchedulerProcess._leave = late
+wiring.SchedulerProcess._exit_while_loading = late
 EXECUTORS["fake"] = load
 main()
 """

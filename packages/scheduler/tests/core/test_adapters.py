@@ -74,7 +74,7 @@ def test_who_finds_no_place_waits_and_others_go_by() -> None:
 @pytest.mark.parametrize("resumed", [False, True])
 def test_nobody_is_passed_over_for_ever(*, resumed: bool) -> None:
     """As long as somebody new comes with the adapter that is at hand, nobody else would find a place."""
-    run = driver(adapters=1, patience=3, slots=2)
+    run = driver(adapters=1, max_skips=3, slots=2)
     run.send(request("a0", PROMPT, lora=A, max_new_tokens=8, ignore_eos=True))
     run.step()
     resume = [Resume(0)] if resumed else []

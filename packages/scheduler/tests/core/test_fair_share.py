@@ -281,7 +281,7 @@ def test_an_aborted_choice_leaves_nothing_on_an_account() -> None:
 
 def test_waiting_for_another_s_turn_ages_nobody() -> None:
     """Otherwise all that a flood asked for would go first as soon as it had waited long enough."""
-    run = driver(slots=1, patience=4)
+    run = driver(slots=1, max_skips=4)
     for number in range(60):
         ask(run, f"a{number}", [7, number % 50, 3], "a", 1)
     for number in range(60):
@@ -289,14 +289,14 @@ def test_waiting_for_another_s_turn_ages_nobody() -> None:
         run.step()
     turns = admitted(run)
     assert abs(turns.count(7) - turns.count(8)) <= 1
-    assert not any(req.passed_over for req in run.core.waiting)
+    assert not any(req.times_skipped for req in run.core.waiting)
 
 
 @pytest.mark.parametrize("tenant", ["a", "b"])
 def test_whose_adapter_finds_no_place_gets_its_turn(tenant: str) -> None:
     """Whoever's it is. Those with the adapter at hand would go by for ever."""
     mine, yours = (LoRAAdapter(f"/adapters/{name}", name * 64) for name in "ab")
-    run = driver(slots=2, adapters=1, patience=6)
+    run = driver(slots=2, adapters=1, max_skips=6)
     ask(run, "a0", [7], "a", 8, lora=mine)
     run.step()
     ask(run, "wanted", [8], tenant, 2, lora=yours)
@@ -313,7 +313,7 @@ def test_whose_adapter_finds_no_place_gets_its_turn(tenant: str) -> None:
 def test_only_the_first_of_a_tenant_s_loses_its_patience() -> None:
     """Or all that wait for an adapter would in the end go before everybody else's."""
     mine, yours = (LoRAAdapter(f"/adapters/{name}", name * 64) for name in "ab")
-    run = driver(slots=2, adapters=1, patience=6)
+    run = driver(slots=2, adapters=1, max_skips=6)
     ask(run, "a0", [7], "a", 200, lora=mine)
     run.step()
     for number in range(20):
@@ -322,7 +322,7 @@ def test_only_the_first_of_a_tenant_s_loses_its_patience() -> None:
         ask(run, f"c{number}", [9, number], "c", 1)
     for _ in range(12):
         run.step()
-    aged = [req.passed_over for req in run.core.waiting if req.tenant == "b"]
+    aged = [req.times_skipped for req in run.core.waiting if req.tenant == "b"]
     assert max(aged) >= 6
     assert sorted(aged)[:-1] == [0] * 19
     run.run()

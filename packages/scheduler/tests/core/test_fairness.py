@@ -195,7 +195,7 @@ def test_however_few_tokens_a_step_has_left_each_gets_one() -> None:
 @pytest.mark.parametrize("policy", PolicyName)
 def test_a_passed_over_request_gets_its_turn(policy: PolicyName) -> None:
     """Better placed requests keep coming: with cached prompts, and of higher priority."""
-    run = Driver(small_capacity(slots=1), CoreConfig(policy=policy, patience=8))
+    run = Driver(small_capacity(slots=1), CoreConfig(policy=policy, max_skips=8))
     run.send(request("warm", [5] * 20, max_new_tokens=1, ignore_eos=True))
     run.run()
     run.send(request("x0", [5] * 20, max_new_tokens=1, ignore_eos=True, priority=9))

@@ -74,7 +74,7 @@ def test_nobody_waits_for_what_it_could_not_use(config: dict[str, Any], options:
 
 
 def test_nobody_waits_for_ever() -> None:
-    run = driver(overlap=1, patience=1)
+    run = driver(overlap=1, max_skips=1)
     run.send(asked("a"), asked("b"), request("c", [3] * 90, max_new_tokens=3))  # which goes before b
     run.run()
     assert [row.count for row in run.plans[1].rows] == [1, 1, len(SHARED) + 8]

@@ -27,7 +27,7 @@ def choices(count: int = 40) -> list[Req]:
 def said(outputs: Outputs) -> ParsedMessage:
     """Of each detokenizer: (rid, index, attempt, position, tokens) of every row."""
     result: ParsedMessage = {}
-    for peer, message, *_ in outputs.take():
+    for peer, message, *_ in outputs.collect():
         assert isinstance(message, BatchTokenIDOutput)
         offsets, tokens = unpack_ints(message.offsets), unpack_ints(message.token_ids)
         columns = map(unpack_ints, (message.indices, message.attempts, message.positions))
@@ -50,7 +50,7 @@ def test_rows_of_steady_choices_are_those_of_each(seed: int) -> None:
             second.emit(alone[39])
         steady = [number for number in steady if number != 39 or not step % 2]
         rows.update([together[number] for number in steady])
-        first.emit_steady(rows, [together[number].tokens[-1] for number in steady])
+        first.emit_fast_path(rows, [together[number].tokens[-1] for number in steady])
         for number in steady:
             second.emit(alone[number])
         assert said(first) == said(second)
@@ -70,4 +70,4 @@ def test_a_choice_that_took_another_route_is_no_steady_one_of_before() -> None:
 
 
 def test_nothing_is_taken_as_nothing() -> None:
-    assert Outputs().take() == []
+    assert Outputs().collect() == []

@@ -70,7 +70,7 @@ def test_an_heir_of_a_choice_that_ran_queues_as_it_would_have() -> None:
 
 
 def test_choices_lose_their_patience_together() -> None:
-    config = CoreConfig(policy=PolicyName.PRIORITY, token_budget=64, patience=10)
+    config = CoreConfig(policy=PolicyName.PRIORITY, token_budget=64, max_skips=10)
     run = Driver(small_capacity(pages=64, slots=1), config)
     run.send(request("urgent", [2] * 3, max_new_tokens=1, priority=9))
     run.send(request("many", [1] * 5, n=3, max_new_tokens=1))
@@ -136,7 +136,7 @@ def test_who_waits_for_memory_is_ordered_by_what_is_cached_now() -> None:
 
 @pytest.mark.parametrize("policy", [PolicyName.PRIORITY, PolicyName.LPM])
 def test_a_request_passed_over_long_enough_goes_first(policy: PolicyName) -> None:
-    run = driver(policy, patience=10)
+    run = driver(policy, max_skips=10)
     favoured = [*range(1, 13)]
     run.send(request("warm", favoured, max_new_tokens=1))
     run.run()
@@ -151,7 +151,7 @@ def test_a_request_passed_over_long_enough_goes_first(policy: PolicyName) -> Non
 
 @pytest.mark.parametrize("policy", PolicyName)
 def test_a_large_request_is_not_starved_by_small_ones(policy: PolicyName) -> None:
-    config = CoreConfig(policy=policy, token_budget=64, patience=10)
+    config = CoreConfig(policy=policy, token_budget=64, max_skips=10)
     run = Driver(small_capacity(pages=16, slots=8), config)
     for number in range(400):
         run.send(request(f"s{number}", [1 + number % 49] * 7, max_new_tokens=6, ignore_eos=True, priority=1))

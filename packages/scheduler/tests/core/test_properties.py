@@ -144,9 +144,9 @@ class World(Driver):
         planner = self.core.planner
         assert not any(planner.is_blocked(req) for req in reqs)
         assert sum(row.count for row in plan.rows) <= max(self.core.config.token_budget, self.core.capacity.slots)
-        known = [row for index, row in enumerate(plan.rows) if index not in plan.assumed]
+        known = [row for index, row in enumerate(plan.rows) if index not in plan.draft_tokens]
         assert len({row.slot for row in known}) == len(known)
-        assert not plan.assumed or max(plan.assumed) < self.core.config.draft_rows
+        assert not plan.draft_tokens or max(plan.draft_tokens) < self.core.config.draft_rows
         introduced = {init.slot for init in plan.introduce}
         for row, req in zip(plan.rows, reqs, strict=True):
             assert not (req.alone and row.slot in introduced and len(planner.running) > 1)
@@ -362,7 +362,7 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
         policy=policy,
         radix_cache=radix,
         token_budget=budget,
-        patience=8,
+        max_skips=8,
         max_queued=40,
         reserve=reserve,
         reserve_floor=reserve / 7,

@@ -95,10 +95,10 @@ def test_pages_given_up_for_cached_ones_are_free_only_when_the_last_plan_naming_
     first, second = (run.executor.submit(plan).result() for plan in plans if plan is not None)
     before = run.core.memory.pools.free
     run.core.commit(first)
-    assert len(run.core.memory.retired) == 1
+    assert len(run.core.memory.deferred_free) == 1
     assert run.core.memory.pools.free == before
     run.core.commit(second)
-    assert not run.core.memory.retired
+    assert not run.core.memory.deferred_free
     assert run.core.memory.pools.free == before + 2
 
 

@@ -166,7 +166,7 @@ def test_assumed_tokens_that_are_right_give_what_steps_one_after_another_give(
         return given
 
     def run(given: ModelRunner, rows: Sequence[Row], assumed: dict[int, int] | None = None) -> StepResult:
-        result = given.execute(Plan(step=1, rows=list(rows), assumed=assumed or {})).result()
+        result = given.execute(Plan(step=1, rows=list(rows), draft_tokens=assumed or {})).result()
         while given.graphs is not None and given.graphs.capture_next():
             pass
         return result

@@ -91,7 +91,7 @@ def test_ordinary_steps_run_and_are_of_every_usual_kind(chained: bool, attending
     assert {init.top_logprobs for plan in plans for init in plan.introduce} == {-1, 5, 20}
     assert max(attending.calls) == 30
     assert {len(plan.rows) for plan in plans} == {1, 2, 3}
-    assert any(plan.assumed for plan in plans) == chained
+    assert any(plan.draft_tokens for plan in plans) == chained
 
 
 def test_ordinary_steps_have_decodes_of_texts_of_all_sizes_beside_prompts() -> None:

@@ -30,17 +30,17 @@ class AsyncLoader(Generic[T]):
     def busy(self) -> bool:
         return self._reader is not None and self._reader.busy
 
-    def want(self, wanted: T | None) -> list[Arrival]:
+    def request(self, item: T | None) -> list[Arrival]:
         """Request an item that a message needs. Return the event for the core: the item is read, or it is pending."""
-        if wanted is None or self._reader is None:
+        if item is None or self._reader is None:
             return []
-        return [Arrival("", self._read(wanted) if self._reader.want(wanted) else self._pending(wanted))]
+        return [Arrival("", self._read(item) if self._reader.want(item) else self._pending(item))]
 
-    def news(self) -> list[Arrival]:
+    def pop_events(self) -> list[Arrival]:
         """Return events for the items that have been read since the last call."""
         return [] if self._reader is None else [Arrival("", self._read(each)) for each in self._reader.take_read()]
 
-    def tidy(self) -> None:
+    def drop_unused(self) -> None:
         """Drop items that no held request needs."""
         if self._reader is not None:
             self._reader.keep(self._held())

@@ -92,7 +92,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._grammars = of_grammars(grammars, core.grammars)
         self._late_masks = late_masks
         self._adapters = of_adapters(adapters, core.adapters)
-        self._forget = (lambda _: None) if adapters is None else adapters.forget
+        self._forget_adapter = (lambda _: None) if adapters is None else adapters.forget
         self._weights = weights
         self._prepare = prepare
         self._in_flight: deque[Pending[ResultT]] = deque()
@@ -113,10 +113,16 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def turn(self) -> None:
         """Handle arrived messages, submit the next step, and commit the oldest one."""
         core, outbox, in_flight = self._core, self._outbox, self._in_flight
-        news = [*outbox.flush(), *self._grammars.news(), *self._adapters.news(), *self._come_late(), *self._looked_at()]
+        events = [
+            *outbox.flush(),
+            *self._grammars.pop_events(),
+            *self._adapters.pop_events(),
+            *self._ready_masks(),
+            *self._checked_weights(),
+        ]
         if self.draining and self._board.drain():
-            news.append(Arrival("", Drain()))
-        arrivals = [*news, *self._arrivals(0 if news else self._wait())]
+            events.append(Arrival("", Drain()))
+        arrivals = [*events, *self._arrivals(0 if events else self._wait())]
         if arrivals:
             outbox.send(core.handle(*arrivals))
         if plan := core.schedule(self._clock()):
@@ -133,7 +139,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         if self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
-        if self._outbox.backlog or self._core.runnable or self._reads:
+        if self._outbox.backlog or self._core.runnable or self._loading:
             return RETRY_INTERVAL
         self._publish(now=True)
         self._board.enter(Phase.COMPILING)
@@ -142,19 +148,19 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         return 0 if more else None
 
     @property
-    def _reads(self) -> bool:
+    def _loading(self) -> bool:
         """Return whether a loader is busy, so that the loop must poll it."""
         others = (self._late_masks, self._weights)
         return self._grammars.busy or self._adapters.busy or any(each is not None and each.busy for each in others)
 
-    def _come_late(self) -> list[Arrival]:
+    def _ready_masks(self) -> list[Arrival]:
         return (
             []
             if self._late_masks is None
             else [Arrival("", MaskReady(*each)) for each in self._late_masks.take_ready()]
         )
 
-    def _looked_at(self) -> list[Arrival]:
+    def _checked_weights(self) -> list[Arrival]:
         return [] if self._weights is None else [Arrival("", WeightsRead(*each)) for each in self._weights.take_read()]
 
     def _publish(self, *, now: bool = False) -> None:
@@ -162,8 +168,8 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         if now or time - self._published >= PUBLISH_INTERVAL:
             self._published = time
             self._board.publish(self._core.load(), self._core.held())
-            self._grammars.tidy()
-            self._adapters.tidy()
+            self._grammars.drop_unused()
+            self._adapters.drop_unused()
 
     def _arrivals(self, wait: float | None) -> list[Arrival]:
         """Convert deliveries into arrivals for the core, and request the loading of grammars, adapters and weights."""
@@ -172,15 +178,18 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
             match message:
                 case TokenizedGenerateReqInput():
                     arrivals.append(Arrival(source, message, at))
-                    arrivals += [*self._grammars.want(message.sampling.grammar), *self._adapters.want(message.lora)]
+                    arrivals += [
+                        *self._grammars.request(message.sampling.grammar),
+                        *self._adapters.request(message.lora),
+                    ]
                 case LoadLoRAAdapterReq(adapter=adapter):
-                    arrivals += [Arrival(source, message), *self._adapters.want(adapter)]
+                    arrivals += [Arrival(source, message), *self._adapters.request(adapter)]
                 case UpdateWeightsFromDiskReq(path=path):
                     arrivals.append(Arrival(source, message))
                     if self._weights is not None:
                         self._weights.want(path)
                 case UnloadLoRAAdapterReq(adapter=adapter):
-                    self._forget(adapter)
+                    self._forget_adapter(adapter)
                     arrivals.append(Arrival(source, message))
                 case TokenizedEmbeddingReqInput():
                     arrivals.append(Arrival(source, message, at))

@@ -15,9 +15,9 @@ from tercet.scheduler.core.outputs import Outgoing
 
 logger = logging.getLogger(__name__)
 
-KEPT_FOR = 30.0
+BACKLOG_TIMEOUT = 30.0
 """Seconds without an accepted message after which a peer's backlog is dropped: it never connected, or does not read."""
-MOST_KEPT = 20_000
+MAX_BACKLOG = 20_000
 """Limit of messages kept for one peer. Only a peer that sends requests and never reads gets there; more are dropped."""
 
 
@@ -44,40 +44,42 @@ class BacklogSender:
         self._send = send
         self._clock = clock
         self._backlogs: dict[str, Backlog] = {}
-        self._news: list[Arrival] = []
+        self._events: list[Arrival] = []
 
     @property
     def backlog(self) -> int:
         """Return the number of messages that wait for their peers."""
-        return sum(len(kept.messages) for kept in self._backlogs.values())
+        return sum(len(backlog.messages) for backlog in self._backlogs.values())
 
     def send(self, outgoing: Sequence[Outgoing]) -> None:
         """Send messages. Those for a peer with a backlog are appended to it."""
         for each in outgoing:
             peer, *_ = each
-            kept = self._backlogs.get(peer)
-            if kept is not None:
-                if len(kept.messages) < MOST_KEPT:
-                    kept.messages.append(each)
+            backlog = self._backlogs.get(peer)
+            if backlog is not None:
+                if len(backlog.messages) < MAX_BACKLOG:
+                    backlog.messages.append(each)
             elif not self._send(*each):
                 self._backlogs[peer] = Backlog(deque([each]), self._clock())
-                self._news.append(Arrival(peer, PeerBlocked(peer)))
+                self._events.append(Arrival(peer, PeerBlocked(peer)))
 
     def forget(self, peer: str) -> None:
         """Drop a dead peer's backlog. Its requests come back by another route."""
         if self._backlogs.pop(peer, None) is not None:
-            self._news.append(Arrival(peer, PeerDrained(peer)))
+            self._events.append(Arrival(peer, PeerDrained(peer)))
 
     def flush(self) -> list[Arrival]:
         """Retry all backlogs. Return events for the core: peers that became blocked or drained since the last call."""
-        for peer, kept in list(self._backlogs.items()):
-            while kept.messages and self._send(*kept.messages[0]):
-                kept.messages.popleft()
-                kept.since = self._clock()
-            if kept.messages and self._clock() - kept.since > KEPT_FOR:
-                logger.warning("%s took nothing for %.0f s: %d messages given up", peer, KEPT_FOR, len(kept.messages))
+        for peer, backlog in list(self._backlogs.items()):
+            while backlog.messages and self._send(*backlog.messages[0]):
+                backlog.messages.popleft()
+                backlog.since = self._clock()
+            if backlog.messages and self._clock() - backlog.since > BACKLOG_TIMEOUT:
+                logger.warning(
+                    "%s took nothing for %.0f s: %d messages given up", peer, BACKLOG_TIMEOUT, len(backlog.messages)
+                )
                 self.forget(peer)
-            elif not kept.messages:
+            elif not backlog.messages:
                 self.forget(peer)
-        news, self._news = self._news, []
-        return news
+        events, self._events = self._events, []
+        return events

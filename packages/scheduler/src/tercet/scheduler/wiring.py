@@ -64,7 +64,7 @@ class SchedulerProcess:
         self._model = model
         self._schedule = schedule
         self._found: ResolvedModel | None = None
-        self._asked_early: dict[str, TokenizerFilesReq] = {}
+        self._early_file_requests: dict[str, TokenizerFilesReq] = {}
         """Requests for the model's files, by peer, that arrived before the model was resolved."""
         self._board = StatusBoard(SuspendAwareClock())
         config = NodeConfig(
@@ -79,7 +79,7 @@ class SchedulerProcess:
         answers: dict[type[Message], Answer] = {TokenizerFilesReq: self._answer_files, Heartbeat: unanswered}
         self._node = ThreadNode(config, SchedulerInbox, self._board.heartbeat, answers)
         self._stopped = False
-        self._leaving: threading.Thread | None = None
+        self._exit_thread: threading.Thread | None = None
         self._loop: AnyLoop | None = None
 
     def run(self) -> None:
@@ -88,15 +88,15 @@ class SchedulerProcess:
         Raises ConfigError or ModelError for a model or options that can never be served.
         """
         with ExitStack() as stack:
-            stack.callback(self._let_leave)
+            stack.callback(self._join_exit_thread)
             log = self._open_log(stack)
             self._node.start()
             stack.callback(lambda: self._node.close("stopped" if self._stopped else "failed"))
-            found = self._find()
+            found = self._resolve_model()
             if found.task is Task.GENERATE:
-                self._loop, limits = self._generating(found, stack, log)
+                self._loop, limits = self._build_generation_loop(found, stack, log)
             else:
-                self._loop, limits = self._encoding(found, stack)
+                self._loop, limits = self._build_encoder_loop(found, stack)
             gc.freeze()  # objects of loading stay alive: a collection that scanned them would delay every request
             self._announce(found, limits)
             self._loop.run()
@@ -108,9 +108,9 @@ class SchedulerProcess:
         """
         again, self._stopped = self._stopped, True
         if self._loop is None:
-            if self._leaving is None:
-                self._leaving = threading.Thread(target=self._leave, daemon=True)
-                self._leaving.start()
+            if self._exit_thread is None:
+                self._exit_thread = threading.Thread(target=self._exit_while_loading, daemon=True)
+                self._exit_thread.start()
             return
         if again:
             self._stop_now()
@@ -121,22 +121,22 @@ class SchedulerProcess:
         timer.start()
         self._node.wake()
 
-    def _leave(self) -> None:
+    def _exit_while_loading(self) -> None:
         """End the process while its main thread loads. An exception raised there would be lost inside some import."""
         self._node.close("stopped")
         os._exit(0)
 
-    def _let_leave(self) -> None:
-        """Wait for `_leave` to end the process, so that an error in loading does not change its exit status."""
-        if self._leaving is not None:
-            self._leaving.join()
+    def _join_exit_thread(self) -> None:
+        """Wait until `_exit_while_loading` ends the process: an error of loading must not change its exit status."""
+        if self._exit_thread is not None:
+            self._exit_thread.join()
 
     def _stop_now(self) -> None:
         if self._loop is not None:
             self._loop.stopping = True
         self._node.wake()
 
-    def _find(self) -> ResolvedModel:
+    def _resolve_model(self) -> ResolvedModel:
         """Resolve the model, and answer the requests for its files that arrived before."""
         if self._model.device.startswith("cuda"):  # the device may be missing, and downloading a model takes long
             with gc_disabled_during_imports():
@@ -145,23 +145,25 @@ class SchedulerProcess:
         if found.task is not Task.GENERATE and self._process.event_log:
             raise ConfigError("--event-log: what an encoder does is not recorded")
         self._found = found
-        for source, request in list(self._asked_early.items()):
+        for source, request in list(self._early_file_requests.items()):
             if answer := _files_of(found, request):
                 self._node.send(source, *answer)
         return found
 
-    def _generating(self, found: ResolvedModel, stack: ExitStack, log: BinaryIO | None) -> tuple[AnyLoop, ModelLimits]:
+    def _build_generation_loop(
+        self, found: ResolvedModel, stack: ExitStack, log: BinaryIO | None
+    ) -> tuple[AnyLoop, ModelLimits]:
         """Return the loop of a generating model, and its limits for frontends."""
         build = EXECUTORS[self._model.executor]
-        executor = _checked(
+        executor = _with_config_errors(
             lambda: build(self._model, self._schedule, found, self._report_loading(), self._board.advance)
         )
         stack.callback(executor.close)
         core = Scheduler(self._core_config(), executor.capacity)
         tokens = core.memory.tokens
-        self._tell(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}"))
+        self._send_progress(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}"))
         limits = _limits(found, executor.capacity, tokens)
-        loop = self._looped(
+        loop = self._build_loop(
             core if log is None else RecordingScheduler(core, log),
             AnnouncingExecutor(executor, lambda path: self._announce(replace(found, weights=Path(path)), limits)),
             grammars=executor.grammars,
@@ -177,13 +179,13 @@ class SchedulerProcess:
         software = f"tercet-scheduler {__version__}"
         self._node.set_ready(Ready(limits=limits, identity=identity_of(self._model, found), software=software))
 
-    def _encoding(self, found: ResolvedModel, stack: ExitStack) -> tuple[AnyLoop, ModelLimits]:
+    def _build_encoder_loop(self, found: ResolvedModel, stack: ExitStack) -> tuple[AnyLoop, ModelLimits]:
         """Return the loop of a model that gives vectors or scores, and its limits. Raises ConfigError for adapters."""
         if self._schedule.max_loras:
             raise ConfigError(f"--max-loras {self._schedule.max_loras}: {found.name} generates no text")
         build = ENCODERS[self._model.executor]
         report = self._report_loading()
-        served = _checked(lambda: build(self._model, found.task, found.path, report, self._board.advance))
+        served = _with_config_errors(lambda: build(self._model, found.task, found.path, report, self._board.advance))
         stack.callback(served.encoder.close)
         capacity = served.encoder.capacity
         limits = ModelLimits(
@@ -195,9 +197,9 @@ class SchedulerProcess:
             width=capacity.width,
             labels=served.labels,
         )
-        return self._looped(EmbeddingScheduler(self._core_config(), capacity), served.encoder), limits
+        return self._build_loop(EmbeddingScheduler(self._core_config(), capacity), served.encoder), limits
 
-    def _looped(
+    def _build_loop(
         self, core: Core[PlanT, ResultT], executor: Runner[PlanT, ResultT], **more: Any
     ) -> SchedulerLoop[PlanT, ResultT]:
         outbox = BacklogSender(self._node.send, time.monotonic)
@@ -238,11 +240,11 @@ class SchedulerProcess:
             now = time.monotonic()
             if now - last >= PROGRESS_INTERVAL or done == total:
                 last = now
-                self._tell(Progress(text="weights", done=done, total=total))
+                self._send_progress(Progress(text="weights", done=done, total=total))
 
         return report
 
-    def _tell(self, progress: Progress) -> None:
+    def _send_progress(self, progress: Progress) -> None:
         if self._process.supervisor:
             self._node.send(SUPERVISOR, progress)
 
@@ -253,10 +255,10 @@ class SchedulerProcess:
         """
         if not isinstance(message, TokenizerFilesReq):
             return None
-        self._asked_early[source] = message
+        self._early_file_requests[source] = message
         if self._found is None:
-            return None  # `_find` answers: it reads `_asked_early` after it has set `_found`
-        del self._asked_early[source]
+            return None  # `_resolve_model` answers: it reads `_early_file_requests` after it has set `_found`
+        del self._early_file_requests[source]
         return _files_of(self._found, message)
 
 
@@ -282,7 +284,7 @@ def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimit
     )
 
 
-def _checked(load: Callable[[], _Loaded]) -> _Loaded:
+def _with_config_errors(load: Callable[[], _Loaded]) -> _Loaded:
     """Call `load`. Raises ConfigError for an option that does not fit the model, and InsufficientMemoryError."""
     try:
         return load()

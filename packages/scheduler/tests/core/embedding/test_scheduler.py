@@ -262,7 +262,7 @@ def test_a_scheduler_that_leaves_finishes_what_it_holds_and_sends_the_rest_elsew
 
 
 def test_priority_goes_first_until_patience_ends() -> None:
-    run = Run(policy=PolicyName.PRIORITY, token_budget=1, patience=2)
+    run = Run(policy=PolicyName.PRIORITY, token_budget=1, max_skips=2)
     run.send(embedding_request("low", [1]), *(embedding_request(f"h{n}", [10 + n], priority=5) for n in range(4)))
     assert run.run() == [[[10]], [[11]], [[1]], [[12]], [[13]]]
 

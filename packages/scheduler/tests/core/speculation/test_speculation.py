@@ -47,7 +47,7 @@ def wanted(
 
 def rows(plan: Plan) -> list[tuple[int, int, bool]]:
     """(start, count, whether the token there is assumed) of each row."""
-    return [(row.start, row.count, index in plan.assumed) for index, row in enumerate(plan.rows)]
+    return [(row.start, row.count, index in plan.draft_tokens) for index, row in enumerate(plan.rows)]
 
 
 def served(run: Driver, *asked: TokenizedGenerateReqInput) -> None:
@@ -121,7 +121,7 @@ def test_where_as_many_run_as_a_step_has_room_for_nothing_is_guessed() -> None:
     assert run.core.counters.drafted_tokens == 0
     run = driver(rows=5)
     served(run, *(wanted(run, f"r{number}", [number + 1]) for number in range(4)))
-    assert (len(run.plans[1].rows), len(run.plans[1].assumed)) == (5, 1)
+    assert (len(run.plans[1].rows), len(run.plans[1].draft_tokens)) == (5, 1)
 
 
 def test_room_is_shared() -> None:
@@ -130,7 +130,7 @@ def test_room_is_shared() -> None:
     run.step()
     run.step()
     plan = run.plans[1]
-    assert [(row.slot, index in plan.assumed) for index, row in enumerate(plan.rows)] == [
+    assert [(row.slot, index in plan.draft_tokens) for index, row in enumerate(plan.rows)] == [
         (0, False),
         (1, False),
         *[(0, True)] * 3,
@@ -216,7 +216,7 @@ def test_a_later_attempt_takes_over_in_the_middle_of_a_guess() -> None:
     run = driver(overlap=1)
     asked = wanted(run, "a", max_new_tokens=30)
     run.send(asked)
-    while not (run.plans and run.plans[-1].assumed):
+    while not (run.plans and run.plans[-1].draft_tokens):
         run.step()
     output = run.output["a", 0]
     run.send(request("a", PROMPT, attempt=1, resume=[Resume(0, pack_ints(output))], max_new_tokens=30, ignore_eos=True))
@@ -235,5 +235,5 @@ def test_a_log_of_guesses_replays() -> None:
         core.commit(executor.submit(plan).result())
     file.seek(0)
     plans = list(replay(read_events(file)))
-    assert any(logged is not None and logged.assumed for _, logged, _ in plans)
+    assert any(logged is not None and logged.draft_tokens for _, logged, _ in plans)
     assert all(logged == derived for _, logged, derived in plans)

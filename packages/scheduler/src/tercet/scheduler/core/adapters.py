@@ -24,7 +24,7 @@ class AdapterLoadRequests:
     def answer(self, read: AdapterRead, outputs: Outputs) -> None:
         """Answer all load requests for an adapter that was read."""
         for source, number in self._asked.pop(read.adapter, []):
-            outputs.tell(source, ControlReply(id=number, ok=not read.fault, message=read.fault, sha256=read.sha256))
+            outputs.send(source, ControlReply(id=number, ok=not read.fault, message=read.fault, sha256=read.sha256))
 
     def drop_frontend(self, peer: str) -> None:
         """Drop the load requests of a dead frontend."""
@@ -43,7 +43,7 @@ class AdapterSlots:
 
     def __init__(self, count: int) -> None:
         self._empty = list(range(count - 1, -1, -1))
-        self._places: dict[LoRAAdapter, int] = {}
+        self._slots: dict[LoRAAdapter, int] = {}
         self.users: dict[LoRAAdapter, int] = {}
         """Number of running choices of each adapter that has any."""
         self._idle: dict[LoRAAdapter, None] = {}
@@ -53,43 +53,43 @@ class AdapterSlots:
 
     @property
     def count(self) -> int:
-        return len(self._empty) + len(self._places)
+        return len(self._empty) + len(self._slots)
 
-    def place_of(self, adapter: LoRAAdapter) -> int:
+    def slot_of(self, adapter: LoRAAdapter) -> int:
         """Return the slot of an adapter, now or with the next plan; -1 if it has none."""
-        return self._places.get(adapter, -1)
+        return self._slots.get(adapter, -1)
 
     def has_room(self, adapter: LoRAAdapter | None) -> bool:
         """Return whether `take` would find a slot."""
-        return adapter is None or adapter in self._places or bool(self._empty or self._idle)
+        return adapter is None or adapter in self._slots or bool(self._empty or self._idle)
 
     def take(self, adapter: LoRAAdapter) -> int:
         """Return the slot of an adapter for one more user. Only valid if `has_room`."""
-        if adapter not in self._places:
-            self._places[adapter] = place = self._empty.pop() if self._empty else self._reused()
+        if adapter not in self._slots:
+            self._slots[adapter] = place = self._empty.pop() if self._empty else self._evict()
             self.loads.append(AdapterLoad(place, adapter))
         self._idle.pop(adapter, None)
         self.users[adapter] = self.users.get(adapter, 0) + 1
-        return self._places[adapter]
+        return self._slots[adapter]
 
-    def give_back(self, adapter: LoRAAdapter) -> None:
+    def release(self, adapter: LoRAAdapter) -> None:
         """Remove one user."""
         self.users[adapter] -= 1
         if not self.users[adapter]:
             del self.users[adapter]
             self._idle[adapter] = None
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Empty all slots. No adapter may have users."""
         self._empty = list(range(self.count - 1, -1, -1))
-        self._places.clear()
+        self._slots.clear()
         self._idle.clear()
         self.loads = []
 
-    def _reused(self) -> int:
+    def _evict(self) -> int:
         """Return the slot of the least recently used adapter without users, and cancel its pending load."""
         adapter = next(iter(self._idle))
         del self._idle[adapter]
-        place = self._places.pop(adapter)
+        place = self._slots.pop(adapter)
         self.loads = [load for load in self.loads if load.place != place]
         return place

@@ -88,7 +88,7 @@ class RequestIntake:
         refused = self._refusal(request)
         if refused is not None:
             self._counters.rejected += 1
-            outputs.tell(source, refused)
+            outputs.send(source, refused)
             self._give_up(held, outputs)
             return
         choices = request.resume or [Resume(index) for index in range(request.sampling.n)]
@@ -148,7 +148,7 @@ class RequestIntake:
                 continue
             self._counters.rejected += 1
             refused = Rejected(rid=rid, attempt=attempt, code=code, message=why, retry=True)
-            outputs.tell(frontend, refused)
+            outputs.send(frontend, refused)
             for req in reqs:
                 self._roster.end(req, FinishReason(FinishType.ABORT), None)
 

@@ -1,7 +1,8 @@
 """Settings of the core."""
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 
 class PolicyName(StrEnum):
@@ -13,8 +14,7 @@ class PolicyName(StrEnum):
     FAIR = "fair"
 
 
-@dataclass(frozen=True)
-class CoreConfig:
+class CoreConfig(msgspec.Struct, frozen=True):
     """Settings of scheduling that an operator can choose."""
 
     policy: PolicyName = PolicyName.LPM
@@ -22,7 +22,7 @@ class CoreConfig:
     """Maximum tokens computed in one step; running decodes come first and always fit."""
     max_queued: int = 4096
     """Number of waiting choices from which on new requests are rejected."""
-    patience: int = 64
+    max_skips: int = msgspec.field(default=64, name="patience")
     """Number of steps in which later requests may overtake a waiting one before it goes first."""
     radix_cache: bool = True
     reserve: float = 0.7
@@ -33,8 +33,8 @@ class CoreConfig:
     """Rows up to which a step of decodes is filled with draft tokens: as many as cost little more than one."""
 
     def __post_init__(self) -> None:
-        if self.token_budget < 1 or self.max_queued < 1 or self.patience < 1:
-            raise ValueError("token_budget, max_queued and patience must be at least 1")
+        if self.token_budget < 1 or self.max_queued < 1 or self.max_skips < 1:
+            raise ValueError("token_budget, max_queued and max_skips must be at least 1")
         if not 0 <= self.reserve_floor <= self.reserve <= 1:
             raise ValueError("reserve and reserve_floor must satisfy 0 <= reserve_floor <= reserve <= 1")
         if self.draft_rows < 0:

@@ -28,7 +28,7 @@ def _adapters(core: Scheduler) -> list[str]:
     found += [
         f"{req.rid}/{req.index} is not at the place of its adapter"
         for req in running
-        if req.adapter is not None and adapters.place_of(req.adapter) != req.place
+        if req.adapter is not None and adapters.slot_of(req.adapter) != req.place
     ]
     return found
 
@@ -76,8 +76,8 @@ def _requests(core: Scheduler) -> list[str]:
             found.append(f"{req.rid}/{req.index} runs but is not held")
         if req.finish is not None and req.in_flight == 0:
             found.append(f"{req.rid}/{req.index} ended and was not freed")
-        if req.steady and not _is_steady(req):
-            found.append(f"{req.rid}/{req.index} is not as steady as it is said to be")
+        if req.fast_path and not _may_use_fast_path(req):
+            found.append(f"{req.rid}/{req.index} is wrongly on the fast path")
     for req in held:
         follows = req.leader is not None and req in req.leader.followers
         if (req in core.planner.running) + (req in core.waiting) + follows != 1:
@@ -89,7 +89,7 @@ def _requests(core: Scheduler) -> list[str]:
     return found
 
 
-def _is_steady(req: Req) -> bool:
+def _may_use_fast_path(req: Req) -> bool:
     goes_on = req.finish is None and req.published and req.opened
     return goes_on and req.logprobs is None and req.sent == req.output_tokens
 
@@ -101,7 +101,7 @@ def _pages(core: Scheduler) -> list[str]:
         holders: Counter[int] = Counter()
         for req in core.planner.running:
             holders.update(req.pages[group][req.shared :])
-        for _, pages in core.memory.retired:
+        for _, pages in core.memory.deferred_free:
             holders.update(pages[group])
         for node in _nodes(core):
             holders.update(node.pages[group])

@@ -2,7 +2,7 @@
 
 A plan in flight may still read or write the pages it names. Pages therefore enter the prefix cache or the free list,
 and slots are reused, only when the last plan naming them has committed. A choice is released then, and pages that it
-gave up before wait in `retired` until that step.
+gave up before wait in `deferred_free` until that step.
 """
 
 from collections import deque
@@ -28,7 +28,8 @@ class KVMemory:
         self.adapters = AdapterSlots(capacity.adapters)
         self.updates: list[PageUpdate] = []
         """Page table changes that the next plan must carry."""
-        self.retired: deque[tuple[int, PageLists]] = deque()
+        self.deferred_free: deque[tuple[int, PageLists]] = deque()
+        """(last step that names them, pages), to be freed when that step has committed."""
         self.evicted = 0
 
     @property
@@ -86,7 +87,7 @@ class KVMemory:
             req.computed = common
         return copies
 
-    def grow(self, req: Req) -> bool:
+    def append_page(self, req: Req) -> bool:
         """Append one page to a running choice. Return False if no page is free, even after eviction."""
         if not self._make_room(1):
             return False
@@ -99,7 +100,7 @@ class KVMemory:
     def publish(self, req: Req, tokens: int) -> None:
         """Put the first `tokens` computed tokens of a running choice into the prefix cache.
 
-        If another choice has inserted them first, this one uses the cached pages, and its own are retired.
+        If another choice has inserted them first, this one uses the cached pages, and its own are freed later.
         """
         count = tokens // self.page_size
         if req.node is None or count <= req.shared:
@@ -117,7 +118,7 @@ class KVMemory:
             for group, other in zip(req.pages, cached, strict=True):
                 group[first:existing] = other[first:existing]
             self.updates.append(PageUpdate(req.slot, first, [group[first:existing] for group in cached]))
-            self.retired.append((req.last_step, own))
+            self.deferred_free.append((req.last_step, own))
         req.node, req.shared = node, count
 
     def release(self, req: Req, *, reuse: bool = True) -> None:
@@ -133,14 +134,14 @@ class KVMemory:
         self.cache.unlock(req.node)
         self.free_slots.append(req.slot)
         if req.adapter is not None:
-            self.adapters.give_back(req.adapter)
+            self.adapters.release(req.adapter)
         self.updates = [update for update in self.updates if update.slot != req.slot]
-        req.forget_memory()
+        req.reset_kv()
 
-    def settle(self, step: int) -> None:
-        """Free the pages that were retired up to plan `step`, which has committed."""
-        while self.retired and self.retired[0][0] <= step:
-            self.pools.release(self.retired.popleft()[1])
+    def on_step_committed(self, step: int) -> None:
+        """Free the pages whose freeing waited for plan `step`, which has committed."""
+        while self.deferred_free and self.deferred_free[0][0] <= step:
+            self.pools.release(self.deferred_free.popleft()[1])
 
     def flush(self) -> int:
         """Evict every prefix that no running choice uses. Return the number of freed pages."""
@@ -151,7 +152,7 @@ class KVMemory:
     def forget(self) -> None:
         """Invalidate all cached prefixes and adapter slots, because the weights change. No choice may run."""
         self.flush()
-        self.adapters.forget()
+        self.adapters.reset()
 
     def _common_with_leader(self, req: Req) -> tuple[Req | None, int]:
         """Return the leader, if it still runs, and the number of tokens of its pages that a follower can use."""

@@ -87,13 +87,13 @@ class FastPathRows:
 class _Columns:
     """Constant columns of the rows of fast-path choices for one detokenizer; `places` are their indices among all."""
 
-    def __init__(self, steady: Sequence[Req], places: list[int]) -> None:
-        self.reqs = reqs = [steady[place] for place in places]
+    def __init__(self, all_reqs: Sequence[Req], places: list[int]) -> None:
+        self.reqs = reqs = [all_reqs[place] for place in places]
         self.rids = [req.rid for req in reqs]
         self.indices = array("i", [req.index for req in reqs])
         self.attempts = array("i", [req.attempt for req in reqs])
         self.ends = array("i", range(1, len(reqs) + 1))  # offsets, if the message has no tokens before these
-        self._places = places if len(places) < len(steady) else None
+        self._places = places if len(places) < len(all_reqs) else None
 
     def of(self, tokens: list[int]) -> list[int]:
         """Select the tokens of these choices from the tokens of all fast-path choices."""
@@ -106,9 +106,9 @@ class Outputs:
     def __init__(self) -> None:
         self._batches: dict[str, RowBatch] = {}
         self._others: list[Outgoing] = []
-        self._owed: dict[Req, None] = {}
+        self._deferred: dict[Req, None] = {}
 
-    def tell(self, peer: str, message: Message) -> None:
+    def send(self, peer: str, message: Message) -> None:
         self._others.append((peer, message))
 
     def emit(self, req: Req) -> None:
@@ -128,11 +128,11 @@ class Outputs:
         if new and req.token_logprobs:
             batch.logprobs[row] = joined(req.token_logprobs[-new:])
 
-    def owe(self, req: Req) -> None:
-        """Call `emit` at `take`, unless `req` has ended by then: its end has emitted all tokens."""
-        self._owed[req] = None
+    def defer(self, req: Req) -> None:
+        """Call `emit` at `collect`, unless `req` has ended by then: its end has emitted all tokens."""
+        self._deferred[req] = None
 
-    def emit_steady(self, rows: "FastPathRows", tokens: list[int]) -> None:
+    def emit_fast_path(self, rows: "FastPathRows", tokens: list[int]) -> None:
         """Add rows of fast-path choices with one new token each, `tokens[i]` for choice i, column by column."""
         for detokenizer, columns in rows.columns.items():
             self._batch(detokenizer).add_next(columns, columns.of(tokens))
@@ -146,9 +146,9 @@ class Outputs:
             row = batch.add(req, array("i"))
             batch.finishes[row] = FinishReason(FinishType.ABORT, message="a later attempt goes another way")
 
-    def take(self) -> list[Outgoing]:
+    def collect(self) -> list[Outgoing]:
         """Return all collected messages."""
-        for req in self._owed:
+        for req in self._deferred:
             if req.finish is None:
                 self.emit(req)
         return [*self._others, *((peer, batch.message()) for peer, batch in self._batches.items())]

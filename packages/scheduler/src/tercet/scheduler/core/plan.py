@@ -91,10 +91,10 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan of one step.
 
-    It is applied in this order: adapters, introduce, pages, copies, assumed, rows. Rows that decode come first.
+    It is applied in this order: adapters, introduce, pages, copies, draft tokens, rows. Rows that decode come first.
 
     A choice may have several rows that decode, at consecutive positions. All but the first compute a draft token in
-    `assumed`: their output counts only if that token is the one that the row before sampled.
+    `draft_tokens`: their output counts only if that token is the one that the row before sampled.
 
     A plan with `weights` is not a step: it has no other content, and loading voids all slots and adapters of the
     executor.
@@ -108,7 +108,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     pages: list[PageUpdate] = []
     copies: list[PageCopy] = []
     rows: list[Row]
-    assumed: dict[int, int] = {}
+    draft_tokens: dict[int, int] = msgspec.field(default_factory=dict, name="assumed")
     """Draft token at the start of a row, by the row's index."""
 
 

@@ -23,7 +23,7 @@ class PlanBuilder:
         self.reqs: list[Req] = []
         self.extends: list[Req] = []
         """Running choices that have more than one token to compute."""
-        self.assumed: dict[int, int] = {}
+        self.draft_tokens: dict[int, int] = {}
         self.introduce: list[SlotInit] = []
         self.copies: list[PageCopy] = []
         self.decodes = 0
@@ -38,17 +38,17 @@ class PlanBuilder:
         self._begin(req, step)
         self._lengthen(len(self.rows) - 1, self.budget)
 
-    def assume(self, req: Req, tokens: Sequence[int]) -> int:
+    def add_drafts(self, req: Req, tokens: Sequence[int]) -> int:
         """Add a decode row for each draft token of a choice, behind its own row; return their number.
 
         The number of accepted ones is known only with the result, so the choice is not planned again before.
         """
         for position, token in enumerate(tokens, start=req.computed):
-            self.assumed[len(self.rows)] = token
+            self.draft_tokens[len(self.rows)] = token
             self.rows.append(Row(req.slot, position, 1, sample=True))
             self.reqs.append(req)
             req.in_flight += 1
-            req.unsure = True
+            req.awaiting_result = True
         self.budget -= len(tokens)
         return len(tokens)
 
@@ -74,7 +74,7 @@ class PlanBuilder:
         """Add the finished plan to the counters."""
         longer = sum(row.count > 1 for row in self.rows[self.decodes :])
         counters.steps += 1
-        counters.drafted_tokens += len(self.assumed)
+        counters.drafted_tokens += len(self.draft_tokens)
         counters.mixed_steps += 0 < longer < len(self.rows)
         counters.chunks += sum(req.computed < req.prompt_tokens for req in self.reqs[self.decodes :])
 

@@ -88,11 +88,11 @@ class Planner:
             pages=updates,
             copies=forming.copies,
             rows=forming.rows,
-            assumed=forming.assumed,
+            draft_tokens=forming.draft_tokens,
         )
         return plan, forming.reqs
 
-    def heed(self, message: Obstacle) -> None:
+    def apply_availability(self, message: Obstacle) -> None:
         """Apply an event that blocks or unblocks choices."""
         match message:
             case PeerBlocked(peer):
@@ -134,11 +134,12 @@ class Planner:
             if length <= computed or (blocked and self.is_blocked(req)):
                 continue
             sample = length < req.end
-            goes_on = sample and req.finish is None and not (req.guided or req.unsure)  # mostly true, and cheap
+            # mostly true, and cheaper than `has_work`
+            goes_on = sample and req.finish is None and not (req.constrained or req.awaiting_result)
             if not goes_on:
                 if not req.has_work:
                     continue
-                req.unsure = False
+                req.awaiting_result = False
             if length > computed + 1:
                 forming.extends.append(req)
             elif req.room >= length or self._has_room(req):
@@ -155,7 +156,7 @@ class Planner:
         forming.budget -= forming.decodes
         left = forming.budget - len(starved)
         if room := min(left // 2 if forming.extends else left, self._drafter.room(forming.decodes)):
-            self._assume(forming, room)
+            self._add_drafts(forming, room)
         return starved
 
     def _awaiting(self) -> int:
@@ -166,20 +167,20 @@ class Planner:
         if self._drafter.room(len(self.running)):
             for req in self.running:
                 if not self.is_blocked(req):  # `plan` can be called any number of times for a blocked choice
-                    req.unsure = self._drafter.waits_for(req) or req.unsure
-        return sum(req.awaits_result for req in self.running if req.guided or req.unsure)
+                    req.awaiting_result = self._drafter.waits_for(req) or req.awaiting_result
+        return sum(req.blocked_on_result for req in self.running if req.constrained or req.awaiting_result)
 
-    def _assume(self, forming: PlanBuilder, room: int) -> None:
+    def _add_drafts(self, forming: PlanBuilder, room: int) -> None:
         """Add rows of draft tokens, `room` at most, shared evenly among the choices that decode."""
         asked = [req for req in forming.reqs if req.length == len(req.tokens) + 1]
         for left, req in zip(range(len(asked), 0, -1), asked, strict=True):
             tokens = self._drafter.guess(req, min(-(-room // left), req.end - req.length))
-            room -= forming.assume(req, tokens[: self._spare_room(req, len(tokens))])
+            room -= forming.add_drafts(req, tokens[: self._spare_room(req, len(tokens))])
 
     def _spare_room(self, req: Req, wanted: int) -> int:
         """Return the tokens a choice has pages for beyond those it computes, after taking pages for up to `wanted`."""
         while req.room < req.computed + wanted and self._memory.available > len(self.running):
-            if not self._memory.grow(req):
+            if not self._memory.append_page(req):
                 break
         return req.room - req.computed
 
@@ -210,7 +211,7 @@ class Planner:
     def _has_room(self, req: Req) -> bool:
         """Return whether a running choice has pages for all its known tokens, after taking available pages."""
         while req.room < req.length:
-            if not self._memory.grow(req):
+            if not self._memory.append_page(req):
                 return False
         return True
 
@@ -228,12 +229,11 @@ class Planner:
     def _admit(self, forming: PlanBuilder, step: int) -> None:
         """Admit waiting choices in order, until budget, slots or memory are short.
 
-        If a new choice finds no pages, only choices of tenants without a slot may overtake it, until its patience ends.
-        A retracted choice lets no other overtake it. A choice whose adapter finds no slot may be overtaken until its
-        patience ends.
+        If a new choice finds no pages, only choices of tenants without a slot may overtake it, at most `max_skips`
+        times. A choice whose adapter finds no slot may be overtaken as often. A retracted one is never overtaken.
 
         If some rows were held back, only short choices start, out of the first ones that wait. A choice whose prefix is
-        being computed for another waits for it, also until its patience ends.
+        being computed for another waits for it, while it was skipped less than `max_skips` times.
         """
         admitted: list[Req] = []
         overtaken: list[Req] = []
@@ -253,7 +253,7 @@ class Planner:
                 if req.hold or (self.running and (req.alone or alone)):
                     break
                 if not self._memory.adapters.has_room(req.adapter):
-                    if req.passed_over >= self._config.patience:
+                    if req.times_skipped >= self._config.max_skips:
                         break  # otherwise choices whose adapters are loaded could take turns without end
                     skipped.append(req)
                     continue
@@ -267,7 +267,7 @@ class Planner:
                 kept = reserve + self._foreseen(req) + shares.kept_pages(req.tenant)
                 copies = self._memory.admit(req, kept if self.running else 0)
                 if copies is None:
-                    if not req.tenant or req.output_tokens or req.passed_over >= self._config.patience:
+                    if not req.tenant or req.output_tokens or req.times_skipped >= self._config.max_skips:
                         break
                     shares.only_newcomers()
                     admissible = self._admissible(shares) - {req.tenant}
@@ -283,7 +283,7 @@ class Planner:
                 reserve += self._foreseen(req)
                 admissible = self._admissible(shares)
         if admitted:
-            self._waiting.count_passed_over(admitted, overtaken)
+            self._waiting.count_skips(admitted, overtaken)
 
     def _coming_prefixes(self) -> InFlightPrefixes:
         """Return the index of prompts that unblocked choices are computing."""
@@ -291,7 +291,7 @@ class Planner:
 
     def _finds_more_later(self, req: Req, coming: InFlightPrefixes) -> bool:
         """Return whether a waiting choice is put off for a running prompt with the same prefix."""
-        if not self._config.radix_cache or req.passed_over >= self._config.patience:
+        if not self._config.radix_cache or req.times_skipped >= self._config.max_skips:
             return False
         return coming.is_worth_waiting(req, self._memory.cache)
 

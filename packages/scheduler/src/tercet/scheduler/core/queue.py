@@ -23,9 +23,9 @@ def room(tenant: str, free: int, own: int) -> int:
 class WaitingQueue:
     """Waiting queue. Arrival numbers break ties, so a retracted choice keeps its place."""
 
-    def __init__(self, policy: SchedulePolicy, patience: int) -> None:
+    def __init__(self, policy: SchedulePolicy, max_skips: int) -> None:
         self._policy = policy
-        self._patience = patience
+        self._max_skips = max_skips
         self._first: dict[Req, None] = {}
         self._rest: dict[Req, None] = {}
         self.tenants: Counter[str] = Counter()
@@ -70,8 +70,8 @@ class WaitingQueue:
     def in_order(self, cache: PrefixCache, tenants: Collection[str] | None = None) -> Iterator[Req]:
         """Return the choices to admit next, of some tenants or of all.
 
-        Those that go first come before those whose patience ended, and these before the policy's order. Choices can be
-        admitted meanwhile.
+        Those that go first come before those skipped `max_skips` times, and these before the policy's order. The caller
+        may admit choices meanwhile.
         """
         if not self._sorted:
             self._rest = dict(sorted(self._rest.items(), key=lambda item: item[0].arrival))
@@ -80,13 +80,13 @@ class WaitingQueue:
         rest = list(self._rest)
         if tenants is not None and len(tenants) < len(self.tenants):
             rest = [req for req in rest if req.tenant in tenants]
-        aged = [req for req in rest if req.passed_over >= self._patience]
+        aged = [req for req in rest if req.times_skipped >= self._max_skips]
         if not aged:
             return chain(first, self._policy.order(rest, cache))
-        young = [req for req in rest if req.passed_over < self._patience]
+        young = [req for req in rest if req.times_skipped < self._max_skips]
         return chain(first, aged, self._policy.order(young, cache))
 
-    def count_passed_over(self, admitted: Sequence[Req], skipped: Sequence[Req]) -> None:
+    def count_skips(self, admitted: Sequence[Req], skipped: Sequence[Req]) -> None:
         """Age overtaken choices. The step `skipped` those that could have run and stood before an admitted one."""
         for req in self._policy.overtaken(self, admitted, skipped):
-            req.passed_over += 1
+            req.times_skipped += 1

@@ -27,17 +27,19 @@ class Req:
         "arrival",
         "arrived",
         "attempt",
+        "awaiting_result",
         "cached",
         "charged",
         "computed",
+        "constrained",
         "decode_spec",
         "detokenizer",
         "drafting",
         "end",
+        "fast_path",
         "finish",
         "followers",
         "frontend",
-        "guided",
         "hold",
         "in_flight",
         "index",
@@ -52,7 +54,6 @@ class Req:
         "offered",
         "opened",
         "pages",
-        "passed_over",
         "place",
         "priority",
         "prompt_logprobs",
@@ -68,12 +69,11 @@ class Req:
         "sent",
         "shared",
         "slot",
-        "steady",
         "stop_ids",
         "tenant",
+        "times_skipped",
         "token_logprobs",
         "tokens",
-        "unsure",
         "waited",
     )
 
@@ -98,7 +98,7 @@ class Req:
         self.tokens.extend(output_ids)
         self.sampling = request.sampling
         self.drafting = DraftPolicy(bytes(request.prediction))
-        self.guided = request.sampling.grammar is not None
+        self.constrained = request.sampling.grammar is not None
         self.logprobs = request.logprobs
         self.priority = request.priority
         self.tenant = request.tenant
@@ -115,7 +115,7 @@ class Req:
         """Log-probabilities of the last output tokens, one each, if requested; kept for a later attempt."""
         self.scored = False
         """`prompt_logprobs` is complete."""
-        self.passed_over = 0
+        self.times_skipped = 0
         """Number of steps in which a later arrival was admitted before it, or before the leader it followed then."""
         self.cached = -1
         self.waited: float | None = None
@@ -133,7 +133,7 @@ class Req:
         self.offered = False
         """Its frontend was offered exclusive use of the scheduler, so no other choice may start before it."""
         self.route(request, len(output_ids))
-        self.forget_memory()
+        self.reset_kv()
 
     def route(self, request: TokenizedGenerateReqInput, sent: int) -> None:
         """Use the route of this or a later attempt; its receiver knows `sent` output tokens."""
@@ -145,10 +145,10 @@ class Req:
         self.decode_spec = request.decode_spec
         self.sent = sent
         self.opened = False
-        self.steady = False
+        self.fast_path = False
         """A next token that ends nothing needs only a token in its row: a step has shown it so."""
 
-    def forget_memory(self) -> None:
+    def reset_kv(self) -> None:
         """Reset slot, pages and computed tokens."""
         self.slot = -1
         self.place = -1
@@ -159,13 +159,13 @@ class Req:
         self.computed = 0
         self.length = len(self.tokens)
         self.in_flight = 0
-        self.unsure = False
+        self.awaiting_result = False
         """The result in flight must be known before more is planned, because it may have more than one token."""
         self.last_step = -1
         self.late = -1
         """Step in which its grammar's mask was late; not planned before the mask is there. -1 for none."""
         self.published = False
-        self.steady = False
+        self.fast_path = False
         self.measured = 0
         self.measured_at = -1
         if not self.scored:
@@ -176,7 +176,7 @@ class Req:
         self.late = step
         self.length = len(self.tokens)
         self.computed = self.length - 1
-        self.steady = False
+        self.fast_path = False
 
     @property
     def output_tokens(self) -> int:
@@ -196,14 +196,14 @@ class Req:
     @property
     def has_work(self) -> bool:
         """Return whether a plan could compute a token for it now."""
-        if self.finish is not None or self.computed >= self.length or self.awaits_result or self.late >= 0:
+        if self.finish is not None or self.computed >= self.length or self.blocked_on_result or self.late >= 0:
             return False
         return self.length < self.end or not self.prefilled
 
     @property
-    def awaits_result(self) -> bool:
+    def blocked_on_result(self) -> bool:
         """Return whether the token being sampled must be known before more can be planned for it."""
-        return (self.guided or self.unsure) and self.length > len(self.tokens) and self.finish is None
+        return (self.constrained or self.awaiting_result) and self.length > len(self.tokens) and self.finish is None
 
     @property
     def prefilled(self) -> bool:

@@ -67,7 +67,7 @@ class RequestTable:
         """
         req.published = True
         self._memory.publish(req, tokens)
-        for follower in self._leave(req):
+        for follower in self._detach_followers(req):
             if req.scored and follower.to_score:
                 follower.prompt_logprobs = list(req.prompt_logprobs)
                 follower.scored = True
@@ -76,7 +76,7 @@ class RequestTable:
     def end(self, req: Req, finish: FinishReason, outputs: Outputs | None) -> None:
         """Give a choice its one final answer; without `outputs` there is no receiver."""
         req.finish = finish
-        req.steady = False
+        req.fast_path = False
         self._counters.finished += 1
         if outputs is not None:
             outputs.emit(req)
@@ -103,7 +103,7 @@ class RequestTable:
             del choices[req.index]
             if not choices:
                 del self._held[key]
-        if followers := self._leave(req):
+        if followers := self._detach_followers(req):
             self._lead(followers)
 
     def _lead(self, reqs: list[Req]) -> None:
@@ -115,11 +115,11 @@ class RequestTable:
             follower.leader = leader
         self._waiting.add(leader, first=self._policy.goes_first(leader))
 
-    def _leave(self, leader: Req) -> list[Req]:
+    def _detach_followers(self, leader: Req) -> list[Req]:
         """Remove and return a choice's followers; they were overtaken as often as it was."""
         followers, leader.followers = leader.followers, []
         for follower in followers:
-            follower.passed_over = leader.passed_over
+            follower.times_skipped = leader.times_skipped
         self._count_following(leader.tenant, -len(followers))
         return followers
 

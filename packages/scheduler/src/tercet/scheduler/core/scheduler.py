@@ -72,7 +72,7 @@ class Scheduler:
         self.counters = CoreCounters()
         self.memory = KVMemory(capacity, radix_cache=config.radix_cache)
         self.policy = POLICIES[config.policy]()
-        self.waiting = WaitingQueue(self.policy, config.patience)
+        self.waiting = WaitingQueue(self.policy, config.max_skips)
         self.planner = Planner(config, self.memory, self.waiting, self.counters)
         self.roster = RequestTable(self.memory, self.policy, self.waiting, self.planner, self.counters)
         self.intake = RequestIntake(
@@ -84,7 +84,7 @@ class Scheduler:
         self.orders = AdapterLoadRequests()
         self.weights = WeightUpdate()
         self._steps = 0
-        self._steady = FastPathRows()
+        self._fast_path = FastPathRows()
 
     @property
     def paused(self) -> bool:
@@ -117,7 +117,7 @@ class Scheduler:
                     self.intake.accept(source, message, outputs, at)
                 case TokenizedEmbeddingReqInput(rid=rid, attempt=attempt):
                     why = "this model generates text and makes no vectors"
-                    outputs.tell(source, Rejected(rid=rid, attempt=attempt, code="invalid_request", message=why))
+                    outputs.send(source, Rejected(rid=rid, attempt=attempt, code="invalid_request", message=why))
                 case AbortReq():
                     self.intake.abort(source, message, outputs)
                 case (
@@ -128,7 +128,7 @@ class Scheduler:
                     | LoadLoRAAdapterReq()
                     | UnloadLoRAAdapterReq()
                 ):
-                    self._obey(source, message, outputs)
+                    self._handle_control(source, message, outputs)
                 case PeerGone():
                     self.intake.drop_frontend(message.peer)
                     self.orders.drop_frontend(message.peer)
@@ -143,7 +143,7 @@ class Scheduler:
                     | AdapterPending()
                     | AdapterRead()
                 ):
-                    self._heed(message, outputs)
+                    self._apply_availability(message, outputs)
                 case WeightsRead():
                     self.weights.read(message, outputs)
                     self.planner.closed = bool(self.weights.due)
@@ -151,31 +151,31 @@ class Scheduler:
                     self.intake.draining = True
                 case _:
                     assert_never(message)
-        self._offer(outputs)
-        return outputs.take()
+        self._offer_exclusive(outputs)
+        return outputs.collect()
 
-    def _obey(self, source: str, order: ControlReq, outputs: Outputs) -> None:
+    def _handle_control(self, source: str, order: ControlReq, outputs: Outputs) -> None:
         if isinstance(order, LoadLoRAAdapterReq) and self.capacity.adapters:
             self.orders.note(source, order)
             return
         if isinstance(order, UpdateWeightsFromDiskReq):
             self.weights.note(source, order, outputs)
             return
-        ok, told = True, ""
+        ok, reply = True, ""
         match order:
             case FlushCacheReq():
-                told = f"{self.memory.flush()} pages freed"
+                reply = f"{self.memory.flush()} pages freed"
             case PauseGenerationReq() | ContinueGenerationReq():
                 self.paused_by = source if isinstance(order, PauseGenerationReq) else ""
             case LoadLoRAAdapterReq() | UnloadLoRAAdapterReq():
                 ok = bool(self.capacity.adapters)
-                told = "" if ok else "this scheduler runs no adapters"
+                reply = "" if ok else "this scheduler runs no adapters"
             case _:
                 assert_never(order)
-        outputs.tell(source, ControlReply(id=order.id, ok=ok, message=told))
+        outputs.send(source, ControlReply(id=order.id, ok=ok, message=reply))
 
-    def _heed(self, message: Obstacle, outputs: Outputs) -> None:
-        self.planner.heed(message)
+    def _apply_availability(self, message: Obstacle, outputs: Outputs) -> None:
+        self.planner.apply_availability(message)
         if isinstance(message, GrammarRead) and message.fault:
             self.intake.refuse(message.grammar, message.fault, outputs)
         if isinstance(message, AdapterRead):
@@ -224,13 +224,13 @@ class Scheduler:
             raise ValueError(f"result of step {result.step} does not answer plan {plan.step}")
         outputs = Outputs()
         vocab_size, special = self.capacity.vocab_size, _special(result)
-        guesses = DraftVerifier(plan.assumed, reqs)
-        special |= guesses.rows
-        steady: list[Req] = []
-        said: list[int] = []
+        drafts = DraftVerifier(plan.draft_tokens, reqs)
+        special |= drafts.rows
+        fast_path: list[Req] = []
+        fast_path_tokens: list[int] = []
         for index, (req, token) in enumerate(zip(reqs, result.token_ids, strict=True)):
             req.in_flight -= 1
-            if req.steady and 0 <= token < vocab_size and index not in special:
+            if req.fast_path and 0 <= token < vocab_size and index not in special:
                 tokens = req.tokens
                 tokens.append(token)
                 may_end = token in req.stop_ids or len(tokens) >= req.end  # rare: cheaper than calling `finish_after`
@@ -238,23 +238,23 @@ class Scheduler:
                     self.counters.output_tokens += 1
                     self.roster.end(req, finish, outputs)
                 else:
-                    steady.append(req)
-                    said.append(token)
+                    fast_path.append(req)
+                    fast_path_tokens.append(token)
             elif req.finish is None:
-                if guesses.holds(index, plan.rows[index], req):
-                    self._take(result, index, plan.rows[index], req, outputs)
+                if drafts.holds(index, plan.rows[index], req):
+                    self._apply_row(result, index, plan.rows[index], req, outputs)
             else:
-                self._let_go(result, index, plan.rows[index], req)
-        self.counters.output_tokens += len(steady)
-        self._steady.update(steady)
-        outputs.emit_steady(self._steady, said)
-        self.counters.accepted_tokens += guesses.learn()
+                self._drop_row(result, index, plan.rows[index], req)
+        self.counters.output_tokens += len(fast_path)
+        self._fast_path.update(fast_path)
+        outputs.emit_fast_path(self._fast_path, fast_path_tokens)
+        self.counters.accepted_tokens += drafts.learn()
         self.policy.advanced(reqs)
-        self.memory.settle(plan.step)
+        self.memory.on_step_committed(plan.step)
         if plan.weights:
             self.weights.loaded(outputs, result.fault)
-        self._offer(outputs)
-        return outputs.take()
+        self._offer_exclusive(outputs)
+        return outputs.collect()
 
     def held(self) -> dict[str, Held]:
         """Return the requests that this scheduler holds for each frontend, for its heartbeats."""
@@ -303,16 +303,16 @@ class Scheduler:
             accepted_tokens=self.counters.accepted_tokens,
         )
 
-    def _offer(self, outputs: Outputs) -> None:
+    def _offer_exclusive(self, outputs: Outputs) -> None:
         """Offer exclusive use to the next request, if it is held for that and no other runs."""
         if self.planner.running or self.in_flight or not any(req.hold for req in self.waiting):
             return
         req = next((req for req in self.planner.line() if not self.planner.is_blocked(req)), None)
         if req is not None and req.hold and not req.offered:
             req.offered = True
-            outputs.tell(req.frontend, ExclusiveReady(rid=req.rid, attempt=req.attempt))
+            outputs.send(req.frontend, ExclusiveReady(rid=req.rid, attempt=req.attempt))
 
-    def _take(self, result: StepResult, index: int, row: Row, req: Req, outputs: Outputs) -> None:
+    def _apply_row(self, result: StepResult, index: int, row: Row, req: Req, outputs: Outputs) -> None:
         """Apply all parts of a row's result."""
         if row.sample and (error := self._error(result, index)):  # before its pages can be shared
             self.roster.end(req, error, outputs)
@@ -330,7 +330,7 @@ class Scheduler:
         elif computed >= req.end:
             self.roster.end(req, FinishReason(FinishType.LENGTH), outputs)
 
-    def _let_go(self, result: StepResult, index: int, row: Row, req: Req) -> None:
+    def _drop_row(self, result: StepResult, index: int, row: Row, req: Req) -> None:
         """Apply a row of a choice that has ended meanwhile. Pages that gave non-finite logits are not shared."""
         if row.sample and self._error(result, index):
             req.computed = 0
@@ -369,8 +369,8 @@ class Scheduler:
                 self.roster.end(req, finish, outputs)
                 return
         req.length += len(forced)
-        outputs.owe(req)
-        req.steady = req.logprobs is None
+        outputs.defer(req)
+        req.fast_path = req.logprobs is None
 
 
 def _special(result: StepResult) -> set[int]:

@@ -24,7 +24,7 @@ class WeightUpdate:
     def note(self, source: str, order: UpdateWeightsFromDiskReq, outputs: Outputs) -> None:
         """Add a request; reject it at once if another directory is being loaded."""
         if self._asked and self._path != order.path:
-            outputs.tell(source, ControlReply(id=order.id, ok=False, message=f"{self._path} is being loaded"))
+            outputs.send(source, ControlReply(id=order.id, ok=False, message=f"{self._path} is being loaded"))
             return
         self._path = order.path
         self._asked.append((source, order.id))
@@ -51,5 +51,5 @@ class WeightUpdate:
 
     def _answer(self, outputs: Outputs, fault: str = "") -> None:
         for source, number in self._asked:
-            outputs.tell(source, ControlReply(id=number, ok=not fault, message=fault))
+            outputs.send(source, ControlReply(id=number, ok=not fault, message=fault))
         self._asked.clear()

@@ -127,12 +127,12 @@ class ModelRunner:
             self._introduce(plan.introduce)
         self._tables.update_pages(plan.pages)
         self._pool.copy_pages(plan.copies)
-        if plan.assumed:
-            self._tables.assume(plan.rows, plan.assumed)
+        if plan.draft_tokens:
+            self._tables.assume(plan.rows, plan.draft_tokens)
         inputs = self._tables.gather(plan.rows)
         sampling_rows = inputs.sampling_rows
         slots = inputs.slots if len(sampling_rows) == len(inputs.slots) else inputs.slots[sampling_rows]
-        assumed = [*map(plan.assumed.get, sampling_rows)] if plan.assumed else []
+        assumed = [*map(plan.draft_tokens.get, sampling_rows)] if plan.draft_tokens else []
         guided = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None  # fills masks meanwhile
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         hidden = self._forward(inputs, lora)

@@ -84,7 +84,7 @@ def _texts(longest: int, *, chained: bool) -> Iterator[Plan]:
         decode = Row(0, length, 1, sample=True)
         yield Plan(step=0, rows=[decode])
         if chained:
-            yield Plan(step=0, rows=[decode, Row(0, length + 1, 1, sample=True)], assumed={1: 0})
+            yield Plan(step=0, rows=[decode, Row(0, length + 1, 1, sample=True)], draft_tokens={1: 0})
 
 
 def _doubled(first: int, most: int) -> Iterator[int]:

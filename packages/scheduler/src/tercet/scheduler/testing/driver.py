@@ -152,7 +152,7 @@ class Driver:
         assert len(self.core.waiting) == 0
         assert len(memory.free_slots) == self.core.capacity.slots
         assert memory.pools.free + memory.cache.cached == memory.pools.total
-        assert not memory.retired
+        assert not memory.deferred_free
         assert not memory.adapters.users
 
     def expected(self, prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:

@@ -250,8 +250,8 @@ class FakeExecutor:
         chains = _chains(plan)
         for index, row in enumerate(plan.rows):
             slot, chain = self._slots[row.slot], chains.get(row.slot)
-            if index in plan.assumed:
-                slot.tokens[row.start :] = [plan.assumed[index]]
+            if index in plan.draft_tokens:
+                slot.tokens[row.start :] = [plan.draft_tokens[index]]
             if row.sample:
                 del slot.tokens[row.start + row.count :]  # tokens after wrong draft tokens
             self._compute(slot, row)
@@ -261,7 +261,7 @@ class FakeExecutor:
                 result.prompt_logprobs[index] = Logprobs(pack_floats(told))
             if not row.sample:
                 result.token_ids.append(-1)
-            elif slot.init.sampling.grammar is not None and index not in plan.assumed and self._defers(plan, row):
+            elif slot.init.sampling.grammar is not None and index not in plan.draft_tokens and self._defers(plan, row):
                 result.token_ids.append(-1)
                 result.deferred.append(index)
                 if chain is not None:
@@ -331,7 +331,7 @@ class FakeExecutor:
 def _chains(plan: Plan) -> dict[int, _Chain]:
     """Return the chains of slots with several rows."""
     chains: dict[int, _Chain] = {}
-    for index, token in plan.assumed.items():
+    for index, token in plan.draft_tokens.items():
         row = plan.rows[index]
         chain = chains.setdefault(row.slot, _Chain(row.start))
         chain.assumed.append(token)

@@ -28,7 +28,7 @@ class EmbeddingOutputs:
         self._batches: dict[str, VectorBatch] = {}
         self._others: list[Outgoing] = []
 
-    def tell(self, peer: str, message: Message) -> None:
+    def send(self, peer: str, message: Message) -> None:
         self._others.append((peer, message))
 
     def emit(self, req: EmbeddingReq, vector: bytes) -> None:
@@ -41,7 +41,7 @@ class EmbeddingOutputs:
         batch.vectors.append(self._nothing)
         batch.finishes[len(batch.rids) - 1] = finish
 
-    def take(self) -> list[Outgoing]:
+    def collect(self) -> list[Outgoing]:
         """Return all collected messages."""
         outgoing = self._others
         for peer, batch in self._batches.items():

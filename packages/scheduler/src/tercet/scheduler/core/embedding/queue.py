@@ -18,10 +18,10 @@ class EmbeddingQueue:
     after a crash, which brings back all waiting inputs of a tenant.
     """
 
-    def __init__(self, policy: PolicyName, patience: int) -> None:
+    def __init__(self, policy: PolicyName, max_skips: int) -> None:
         self._by_priority = policy is PolicyName.PRIORITY
         self.accounts = VirtualTokenCounters() if policy is PolicyName.FAIR else None
-        self._patience = patience
+        self._max_skips = max_skips
         self.tenants: Counter[str] = Counter()
         """Number of waiting inputs by tenant."""
         self._first: dict[EmbeddingReq, None] = {}
@@ -68,7 +68,7 @@ class EmbeddingQueue:
         if self._by_priority:
             latest = max(req.arrival for req in planned)
             for req in self._rest:
-                req.passed_over += req.arrival < latest
+                req.times_skipped += req.arrival < latest
 
     def in_order(self) -> Iterable[EmbeddingReq]:
         """Return the inputs in the order of planning. Do not remove any while iterating."""
@@ -94,5 +94,5 @@ class EmbeddingQueue:
                 heappush(heap, (served + req.tokens, len(line), line[0].arrival, line))
 
     def _rank(self, req: EmbeddingReq) -> tuple[bool, int, int]:
-        patient = req.passed_over < self._patience
+        patient = req.times_skipped < self._max_skips
         return patient, -req.priority if patient else 0, req.arrival

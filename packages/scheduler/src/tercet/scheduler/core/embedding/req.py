@@ -15,10 +15,10 @@ class EmbeddingReq:
         "hold",
         "input_ids",
         "offered",
-        "passed_over",
         "priority",
         "rid",
         "tenant",
+        "times_skipped",
         "token_types",
         "tokens",
         "waited",
@@ -36,7 +36,7 @@ class EmbeddingReq:
         self.tokens = len(request.input_ids) // 4
         self.priority = request.priority
         self.tenant = request.tenant
-        self.passed_over = 0
+        self.times_skipped = 0
         self.offered = False
         """Its frontend was offered exclusive use of the scheduler, so no other input may start before it."""
         self.route(request)

@@ -67,7 +67,7 @@ class EmbeddingScheduler:
         self.config = config
         self.capacity = capacity
         self.counters = CoreCounters()
-        self.waiting = EmbeddingQueue(config.policy, config.patience)
+        self.waiting = EmbeddingQueue(config.policy, config.max_skips)
         self.roster: dict[tuple[str, str], EmbeddingReq] = {}
         """Inputs by frontend and rid: the waiting ones, and those in flight whose answer is still needed."""
         self.in_flight: deque[tuple[EncodePlan, list[EmbeddingReq]]] = deque()
@@ -107,7 +107,7 @@ class EmbeddingScheduler:
                     | LoadLoRAAdapterReq()
                     | UnloadLoRAAdapterReq()
                 ):
-                    self._obey(source, message, outputs)
+                    self._handle_control(source, message, outputs)
                 case PeerGone(peer):
                     self._drop_frontend(peer)
                 case PeerBlocked(peer):
@@ -120,23 +120,23 @@ class EmbeddingScheduler:
                     pass  # an encoder has no grammars or adapters, and keeps its weights
                 case _:
                     assert_never(message)
-        self._offer(outputs)
-        return outputs.take()
+        self._offer_exclusive(outputs)
+        return outputs.collect()
 
-    def _obey(self, source: str, order: ControlReq, outputs: EmbeddingOutputs) -> None:
-        ok, told = True, ""
+    def _handle_control(self, source: str, order: ControlReq, outputs: EmbeddingOutputs) -> None:
+        ok, reply = True, ""
         match order:
             case FlushCacheReq():
-                told = "an encoder caches nothing"
+                reply = "an encoder caches nothing"
             case PauseGenerationReq() | ContinueGenerationReq():
                 self.paused_by = source if isinstance(order, PauseGenerationReq) else ""
             case LoadLoRAAdapterReq() | UnloadLoRAAdapterReq():
-                ok, told = False, "an encoder runs no adapters"
+                ok, reply = False, "an encoder runs no adapters"
             case UpdateWeightsFromDiskReq():
-                ok, told = False, "an encoder keeps the weights that it was started with"
+                ok, reply = False, "an encoder keeps the weights that it was started with"
             case _:
                 assert_never(order)
-        outputs.tell(source, ControlReply(id=order.id, ok=ok, message=told))
+        outputs.send(source, ControlReply(id=order.id, ok=ok, message=reply))
 
     def schedule(self, now: float = 0.0) -> EncodePlan | None:
         """Plan the next step, if there is one: inputs in order, as many as the budget allows, but at least one.
@@ -187,17 +187,17 @@ class EmbeddingScheduler:
                 outputs.fail(req, finish)
             else:
                 outputs.emit(req, result.vectors[row * size : (row + 1) * size])
-        self._offer(outputs)
-        return outputs.take()
+        self._offer_exclusive(outputs)
+        return outputs.collect()
 
-    def _offer(self, outputs: EmbeddingOutputs) -> None:
+    def _offer_exclusive(self, outputs: EmbeddingOutputs) -> None:
         """Offer exclusive use to the next input, if it is held for that and no other runs."""
         if self.in_flight:
             return
         req = next((req for req in self._line() if req.frontend not in self.blocked_peers), None)
         if req is not None and req.hold and not req.offered:
             req.offered = True
-            outputs.tell(req.frontend, ExclusiveReady(rid=req.rid, attempt=req.attempt))
+            outputs.send(req.frontend, ExclusiveReady(rid=req.rid, attempt=req.attempt))
 
     def _line(self) -> Iterable[EmbeddingReq]:
         """Return the waiting inputs in order. An unblocked input that was offered exclusive use is returned alone."""
@@ -275,7 +275,7 @@ class EmbeddingScheduler:
     ) -> None:
         self.counters.rejected += 1
         answer = Rejected(rid=request.rid, attempt=request.attempt, code=code, message=why, retry=retry)
-        outputs.tell(source, answer)
+        outputs.send(source, answer)
 
     def _abort(self, source: str, message: AbortReq, outputs: EmbeddingOutputs) -> None:
         """End the named input of this frontend; an abort by a user ends the inputs of every frontend."""
