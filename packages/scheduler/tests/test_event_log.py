@@ -129,4 +129,4 @@ def test_a_full_disk_ends_the_log_and_nothing_else(room: int, caplog: pytest.Log
         plans.append([core.schedule(), core.schedule()])
     assert plans[0][0] is not None
     assert plans[0] == plans[1]
-    assert caplog.text.count("the event log ends here, for it cannot be written to: No space left on device") == 1
+    assert caplog.text.count("event log: write failed, recording stops: error=No space left on device") == 1

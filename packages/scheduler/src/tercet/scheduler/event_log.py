@@ -111,7 +111,7 @@ class RecordingScheduler:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             self._file.flush()
         except OSError as error:
-            logger.warning("the event log ends here, for it cannot be written to: %s", error.strerror)
+            logger.warning("event log: write failed, recording stops: error=%s", error.strerror)
             self._file = None
 
 

@@ -196,11 +196,11 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                 case AbortReq() | FlushCacheReq() | PauseGenerationReq() | ContinueGenerationReq():
                     arrivals.append(Arrival(source, message))
                 case PeerDown(peer, _, reason):
-                    logger.info("%s is gone: %s", peer, reason)
+                    logger.info("peer %s disconnected: reason=%s", peer, reason)
                     self._outbox.forget(peer)
                     arrivals.append(Arrival(peer, PeerGone(peer)))  # for every role: any peer may have sent requests
                 case PeerUp(peer):
-                    logger.info("linked with %s", peer)
+                    logger.info("peer %s connected", peer)
                 case _:
                     pass  # membership messages, which the node has handled
         return arrivals

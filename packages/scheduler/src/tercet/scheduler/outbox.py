@@ -76,7 +76,10 @@ class BacklogSender:
                 backlog.since = self._clock()
             if backlog.messages and self._clock() - backlog.since > BACKLOG_TIMEOUT:
                 logger.warning(
-                    "%s took nothing for %.0f s: %d messages given up", peer, BACKLOG_TIMEOUT, len(backlog.messages)
+                    "peer %s: queue full, backlog dropped: seconds=%.0f messages=%d",
+                    peer,
+                    BACKLOG_TIMEOUT,
+                    len(backlog.messages),
                 )
                 self.forget(peer)
             elif not backlog.messages:

@@ -266,7 +266,7 @@ def _files_of(found: ResolvedModel, request: TokenizerFilesReq) -> tuple[Message
     try:
         files = tokenizer_files(found.path)
     except ModelError as error:  # they were readable when the model was resolved
-        logger.error("the tokenizer's files are asked for, and cannot be read: %s", error)
+        logger.error("tokenizer files: cannot be read, request not answered: error=%s", error)
         return None
     sha256 = list(file_hashes(files).values())
     return TokenizerFiles(id=request.id, model=found.name, names=list(files), sha256=sha256), *files.values()

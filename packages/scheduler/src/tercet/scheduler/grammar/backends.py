@@ -66,5 +66,7 @@ def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[i
     try:
         return GuardedBackend(make())
     except ValueError as error:
-        logger.warning("%s cannot be used for grammars: %s", file, error)
+        logger.warning(
+            "grammar backend %s: tokenizer not supported, grammars are refused: file=%s error=%s", name, file, error
+        )
         return None

@@ -109,6 +109,6 @@ class GuardedBackend(Generic[M]):
 def _told(error: BaseException) -> str:
     """Log an exception and return its kind. Its message may contain user data and is logged at debug level only."""
     kind = type(error).__name__
-    logger.error("a grammar backend raised %s", kind)
-    logger.debug("a grammar backend raised", exc_info=error)
+    logger.error("grammar backend: exception, its request fails: type=%s", kind)
+    logger.debug("grammar backend: exception", exc_info=error)
     return f"the backend raised {kind}"

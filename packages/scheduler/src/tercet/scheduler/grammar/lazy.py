@@ -41,7 +41,9 @@ class LazyBackend(Generic[M]):
                 try:
                     self._made = self._make()
                 except ValueError as error:
-                    logger.error("this model's tokenizer cannot be used for grammars: %s", error)
+                    logger.error(
+                        "grammar backend %s: tokenizer not supported, grammars are refused: error=%s", self.name, error
+                    )
                     self._fault = f"this model's tokenizer cannot be used for grammars: {error}"
             if self._made is None:
                 raise GrammarError(self._fault)
