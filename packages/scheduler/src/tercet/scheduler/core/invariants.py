@@ -28,7 +28,7 @@ def _adapters(core: Scheduler) -> list[str]:
     found += [
         f"{req.rid}/{req.index} is not at the place of its adapter"
         for req in running
-        if req.adapter is not None and adapters.slot_of(req.adapter) != req.place
+        if req.adapter is not None and adapters.slot_of(req.adapter) != req.adapter_slot
     ]
     return found
 

@@ -75,7 +75,7 @@ class KVMemory:
         self._append(req, self.pools.allocate(needed))
         req.node, req.shared = match.node, match.count
         req.slot = self.free_slots.pop()
-        req.place = -1 if req.adapter is None else self.adapters.take(req.adapter)
+        req.adapter_slot = -1 if req.adapter is None else self.adapters.take(req.adapter)
         req.room = len(req.pages[0]) * self.page_size
         req.computed = full * self.page_size
         self.updates.append(PageUpdate(req.slot, 0, [list(group) for group in req.pages]))

@@ -28,7 +28,7 @@ from tercet.scheduler.core.speculation.ngram_drafter import Drafter
 
 RESERVE_DECAY = 0.998
 RESERVE_RISE = 0.1
-LONGEST_FORESEEN = 4096
+MAX_RESERVED_OUTPUT = 4096
 """Maximum output tokens of one choice for which admission reserves pages."""
 
 FEW = 4
@@ -60,37 +60,37 @@ class Planner:
         """Return the next step, or None if there is nothing to compute, or if waiting for a result is better."""
         if self._awaiting() * FEW > len(self.running):
             return None
-        forming = PlanBuilder(self._budget, now)
-        starved = self._plan_decodes(forming, step)
+        builder = PlanBuilder(self._budget, now)
+        starved = self._plan_decodes(builder, step)
         reserved = len(starved)
-        forming.budget -= reserved
-        starved += self._plan_extends(forming, step)
-        forming.budget += reserved
+        builder.budget -= reserved
+        starved += self._plan_extends(builder, step)
+        builder.budget += reserved
         if starved:
-            self._relieve(starved, forming, step)
-        if self._waiting and not (starved and forming.rows):
-            self._admit(forming, step)
-        forming.give_back()
-        while not forming.rows and (victim := self._obstacle()):
+            self._retract_for(starved, builder, step)
+        if self._waiting and not (starved and builder.rows):
+            self._admit(builder, step)
+        builder.give_back()
+        while not builder.rows and (victim := self._blocked_victim()):
             self.retract(victim)
-            self._admit(forming, step)
-        if not forming.rows:
+            self._admit(builder, step)
+        if not builder.rows:
             return None
         memory = self._memory
         updates, memory.updates = memory.updates, []
         loads, memory.adapters.loads = memory.adapters.loads, []
         self._reserve = max(self._config.reserve_floor, self._reserve * RESERVE_DECAY)
-        forming.tell(self._counters)
+        builder.tell(self._counters)
         plan = Plan(
             step=step,
             adapters=loads,
-            introduce=forming.introduce,
+            introduce=builder.introduce,
             pages=updates,
-            copies=forming.copies,
-            rows=forming.rows,
-            draft_tokens=forming.draft_tokens,
+            copies=builder.copies,
+            rows=builder.rows,
+            draft_tokens=builder.draft_tokens,
         )
-        return plan, forming.reqs
+        return plan, builder.reqs
 
     def apply_availability(self, message: Obstacle) -> None:
         """Apply an event that blocks or unblocks choices."""
@@ -122,13 +122,13 @@ class Planner:
             return True
         return req.sampling.grammar in self.pending_grammars or req.adapter in self.pending_adapters
 
-    def _plan_decodes(self, forming: PlanBuilder, step: int) -> list[Req]:
+    def _plan_decodes(self, builder: PlanBuilder, step: int) -> list[Req]:
         """Add one token for every choice that has just one to compute; return those that found no page for it.
 
         Choices with more tokens are left to `_plan_extends`.
         """
         starved = []
-        blocked, rows, reqs = self.blocked_peers, forming.rows, forming.reqs
+        blocked, rows, reqs = self.blocked_peers, builder.rows, builder.reqs
         for req in self.running:
             length, computed = req.length, req.computed
             if length <= computed or (blocked and self.is_blocked(req)):
@@ -141,7 +141,7 @@ class Planner:
                     continue
                 req.awaiting_result = False
             if length > computed + 1:
-                forming.extends.append(req)
+                builder.extends.append(req)
             elif req.room >= length or self._has_room(req):
                 rows.append(Row(req.slot, computed, 1, sample))
                 reqs.append(req)
@@ -152,11 +152,11 @@ class Planner:
                 req.last_step = step
             else:
                 starved.append(req)
-        forming.decodes = len(forming.rows)
-        forming.budget -= forming.decodes
-        left = forming.budget - len(starved)
-        if room := min(left // 2 if forming.extends else left, self._drafter.room(forming.decodes)):
-            self._add_drafts(forming, room)
+        builder.decodes = len(builder.rows)
+        builder.budget -= builder.decodes
+        left = builder.budget - len(starved)
+        if room := min(left // 2 if builder.extends else left, self._drafter.room(builder.decodes)):
+            self._add_drafts(builder, room)
         return starved
 
     def _awaiting(self) -> int:
@@ -170,12 +170,12 @@ class Planner:
                     req.awaiting_result = self._drafter.waits_for(req) or req.awaiting_result
         return sum(req.blocked_on_result for req in self.running if req.constrained or req.awaiting_result)
 
-    def _add_drafts(self, forming: PlanBuilder, room: int) -> None:
+    def _add_drafts(self, builder: PlanBuilder, room: int) -> None:
         """Add rows of draft tokens, `room` at most, shared evenly among the choices that decode."""
-        asked = [req for req in forming.reqs if req.length == len(req.tokens) + 1]
+        asked = [req for req in builder.reqs if req.length == len(req.tokens) + 1]
         for left, req in zip(range(len(asked), 0, -1), asked, strict=True):
             tokens = self._drafter.guess(req, min(-(-room // left), req.end - req.length))
-            room -= forming.add_drafts(req, tokens[: self._spare_room(req, len(tokens))])
+            room -= builder.add_drafts(req, tokens[: self._spare_room(req, len(tokens))])
 
     def _spare_room(self, req: Req, wanted: int) -> int:
         """Return the tokens a choice has pages for beyond those it computes, after taking pages for up to `wanted`."""
@@ -184,28 +184,28 @@ class Planner:
                 break
         return req.room - req.computed
 
-    def _plan_extends(self, forming: PlanBuilder, step: int) -> list[Req]:
+    def _plan_extends(self, builder: PlanBuilder, step: int) -> list[Req]:
         """Continue choices with several tokens to compute: chunked prompts and forced tokens of grammars.
 
         Returns those that found no pages for forced tokens; a prompt has had its pages since admission.
         """
-        if not forming.extends:
+        if not builder.extends:
             return []
         starved = []
-        others = len(forming.extends) + self._could_admit()
-        for req in forming.extends:
+        others = len(builder.extends) + self._could_admit()
+        for req in builder.extends:
             others -= 1
             needed = req.length - req.computed
-            if forming.budget == 0:
+            if builder.budget == 0:
                 break
-            if not forming.is_short(needed):
+            if not builder.is_short(needed):
                 continue
             if not self._has_room(req):
                 starved.append(req)
-            elif others and needed > forming.budget:
-                forming.hold_back(req, step, others)
+            elif others and needed > builder.budget:
+                builder.hold_back(req, step, others)
             else:
-                forming.add(req, step)
+                builder.add(req, step)
         return starved
 
     def _has_room(self, req: Req) -> bool:
@@ -226,7 +226,7 @@ class Planner:
         """Return the tenants that wait and may take a slot."""
         return {tenant for tenant in self._waiting.tenants if shares.may_run(tenant)}
 
-    def _admit(self, forming: PlanBuilder, step: int) -> None:
+    def _admit(self, builder: PlanBuilder, step: int) -> None:
         """Admit waiting choices in order, until budget, slots or memory are short.
 
         If a new choice finds no pages, only choices of tenants without a slot may overtake it, at most `max_skips`
@@ -241,12 +241,12 @@ class Planner:
         put_off = 0
         shares = SlotShares(self.running, self._memory)
         admissible = self._admissible(shares)
-        if forming.budget and admissible:
-            reserve = sum(self._foreseen(req) for req in self.running)
-            coming = self._coming_prefixes()
+        if builder.budget and admissible:
+            reserve = sum(self._expected_pages(req) for req in self.running)
+            in_flight_prefixes = self._in_flight_prefixes()
             alone = any(req.alone for req in self.running)
-            for req in islice(self.line(admissible), LONGEST_MEASURED if forming.held_back else None):
-                if forming.budget == 0 or put_off == LONGEST_MEASURED or not admissible:
+            for req in islice(self.line(admissible), LONGEST_MEASURED if builder.held_back else None):
+                if builder.budget == 0 or put_off == LONGEST_MEASURED or not admissible:
                     break
                 if req.tenant not in admissible or self.is_blocked(req):
                     continue
@@ -257,14 +257,14 @@ class Planner:
                         break  # otherwise choices whose adapters are loaded could take turns without end
                     skipped.append(req)
                     continue
-                if forming.held_back and not forming.is_short(self._memory.missing(req)):
+                if builder.held_back and not builder.is_short(self._memory.missing(req)):
                     skipped.append(req)
                     continue
-                if self._finds_more_later(req, coming):
+                if self._waits_for_prefix(req, in_flight_prefixes):
                     skipped.append(req)
                     put_off += 1
                     continue
-                kept = reserve + self._foreseen(req) + shares.kept_pages(req.tenant)
+                kept = reserve + self._expected_pages(req) + shares.kept_pages(req.tenant)
                 copies = self._memory.admit(req, kept if self.running else 0)
                 if copies is None:
                     if not req.tenant or req.output_tokens or req.times_skipped >= self._config.max_skips:
@@ -274,26 +274,26 @@ class Planner:
                     skipped.append(req)
                     continue
                 shares.took(req)
-                self._introduce(req, copies, forming, step)
+                self._introduce(req, copies, builder, step)
                 admitted.append(req)
                 overtaken += skipped
                 skipped.clear()
                 alone = req.alone
-                coming.add(req)
-                reserve += self._foreseen(req)
+                in_flight_prefixes.add(req)
+                reserve += self._expected_pages(req)
                 admissible = self._admissible(shares)
         if admitted:
             self._waiting.count_skips(admitted, overtaken)
 
-    def _coming_prefixes(self) -> InFlightPrefixes:
+    def _in_flight_prefixes(self) -> InFlightPrefixes:
         """Return the index of prompts that unblocked choices are computing."""
         return InFlightPrefixes((req for req in self.running if not self.is_blocked(req)), self._memory.page_size)
 
-    def _finds_more_later(self, req: Req, coming: InFlightPrefixes) -> bool:
+    def _waits_for_prefix(self, req: Req, in_flight_prefixes: InFlightPrefixes) -> bool:
         """Return whether a waiting choice is put off for a running prompt with the same prefix."""
         if not self._config.radix_cache or req.times_skipped >= self._config.max_skips:
             return False
-        return coming.is_worth_waiting(req, self._memory.cache)
+        return in_flight_prefixes.is_worth_waiting(req, self._memory.cache)
 
     def line(self, tenants: Collection[str] | None = None) -> Iterable[Req]:
         """Return the waiting choices of some tenants, or of all, in the order of admission.
@@ -303,20 +303,20 @@ class Planner:
         offered = [req for req in self._waiting if req.offered and not self.is_blocked(req)]
         return offered or self._waiting.in_order(self._memory.cache, tenants)
 
-    def _introduce(self, req: Req, copies: list[PageCopy], forming: PlanBuilder, step: int) -> None:
+    def _introduce(self, req: Req, copies: list[PageCopy], builder: PlanBuilder, step: int) -> None:
         self._waiting.admit(req)
         self.running[req] = None
         if req.cached < 0:
             req.cached = min(req.computed, req.prompt_tokens)
-            req.waited = forming.now - req.arrived
+            req.waited = builder.now - req.arrived
             self._counters.prompt_tokens += req.prompt_tokens
             self._counters.cached_tokens += req.cached
         self._counters.forks += req.leader is not None and req.leader.slot >= 0 and req.computed > 0
         self._counters.copies += len(copies)
         req.leader = None
         logprobs = req.logprobs
-        forming.copies += copies
-        forming.introduce.append(
+        builder.copies += copies
+        builder.introduce.append(
             SlotInit(
                 slot=req.slot,
                 tokens=req.tokens.tobytes(),
@@ -326,18 +326,18 @@ class Planner:
                 suppressed_ids=sorted(req.stop_ids) if req.sampling.min_new_tokens else [],
                 top_logprobs=-1 if logprobs is None else logprobs.top,
                 prompt_logprobs=req.to_score,
-                adapter=req.place,
+                adapter=req.adapter_slot,
                 request=req.request,
             )
         )
-        forming.add(req, step)
+        builder.add(req, step)
 
-    def _foreseen(self, req: Req) -> int:
+    def _expected_pages(self, req: Req) -> int:
         """Return the number of pages that a choice will probably still request."""
-        tokens = min(req.end - len(req.tokens), LONGEST_FORESEEN) * self._reserve
+        tokens = min(req.end - len(req.tokens), MAX_RESERVED_OUTPUT) * self._reserve
         return self._memory.pages_for(int(tokens))
 
-    def _relieve(self, starved: list[Req], forming: PlanBuilder, step: int) -> None:
+    def _retract_for(self, starved: list[Req], builder: PlanBuilder, step: int) -> None:
         """Retract the choices that cost least to recompute, until each of the remaining ones has a page.
 
         Only choices that no plan in flight names can be retracted. While others make progress, a starved one rather
@@ -351,13 +351,13 @@ class Planner:
                     break
                 self.retract(victim)
             else:
-                if req.slot >= 0 and forming.budget:
-                    forming.add(req, step)
+                if req.slot >= 0 and builder.budget:
+                    builder.add(req, step)
 
     def _cheapest(self) -> Req | None:
         return min((req for req in self.running if _is_idle(req)), key=_cost, default=None)
 
-    def _obstacle(self) -> Req | None:
+    def _blocked_victim(self) -> Req | None:
         """Return the cheapest choice of a blocked peer if waiting choices need its memory and nothing else runs."""
         if not self.blocked_peers or any(req.in_flight for req in self.running):
             return None

@@ -23,6 +23,7 @@ class Req:
 
     __slots__ = (
         "adapter",
+        "adapter_slot",
         "alone",
         "arrival",
         "arrived",
@@ -54,7 +55,6 @@ class Req:
         "offered",
         "opened",
         "pages",
-        "place",
         "priority",
         "prompt_logprobs",
         "prompt_tokens",
@@ -151,7 +151,7 @@ class Req:
     def reset_kv(self) -> None:
         """Reset slot, pages and computed tokens."""
         self.slot = -1
-        self.place = -1
+        self.adapter_slot = -1
         self.pages: PageLists = []
         self.node: Node | None = None
         self.shared = 0
