@@ -35,8 +35,8 @@ class PendingAborts:
         self._reasons: OrderedDict[str, str] = OrderedDict()
 
     def note(self, message: AbortReq) -> None:
-        """Remember an abort that is `asked` and names a rid; any other concerns only choices that are already held."""
-        if message.asked and message.rid:
+        """Remember an abort that is `user_requested` and names a rid; any other concerns only choices that are already held."""
+        if message.user_requested and message.rid:
             self._reasons[message.rid] = message.reason
             self._reasons.move_to_end(message.rid)
             if len(self._reasons) > MAX_PENDING_ABORTS:
@@ -46,7 +46,7 @@ class PendingAborts:
         """Return the finish of a request that arrives after its abort; None if it was not aborted."""
         for name in (rid, rid.rpartition(".")[0]):
             if name in self._reasons and belongs(rid, name):
-                return FinishReason(FinishType.ABORT, message=self._reasons[name], asked=True)
+                return FinishReason(FinishType.ABORT, message=self._reasons[name], user_requested=True)
         return None
 
 
