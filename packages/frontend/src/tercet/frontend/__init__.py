@@ -1,1 +1,1 @@
-"""The HTTP part of Tercet, and the supervisor of a one-machine server."""
+"""Frontend of Tercet: the HTTP server, and the supervisor of a one-machine server."""

@@ -1,4 +1,4 @@
-"""`tercet-frontend`, also `python -m tercet.frontend`: one frontend process."""
+"""Command line of one frontend process: `tercet-frontend`, or `python -m tercet.frontend`."""
 
 import asyncio
 import logging
@@ -12,7 +12,7 @@ from tercet.frontend.config.config import FrontendConfig
 from tercet.protocol.system.streams import part_streams
 
 EXIT_CONFIG = 2
-"""Exit status for options that cannot work: starting again would not help."""
+"""Exit status for invalid options: a restart would not help."""
 
 app = App(name="tercet-frontend", version=__version__, help="Serve the OpenAI API over HTTP.")
 
@@ -56,7 +56,7 @@ def probe(
     from urllib.request import ProxyHandler, build_opener
 
     try:
-        opener = build_opener(ProxyHandler({}))  # what is asked is near, whatever proxies the environment names
+        opener = build_opener(ProxyHandler({}))  # the URL is local: ignore proxies from the environment
         with opener.open(f"{url.rstrip('/')}/{'live' if live else 'health'}", timeout=timeout):
             sys.exit(0)
     except (OSError, HTTPException, ValueError) as error:
@@ -65,11 +65,11 @@ def probe(
 
 
 def main() -> None:
-    """Run with the process's own arguments."""
+    """Run the command line of this process."""
     with part_streams("tercet-frontend"):
         try:
             app(sys.argv[1:], exit_on_error=False, print_error=False)
-        except (CycloptsError, ValueError) as error:  # options alone: what goes wrong later ends in `serve`
+        except (CycloptsError, ValueError) as error:  # option errors only: `serve` handles later ones
             sys.stderr.write(f"tercet-frontend: {' '.join(str(error).split())}\n")
             sys.exit(EXIT_CONFIG)
 

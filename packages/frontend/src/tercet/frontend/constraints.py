@@ -1,6 +1,6 @@
-"""What an answer can be asked to look like, whichever endpoint asked. `compiler.to_grammar` makes a `Grammar` of it.
+"""Constraints on answers, independent of the endpoint; `compiler.to_grammar` compiles them.
 
-`param` is the parameter that asked, for error messages.
+`param` is the client's parameter name, for error messages.
 """
 
 from typing import Any
@@ -15,7 +15,7 @@ class JsonObject(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JsonSchema(msgspec.Struct, frozen=True, kw_only=True):
-    """An instance of a JSON schema. With `strict` the schema itself must keep to OpenAI's rules for strict schemas."""
+    """Instance of a JSON schema; with `strict`, the schema must follow OpenAI's rules for strict schemas."""
 
     schema: dict[str, Any] | bool
     strict: bool = False
@@ -24,35 +24,35 @@ class JsonSchema(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Regex(msgspec.Struct, frozen=True, kw_only=True):
-    """Text that a regular expression matches from its first to its last character."""
+    """Text that matches a regular expression as a whole."""
 
     pattern: str
     param: str = "regex"
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """Exactly one of some texts."""
+    """Exactly one of several texts."""
 
     options: list[str]
     param: str = "structured_outputs.choice"
 
 
 class Ebnf(msgspec.Struct, frozen=True, kw_only=True):
-    """A context-free grammar whose first rule is `root`, in GBNF (`::=`) or in Lark, which are told apart."""
+    """Context-free grammar with the root rule `root`, in GBNF (`::=`) or in Lark, which is detected."""
 
     text: str
     param: str = "ebnf"
 
 
 class Lark(msgspec.Struct, frozen=True, kw_only=True):
-    """A grammar as llguidance reads it; our own, or written by somebody who knows that."""
+    """Grammar in llguidance's Lark dialect."""
 
     text: str
     param: str = "grammar"
 
 
 class Tag(msgspec.Struct, frozen=True, kw_only=True):
-    """`begin`, something constrained, `end`. A text that is one of the model's added tokens stands for that token."""
+    """Sequence of `begin`, a constrained text and `end`. The text of an added token stands for that token."""
 
     begin: str
     content: "Constraint"
@@ -62,8 +62,9 @@ class Tag(msgspec.Struct, frozen=True, kw_only=True):
 class StructuralTag(msgspec.Struct, frozen=True, kw_only=True):
     """Free text in which every occurrence of a trigger begins one of the tags.
 
-    Each tag's `begin` starts with one of the `triggers`. With `at_least_one` some tag has to come; with `only_one` the
-    text ends behind the first. Without `free` there is no text around the tags, only `separator` between them.
+    Each tag's `begin` starts with one of the `triggers`. With `at_least_one` at least one tag must occur; with
+    `only_one` the text ends after the first. Without `free` there is no text around the tags, only `separator` between
+    them.
     """
 
     tags: list[Tag]
@@ -79,8 +80,8 @@ Constraint = JsonObject | JsonSchema | Regex | Choice | Ebnf | Lark | Structural
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True):
-    """What a grammar must know of a model's vocabulary."""
+    """Part of a model's vocabulary that grammars refer to."""
 
     added: dict[str, int] = {}
-    """Added tokens, special or not: a grammar names them by id, since ordinary text never matches them."""
+    """Added tokens, special or not. A grammar refers to them by id, since ordinary text never matches them."""
     eos: list[int] = []

@@ -1,4 +1,4 @@
-"""What outlives a process: one SQLite file that several frontends share."""
+"""SQLite database of everything that outlives a process, shared by several frontends."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,12 @@ logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
 _FORMAT = 1
-"""`PRAGMA user_version` of the tables below. Another number is another program's file, and left alone.
-
-Tables are added, and never changed: frontends of another version may share the file.
-"""
+"""`PRAGMA user_version` of the tables below. A file with another number is left alone. Tables are only ever added,
+not changed: frontends of other versions may share the file."""
 _BUSY_SECONDS = 5.0
-"""Time that a transaction waits for one of another process to end."""
+"""Seconds that a transaction waits for those of other processes."""
 _TURN_SECONDS = 5.0
-"""Time that a transaction waits for those before it in this process."""
+"""Seconds that a transaction waits for those of the same process."""
 _WAL_BYTES = 16 * 1024 * 1024
 _TABLES = """
 CREATE TABLE IF NOT EXISTS responses (
@@ -133,7 +131,7 @@ SELECT owner FROM (
 ) GROUP BY owner ORDER BY sum(bytes) DESC LIMIT 1
 """
 _AGES = {"responses": "created", "sessions": "created", "conversations": "used"}
-"""What is forgotten, and the column that tells since when nobody has come for it."""
+"""Tables that are pruned, and the column with the time of creation or last use."""
 _OF_OWNER = " UNION ALL ".join(
     f"SELECT '{table}' AS kind, rowid AS row, {age} AS at FROM {table} WHERE owner = ?1"  # noqa: S608
     for table, age in _AGES.items()
@@ -141,15 +139,15 @@ _OF_OWNER = " UNION ALL ".join(
 _OLDEST_OF_OWNER = (
     f"SELECT kind, row FROM ({_OF_OWNER}) ORDER BY at LIMIT (SELECT 1 + count(*) / 16 FROM ({_OF_OWNER}))"  # noqa: S608
 )
-"""A sixteenth of what an owner has: often enough taken to keep what can be kept, and not for every row."""
+"""One sixteenth of an owner's rows: a compromise between keeping rows and the number of pruning passes."""
 
 
 class StoreError(OSError):
-    """The file cannot be read or written now: the disk is full or gone. The text is one line, fit for clients."""
+    """Read or write failure, such as a full or missing disk. The text is one line, fit for clients."""
 
 
 class _Line:
-    """One connection and its thread. API keys take turns at it, and none waits for ever."""
+    """Connection with a thread of its own. API keys take turns, and every wait has a timeout."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
@@ -158,7 +156,7 @@ class _Line:
         self._taken = False
 
     async def do(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Return the result of `work` as one transaction; an error undoes it. Raises StoreError."""
+        """Run `work` as one transaction and return its result; an error rolls it back. Raises StoreError."""
         if self._taken:
             await self._wait(current_caller().owner)
         self._taken = True
@@ -168,7 +166,7 @@ class _Line:
             self._next()
 
     def close(self) -> None:
-        """Finish what was begun."""
+        """Finish the running transaction and close the connection."""
         self._thread.shutdown()
         self._connection.close()
 
@@ -178,7 +176,7 @@ class _Line:
             await asyncio.wait({chance}, timeout=_TURN_SECONDS)
         except asyncio.CancelledError:
             if chance.done():
-                self._next()  # the turn was given, and nothing is done with it
+                self._next()  # the turn was granted but is not used
             chance.cancel()
             raise
         if not chance.done():
@@ -203,9 +201,9 @@ class _Line:
 
 
 class Database:
-    """The file. Writing has a thread of its own, and so has reading, which never waits for a writer.
+    """Database file with one thread for writing and one for reading; readers never wait for writers.
 
-    Raises OSError, and ValueError for a file that is something else.
+    Raises OSError, and ValueError for a file in another format.
     """
 
     def __init__(self, path: Path, max_bytes: int, max_age: float) -> None:
@@ -213,7 +211,7 @@ class Database:
         self._max_age = max_age
         try:
             make_private_directory(path.parent)
-            os.close(open_private(path, os.O_RDWR))  # what clients said is nobody else's to read
+            os.close(open_private(path, os.O_RDWR))  # other users must not read clients' data
             with contextlib.ExitStack() as opened:
                 writing = opened.enter_context(contextlib.closing(_connection(path)))
                 _prepare(writing, path)
@@ -227,7 +225,7 @@ class Database:
 
     @classmethod
     def open(cls, config: StoreConfig) -> "Database | None":
-        """The file that the options name, if they name one. Raises OSError, ValueError."""
+        """Open the file from the options; None if storing is disabled. Raises OSError, ValueError."""
         if config.response_store == "none":
             return None
         chosen = config.response_store == "auto"
@@ -242,26 +240,26 @@ class Database:
             return None
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """The result of `work` as one transaction, alone among all processes; an error undoes it. Raises StoreError."""
+        """Run a write transaction, exclusive among all processes; an error rolls it back. Raises StoreError."""
         return await self._writing.do("BEGIN IMMEDIATE", work)
 
     async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
-        """The result of `work`, which only reads, and sees nothing change while it does."""
+        """Run a read transaction on a consistent snapshot."""
         return await self._reading.do("BEGIN", work)
 
     async def close(self) -> None:
-        """Finish what was begun, and close the file."""
+        """Finish running transactions and close the file."""
         for line in (self._reading, self._writing):
             await asyncio.to_thread(line.close)
 
     def oldest(self, now: float) -> float:
-        """What was made before this is there no more, whether or not it is still in the file."""
+        """Return the time before which rows count as expired, even if they are still in the file."""
         return now - self._max_age
 
     def prune(self, connection: sqlite3.Connection, now: float) -> None:
-        """Within a transaction: forget what is too old, and until the rest has room the oldest of who has most.
+        """Delete expired rows; then, until the rest fits, the oldest rows of the owner with the most bytes.
 
-        So nobody's rows go for those of an owner that writes more.
+        Runs within a transaction. Owners that store little lose nothing to those that store much.
         """
         oldest = self.oldest(now)
         for table, age in _AGES.items():
@@ -286,7 +284,7 @@ def _connection(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    """Set a connection up and make the tables. Raises ValueError for a file of another format."""
+    """Configure a connection and create the tables. Raises ValueError for a file of another format."""
     _check_format(connection, path)
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
@@ -297,7 +295,7 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _check_format(connection: sqlite3.Connection, path: Path) -> None:
-    """Raise ValueError for a file of another version or another program, before anything in it is changed."""
+    """Raise ValueError for a file of another version or program, before it is changed."""
     found = connection.execute("PRAGMA user_version").fetchone()[0]
     if found not in (0, _FORMAT):
         raise ValueError(f"{path} has format {found}, and this version reads format {_FORMAT}")
@@ -309,9 +307,9 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def state_directory() -> Path:
-    """Where this user's programs keep what outlives them. Raises OSError for a user without a home."""
+    """Return the directory for persistent state of this user's programs. Raises OSError for a user without a home."""
     place = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not place.is_absolute():  # as the specification of XDG says: a relative one counts as none
+    if not place.is_absolute():  # the XDG specification says to ignore a relative path
         try:
             place = Path.home() / ".local" / "state"
         except RuntimeError:

@@ -1,4 +1,4 @@
-"""What can go wrong with a request, and how the OpenAI API says it.
+"""Errors of requests, in the format of the OpenAI API.
 
 ApiError
 ├── BadRequestError 400
@@ -20,18 +20,18 @@ ApiError
 │   └── DeadlyRequestError
 └── UnavailableError 503
 
-Every one of them ends one request and nothing else.
+Each ends a single request and has no effect on others.
 """
 
 import orjson
 
 _LONGEST_MESSAGE = 2048
 _LONGEST_PARAM = 256
-"""Characters: what is wrong may be named in words of the client's, as long as it likes."""
+"""Maximum characters: messages and names may quote the client's text, which can be long."""
 
 
 class ApiError(Exception):
-    """One OpenAI error body; `code` is a string or null, `retry_after` is in seconds."""
+    """Error in OpenAI's format; `code` is a string or null, `retry_after` is in seconds."""
 
     status = 500
     type = "server_error"
@@ -48,36 +48,36 @@ class ApiError(Exception):
         self.retry_after = retry_after
 
     def body(self) -> bytes:
-        """The JSON that a client reads, also as the data of an event in the middle of a stream."""
+        """Return the JSON body, also used as the data of an event within a stream."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return orjson.dumps({"error": error})
 
     def headers(self) -> dict[str, str]:
-        """What a client needs to know to come back later."""
+        """Return additional headers, such as the time to retry."""
         return {} if self.retry_after is None else {"retry-after": f"{self.retry_after:g}"}
 
 
 class BadRequestError(ApiError):
-    """The request is at fault, and `param` names the part of it."""
+    """Invalid request; `param` names the part at fault."""
 
     status = 400
     type = "invalid_request_error"
 
 
 class UnknownParameterError(BadRequestError):
-    """A field that no documentation names."""
+    """Field that is not part of the API."""
 
     code = "unknown_parameter"
 
 
 class UnsupportedParameterError(BadRequestError):
-    """A documented field or value that this server cannot honour, and so does not ignore."""
+    """Documented field or value that this server cannot honor, and therefore refuses instead of ignoring it."""
 
     code = "unsupported_parameter"
 
 
 class ContextLengthExceededError(BadRequestError):
-    """Prompt and requested output together are longer than the model can read. Lengths are in tokens, where known."""
+    """Prompt and requested output exceed the context. Lengths are in tokens, where known."""
 
     code = "context_length_exceeded"
 
@@ -91,19 +91,19 @@ class ContextLengthExceededError(BadRequestError):
 
 
 class UnauthorizedError(ApiError):
-    """No API key, or a wrong one."""
+    """Missing or wrong API key."""
 
     status = 401
     type = "invalid_request_error"
     code = "invalid_api_key"
 
     def headers(self) -> dict[str, str]:
-        """Names the scheme, as RFC 9110 asks."""
+        """Name the scheme, as RFC 9110 requires."""
         return {"www-authenticate": "Bearer"}
 
 
 class ForbiddenError(ApiError):
-    """A key that does not open this route."""
+    """API key without permission for this route."""
 
     status = 403
     type = "invalid_request_error"
@@ -111,20 +111,20 @@ class ForbiddenError(ApiError):
 
 
 class NotFoundError(ApiError):
-    """No such route or object."""
+    """Unknown route or object."""
 
     status = 404
     type = "invalid_request_error"
 
 
 class ModelNotFoundError(NotFoundError):
-    """The model named is not served here."""
+    """Unknown model."""
 
     code = "model_not_found"
 
 
 class MethodNotAllowedError(ApiError):
-    """The route exists, for another method."""
+    """Route that exists for another method."""
 
     status = 405
     type = "invalid_request_error"
@@ -132,7 +132,7 @@ class MethodNotAllowedError(ApiError):
 
 
 class RequestTimeoutError(ApiError):
-    """The body took too long to arrive."""
+    """Body that took too long to arrive."""
 
     status = 408
     type = "invalid_request_error"
@@ -140,7 +140,7 @@ class RequestTimeoutError(ApiError):
 
 
 class PayloadTooLargeError(ApiError):
-    """The body is longer than the server reads."""
+    """Body that is longer than the server reads."""
 
     status = 413
     type = "invalid_request_error"
@@ -148,7 +148,7 @@ class PayloadTooLargeError(ApiError):
 
 
 class UnsupportedMediaTypeError(ApiError):
-    """The body is not JSON."""
+    """Body that is not JSON."""
 
     status = 415
     type = "invalid_request_error"
@@ -156,7 +156,7 @@ class UnsupportedMediaTypeError(ApiError):
 
 
 class RateLimitError(ApiError):
-    """Its API key has as many requests in flight as it may have."""
+    """API key with too many requests in flight."""
 
     status = 429
     type = "rate_limit_error"
@@ -164,7 +164,7 @@ class RateLimitError(ApiError):
 
 
 class HeadersTooLongError(ApiError):
-    """The head of the request, or what trails its body, is longer than the server reads."""
+    """Request head, or trailer of its body, that is longer than the server reads."""
 
     status = 431
     type = "invalid_request_error"
@@ -172,7 +172,7 @@ class HeadersTooLongError(ApiError):
 
 
 class RequestAbortedError(ApiError):
-    """Somebody asked for the end of the request while it ran."""
+    """Request that was aborted on demand while it ran."""
 
     status = 499
     type = "invalid_request_error"
@@ -180,31 +180,31 @@ class RequestAbortedError(ApiError):
 
 
 class ServerError(ApiError):
-    """The server failed this request."""
+    """Failure of the server."""
 
 
 class DeadlyRequestError(ServerError):
-    """Parts of the server die of this request."""
+    """Request that crashes schedulers repeatedly."""
 
     def headers(self) -> dict[str, str]:
-        """What the clients of OpenAI and Anthropic read, who else would send it again."""
+        """Stop the retries of OpenAI's and Anthropic's clients."""
         return {"x-should-retry": "false"}
 
 
 class UnavailableError(ApiError):
-    """Nothing is ready to serve the request yet, or any more."""
+    """Lack of a ready scheduler or detokenizer."""
 
     status = 503
     code = "service_unavailable"
 
 
 def _shortened(text: str, longest: int) -> str:
-    """The text, or the beginning of it."""
+    """Truncate a text."""
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def from_rejection(code: str, message: str, param: str | None = None) -> ApiError:
-    """The error for a scheduler's `Rejected`: its code decides the status. `param` is at fault, if any is known."""
+    """Return the error for a scheduler's `Rejected`, whose code decides the status."""
     match code:
         case "context_length_exceeded":
             return ContextLengthExceededError(message, param=param)

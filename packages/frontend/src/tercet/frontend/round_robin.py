@@ -1,33 +1,33 @@
-"""A queue in which API keys take turns: one that has much to do does not go before one that has little."""
+"""Round-robin queue over API keys."""
 
 import asyncio
 from collections import deque
 
 
 class Rotation:
-    """Those who wait for something that one at a time may have. All methods run on one event loop."""
+    """Queue for an exclusive resource, in rotation over keys. All methods run on one event loop."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
-        """The key whose turn is next comes first."""
+        """Keyed by owner, in the order of their next turns."""
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
 
     def join(self, owner: str) -> asyncio.Future[None]:
-        """Return a future that `next` completes. Who does not wait any more cancels it."""
+        """Return a future that `next` completes. A waiter that gives up cancels it."""
         chance: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(owner, deque()).append(chance)
         return chance
 
     def next(self) -> bool:
-        """Let the next one have it. Return False if no one waits."""
+        """Grant the resource to the next waiter. Return False if the queue is empty."""
         while self._waiting:
             owner = next(iter(self._waiting))
             chances = self._waiting.pop(owner)
             chance = chances.popleft()
             if chances:
-                self._waiting[owner] = chances  # behind those of all other keys
+                self._waiting[owner] = chances  # after all other keys
             if not chance.done():
                 chance.set_result(None)
                 return True

@@ -1,4 +1,4 @@
-"""A frontend process put together."""
+"""Assembly of a frontend process."""
 
 import asyncio
 import contextlib
@@ -33,14 +33,14 @@ from tercet.protocol.transport.security import Security
 logger = logging.getLogger(__name__)
 
 _ACQUAINTANCE = 1.0
-"""Seconds that a frontend at a shared socket waits for schedulers at its start. The socket keeps what comes then."""
+"""Seconds that a frontend at a shared socket waits for schedulers at its start; the socket queues connections."""
 
 
 class Frontend:
-    """HTTP on one side, peers on the other. Raises OSError, ValueError for options that cannot work.
+    """Frontend process: HTTP server and connections to peers. Raises OSError, ValueError for unusable options.
 
-    `run` raises ValueError, too, for a model of no use where a supervisor says that there will be no other, and for an
-    adapter that is required and refused.
+    `run` raises ValueError if the supervisor's model cannot be loaded, since no other model will come, and if a
+    required adapter is refused.
     """
 
     def __init__(self, config: FrontendConfig) -> None:
@@ -51,11 +51,11 @@ class Frontend:
         self._supervised = bool(link.supervisor)
         self._lora = read_adapters(serving.lora)
         self._complete = not serving.require_lora
-        """Whether the adapters that are required are there."""
+        """Every required adapter is loaded."""
         self._useless = ""
-        """Why nothing can ever be served, or not all of it."""
+        """Reason why the frontend can never serve, or not completely."""
         self._acquainted = asyncio.Event()
-        """Schedulers are known, or it is over already."""
+        """Set once schedulers are known, or when the frontend stops."""
         self._pool = ThreadPoolExecutor(serving.tokenizer_threads, thread_name_prefix="tokenizer")
         node_config = NodeConfig(
             role=Role.FRONTEND,
@@ -127,14 +127,14 @@ class Frontend:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _drain(self) -> None:
-        """Requests in flight finish. A second time, leave at once."""
+        """Drain; at the second signal, stop at once."""
         self._acquainted.set()
         self._server.drain(self._manager)
 
     def _on_useless(self, peer: str, reason: str) -> None:
-        """All schedulers of a supervisor have one model: where none of them could ever be asked, waiting is no use.
+        """Stop if the supervisor's model cannot be loaded: all its schedulers have the same one.
 
-        One that joined from elsewhere is left out, whatever it says.
+        Unusable schedulers that joined from elsewhere are ignored.
         """
         if not self._supervised or self._servable or not is_supervised_id(peer):
             logger.error(reason)
@@ -163,9 +163,9 @@ class Frontend:
         self._tell_ready()
 
     def _tell_ready(self) -> None:
-        """Once clients are listened to and could be answered, for which /health is enough, and with every adapter."""
+        """Announce readiness once HTTP, a model and all required adapters are available."""
         if self._listens and self._servable and self._complete:
-            gc.freeze()  # what start-up made stays: no collection need look at it, which would hold up every stream
+            gc.freeze()  # exclude start-up objects from collections, which would delay every stream
             self._node.set_ready(Ready(url=url_of(self._listener)))
 
     def _status(self, peer: str) -> Heartbeat:

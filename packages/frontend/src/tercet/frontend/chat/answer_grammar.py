@@ -1,4 +1,4 @@
-"""One grammar for all that is asked of an answer: reasoning first, then calls, an instance of something, or text."""
+"""Combined grammar of an answer: reasoning, then tool calls, a constrained text, or free text."""
 
 import msgspec
 import orjson
@@ -12,22 +12,22 @@ from tercet.frontend.structured_output.lark import LarkWriter, lark_string, rege
 from tercet.protocol.messages.values import Grammar, GrammarKind
 
 _CONSTRAINT = "tercet"
-"""What `LarkWriter` calls a grammar that has others beside it."""
+"""Name that `LarkWriter` gives to a grammar that others refer to."""
 _CHARS_PER_TOKEN = 4
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
-    """The reasoning before an answer."""
+    """Constraint on the reasoning before an answer."""
 
     framing: ReasoningFraming
     opened: bool
-    """The prompt has begun it; otherwise the answer begins it, or has none."""
+    """The prompt has opened the reasoning; otherwise the answer may open it."""
     budget: int | None = None
-    """Tokens after which it is ended."""
+    """Maximum tokens of reasoning."""
 
 
 class EnforcedCalls(msgspec.Struct, frozen=True, kw_only=True):
-    """The calls of an answer."""
+    """Constraint on the tool calls of an answer."""
 
     framing: ToolFraming
     tools: tuple[ToolSpec, ...]
@@ -38,7 +38,7 @@ class EnforcedCalls(msgspec.Struct, frozen=True, kw_only=True):
 def answer_grammar(
     tokens: Tokens, thinking: Thinking | None, calls: EnforcedCalls | None, constraint: Constraint | None
 ) -> Grammar:
-    """The grammar of an answer, of which something has to be asked. Raises BadRequestError."""
+    """Combine the constraints, of which at least one is given, into a grammar. Raises BadRequestError."""
     if thinking is None and calls is None and constraint is not None:
         return to_grammar(constraint, tokens)
     rules = Rules(tokens)
@@ -51,7 +51,7 @@ def answer_grammar(
 
 
 def _answer(rules: Rules, opening: str, calls: EnforcedCalls | None, constraint: Constraint | None) -> str:
-    """What comes after the reasoning. `opening` is what the notation writes before an answer that is no call."""
+    """Return the rule after the reasoning. `opening` is the notation's prefix of an answer without calls."""
     said = f"{rules.literal(opening)} @{_CONSTRAINT}"
     if calls is None:
         return said if constraint is not None else f"{rules.literal(opening)} {any_token_but(rules.tokens.eos)}*"
@@ -68,7 +68,7 @@ def _answer(rules: Rules, opening: str, calls: EnforcedCalls | None, constraint:
 
 
 def _text_with_calls(rules: Rules, grammar: CallGrammar, enforced: EnforcedCalls) -> str:
-    """Free text in which every trigger begins calls, and nothing else that is read as one occurs."""
+    """Return a rule for free text in which every trigger begins a valid call and no other call marker occurs."""
     added, several = rules.tokens.added, enforced.several
     triggers = grammar.triggers()
     signs = enforced.framing.extra_begins
@@ -106,7 +106,7 @@ def _reasoning(rules: Rules, thinking: Thinking) -> str:
 
 
 def _beside(text: str, constraint: str) -> str:
-    """Several grammars as one text."""
+    """Bundle several grammars into one text."""
     if constraint.startswith("{"):
         others = orjson.loads(constraint)["grammars"]
     else:

@@ -1,7 +1,7 @@
-"""Tool calls in a model's own notation as a grammar: what required, named and strict calls are held to.
+"""Grammar of tool calls in a model's own notation, for required, named and strict tools.
 
-The notation's `ToolFraming` says what stands around arguments. Arguments in JSON follow the tool's schema. Arguments
-written key by key come in the schema's order, strings as they are up to the marker that ends them.
+`ToolFraming` defines the text around arguments. Arguments in JSON follow the tool's schema. Arguments written key by
+key follow the schema's order, with strings unquoted up to the marker that ends them.
 """
 
 import re
@@ -24,12 +24,12 @@ _PLACE = re.compile(r"\$index")
 _NO_TOOL = {"type": "object", "properties": {}, "additionalProperties": False}
 _ONLY_IN_JSON = ("pattern", "format")
 _NOT_REGULAR = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
-"""Look-around, word boundaries and back references, which no grammar has."""
+"""Look-around, word boundaries and back references, which grammars cannot express."""
 _WRITABLE_KEYS = {Style.TAGGED: re.compile(r"[^\s<>](?:[^\n<>]*[^\s<>])?"), Style.PYTHON: re.compile(r"\w+")}
 
 
 class CallGrammar:
-    """Writes the rules for one turn's calls."""
+    """Writer of the rules for the calls of one answer."""
 
     def __init__(self, rules: Rules, framing: ToolFraming, tools: Sequence[ToolSpec], *, several: bool) -> None:
         ends_answer = rules.tokens.added.get(framing.suffix) in rules.tokens.eos
@@ -40,25 +40,25 @@ class CallGrammar:
         self._tools = {tool.name: rules.add(self._arguments(tool)) for tool in tools}
 
     def answer(self) -> str:
-        """Calls, and nothing besides."""
+        """Return the rule of an answer that has calls only."""
         return self._section(self._framing.begin)
 
     def triggers(self) -> Mapping[str, str]:
-        """What begins calls in free text, each with what follows it."""
+        """Return the texts that begin a call within free text, each with the rule of what follows."""
         framing = self._framing
         if len(framing.trigger) == 1:
-            # A single bracket is no sign of a call: only one with a tool's name behind it is.
+            # A single bracket does not identify a call; it does with a tool's name behind it.
             begins = {name: framing.begin + framing.prefix_of(name) for name in self._tools}
             return {begin: f"{self._body(name)} {self._further()}" for name, begin in begins.items()}
         trigger = self._leading_token(framing.trigger) or framing.trigger
         return {trigger: self._section(framing.begin, after=trigger)}
 
     def _leading_token(self, text: str) -> str:
-        """The added token that a text begins with, which is a sign by itself; empty if none."""
+        """Return the longest added token that the text starts with; empty without one."""
         return max(filter(text.startswith, self._rules.tokens.added), key=len, default="")
 
     def _section(self, begin: str, after: str = "") -> str:
-        """Calls with what is around them; `after` is a beginning of theirs that stands there already."""
+        """Return the rule of calls with their framing, without the part `after` that was already written."""
         first = " | ".join(
             f"{self._literal((begin + self._prefix(name)).removeprefix(after))} {self._body(name)}"
             for name in self._tools
@@ -82,7 +82,7 @@ class CallGrammar:
         return self._framing.prefix.replace("$name", name)
 
     def _literal(self, text: str) -> str:
-        """A text in which a call's index is any number."""
+        """Return a literal in which a call's index may be any number."""
         return " /[0-9]{1,4}/ ".join(map(self._rules.literal, _PLACE.split(text)))
 
     def _arguments(self, tool: ToolSpec) -> str:
@@ -96,7 +96,7 @@ class CallGrammar:
         return self._keys(tool, schema)
 
     def _keys(self, tool: ToolSpec, schema: dict[str, Any]) -> str:
-        """Arguments key by key, in the order of the schema; those not required may be left out."""
+        """Return the rule of arguments written key by key, in schema order; optional ones may be left out."""
         separator = self._rules.literal(self._framing.key_separator)
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
@@ -106,7 +106,7 @@ class CallGrammar:
                 param="tools",
             )
         known: dict[str, frozenset[str]] = {}
-        first, rest = "", ""  # what may follow before, and after, the first argument written
+        first, rest = "", ""  # rules for what may follow before and after the first argument is written
         for key, inner in reversed(properties.items()):
             if not _WRITABLE_KEYS[self._framing.style].fullmatch(key):
                 raise UnsupportedParameterError(
@@ -124,11 +124,11 @@ class CallGrammar:
         return first or _NOTHING
 
     def _value(self, tool: ToolSpec, schema: Any, root: dict[str, Any], known: dict[str, frozenset[str]]) -> str:
-        """One argument's value, with what ends it. `known` are the types that references within `root` came to."""
+        """Return the rule of a value and its end marker. `known` caches the types of references within `root`."""
         suffix = self._framing.key_suffix
         inner = schema if isinstance(schema, dict) else {}
         defined: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        if self._framing.style is Style.PYTHON:  # JSON's literals are read there, too
+        if self._framing.style is Style.PYTHON:  # JSON literals are accepted there, too
             return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
         choices = inner.get("enum", [inner["const"]] if "const" in inner else None)
         if isinstance(choices, list) and choices:
@@ -139,10 +139,8 @@ class CallGrammar:
         if allowed != UNKNOWN and "string" not in allowed:
             return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
         if isinstance(tool.grammar, Regex):
-            pattern = regex_terminal(tool.grammar.pattern)  # apart from what ends it: `$` in it is an end
-            return self._text(
-                lambda end: self._rules.terminal(f"{pattern} {lark_string(end)}" if end else pattern), suffix
-            )
+            pattern = slashed(tool.grammar.pattern)  # separate from the end marker: `$` in it means its end
+            return self._text(lambda end: self._rules.terminal(f"{pattern} {quoted(end)}" if end else pattern), suffix)
         if tool.strict and allowed == STRING:
             for keyword in _ONLY_IN_JSON:
                 if keyword in inner:
@@ -154,9 +152,9 @@ class CallGrammar:
         return self._text(lambda end: f"/(?s:.){times}{escaped(end)}/", suffix)
 
     def _text(self, ended: Callable[[str], str], suffix: str) -> str:
-        """A string as it is, up to the marker that ends it; line breaks around the marker are the notation's.
+        """Return the rule of an unquoted string and its end marker; line breaks around it belong to the notation.
 
-        `ended` is the terminal of such a string with a text behind it.
+        `ended` returns the terminal of such a string followed by the given text.
         """
         marker = suffix.strip("\n")
         before, _, behind = suffix.partition(marker)
@@ -171,13 +169,13 @@ class CallGrammar:
 
 
 def _repeats(least: object, most: object) -> str:
-    """How often a character comes; bounds that are no numbers are none."""
+    """Return a regex quantifier; bounds that are not numbers are ignored."""
     bounds = [str(each) if isinstance(each, int) and not isinstance(each, bool) else "" for each in (least, most)]
     return f"{{{bounds[0] or 0},{bounds[1]}}}" if any(bounds) else "*"
 
 
 def _object_schema(tool: ToolSpec) -> dict[str, Any]:
-    """The schema of a tool's arguments, which are an object; with properties listed it has those and no others."""
+    """Return the schema of a tool's arguments, closed to additional properties if it lists properties."""
     schema = dict(tool.parameters) or dict(_NO_TOOL)
     if schema.setdefault("type", "object") != "object":
         raise BadRequestError(f"The parameters of the tool '{tool.name}' must be of 'type' 'object'.", param="tools")
@@ -187,7 +185,7 @@ def _object_schema(tool: ToolSpec) -> dict[str, Any]:
 
 
 def _json(schema: dict[str, Any], *, strict: bool) -> str:
-    """A value by its schema; without `strict` as far as the schema can be enforced."""
+    """Return the rule of a JSON value; without `strict`, unsupported parts of the schema are dropped."""
     if strict:
         return f"%json {schema_text(schema)}"
     read = orjson.loads(schema_text({name: value for name, value in schema.items() if name != "x-guidance"}))

@@ -1,4 +1,4 @@
-"""What a client asks for in one turn of a chat, in the terms of no endpoint."""
+"""Options of a chat request, independent of the endpoint."""
 
 from enum import StrEnum
 from typing import Any
@@ -12,7 +12,7 @@ from tercet.protocol.messages.values import LogprobParams, SamplingParams
 
 
 class Calls(StrEnum):
-    """Whether the answer may, or has to, call tools."""
+    """Permission or obligation to call tools."""
 
     NONE = "none"
     AUTO = "auto"
@@ -20,21 +20,21 @@ class Calls(StrEnum):
 
 
 class ToolChoice(msgspec.Struct, frozen=True):
-    """Which tools the answer may call. A named tool is REQUIRED with one name."""
+    """Choice of tools that the answer may call. A single named tool is REQUIRED with one name."""
 
     calls: Calls = Calls.AUTO
     names: frozenset[str] | None = None
-    """Only these; None is every tool of the turn."""
+    """Allowed tools; None means all."""
     customs: frozenset[str] = frozenset()
-    """Those among them that are chosen as custom tools."""
+    """Tools among `names` that are selected as custom tools."""
 
 
 class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """One turn. Values are within the bounds of the API.
+    """Options of one answer. Values are within the API's bounds.
 
-    `messages` are chat messages as OpenAI writes them: role, content (text or text parts), tool_calls with arguments
-    as JSON text or the input of a custom tool, tool_call_id, reasoning_content. `tercet.frontend.chat.messages` checks
-    them and gives them the form that templates read.
+    `messages` have the form of OpenAI's API: role, content (text or text parts), tool_calls with arguments as JSON text
+    or the input of a custom tool, tool_call_id, reasoning_content. `tercet.frontend.chat.messages` validates them and
+    converts them for templates.
     """
 
     messages: list[dict[str, Any]]
@@ -43,17 +43,17 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
     constraint: Constraint | None = None
-    """What an answer that calls no tool has to be, once it has ended its reasoning."""
+    """Constraint on an answer without tool calls, after its reasoning."""
     reasoning_effort: str | None = None
-    """One of OpenAI's words; "none" is no reasoning."""
+    """Reasoning effort in OpenAI's terms; "none" disables reasoning."""
     effort_needs_reasoning: bool = True
-    """Whether a model that does not reason refuses an effort; else it has no effect on it."""
+    """Refuse an effort if the model does not reason; otherwise ignore it."""
     thinking: bool | None = None
-    """Whether to reason, for models that can be told; None leaves it to them."""
+    """Switch for models with optional reasoning; None keeps the model's default."""
     thinking_budget: int | None = None
-    """Tokens of reasoning after which it is ended."""
+    """Maximum tokens of reasoning."""
     template_kwargs: dict[str, Any] = {}
-    """More variables for the template, which win over those that effort and thinking set."""
+    """Additional template variables, which override those from effort and thinking."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     max_tokens: int | None = None
@@ -64,14 +64,13 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     spaces_between_special_tokens: bool = True
     logprobs: LogprobParams | None = None
     prediction: str = ""
-    """What the answer is expected to be."""
+    """Expected answer, for speculative decoding."""
     priority: int = 0
     cache_salt: str = ""
     param_names: ParamNames = ParamNames()
 
     @property
     def callable_tools(self) -> tuple[ToolSpec, ...]:
-        """The tools that this turn's answer may call."""
         choice = self.tool_choice
         if choice.calls is Calls.NONE:
             return ()

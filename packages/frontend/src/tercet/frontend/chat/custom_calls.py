@@ -1,4 +1,4 @@
-"""Calls of custom tools: functions with one argument to a model, and texts to whoever offered the tool."""
+"""Custom tools: the model sees a function with one string argument, the client sees the text."""
 
 from collections.abc import Container, Iterable
 
@@ -9,7 +9,7 @@ from tercet.frontend.parsers.port import ToolSpec
 
 
 def custom_tool(name: str, description: str, grammar: Lark | Regex | None = None) -> ToolSpec:
-    """A custom tool as the function that a model is told of. A regular expression is enforced, and Lark is told."""
+    """Return a custom tool as a function. A regular expression is enforced; a Lark grammar is only described."""
     text, asked = {"type": "string"}, ""
     match grammar:
         case Regex(pattern=pattern):
@@ -23,14 +23,14 @@ def custom_tool(name: str, description: str, grammar: Lark | Regex | None = None
 
 
 class CustomCalls:
-    """Tells the inputs of one choice's calls of custom tools, which have these names, in place of their arguments."""
+    """Filter that replaces the JSON arguments of calls of the named custom tools by their decoded input."""
 
     def __init__(self, names: Container[str]) -> None:
         self._names = names
         self._open: tuple[int, InputDecoder] | None = None
 
     def translated(self, events: Iterable[Event], *, last: bool) -> list[Event]:
-        """The same events, but for those calls. With the `last`, what is known of one that was cut off is told, too."""
+        """Translate events; `last` also flushes a call that was cut off."""
         result: list[Event] = []
         for event in events:
             if isinstance(event, ToolArgumentsDelta) and self._open is not None:
@@ -45,7 +45,7 @@ class CustomCalls:
         return result + self._closed(complete=False) if last else result
 
     def _closed(self, *, complete: bool) -> list[Event]:
-        """What was held back of the open call, which has come to its end or was cut off."""
+        """Flush the input held back of the open call, which has ended or was cut off."""
         if self._open is None:
             return []
         (index, decoder), self._open = self._open, None

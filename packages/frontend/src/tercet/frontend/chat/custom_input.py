@@ -1,4 +1,4 @@
-"""The input of a custom tool's call out of arguments in JSON, as they arrive in pieces."""
+"""Streaming decoder of a custom tool's input from JSON arguments."""
 
 import json
 import re
@@ -6,41 +6,41 @@ from collections.abc import Callable
 
 _HEAD = '{"input":"'
 _SPACED = frozenset({0, 1, 8, 9})
-"""Characters of it that may have white space before them."""
+"""Positions in `_HEAD` that white space may precede."""
 _SPACE = " \t\r\n"
 _RUN = re.compile(r'[^"\\]+')
 _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _ESCAPE = re.compile(rf"{_HIGH}{_LOW}|\\u[0-9a-fA-F]{{4}}|\\[^u]|\\u", re.DOTALL)
 _CUT = re.compile(rf"\\(?:u[0-9a-fA-F]{{0,3}})?\Z|{_HIGH}(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z")
-"""What more text may make another escape of."""
+"""Incomplete escape at the end of a piece, which more text may complete."""
 _UNKNOWN = "\ufffd"
 
 
 class InputDecoder:
-    """Reads one call's arguments: the string `input` of an object is told decoded, while it grows.
+    """Decoder of one call's arguments that streams the string `input` of a JSON object.
 
-    Anything else is told as it is written: at once where it is no object, otherwise at its end. What an object has
-    besides `input` is left out, and an empty one is no input. Never raises for anything a model writes: an escape that
-    JSON has not stands for itself, half of a surrogate pair is U+FFFD, and an escape that the end cuts off is nothing.
+    Other JSON is passed on as written: at once if it is not an object, otherwise at its end. Keys besides `input` are
+    dropped, and an empty object is an empty input. Model output never raises: an invalid escape is kept as it is, half
+    of a surrogate pair becomes U+FFFD, and an escape that is cut off at the end is dropped.
     """
 
     def __init__(self) -> None:
         self._place = 0
-        """How much of the head has been read."""
+        """Number of characters of `_HEAD` that have been read."""
         self._held: list[str] = []
-        """All that was read, until it is known what it is."""
+        """Text read before the kind of the arguments is known."""
         self._cut = ""
-        """The beginning of an escape."""
+        """Incomplete escape."""
         self._read: Callable[[str], str] = self._head
 
     def feed(self, text: str) -> str:
-        """What is certain of the input with this text."""
+        """Return the input that is certain after this text."""
         return self._read(text)
 
     def finish(self, *, complete: bool) -> str:
-        """What was held back, once, when no more text comes.
+        """Return the text held back, once, after the last piece.
 
-        Unless the call is `complete`, what may have begun an object with an input is none yet.
+        In an incomplete call, the beginning of an object yields no input.
         """
         if not complete and self._read == self._head:
             return ""
@@ -53,7 +53,7 @@ class InputDecoder:
             return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return "" if value == {} else written
 
-    # What the next text is, each a value of `_read`.
+    # States of the decoder, each a value of `_read`.
 
     def _head(self, text: str) -> str:
         for at, char in enumerate(text):
@@ -112,7 +112,7 @@ class InputDecoder:
 
 
 def _decoded(escape: str) -> str:
-    """What an escape stands for."""
+    """Decode an escape sequence."""
     try:
         value = str(json.loads(f'"{escape}"', strict=False))
     except ValueError:

@@ -1,4 +1,4 @@
-"""The messages of a chat as templates read them. Raises BadRequestError for calls and results that do not fit."""
+"""Conversion of chat messages to the form that templates read. Raises BadRequestError for inconsistent calls."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,19 +11,19 @@ from tercet.frontend.http.json_depth import DEEPEST, is_within
 Message = dict[str, Any]
 
 MOST_MARKS = 131_072
-"""Brackets, colons and commas that the arguments of a call may have, those in texts included: JSON within the JSON of a
-body, which is parsed as well."""
+"""Maximum brackets, colons and commas in a call's arguments, including those inside strings. The arguments are JSON
+within the JSON body, and are parsed as well."""
 MOST_MARKS_OF_ALL = 524_288
-"""The same of all calls of a history."""
+"""Maximum for all calls of a history together."""
 NO_OBJECT = "invalid_json"
-"""The key under which templates, which want an object, find arguments that are none."""
+"""Key for arguments that are not an object: templates expect one."""
 
 
 def history(messages: list[Message]) -> list[Message]:
-    """Messages in the form of today's templates: calls have objects for arguments, and results know their tool.
+    """Convert messages: arguments of calls become objects, and results get the name of their tool.
 
-    Of a custom tool the input is the only argument. The old `function_call`, and its result with the role "function",
-    become a call and the result of it.
+    The input of a custom tool becomes its only argument. The legacy `function_call`, and its result with the role
+    "function", become a tool call and its result.
     """
     _check_cost(messages)
     shaped: list[Message] = []
@@ -44,7 +44,7 @@ def history(messages: list[Message]) -> list[Message]:
 
 
 def _check_cost(messages: list[Message]) -> None:
-    """Refuse arguments of calls that take long to parse, with a BadRequestError."""
+    """Refuse tool-call arguments that are expensive to parse. Raises BadRequestError."""
     total = 0
     for place, message in enumerate(messages):
         calls = [call["function"] for call in message.get("tool_calls") or () if "function" in call]
@@ -60,7 +60,7 @@ def _check_cost(messages: list[Message]) -> None:
 
 
 def _assistant(message: Message, calls: list[Message]) -> Message:
-    """What the assistant said; a refusal is what it said, too."""
+    """Convert an assistant message; a refusal becomes its content."""
     dropped = {"tool_calls", "function_call", "refusal", "reasoning", "content"}
     shaped = {key: value for key, value in message.items() if key not in dropped}
     if (reasoning := message.get("reasoning")) is not None:
@@ -84,7 +84,7 @@ def _calls(message: Message, place: int) -> Iterator[Message]:
         yield _call(call["id"], function["name"], _arguments(function.get("arguments"), where))
     if legacy := message.get("function_call"):
         where = f"messages[{place}].function_call.arguments"
-        # Nine letters and digits are an id to every template.
+        # Every template accepts nine letters and digits as an id.
         yield _call(f"call{place:05d}", legacy["name"], _arguments(legacy.get("arguments"), where))
 
 
@@ -93,9 +93,9 @@ def _call(call_id: str, name: str, arguments: dict[str, Any]) -> Message:
 
 
 def _arguments(text: str | None, where: str) -> dict[str, Any]:
-    """Arguments as an object; none at all are an empty one.
+    """Parse arguments to an object; missing ones become an empty object.
 
-    A model may have written what is none, and is to read it again beside the tool's complaint.
+    A model may have written invalid arguments, and reads them again together with the tool's error message.
     """
     if not text or not text.strip():
         return {}
@@ -120,7 +120,7 @@ def _result(message: Message, call_id: str, called: dict[str, str], place: int) 
 
 
 def _function_result(message: Message, called: dict[str, str], place: int) -> Message:
-    """The result of the last call of that function."""
+    """Convert a legacy function result to the result of the last call of that function."""
     matching = [call_id for call_id, name in called.items() if name == message["name"]]
     if not matching:
         raise BadRequestError(

@@ -1,4 +1,4 @@
-"""What one choice of a turn says: updates in, events out, and everything together once it is whole."""
+"""Parsing of one choice: updates to events, and events to a complete message."""
 
 import secrets
 import string
@@ -26,7 +26,7 @@ _ALPHANUMERIC = string.ascii_letters + string.digits
 
 
 class Call(msgspec.Struct):
-    """A tool call; `arguments` is JSON text, or the input of a `custom` tool.
+    """Tool call; `arguments` is JSON text, or the input of a `custom` tool.
 
     It may be cut off when the call is not `complete`.
     """
@@ -39,7 +39,7 @@ class Call(msgspec.Struct):
 
 
 class ParsedMessage(msgspec.Struct):
-    """What events add up to."""
+    """Text, reasoning and tool calls of a complete answer."""
 
     text: str = ""
     reasoning: str = ""
@@ -47,7 +47,7 @@ class ParsedMessage(msgspec.Struct):
 
 
 def merge_events(events: Iterable[Event]) -> ParsedMessage:
-    """All events of one choice as one answer."""
+    """Merge all events of one choice into a message."""
     texts: list[str] = []
     thoughts: list[str] = []
     arguments: list[list[str]] = []
@@ -71,16 +71,16 @@ def merge_events(events: Iterable[Event]) -> ParsedMessage:
 
 
 def new_call_id(*, short: bool = False) -> str:
-    """An id for a call; `short` is nine letters and digits, which some templates insist on."""
+    """Return a new call id; `short` ids are nine letters and digits, which some templates require."""
     if short:
         return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
     return f"call_{secrets.token_urlsafe(18)}"
 
 
 class OutputParser:
-    """Reads one choice. Without a parser its text is text.
+    """Parser of one choice. Without a notation parser all its text is content.
 
-    `call_end` is the stop token that ends a call, where one does: a parser reads nothing of it.
+    `call_end` is the stop token that ends a call, if there is one; the notation parser does not see it.
     """
 
     def __init__(
@@ -95,9 +95,9 @@ class OutputParser:
         short_ids: bool = False,
     ) -> None:
         self.calls = 0
-        """Calls begun so far."""
+        """Number of calls begun so far."""
         self.in_call = False
-        """Whether the last of them has no end: nothing of it can be relied on."""
+        """The last call is not complete, and its arguments may be cut off."""
         self._parser = parser
         self._specials = specials
         self._kind: type[Event] = TextDelta
@@ -105,17 +105,17 @@ class OutputParser:
         self._customs = customs
         self._call_end = call_end
         self._has_arguments = False
-        """Whether the last call has any."""
+        """The last call has any arguments."""
         self._one_call = one_call
         self._short_ids = short_ids
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens of reasoning so far, its markers among them."""
+        """Return the number of reasoning tokens so far, including their markers."""
         return self._thinking.count if self._thinking else 0
 
     def read(self, update: Update) -> list[Event]:
-        """What the update means; with its finish, also what was held back. Every call has an id."""
+        """Return the events of an update; its finish also flushes text held back. Every call has an id."""
         if self._thinking is not None:
             self._thinking.read(update.token_ids)
         if self._parser is None:
@@ -135,7 +135,7 @@ class OutputParser:
         return join_deltas(shown)
 
     def _end_of_call(self, finish: FinishReason) -> list[Event]:
-        """The end of the call that is open, if the answer stopped where it ends."""
+        """Complete the open call if the answer stopped at its end token."""
         stopped = finish.type is FinishType.STOP and finish.matched is not None and finish.matched == self._call_end
         if not (stopped and self.in_call):
             return []
@@ -158,12 +158,12 @@ class OutputParser:
         return result
 
     def _held_back(self, specials: SpecialText) -> list[Event]:
-        """What might have begun a special token, and did not, in what was said last."""
+        """Flush text that looked like the beginning of a special token."""
         held = specials.finish()
         return [ReasoningDelta(held) if self._kind is ReasoningDelta else TextDelta(held)]
 
     def _shown(self, event: Event) -> Event | None:
-        """The event as the client sees it; None for what it does not."""
+        """Return the event for the client; None if it is hidden."""
         match event:
             case TextDelta("") | ReasoningDelta(""):
                 return None

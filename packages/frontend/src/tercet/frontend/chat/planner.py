@@ -1,4 +1,4 @@
-"""From a turn to the request that generates its answer, and to the readers of what comes back."""
+"""Planning of a chat answer: the generate request and the parsers of its output."""
 
 import asyncio
 from collections.abc import Callable
@@ -31,33 +31,33 @@ from tercet.frontend.structured_output.limits import MAX_TOOL_GRAMMARS
 from tercet.protocol.messages.values import Grammar, unpack_ints
 
 _PROMPT_END = 24
-"""Tokens at a prompt's end that may have opened or closed reasoning."""
+"""Tokens at a prompt's end that are inspected for open or closed reasoning."""
 
 
 class ChatPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to generate for one turn, and how to read it."""
+    """Generate request of one answer, and the factory of its output parsers."""
 
     request: GenerateRequest
     reads: bool
-    """Whether answers have anything but text: otherwise readers need not be asked."""
+    """Answers may contain more than text; otherwise parsers can be skipped."""
     make_reader: Callable[[ReqState], OutputParser]
 
     def readers(self, generation: Generation) -> list[OutputParser]:
-        """A reader for each choice of a generation that has this plan's request alone."""
+        """Return a parser for each choice of a generation with this plan's request only."""
         [state] = generation.states
         return [self.make_reader(state) for _ in state.choices]
 
 
 class ChatPlanner:
-    """Plans turns for every model of this frontend."""
+    """Planner of answers for every model of this frontend."""
 
     def __init__(self, config: ServingConfig = ServingConfig()) -> None:
         self._tools, self._reasoning = config.tool_call_parser, config.reasoning_parser
         self.reasoning_field = config.reasoning_field_name
-        """Field of a chat's messages that has reasoning."""
+        """Name of the message field for reasoning."""
 
     def parsers(self, model: ServedModel) -> ParserNames:
-        """The notations in which this model sets reasoning and calls apart."""
+        """Return the notations of reasoning and tool calls for this model."""
         template = model.files.template
         found = template.parsers if template else ParserNames()
         return ParserNames(
@@ -66,7 +66,7 @@ class ChatPlanner:
         )
 
     async def plan(self, turn: ChatOptions, model: ServedModel) -> ChatPlan:
-        """The plan for a turn. Raises BadRequestError."""
+        """Plan an answer. Raises BadRequestError."""
         names = self.parsers(model)
         tools = _checked_tools(turn, names)
         if not tools:
@@ -122,7 +122,7 @@ class ChatPlanner:
 async def _grammar(
     turn: ChatOptions, model: ServedModel, names: ParserNames, tools: tuple[ToolSpec, ...], prompt: ChatPrompt
 ) -> Grammar | None:
-    """What is enforced; None where everything is left to the model."""
+    """Return the grammar to enforce; None if nothing is constrained."""
     required = turn.tool_choice.calls is Calls.REQUIRED
     constraint = None if required else turn.constraint
     enforced = required or turn.tool_choice.names is not None or any(tool.strict for tool in tools)
@@ -134,7 +134,7 @@ async def _grammar(
         calls = EnforcedCalls(framing=framing, tools=tools, required=required, several=turn.parallel_tool_calls)
     thinking = None
     if names.reasoning is not None:
-        # Whether reasoning is open depends on the whole chat, in ways that only its template knows.
+        # The template determines from the whole chat whether reasoning is open.
         end = await model.rendered_end(prompt)
         form = reasoning_format(names.reasoning)
         if not form.closed(end):
@@ -145,7 +145,7 @@ async def _grammar(
 
 
 def _trials(turn: ChatOptions, model: ServedModel) -> list[tuple[Grammar, str]]:
-    """The grammars of custom tools' inputs, enforced or not. Raises BadRequestError for too many, or too long ones."""
+    """Return the grammars of all custom tools, enforced or not. Raises BadRequestError beyond the limits."""
     asked = [tool.grammar for tool in turn.tools if tool.grammar is not None]
     if len(asked) > MAX_TOOL_GRAMMARS:
         raise BadRequestError(f"More than {MAX_TOOL_GRAMMARS} custom tools have a grammar.", param="tools")
@@ -153,7 +153,7 @@ def _trials(turn: ChatOptions, model: ServedModel) -> list[tuple[Grammar, str]]:
 
 
 def _grammar_param(turn: ChatOptions) -> str:
-    """Which parameter to name when the grammar is refused: of a format and tools, the one that rules."""
+    """Return the parameter to name when the grammar is refused; a format takes precedence over tools."""
     if turn.constraint is not None and turn.tool_choice.calls is not Calls.REQUIRED:
         return turn.constraint.param
     return "tools" if turn.tools else turn.param_names.thinking_budget
@@ -164,7 +164,7 @@ def _named(option: str) -> str | None:
 
 
 def _checked_tools(turn: ChatOptions, names: ParserNames) -> tuple[ToolSpec, ...]:
-    """The tools that the answer may call. Raises BadRequestError for a choice among tools that there are not."""
+    """Return the callable tools. Raises BadRequestError for a choice of tools that do not exist."""
     choice, known = turn.tool_choice, {tool.name: tool.custom for tool in turn.tools}
     if len(known) < len(turn.tools):
         raise BadRequestError("Two tools have the same name.", param="tools")
@@ -181,7 +181,7 @@ def _checked_tools(turn: ChatOptions, names: ParserNames) -> tuple[ToolSpec, ...
 
 
 def _prompt(turn: ChatOptions, model: ServedModel, *, reasons: bool) -> ChatPrompt:
-    """What the template gets. Tools that must not be called are not mentioned."""
+    """Return the input of the template, without tools if calls are disabled."""
     template = model.files.template
     messages = history(turn.messages)
     tools = turn.tools if turn.tool_choice.calls is not Calls.NONE else ()
@@ -198,7 +198,7 @@ def _prompt(turn: ChatOptions, model: ServedModel, *, reasons: bool) -> ChatProm
 
 
 def _keeps_special_tokens(names: ParserNames, specials: SpecialTexts) -> bool:
-    """Whether the parsers look for texts that are special tokens, which decoding would leave out."""
+    """Return whether the parsers need special tokens in the decoded text."""
     if names.tools:
         tools = tool_format(names.tools).framing
         marks = (tools.begin, tools.prefix, tools.suffix, tools.separator, tools.end, tools.key_prefix)
@@ -220,12 +220,12 @@ def _reasoning_tokens(names: ParserNames, model: ServedModel, prompt: str) -> Re
 
 
 def _call_end(names: ParserNames, tokens: Tokens) -> int | None:
-    """The stop token that ends a call, where one does."""
+    """Return the stop token that ends a call, if the notation has one."""
     token_id = tokens.added.get(tool_format(names.tools).framing.suffix) if names.tools else None
     return token_id if token_id in tokens.eos else None
 
 
 def _end_of_prompt(state: ReqState) -> str:
-    """The last of the prompt as the model reads it."""
+    """Decode the last tokens of the prompt."""
     ids = unpack_ints(state.prompt_ids)[-_PROMPT_END:]
     return state.model.tokenizer.decode(list(ids), skip_special_tokens=False)

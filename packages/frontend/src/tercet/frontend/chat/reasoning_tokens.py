@@ -1,4 +1,4 @@
-"""Counts an answer's tokens of reasoning, by the markers that its tokens spell, whatever pieces they arrive in."""
+"""Counter of reasoning tokens, independent of how the text is split into updates."""
 
 from collections.abc import Iterable
 
@@ -7,10 +7,10 @@ from tercet.frontend.parsers.port import ReasoningFraming
 
 
 class ReasoningTokens:
-    """One choice's count: every token from where reasoning begins through the marker that ends it.
+    """Counter for one choice: every token from the beginning of reasoning through its end marker.
 
-    A token that ends a marker and goes on is still of reasoning. Reasoning that only its own begin marker shows begins
-    with the token that completes the marker, and the marker's other tokens are added then.
+    A token that contains the end of a marker and more text counts as reasoning. If reasoning begins with a marker in
+    the answer, all tokens of that marker are counted once it is complete.
     """
 
     def __init__(self, names: TokenBytes, framing: ReasoningFraming, *, opened: bool) -> None:
@@ -24,10 +24,10 @@ class ReasoningTokens:
         self._over = False
         self._tail = b""
         self._lengths: list[int] = []
-        """Bytes of each token that the tail is of, for the tokens of a begin marker."""
+        """Bytes of each token in the tail, to count the tokens of a begin marker."""
 
     def read(self, token_ids: Iterable[int]) -> None:
-        """More of the choice's tokens."""
+        """Count more tokens of the choice."""
         for token_id in token_ids:
             if self._over:
                 return
@@ -47,12 +47,12 @@ class ReasoningTokens:
             self._open = True
             self._forget(0)
         elif not self._again and (said := self._tail.lstrip()):
-            # Only an answer's first words begin its reasoning.
+            # Reasoning can only begin at the start of an answer.
             self._over = not self._begin.startswith(said)
         self._forget(self._reach)
 
     def _spanned(self, size: int) -> int:
-        """How many of the last tokens have the tail's last `size` bytes."""
+        """Return how many of the last tokens contribute to the tail's last `size` bytes."""
         tokens = 0
         for length in reversed(self._lengths):
             if size <= 0:
@@ -62,6 +62,6 @@ class ReasoningTokens:
         return tokens
 
     def _forget(self, keep: int) -> None:
-        """Leave out tokens that no marker can reach back to."""
+        """Drop tokens that cannot be part of a marker any more."""
         while self._lengths and len(self._tail) - self._lengths[0] >= keep:
             self._tail = self._tail[self._lengths.pop(0) :]

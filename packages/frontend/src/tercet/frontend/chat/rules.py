@@ -1,4 +1,4 @@
-"""Rules of a Lark grammar, as they are collected."""
+"""Builder of Lark grammars."""
 
 import re
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from tercet.frontend.structured_output.limits import MAX_TEXT
 
 
 class Rules:
-    """Names and keeps rules. Texts are written with the model's added tokens as tokens."""
+    """Collection of rules and terminals. Texts of added tokens are written as tokens."""
 
     def __init__(self, tokens: Tokens) -> None:
         self.tokens = tokens
@@ -19,12 +19,12 @@ class Rules:
         self._size = 0
 
     def add(self, body: str, options: str = "") -> str:
-        """A rule's name. Raises BadRequestError when all rules together are too long."""
+        """Add a rule and return its name. Raises BadRequestError if the grammar becomes too long."""
         name = f"rule_{len(self._rules) + 1}"
         return self._keep(name, f"{name}{f'[{options}]' if options else ''}: {body}")
 
     def terminal(self, body: str) -> str:
-        """A terminal's name: what one lexeme matches. Raises BadRequestError, as `add` does."""
+        """Add a terminal, a single lexeme, and return its name. Raises BadRequestError beyond the maximum size."""
         name = f"TERMINAL_{len(self._rules) + 1}"
         return self._keep(name, f"{name}: {body}")
 
@@ -35,27 +35,27 @@ class Rules:
         return name
 
     def text(self, start: str) -> str:
-        """The grammar that begins with `start`."""
+        """Return the grammar with this start rule."""
         return "\n".join([f"start: {start}", *self._rules]) + "\n"
 
 
 def check_size(size: int) -> None:
-    """Raises BadRequestError for more bytes than a grammar may have."""
+    """Raise BadRequestError for a grammar of too many bytes."""
     if size > MAX_TEXT:
         raise BadRequestError(f"The grammar of tools and format is longer than {MAX_TEXT} bytes.", param="tools")
 
 
 def escaped(text: str) -> str:
-    """A text within a terminal between slashes."""
+    """Escape text for a terminal between slashes."""
     return re.escape(text).replace("/", r"\/").replace("\\\n", r"\n")
 
 
 def any_token_but(token_ids: Iterable[int]) -> str:
-    """Any token but these."""
+    """Return the expression for any token except these."""
     ids = ",".join(map(str, sorted(set(token_ids))))
     return f"<[^{ids}]>" if ids else "<[*]>"
 
 
 def one_token_of(token_ids: Iterable[int]) -> str:
-    """Any of these tokens."""
+    """Return the expression for any of these tokens."""
     return f"<[{','.join(map(str, sorted(set(token_ids))))}]>"

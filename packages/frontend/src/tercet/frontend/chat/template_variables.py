@@ -1,4 +1,4 @@
-"""How a turn's wishes about reasoning are told to the model: by variables that its chat template reads."""
+"""Template variables that control reasoning."""
 
 from collections.abc import Set
 from typing import Any
@@ -7,15 +7,15 @@ from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.errors import UnsupportedParameterError
 
 SWITCHES = ("enable_thinking", "thinking")
-"""Variables that templates switch reasoning with."""
+"""Names of template variables that switch reasoning on and off."""
 ALLOWED = frozenset({*SWITCHES, "reasoning_effort", "thinking_budget"})
-"""What a request may set itself, as `chat_template_kwargs`."""
+"""Variables that a request may set in `chat_template_kwargs`."""
 
 
 def template_variables(turn: ChatOptions, known: Set[str], *, reasons: bool) -> dict[str, Any]:
-    """The variables, of those that the template knows. Raises BadRequestError for an effort it cannot be told of.
+    """Return the variables that the template knows. Raises BadRequestError for an unsupported effort.
 
-    A model that `reasons` and knows no such variable always does: it takes any effort, without effect, but not none.
+    A model that `reasons` without such a variable always reasons: any effort but "none" is accepted, without effect.
     """
     thinking = turn.thinking
     variables: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""How a model is told of its tools: by its chat template, or in words where the template knows nothing of tools."""
+"""Description of tools for the model: by its chat template, or as instructions if the template has no tools."""
 
 import json
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ To call tools, answer with a JSON array and nothing else: [{{"name": "the tool's
 
 
 def for_template(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    """The tools as chat templates read them."""
+    """Convert tools to the form that chat templates read."""
     return [{"type": "function", "function": _function(tool)} for tool in tools]
 
 
 def with_instructions(messages: list[dict[str, Any]], tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    """The messages with a word on the tools and on how to call them, at the end of the first system message."""
+    """Append instructions on the tools and their calls to the first system message."""
     listed = "\n".join(json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
     text = _INSTRUCTIONS.format(tools=listed)
     first = messages[0]
@@ -30,6 +30,6 @@ def with_instructions(messages: list[dict[str, Any]], tools: Sequence[ToolSpec])
 
 
 def _function(tool: ToolSpec) -> dict[str, Any]:
-    """OpenAI's order of fields, which is what models were taught."""
+    """Return the function in OpenAI's order of fields, on which models were trained."""
     described = {"description": tool.description} if tool.description else {}
     return {"name": tool.name, **described, "parameters": tool.parameters or {"type": "object", "properties": {}}}

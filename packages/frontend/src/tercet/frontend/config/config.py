@@ -24,7 +24,7 @@ Repeatable = Annotated[tuple[str, ...], Parameter(negative="")]
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class LinkConfig:
-    """Where this frontend is among the other parts."""
+    """Connections of this frontend to schedulers, detokenizers and the supervisor."""
 
     peer: str = field(default_factory=lambda: default_peer(Role.FRONTEND))
     """Name among the peers; a restarted process keeps it. By default the host's name tells those of a role apart."""
@@ -51,7 +51,7 @@ class LinkConfig:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class HttpConfig:
-    """The HTTP side."""
+    """Options of the HTTP server."""
 
     host: str = "127.0.0.1"
     """Address to listen on, unless --fd is given."""
@@ -93,7 +93,7 @@ class HttpConfig:
         check_origins("--allowed-origin", self.allowed_origin)
 
     def api_keys(self) -> tuple[str, ...]:
-        """Every key, also those of the file. Raises ValueError for a file of none or of bad ones."""
+        """Return all keys, including those of the file. Raises ValueError for an empty file or invalid keys."""
         if self.api_key_file is None:
             return self.api_key
         try:
@@ -110,7 +110,7 @@ class HttpConfig:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class ServingConfig:
-    """How requests are handled."""
+    """Options of request handling."""
 
     served_model_name: Repeatable = ()
     """Names that clients know the model by, instead of the scheduler's; repeatable."""
@@ -146,7 +146,7 @@ class ServingConfig:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """What is kept for clients that come back: responses, conversations and sessions; and names of adapters."""
+    """Options of the database for responses, conversations, sessions and adapter names."""
 
     response_store: str = "none"
     """The SQLite file to keep them in; auto for one in this user's state directory, none to keep nothing."""
@@ -159,7 +159,7 @@ class StoreConfig:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class FrontendConfig:
-    """Everything."""
+    """Options of a frontend process."""
 
     link: LinkConfig = field(default_factory=LinkConfig)
     http: HttpConfig = field(default_factory=HttpConfig)

@@ -1,4 +1,4 @@
-"""Checks of option values that several processes read: adapters, API keys, origins, parsers."""
+"""Validation of option values that several processes read: adapters, API keys, origins, parsers."""
 
 from collections.abc import Iterable
 from typing import Annotated
@@ -11,23 +11,23 @@ from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 LONGEST_NAME = 256
 LONGEST_PATH = 4096
 MOST_ADAPTERS = 1024
-"""Of one model."""
+"""Maximum for one model."""
 
 
 def check_name(name: str) -> None:
-    """Raise ValueError for a name that could not be told or asked for."""
+    """Raise ValueError for an invalid adapter name."""
     if not name or len(name) > LONGEST_NAME or not name.isprintable() or name != name.strip() or "=" in name:
         raise ValueError(f"an adapter's name has 1 to {LONGEST_NAME} printable characters, no = and no space around it")
 
 
 def check_path(path: str) -> None:
-    """Raise ValueError for what is no path on any machine. Whether there is anything a scheduler finds out."""
+    """Raise ValueError for an invalid path. Only schedulers can find out whether it exists."""
     if not path or len(path) > LONGEST_PATH or "\0" in path or not _is_unicode(path):
         raise ValueError(f"an adapter's path has 1 to {LONGEST_PATH} characters of Unicode")
 
 
 def read_adapters(given: Iterable[str]) -> dict[str, str]:
-    """Paths by name, of options that say NAME=PATH. Raises ValueError."""
+    """Return paths by name from options NAME=PATH. Raises ValueError."""
     paths: dict[str, str] = {}
     for each in given:
         name, equals, path = each.partition("=")
@@ -47,14 +47,14 @@ def read_adapters(given: Iterable[str]) -> dict[str, str]:
 
 
 def _is_unicode(text: str) -> bool:
-    """Not so are file names that a command line could not decode."""
+    """Return whether the text has no surrogates, which stand for undecodable bytes of a command line."""
     return all(not 0xD800 <= ord(each) <= 0xDFFF for each in text)
 
 
 def check_keys(option: str, keys: Iterable[str]) -> None:
-    """Raise ValueError, which names the option and never the key, for a key that no client can send in a header.
+    """Raise ValueError, naming the option and never the key, for a key that cannot be sent in a header.
 
-    An empty key is the worst of them: every client that sends no key would send it.
+    An empty key is the most dangerous: every client without a key would match it.
     """
     for key in keys:
         if not key:
@@ -67,9 +67,9 @@ def check_keys(option: str, keys: Iterable[str]) -> None:
 
 
 def split_keys(_: object, text: str, *, delimiter: str | None = None) -> list[str]:
-    """Return the keys that an environment variable holds: for a blank one an empty key, which `check_keys` refuses.
+    """Split the keys in an environment variable; a blank one yields an empty key, which `check_keys` refuses.
 
-    A blank variable is a mistake, such as a secret that was not found. It must not start a server without keys.
+    A blank variable is a mistake, such as a missing secret, and must not start a server without keys.
     """
     return text.split(delimiter) or [""]
 
@@ -88,7 +88,7 @@ ANY = "*"
 
 
 def check_origins(option: str, origins: Iterable[str]) -> None:
-    """Raises ValueError for what no browser ever sends as an origin: it would let nobody in, and not say so."""
+    """Raise ValueError for a value that no browser sends as an origin, which would silently match no page."""
     for origin in origins:
         if origin != ANY and not _is_origin(origin):
             raise ValueError(f"{option} must be * or like https://chat.example.org:8443, not {origin!r}")
@@ -103,14 +103,14 @@ def _is_origin(text: str) -> bool:
 
 
 AUTOMATIC = "auto"
-"""What the chat template uses."""
+"""Use the parser of the chat template."""
 NONE = "none"
 _OTHER_FIELDS = frozenset({"role", "content", "refusal", "tool_calls", "function_call", "audio", "annotations"})
-"""What chat messages have besides reasoning."""
+"""Fields of chat messages besides reasoning."""
 
 
 def check_notations(*, tools: str, reasoning: str, reasoning_field: str) -> None:
-    """Raise ValueError, naming the option, for a notation that there is not and a field that cannot hold reasoning."""
+    """Raise ValueError, naming the option, for an unknown parser or an unusable reasoning field."""
     _check_format("--tool-call-parser", tools, TOOL_FORMATS)
     _check_format("--reasoning-parser", reasoning, REASONING_FORMATS)
     if not reasoning_field.isidentifier() or reasoning_field in _OTHER_FIELDS:

@@ -1,7 +1,7 @@
-"""Adapters by name (LoRA): which there are, and which model each is added to.
+"""Registry of LoRA adapters by name.
 
-Schedulers know no names. A request carries the path of its adapter and the SHA-256 of its files, and whichever
-scheduler gets it reads what is there: one that starts again has nothing to catch up on.
+Schedulers do not know names. A request carries the path of its adapter and the SHA-256 of its files, and the scheduler
+loads the adapter on first use, so a restarted scheduler needs no resynchronization.
 """
 
 import asyncio
@@ -23,27 +23,27 @@ from tercet.protocol.messages.values import LoRAAdapter
 logger = logging.getLogger(__name__)
 
 PATIENCE = 60.0
-"""Seconds that a scheduler has to read an adapter's files, or to fetch them."""
+"""Seconds for a scheduler to read or download an adapter's files."""
 _POLL = 0.02
 _NONE_RUN = "This server runs no adapters: its schedulers were started without --max-loras."
 
 
 @dataclass
 class _Given:
-    """An adapter that an option names."""
+    """Adapter from the options."""
 
     path: str
     adapter: Adapter | None = None
-    """Once schedulers have read it."""
+    """Set once schedulers have read it."""
     refusal: str = ""
     refused_by: frozenset[tuple[str, str]] = frozenset()
-    """All schedulers that ran adapters then, by id and incarnation."""
+    """Schedulers with adapter support at the time of the refusal, by id and incarnation."""
 
 
 class AdapterRegistry:
-    """The adapters that requests can name: those of the options (`given`: paths by name), and those loaded since.
+    """Adapters from the options (`given`: paths by name) and those loaded at run time.
 
-    All methods run on the event loop's thread. `clock` gives seconds since 1970.
+    All methods run on the event loop's thread. `clock` returns seconds since 1970.
     """
 
     def __init__(
@@ -64,18 +64,18 @@ class AdapterRegistry:
         self._learning: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
-        """Wait for no scheduler any more."""
+        """Cancel the loading of adapters."""
         if self._learning is not None:
             self._learning.cancel()
             await asyncio.gather(self._learning, return_exceptions=True)
 
-    # What requests name.
+    # Lookups by name.
 
     async def model(self, name: str) -> ServedModel:
-        """The model of that name, or the one with the adapter of that name, also as BASE:ADAPTER.
+        """Return the model or adapter of that name; adapters also match as BASE:ADAPTER.
 
-        Raises ModelNotFoundError, UnavailableError while it may yet become known, and BadRequestError for an adapter
-        that cannot be run.
+        Raises ModelNotFoundError, UnavailableError while the name may still become known, and BadRequestError for an
+        adapter that cannot run.
         """
         bases = self._bases
         if bases and name not in bases:
@@ -89,28 +89,28 @@ class AdapterRegistry:
         return self._models.get(name)
 
     async def all(self) -> list[Adapter]:
-        """Every adapter that could be asked for now."""
+        """Return every adapter that can be requested now."""
         given = [each.adapter for each in self._given.values() if each.adapter is not None]
         loaded = [each for each in await self._names.all(self._bases) if each.name not in self._given]
         able = {model.name for model in self._models if self._runs_adapters(model)}
         return [each for each in given + loaded if each.base in able]
 
     async def served(self) -> list[ServedModel]:
-        """All of them as models."""
+        """Return every adapter as a model."""
         return [self._adapted(each) for each in await self.all()]
 
     async def names(self) -> list[str]:
-        """Every name that a request can have, those of models too."""
+        """Return every name of a model or adapter."""
         adapters = await self.all()
         return self._bases + [name for each in adapters for name in (each.name, f"{each.base}:{each.name}")]
 
-    # Names that come and go.
+    # Loading and unloading.
 
     async def load(self, name: str, path: str, base: str | None = None) -> None:
-        """Give a name to an adapter that every scheduler of its model can read, instead of any it had.
+        """Load an adapter on every scheduler of its model and register or replace its name.
 
-        Requests in flight keep what they have. Raises BadRequestError for an adapter that some scheduler refuses, and
-        UnavailableError where one says nothing.
+        Requests in flight keep the previous adapter. Raises BadRequestError for an adapter that a scheduler refuses,
+        and UnavailableError if a scheduler does not reply.
         """
         _checked(check_name, name, "lora_name")
         _checked(check_path, path, "lora_path")
@@ -126,7 +126,7 @@ class AdapterRegistry:
             raise BadRequestError(f"{name!r} is another adapter, which the server was started with.", param="lora_name")
 
     async def unload(self, name: str) -> None:
-        """Take a name away, and have schedulers forget what it stood for. Requests in flight go on.
+        """Unregister a name and unload its adapter from schedulers. Requests in flight finish.
 
         Raises ModelNotFoundError, BadRequestError.
         """
@@ -134,7 +134,7 @@ class AdapterRegistry:
             raise BadRequestError(f"The server was started with the adapter {name!r}.", param="lora_name")
         bases = self._bases
         if not bases:
-            self._models.get(name)  # raises
+            self._models.get(name)  # raises ApiError
         adapter = await self._names.remove(name, bases)
         if adapter is None:
             raise ModelNotFoundError(f"The adapter {name!r} does not exist.", param="lora_name")
@@ -145,25 +145,25 @@ class AdapterRegistry:
                 self._readers(self._models.get(adapter.base)),
             )
 
-    # What options name.
+    # Adapters from the options.
 
     @property
     def undecided(self) -> bool:
-        """Whether there are adapters of the options that schedulers have neither read nor refused yet."""
+        """Return whether an adapter from the options has been neither loaded nor refused."""
         return any(each.adapter is None and not each.refusal for each in self._given.values())
 
     async def refusals(self) -> dict[str, str]:
-        """By name, why adapters of the options cannot be run, once schedulers have read or refused every one."""
+        """Wait for all adapters from the options and return the refusals, by name."""
         while self.undecided:
             if self._bases and not any(map(self._runs_adapters, self._models)):
                 return dict.fromkeys(self._given, _NONE_RUN)
-            await asyncio.sleep(_POLL)  # they tell nobody
+            await asyncio.sleep(_POLL)  # polled: loading sends no event
         return {name: each.refusal for name, each in self._given.items() if each.adapter is None}
 
     def look(self, *, again: bool = False) -> None:
-        """Have schedulers read those adapters of the options that none has read. To be called now and then.
+        """Load adapters from the options that are not loaded. Called periodically.
 
-        Refused ones are tried again once there are other schedulers than those that refused them, or with `again`.
+        Refused adapters are retried when the set of schedulers has changed, or with `again`.
         """
         able = frozenset(
             (each.peer, each.incarnation)
@@ -211,21 +211,21 @@ class AdapterRegistry:
             raise BadRequestError(message, param="model", code="invalid_lora")
         raise UnavailableError(f"The adapter {name!r} is still loading.", retry_after=1)
 
-    # Models and their schedulers.
+    # Base models and their schedulers.
 
     @property
     def _bases(self) -> list[str]:
         return [model.name for model in self._models]
 
     def _base(self, name: str | None) -> ServedModel:
-        """The model named, or the only one that can have adapters. Raises ApiError."""
+        """Return the named model, or the only one with adapter support. Raises ApiError."""
         if name is not None:
             return _known(self._models, name)
         able = {model.identity.weights: model for model in reversed(list(self._models)) if self._runs_adapters(model)}
         if len(able) > 1:
             raise BadRequestError("Several models here can have adapters: say which.", param="base_model")
         if not able:
-            self._models.get(next(iter(self._bases), ""))  # raises where no model is known yet
+            self._models.get(next(iter(self._bases), ""))  # raises if no model is known yet
             raise UnsupportedParameterError(_NONE_RUN)
         return next(iter(able.values()))
 
@@ -240,7 +240,7 @@ class AdapterRegistry:
         return model.adapted(adapter.name, adapter.lora, adapter.created)
 
     def _runs_adapters(self, model: ServedModel) -> bool:
-        """Whether its schedulers do, those that are gone for now too."""
+        """Return whether the model's schedulers support adapters, including those disconnected for now."""
         return bool(model.limits.max_loras or self._readers(model))
 
     def _readers(self, model: ServedModel) -> list[str]:
@@ -248,7 +248,7 @@ class AdapterRegistry:
         return [each.peer for each in self._fleet.eligible_schedulers(weights, adapters=True)]
 
     async def _read(self, model: ServedModel, path: str) -> LoRAAdapter:
-        """What every scheduler of a model finds at a path. Raises BadRequestError, UnavailableError."""
+        """Load an adapter on every scheduler of a model. Raises BadRequestError, UnavailableError."""
         readers = self._readers(model)
         if not readers:
             if not self._runs_adapters(model):
@@ -265,7 +265,7 @@ class AdapterRegistry:
 
 
 def _agreed(answers: Mapping[str, Answer]) -> str:
-    """The one SHA-256 that all have found. Raises BadRequestError."""
+    """Return the SHA-256 that all schedulers agree on. Raises BadRequestError."""
     found = {each.sha256 for each in answers.values()}
     if len(found) > 1 or "" in found:
         differing = {peer: each.sha256 or "none" for peer, each in answers.items()}

@@ -1,4 +1,4 @@
-"""Adapters that were loaded at run time, by name: in the file that frontends share, or in the memory of one."""
+"""Stores of adapters loaded at run time: in the database that frontends share, or in memory."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from tercet.protocol.messages.values import LoRAAdapter
 
 
 class Adapter(msgspec.Struct, frozen=True):
-    """A name for an adapter, and for the model it is added to."""
+    """Named adapter of a base model."""
 
     name: str
     base: str
@@ -24,69 +24,63 @@ class Adapter(msgspec.Struct, frozen=True):
 
 
 class AdapterNames(Protocol):
-    """Adapters by name. `bases` are the models served here: among their adapters each name is used once."""
+    """Store of adapters by name. `bases` are the models served here; a name is unique among their adapters."""
 
     async def find(self, name: str, bases: Sequence[str]) -> Adapter | None:
-        """The adapter of that name, of the first base that has one."""
+        """Return the adapter of that name of the first base that has one."""
         ...
 
     async def all(self, bases: Sequence[str]) -> list[Adapter]:
-        """Every adapter, in the order of names."""
+        """Return all adapters, sorted by name."""
         ...
 
     async def put(self, adapter: Adapter, bases: Sequence[str]) -> None:
-        """Keep an adapter, in place of one of that name among `bases`. Raises BadRequestError if there is no room."""
+        """Store an adapter, replacing one of that name among `bases`. Raises BadRequestError if the store is full."""
         ...
 
     async def remove(self, name: str, bases: Sequence[str]) -> Adapter | None:
-        """Forget the adapter of that name. Returns what was forgotten."""
+        """Remove and return the adapter of that name."""
         ...
 
 
 class AdaptersInMemory:
-    """As long as this process lives."""
+    """Store in the memory of this process."""
 
     def __init__(self) -> None:
         self._adapters: dict[tuple[str, str], Adapter] = {}
 
     async def find(self, name: str, bases: Sequence[str]) -> Adapter | None:
-        """Looks it up."""
         return next((self._adapters[base, name] for base in bases if (base, name) in self._adapters), None)
 
     async def all(self, bases: Sequence[str]) -> list[Adapter]:
-        """Sorts them."""
         return [self._adapters[key] for key in sorted(self._adapters, key=lambda key: key[1]) if key[0] in bases]
 
     async def put(self, adapter: Adapter, bases: Sequence[str]) -> None:
-        """Counts only what stays."""
         others = {key: each for key, each in self._adapters.items() if key[1] != adapter.name or key[0] not in bases}
         _check_room(sum(base == adapter.base for base, _ in others))
         self._adapters = {**others, (adapter.base, adapter.name): adapter}
 
     async def remove(self, name: str, bases: Sequence[str]) -> Adapter | None:
-        """Of the first base, as `find`."""
         found = await self.find(name, bases)
         return None if found is None else self._adapters.pop((found.base, name))
 
 
 class AdaptersInFile:
-    """Shared with all frontends of this machine, and there again after a restart."""
+    """Store in the database, shared by all frontends of this machine and persistent."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def find(self, name: str, bases: Sequence[str]) -> Adapter | None:
-        """One row, by its key."""
         return await self._database.read(lambda connection: _find(connection, name, bases))
 
     async def all(self, bases: Sequence[str]) -> list[Adapter]:
-        """Every row of the models served here."""
         query = f"SELECT {_COLUMNS} FROM adapters WHERE base IN (SELECT value FROM json_each(?)) ORDER BY name"  # noqa: S608
         rows = await self._database.read(lambda each: each.execute(query, (orjson.dumps(bases),)).fetchall())
         return list(map(_adapter, rows))
 
     async def put(self, adapter: Adapter, bases: Sequence[str]) -> None:
-        """One transaction: nobody sees the name without an adapter."""
+        """Replace the adapter in a single transaction, so that readers never miss the name."""
 
         def work(connection: sqlite3.Connection) -> None:
             query = "DELETE FROM adapters WHERE name = ? AND base IN (SELECT value FROM json_each(?))"
@@ -99,8 +93,6 @@ class AdaptersInFile:
         await self._database.run(work)
 
     async def remove(self, name: str, bases: Sequence[str]) -> Adapter | None:
-        """Of the first base, as `find`."""
-
         def work(connection: sqlite3.Connection) -> Adapter | None:
             found = _find(connection, name, bases)
             if found is not None:

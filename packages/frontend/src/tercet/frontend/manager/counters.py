@@ -11,7 +11,7 @@ from tercet.protocol.messages.values import Role
 
 
 class RequestOutcome(StrEnum):
-    """How a request ended."""
+    """Final outcome of a request."""
 
     FINISHED = "finished"
     CLIENT_GONE = "client_gone"
@@ -20,26 +20,26 @@ class RequestOutcome(StrEnum):
 
 
 class Exchange(NamedTuple):
-    """What a client asked for, and how it was answered."""
+    """HTTP method, route and response status, as a key for counting."""
 
     method: str
     route: str
-    """As the router has it, so that there are as many as there are routes."""
+    """Path template of the router, not the requested path, so the number of values is bounded."""
     status: int
 
 
 @dataclass
 class Counters:
-    """Only ever grow. They are this process's own: several frontends add up."""
+    """Monotonic counters of this process; totals over several frontends are sums."""
 
     redispatches: Counter[Cause] = field(default_factory=Counter)
     deaths: Counter[Role] = field(default_factory=Counter)
-    """Schedulers and detokenizers that were lost without having said that they leave."""
+    """Schedulers and detokenizers lost without a goodbye."""
     outcomes: Counter[RequestOutcome] = field(default_factory=Counter)
     resumed_finished: int = 0
-    """Requests that were dispatched more than once, and finished."""
+    """Requests that were dispatched more than once and finished."""
     over_limit: int = 0
-    """Requests turned away because their API key had too many in flight."""
+    """Requests rejected because their API key had too many in flight."""
     exchanges: Counter[Exchange] = field(default_factory=Counter)
     models: defaultdict[str, LatencyMeasures] = field(default_factory=lambda: defaultdict(LatencyMeasures))
-    """By the first name each model is served by."""
+    """Keyed by the first served name of the model."""

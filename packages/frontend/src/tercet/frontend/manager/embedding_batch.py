@@ -1,4 +1,4 @@
-"""The inputs one HTTP request became, on their way a window at a time: no request fills a scheduler's queue alone."""
+"""Inputs of one embedding request, sent in windows so that no single request fills a scheduler's queue."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.routing.wake import Wake
 
 AT_ONCE = 256
-"""Inputs of one HTTP request that are with schedulers at a time."""
+"""Maximum number of inputs of one HTTP request that are at schedulers at the same time."""
 
 
 class EmbeddingBatch:
-    """States that share one wake-up, in the order of the inputs."""
+    """States of the inputs, in input order; they share one event."""
 
     def __init__(self, place: RequestSlot) -> None:
         self.place = place
@@ -20,7 +20,7 @@ class EmbeddingBatch:
         self.states: list[EmbeddingState] = []
 
     async def run(self, start: Callable[[EmbeddingState], None]) -> None:
-        """Start every input and wait for its vector. Raises the ApiError of the first that fails."""
+        """Dispatch every input and wait for its vector. Raises the ApiError of the first input that fails."""
         waiting, running = deque(self.states), list[EmbeddingState]()
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
@@ -34,10 +34,9 @@ class EmbeddingBatch:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all inputs together."""
         return sum(state.prompt_tokens for state in self.states)
 
     @property
     def vectors(self) -> list[bytes]:
-        """The vector of each input, once `run` has returned."""
+        """Return the vector of each input; valid once `run` has returned."""
         return [state.vector for state in self.states]

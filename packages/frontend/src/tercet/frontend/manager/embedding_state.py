@@ -1,4 +1,4 @@
-"""One input in flight: what it takes to receive its vector, or to send it again."""
+"""State of one embedding input in flight."""
 
 import math
 import struct
@@ -15,14 +15,14 @@ from tercet.protocol.messages.values import FinishReason, FinishType, unpack_flo
 
 
 class EmbeddingState(RequestState):
-    """An input of an embedding, a score or a classification. Its one choice has one position, the vector."""
+    """Input of an embedding, scoring or classification request: one choice with one position, the vector."""
 
     def __init__(
         self, rid: str, given: EncodedInput, model: ServedModel, request: EmbeddingRequest, wake: Wake, param: str
     ) -> None:
         super().__init__(rid, model, given.ids, wake)
         self.vector = b""
-        """Little-endian float32; empty until it has come."""
+        """Little-endian float32; empty until the vector has arrived."""
         self._types = given.types
         self._priority = request.priority
         self._tenant = request.tenant
@@ -30,39 +30,33 @@ class EmbeddingState(RequestState):
 
     @property
     def has_text(self) -> bool:
-        """Vectors come straight from the scheduler."""
         return False
 
     @property
     def next_attempt(self) -> int:
-        """An attempt that was refused was never run: its number is used again, so that bounds of queues still hold."""
+        """Return the next attempt number. A rejected attempt never ran: its number is reused, so queue limits apply."""
         return self.attempt if self.refused else self.attempt + 1
 
     @property
     def open_indices(self) -> list[int]:
-        """Its one choice, until it has its vector."""
         return [] if self.vector else [0]
 
     @property
     def done(self) -> bool:
-        """Whether the vector is there, or never will be."""
         return self.error is not None or bool(self.vector)
 
     @property
     def signature(self) -> bytes:
-        """Nothing but its types."""
         return self._types
 
     def blamed(self, code: str, context: int) -> str | None:  # noqa: ARG002
-        """The input."""
         return self._param if code in {"context_length_exceeded", "invalid_token_ids"} else None
 
     def position(self, index: int) -> int:  # noqa: ARG002
-        """0: the vector is all there is."""
         return 0
 
     def accept(self, attempt: int, vector: bytes, finish: FinishReason | None) -> Verdict:
-        """Take what a scheduler made of the input."""
+        """Store the vector or the error that a scheduler returned for this input."""
         if attempt != self.attempt or self.done:
             return Verdict.STALE
         if finish is None:
@@ -85,7 +79,6 @@ class EmbeddingState(RequestState):
         alone: bool = False,
         hold: bool = False,
     ) -> TokenizedEmbeddingReqInput:
-        """The input as a scheduler gets it."""
         return TokenizedEmbeddingReqInput(
             rid=self.rid,
             attempt=attempt,
@@ -101,9 +94,9 @@ class EmbeddingState(RequestState):
 def vectors_of(
     batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]
 ) -> Iterator[tuple[str, int, bytes, FinishReason | None, float]]:
-    """(rid, attempt, vector, finish, seconds it waited) of each row; NaN if nothing is known of the last.
+    """Yield (rid, attempt, vector, finish, queue seconds) for each row; NaN stands for an unknown queue time.
 
-    Raises ValueError for a batch whose parts do not fit.
+    Raises ValueError if the frame size does not match the number of rows.
     """
     size = 4 * batch.width
     if len(frames) != 1 or batch.width < 1 or frames[0].nbytes != size * len(batch.rids):
@@ -115,5 +108,5 @@ def vectors_of(
 
 
 def numbers(vector: bytes) -> tuple[float, ...]:
-    """The numbers of a vector."""
+    """Unpack a vector of little-endian float32."""
     return struct.unpack(f"<{len(vector) // 4}f", vector)

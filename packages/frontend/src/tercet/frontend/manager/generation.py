@@ -1,4 +1,4 @@
-"""The requests one HTTP request became, and what arrives for them, as their consumer sees it."""
+"""Requests that one HTTP request was split into, and the stream of their updates."""
 
 from collections.abc import AsyncIterator
 
@@ -12,14 +12,14 @@ from tercet.frontend.routing.wake import Wake
 
 
 class GenerationUpdate(msgspec.Struct, frozen=True):
-    """News of one choice of the prompt numbered `prompt`."""
+    """Update of one choice of the prompt with the index `prompt`."""
 
     prompt: int
     update: Update
 
 
 class Generation:
-    """States that share one wake-up: whoever consumes them takes everything new at once."""
+    """Request states that share one event, so their consumer receives all pending updates in one batch."""
 
     def __init__(self, place: RequestSlot) -> None:
         self.place = place
@@ -27,12 +27,12 @@ class Generation:
         self.states: list[ReqState] = []
 
     def tell_ends(self) -> None:
-        """From now on news is what a choice said until it ended: for whoever does nothing with a part of it."""
+        """Deliver each choice only once it has finished, for consumers that do not stream."""
         for state in self.states:
             state.tells_ends = True
 
     async def arrivals(self) -> AsyncIterator[list[GenerationUpdate]]:
-        """Non-empty lists until every request has its final answer. Raises the ApiError of one that failed."""
+        """Yield non-empty lists of updates until every request is done. Raises the ApiError of a failed request."""
         while True:
             await self.wake.wait()
             news: list[GenerationUpdate] = []
@@ -40,7 +40,7 @@ class Generation:
             done = True
             for prompt, state in enumerate(self.states):
                 news += [GenerationUpdate(prompt, update) for update in state.take()]
-                # What happens while the consumer has the news belongs to the next round.
+                # Read these before the yield: changes during the yield belong to the next round.
                 error, done = error or state.error, done and state.done
             if news:
                 yield news
@@ -51,21 +51,20 @@ class Generation:
 
     @property
     def prompt_tokens(self) -> int:
-        """Each prompt counted once, however many choices it has."""
+        """Return the number of prompt tokens, counting each prompt once, not once per choice."""
         return sum(state.prompt_tokens for state in self.states)
 
     @property
     def cached_tokens(self) -> int:
-        """Prompt tokens whose keys and values were still there."""
+        """Return the number of prompt tokens found in the prefix cache."""
         return sum(state.cached_tokens for state in self.states)
 
     @property
     def output_tokens(self) -> int:
-        """Tokens emitted over all prompts and choices."""
         return sum(state.output_tokens for state in self.states)
 
     def prediction_tokens(self) -> tuple[int, int] | None:
-        """Predicted tokens that are in the answers, and that are not; None where nothing was predicted."""
+        """Return (accepted, rejected) predicted tokens, or None if no request has a prediction."""
         pairs = [(state.prediction, choice) for state in self.states if state.prediction for choice in state.choices]
         if not pairs:
             return None

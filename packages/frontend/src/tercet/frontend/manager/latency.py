@@ -1,4 +1,4 @@
-"""How long requests of each model take, and how long they are, as their answers come: for /metrics."""
+"""Latency and length histograms per model, for /metrics."""
 
 from bisect import bisect_left
 from collections import Counter
@@ -12,13 +12,13 @@ FIRST_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30
 QUEUE_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 TOKEN_BOUNDS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 2.5, 5.0)
 REQUEST_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Seconds."""
+"""Bucket bounds in seconds."""
 LENGTH_BOUNDS = tuple(float(1 << power) for power in range(21))
-"""Tokens."""
+"""Bucket bounds in tokens."""
 
 
 class Histogram:
-    """Observations by upper bound; the last bucket has none."""
+    """Histogram with upper bounds; the last bucket is unbounded."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -26,31 +26,31 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float, times: int = 1) -> None:
-        """So many more of this value."""
+        """Add a value `times` times."""
         self.buckets[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
 
 @dataclass
 class LatencyMeasures:
-    """Of one model's requests, since this frontend started. A request is measured where it ends with an answer."""
+    """Histograms of one model since this frontend started. Only requests that end with an answer are observed."""
 
     queue: Histogram = field(default_factory=lambda: Histogram(QUEUE_BOUNDS))
-    """Seconds from arrival at a scheduler until a step has the request, at the attempt that first brings anything."""
+    """Seconds from arrival at a scheduler to the first step, measured once per request."""
     first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
-    """Seconds from a tokenized prompt to the first token of any choice."""
+    """Seconds from the tokenized prompt to the first token of any choice."""
     between_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
-    """Seconds from one token of a choice to the next; tokens that come at once share what they took."""
+    """Seconds between tokens of a choice; tokens that arrive together share the interval equally."""
     request: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))
-    """Seconds from a tokenized prompt to the last token of all choices, or to an input's vector."""
+    """Seconds from the tokenized prompt to the last token of all choices, or to the vector of an input."""
     prompt_tokens: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
     output_tokens: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
-    """Of all choices together."""
+    """Tokens of all choices together."""
     finishes: Counter[FinishType] = field(default_factory=Counter)
-    """Choices by why they ended."""
+    """Choices by finish reason."""
 
     def heard(self, state: ReqState, row: OutputRow, now: float) -> None:
-        """A row was accepted."""
+        """Record an accepted row."""
         if row.opening is not None and row.opening.queue_time is not None:
             self.begun(state, row.opening.queue_time)
         count = len(row.token_ids)
@@ -66,13 +66,13 @@ class LatencyMeasures:
             self.ended(state, now)
 
     def begun(self, state: RequestState, waited: float) -> None:
-        """A step has had a request. What its later attempts and other choices waited says nothing of the queue."""
+        """Record the queue time of a request once; later attempts and other choices are not queue time."""
         if state.waited is None:
             state.waited = waited
             self.queue.observe(waited)
 
     def ended(self, state: RequestState, now: float) -> None:
-        """A request may have its final answer."""
+        """Record the total latency and the lengths if the request is done and did not fail."""
         if state.done and state.error is None:
             self.request.observe(now - state.began_at)
             self.prompt_tokens.observe(state.prompt_tokens)

@@ -1,4 +1,4 @@
-"""Everything that peers say to a frontend, and what it does to the requests in flight."""
+"""Handler of all messages that peers send to a frontend."""
 
 import asyncio
 import logging
@@ -45,11 +45,11 @@ from tercet.protocol.node import Sender
 logger = logging.getLogger(__name__)
 
 Incoming = FrontendInbox | PeerEvent
-"""All that a frontend's node delivers: it decodes nothing else."""
+"""The node of a frontend decodes no other types."""
 
 
 class MessageHandler:
-    """Takes deliveries, one by one, on the event loop's thread. `changed` is called when who is there has changed."""
+    """Handler of deliveries on the event loop's thread. Calls `changed` when the set of usable peers changes."""
 
     def __init__(
         self,
@@ -80,19 +80,18 @@ class MessageHandler:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
-        """Give up files that are being read."""
+        """Cancel the loading of tokenizer files."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def take(self, deliveries: Sequence[Delivery]) -> None:
-        """Everything that peers said since the last call."""
         for delivery in deliveries:
             self._take(delivery.source, cast("Incoming", delivery.message), delivery.frames)
 
     def ask_for_files(self) -> None:
-        """Ask schedulers for the files that have not come."""
+        """Ask schedulers again for tokenizer files that have not arrived."""
         for scheduler in self._fleet.schedulers.values():
             if scheduler.peer not in self._models.peers:
                 self._outbox.send(scheduler.peer, TokenizerFilesReq(id=scheduler.incarnation))
@@ -167,7 +166,7 @@ class MessageHandler:
         if verdict is ACCEPTED:
             self._counters.models[state.model.base].heard(state, row, now)
             if state.alone:
-                self._recovery.retry(now)  # whoever is next in line to run alone
+                self._recovery.retry(now)  # dispatch the next exclusive request
             if row.finish is not None and isinstance(row.finish.matched, str):
                 self._dispatcher.abort(state, [row.index], "stop string")
         elif verdict is Verdict.GAP:
@@ -189,11 +188,11 @@ class MessageHandler:
         self._dispatcher.ended(state)
         scheduler = self._fleet.schedulers.get(source)
         if message.code == "draining" and scheduler is not None:
-            scheduler.leaving = True  # its heartbeat will say so
+            scheduler.leaving = True  # its heartbeat will confirm this
         else:
             state.refused_by.add(source)
         elsewhere = any(each.peer not in state.refused_by for each in self._fleet.able_schedulers(state))
-        # Files that are gone do not come back by waiting.
+        # Waiting does not bring back adapter files that are gone.
         passes = message.code == "draining" or (state.output_tokens > 0 and message.code != "invalid_lora")
         if message.retry and elsewhere:
             self._recovery.again(state, self._clock(), Cause.REFUSED)
@@ -267,7 +266,7 @@ class MessageHandler:
         self._changed()
 
     def _on_down(self, peer: str, reason: str) -> None:
-        """A part is gone. It left on purpose if it said so, and it died of something if it said "failed" or nothing."""
+        """Remove a peer. It counts as dead unless it was draining or its goodbye says that it was stopped."""
         self._siblings.gone(peer)
         part = self._fleet.remove(peer)
         if part is None:

@@ -1,4 +1,4 @@
-"""The frontends that share this one's socket: whichever is asked for /metrics answers for all of them."""
+"""Metrics of the frontends that share one socket: the one that is scraped collects from all others."""
 
 import asyncio
 import itertools
@@ -12,11 +12,11 @@ from tercet.protocol.node import Sender
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 1.0
-"""Seconds for an answer, which takes some milliseconds. Prometheus gives a scrape ten seconds unless told otherwise."""
+"""Seconds to wait for an answer, which takes milliseconds. Prometheus' default scrape timeout is 10 s."""
 
 
 class PeerMetrics:
-    """Questions in flight, by id. `own` answers those of others. All methods run on the event loop's thread."""
+    """Collector of peers' metrics. `own` returns this frontend's series. Runs on the event loop's thread."""
 
     def __init__(
         self, outbox: Sender, peers: Iterable[str], own: Callable[[str], Series], patience: float = _PATIENCE
@@ -29,7 +29,7 @@ class PeerMetrics:
         self._asked: dict[str, dict[str, asyncio.Future[Series | None]]] = {}
 
     async def series(self) -> dict[str, Series]:
-        """What each counts, by peer id. One that is not up, or says nothing in time, is left out."""
+        """Return each peer's series by peer id, without peers that are down or do not answer in time."""
         number, loop = f"series-{next(self._ids)}", asyncio.get_running_loop()
         message = MetricsReq(id=number)
         asked = {peer: loop.create_future() for peer in self._peers if self._outbox.send(peer, message)}
@@ -42,12 +42,12 @@ class PeerMetrics:
         return {peer: each.result() for peer, each in asked.items() if each.done() and each.result() is not None}
 
     def on_request(self, source: str, request: MetricsReq) -> None:
-        """A sibling is asked for /metrics. Nobody else gets an answer."""
+        """Answer a peer's request for this frontend's series; requests of other senders are ignored."""
         if source in self._peers:
             self._outbox.send(source, self._own(request.id))
 
     def on_series(self, source: str, series: Series) -> None:
-        """Only the first answer of whoever was asked counts."""
+        """Record the first answer of each peer that was asked; reject invalid series."""
         answer = self._asked.get(series.id, {}).get(source)
         if answer is None or answer.done():
             return
@@ -60,7 +60,7 @@ class PeerMetrics:
             answer.set_result(series)
 
     def gone(self, peer: str) -> None:
-        """Whoever leaves answers nothing any more."""
+        """Stop waiting for a peer that went down."""
         for asked in self._asked.values():
             if (answer := asked.get(peer)) and not answer.done():
                 answer.set_result(None)

@@ -1,19 +1,19 @@
-"""How much of what a client predicted is in the answer."""
+"""Matching of predicted output tokens to the actual output."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
 
 LONGEST = 32_768
-"""Tokens of a prediction that are looked at."""
+"""Maximum number of tokens of a prediction that are compared."""
 RUN = 3
-"""Tokens in a row that must be equal for an output to be found again further on: a scheduler's guesses need as many."""
+"""Consecutive equal tokens needed to realign the output with the prediction; the n-gram drafter needs as many."""
 
 
 def predicted_tokens(prediction: Sequence[int], output: Sequence[int]) -> int:
-    """Tokens of a prediction that are in an output, in the same order.
+    """Return the number of predicted tokens that occur in the output in the same order.
 
-    The output is followed through the prediction. Where they differ, it goes on at the next place of the prediction
-    that has the output's next `RUN` tokens. This may miss tokens, but takes time that grows only as the texts do.
+    The output is followed through the prediction. At a mismatch, matching continues at the next position of the
+    prediction that has the output's next `RUN` tokens. This may miss tokens, but its cost is linear in both lengths.
     """
     places: dict[tuple[int, ...], list[int]] | None = None
     found = at = 0
@@ -32,7 +32,7 @@ def predicted_tokens(prediction: Sequence[int], output: Sequence[int]) -> int:
 
 
 def _places(tokens: Sequence[int]) -> dict[tuple[int, ...], list[int]]:
-    """Where each run of tokens begins."""
+    """Return the start positions of each run of `RUN` tokens."""
     places: dict[tuple[int, ...], list[int]] = {}
     for place in range(len(tokens) - RUN + 1):
         places.setdefault(tuple(tokens[place : place + RUN]), []).append(place)

@@ -1,4 +1,4 @@
-"""What the API keys of one server have of it: so many requests at a time, a share, and a prefix cache of its own."""
+"""Limits and isolation per API key: concurrent answers, tenant id and prefix-cache salt."""
 
 import hashlib
 from collections import Counter
@@ -11,11 +11,11 @@ from tercet.frontend.http.auth import current_caller
 from tercet.frontend.manager.request import GenerateRequest
 
 _TENANT_DIGITS = 32
-"""As many as keep keys apart: they travel with each request."""
+"""Hex digits of a tenant id, which travels with each request; enough to avoid collisions."""
 
 
 class RequestSlot:
-    """The places that one request takes of those that its key may have. Giving them back again is harmless."""
+    """Quota that one request holds for its API key. Returning it twice is harmless."""
 
     def __init__(self, taken: Counter[str], owner: str, answers: int) -> None:
         self._taken = taken
@@ -24,7 +24,7 @@ class RequestSlot:
         taken[owner] += answers
 
     def give_back(self) -> None:
-        """The request has ended, however it did."""
+        """Return the quota once the request has ended."""
         if self._held:
             self._taken[self._owner] -= self._held
             self._held = 0
@@ -33,9 +33,9 @@ class RequestSlot:
 
 
 class ApiKeyQuota:
-    """Counts and separates by the key of `current_caller`. Requests without a key are not limited.
+    """Quota and isolation by the API key of `current_caller`. Requests without a key are not limited.
 
-    A key may have `most_requests` answers in flight: prompts times choices. 0 is no limit.
+    A key may have `most_requests` answers in flight: prompts times choices. 0 means no limit.
     """
 
     def __init__(self, most_requests: int = 0, *, caches_apart: bool = False) -> None:
@@ -45,17 +45,17 @@ class ApiKeyQuota:
 
     @classmethod
     def of(cls, config: HttpConfig) -> "ApiKeyQuota":
-        """The tenants that the options describe. Raises OSError, and ValueError for options that cannot be meant."""
+        """Create the quota from the options. Raises OSError, and ValueError for contradictory options."""
         keys = set(config.api_keys())
         if config.max_requests_per_key and not keys:
             raise ValueError("--max-requests-per-key counts by API key, and this server has none: give it --api-key")
         return cls(config.max_requests_per_key, caches_apart=len(keys) > 1 and not config.share_cache_between_keys)
 
     def place(self, answers: int = 1, param: str | None = None) -> RequestSlot:
-        """Return the place of one more request, which asks for so many `answers`.
+        """Reserve quota for a request with this number of answers.
 
-        Raises RateLimitError while its key has all it may have, and BadRequestError, naming `param`, for a request that
-        asks for more than its key may ever have.
+        Raises RateLimitError while the key has no quota left, and BadRequestError, naming `param`, for a request that
+        exceeds the whole quota of its key.
         """
         visitor = current_caller()
         limited = self._most and visitor.owner and not (visitor.admin or visitor.returning)
@@ -74,16 +74,16 @@ class ApiKeyQuota:
         return RequestSlot(self._taken, visitor.owner, answers)
 
     def tenant(self) -> str:
-        """What tells schedulers whose a request is, but nothing of the key; empty where there are no keys."""
+        """Return the caller's tenant id, a hash that does not reveal the key; empty if the server has no keys."""
         owner = current_caller().owner
         return _hashed("tercet tenant", owner)[:_TENANT_DIGITS] if owner else ""
 
     def marked(self, request: GenerateRequest) -> GenerateRequest:
-        """The request with what tells schedulers whose it is, and a salt that only requests like it have.
+        """Return the request with its tenant id and a cache salt that isolates it from other API keys.
 
-        Those are of the same key and the same own salt: otherwise a client would learn from cached tokens, and from
-        times, what others have asked. Both are the same at every frontend and after every restart, and tell nothing of
-        the key.
+        Requests share cached prefixes only if key and client salt are equal. Otherwise a client could learn from
+        cached-token counts and from latencies which prompts others have sent. Tenant and salt are the same on every
+        frontend and after every restart, and do not reveal the key.
         """
         owner = current_caller().owner
         if not owner:

@@ -1,7 +1,7 @@
-"""All that is known of a request in flight: enough to answer its client, and to go on with it elsewhere.
+"""State of a generation request in flight, sufficient to answer its client and to resume it on another scheduler.
 
-Rows are accepted strictly in position order. A row seen before or of an older attempt is dropped; a row from beyond the
-next position is a gap, which means that a message was lost and the request has to be dispatched again.
+Rows are accepted strictly in position order. A row that was seen before or belongs to an older attempt is dropped. A
+row beyond the next position is a gap: a message was lost, and the request has to be redispatched.
 """
 
 from array import array
@@ -29,12 +29,12 @@ from tercet.protocol.messages.values import (
 
 _PROMPT_TAIL = 8
 _FAILURES = (FinishType.ERROR, FinishType.ABORT)
-"""Ends that are no finish of a choice but an error of its request."""
+"""Finish types that fail the whole request."""
 _encode_spec = msgspec.msgpack.Encoder().encode
 
 
 class OutputRow(msgspec.Struct, frozen=True):
-    """One row of a BatchStrOutput: `token_ids` from `position` on, and the text they added."""
+    """Row of a BatchStrOutput: `token_ids` from `position` on, and the text they added."""
 
     index: int
     attempt: int
@@ -47,7 +47,7 @@ class OutputRow(msgspec.Struct, frozen=True):
 
 
 def rows_of(batch: BatchStrOutput) -> Iterator[tuple[str, OutputRow]]:
-    """The rows of a batch, each with its rid. Raises ValueError for a batch whose lists are not of one length."""
+    """Yield (rid, row) for each row of a batch. Raises ValueError if its lists have different lengths."""
     indices, attempts, positions = map(unpack_ints, (batch.indices, batch.attempts, batch.positions))
     offsets, ids = unpack_ints(batch.offsets), unpack_ints(batch.token_ids)
     openings = {opening.row: opening for opening in batch.openings}
@@ -62,22 +62,22 @@ def rows_of(batch: BatchStrOutput) -> Iterator[tuple[str, OutputRow]]:
 
 
 class Verdict(Enum):
-    """What became of a row."""
+    """Result of accepting a row."""
 
     ACCEPTED = auto()
     STALE = auto()
-    """Seen before, of an older attempt, or after the end."""
+    """Seen before, of an older attempt, or after the finish."""
     GAP = auto()
     ABORTED = auto()
-    """A scheduler ended it, and nobody here had asked for that."""
+    """A scheduler aborted it, and no client had requested that."""
 
 
 ACCEPTED = Verdict.ACCEPTED
-"""Looked up once, for every row needs it: to look up an enum's member costs as much as the rest of a row's check."""
+"""Bound to a module name because an enum lookup costs as much as the rest of the check, and runs for every row."""
 
 
 class Update(msgspec.Struct, frozen=True):
-    """What is new of one choice since the consumer last looked."""
+    """Output of one choice since the previous update."""
 
     index: int
     text: str
@@ -86,7 +86,7 @@ class Update(msgspec.Struct, frozen=True):
     finish: FinishReason | None
 
     def cut(self, tokens: int) -> "list[Update]":
-        """Return it as updates of so many tokens, or a few more; the last has the text and the end."""
+        """Split into updates of at least `tokens` tokens; the last may be shorter, and has the text and the finish."""
         if len(self.token_ids) <= tokens or not self.logprobs:
             return [self]
         pieces, begin, end, parts = [], 0, 0, []
@@ -101,21 +101,21 @@ class Update(msgspec.Struct, frozen=True):
 
 
 class ChoiceState:
-    """One of a request's n continuations: everything emitted so far, and how much of it the consumer has taken."""
+    """State of one of a request's n choices: its whole output, and the part already delivered."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.token_ids = array("i")
         self.chars = 0
         self.heard_at = 0.0
-        """When its last token came."""
+        """Time of its latest token, in seconds of the handler's clock."""
         self.finish: FinishReason | None = None
         self._texts: list[str] = []
         self._logprobs: list[Logprobs] = []
         self._ids_taken = 0
 
     def accept(self, row: OutputRow) -> Verdict:
-        """Take a row of the current attempt."""
+        """Append a row of the current attempt."""
         if self.finish is not None or row.position < len(self.token_ids):
             return Verdict.STALE
         if row.position > len(self.token_ids):
@@ -132,7 +132,7 @@ class ChoiceState:
         return ACCEPTED
 
     def take(self) -> Update:
-        """What came since the last call."""
+        """Return and clear the output since the previous call."""
         ids = self.token_ids[self._ids_taken :]
         finish = None if self.finish is not None and self.finish.type in _FAILURES else self.finish
         update = Update(self.index, "".join(self._texts), ids, self._logprobs, finish)
@@ -143,7 +143,7 @@ class ChoiceState:
 
 
 class ReqState(RequestState):
-    """A request to generate: n choices, everything emitted of each, and what they were asked for."""
+    """Generation request with n choices and the output of each."""
 
     def __init__(
         self,
@@ -161,61 +161,54 @@ class ReqState(RequestState):
         self.sampling = sampling
         self.choices = [ChoiceState(index) for index in range(sampling.n)]
         self.cached_tokens = 0
-        """Of its prompt, when its first choice began."""
+        """Prompt tokens found in the prefix cache when the first choice began."""
         self.prompt_logprobs: Logprobs | None = None
         self._news: dict[int, None] = {}
         self._unfinished = sampling.n
         self._tokens_at_dispatch = 0
         self.has_tokens = False
-        """Whether any token has come."""
         self.tells_ends = False
-        """Its consumer hears only of a choice that ended: to wake it for every token costs more than the token."""
+        """Wake the consumer only when a choice finishes: a wake-up per token costs more than the token."""
 
     @property
     def salt(self) -> str:
-        """The salt asked for, and the adapter's: keys and values of equal tokens differ between adapters."""
+        """Return the salt of the request and its adapter: equal tokens have different KV under different adapters."""
         lora = self.request.lora
         return self.request.cache_salt if lora is None else f"{lora.sha256}\0{self.request.cache_salt}"
 
     @property
     def lora(self) -> LoRAAdapter | None:
-        """The adapter asked for."""
         return self.request.lora
 
     @property
     def constrained(self) -> bool:
-        """Whether its output follows a grammar."""
         return self.sampling.grammar is not None
 
     @property
     def signature(self) -> bytes:
-        """Its sampling parameters without the seed, and its adapter."""
+        """Return the encoded sampling parameters without the seed, and the adapter's hash."""
         lora = self.request.lora
         adapter = b"" if lora is None else lora.sha256.encode()
         return msgspec.msgpack.encode(msgspec.structs.replace(self.sampling, seed=0)) + adapter
 
     @property
     def open_indices(self) -> list[int]:
-        """The choices that have no finish yet."""
         return [choice.index for choice in self.choices if choice.finish is None]
 
     @property
     def done(self) -> bool:
-        """Whether the request has its final answer."""
         return self.error is not None or not self._unfinished
 
     @property
     def output_tokens(self) -> int:
-        """Tokens emitted over all choices."""
         return sum(len(choice.token_ids) for choice in self.choices)
 
     @property
     def has_progressed(self) -> bool:
-        """Whether its present attempt has brought any token."""
         return self.output_tokens > self._tokens_at_dispatch
 
     def blamed(self, code: str, context: int = 0) -> str | None:
-        """The prompt, the length asked for where the prompt alone would fit, or what named a grammar or an adapter."""
+        """Return the parameter at fault; a long prompt is only blamed on `max_tokens` if it fits alone."""
         request = self.request
         match code:
             case "context_length_exceeded" if request.max_tokens is not None and self.prompt_tokens < context:
@@ -229,23 +222,21 @@ class ReqState(RequestState):
         return None
 
     def position(self, index: int) -> int:
-        """The number of tokens emitted."""
         return len(self.choices[index].token_ids)
 
     def dispatched(self, scheduler: str, detokenizer: str, now: float, *, alone: bool = False) -> None:
-        """The next attempt is on its way."""
         super().dispatched(scheduler, detokenizer, now, alone=alone)
         self._tokens_at_dispatch = self.output_tokens
 
     def accept(self, row: OutputRow) -> Verdict:
-        """Take a row of output. Wakes the consumer, but only at a choice's end if it `tells_ends`."""
+        """Append a row and wake the consumer; with `tells_ends`, wake it only at a finish."""
         if row.attempt != self.attempt or self.error is not None or not 0 <= row.index < len(self.choices):
             return Verdict.STALE
         verdict = self.choices[row.index].accept(row)
         if verdict is not ACCEPTED:
             return verdict
         if row.opening is not None:
-            if not self.has_tokens:  # later ones find what this request has computed itself
+            if not self.has_tokens:  # a resumed request finds its own tokens in the cache
                 self.cached_tokens = row.opening.cached_tokens
             self.prompt_logprobs = self.prompt_logprobs or row.opening.prompt_logprobs
         if len(row.token_ids):
@@ -260,7 +251,7 @@ class ReqState(RequestState):
         return verdict
 
     def _finished(self, finish: FinishReason) -> None:
-        """One choice has ended."""
+        """Record the finish of one choice; errors and aborts fail the request."""
         self._unfinished -= 1
         if finish.type is FinishType.ERROR:
             message = finish.message or "The server ended this request."
@@ -270,14 +261,14 @@ class ReqState(RequestState):
             self.error = RequestAbortedError("The request was aborted.")
 
     def take(self) -> list[Update]:
-        """What is new of every choice that has something new, in the order it came."""
+        """Return the updates of every choice with new output, in order of arrival."""
         news, self._news = self._news, {}
         return [self.choices[index].take() for index in news]
 
     def message(
         self, attempt: int, detokenizer: str, *, alone: bool = False, hold: bool = False
     ) -> TokenizedGenerateReqInput:
-        """The request as a scheduler gets it, going on from what has been emitted."""
+        """Return the message for a scheduler, which resumes after the output so far."""
         resume = []
         if attempt and (self.output_tokens or not self.refused):
             resume = [Resume(index, pack_ints(self.choices[index].token_ids)) for index in self.open_indices]

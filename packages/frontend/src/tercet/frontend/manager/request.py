@@ -1,4 +1,4 @@
-"""What every endpoint turns its JSON into: one prompt and how to go on from it."""
+"""Generation request in terms that are independent of the endpoint."""
 
 import msgspec
 
@@ -7,7 +7,7 @@ from tercet.protocol.messages.values import Grammar, LogprobParams, LoRAAdapter,
 
 
 class ParamNames(msgspec.Struct, frozen=True, kw_only=True):
-    """What the client's parameters are called, for error messages; by default as in chat completions."""
+    """Client-facing parameter names for error messages; the defaults are those of chat completions."""
 
     model: str = "model"
     messages: str = "messages"
@@ -24,38 +24,38 @@ class ParamNames(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """One prompt, n continuations. Values are within the bounds of the API; only lengths and ids are still to check.
+    """Generation of n choices for a prompt. Values are within the API's bounds; lengths and ids are unchecked.
 
-    `sampling.max_new_tokens` and `.seed` are filled in from `max_tokens` and `seed` once the prompt's length is known.
+    `sampling.max_new_tokens` and `.seed` are set from `max_tokens` and `seed` once the prompt's length is known.
     """
 
     model: str
-    """The name of the model itself. `lora` is the adapter that is added to it."""
+    """Name of the base model; `lora` is the adapter added to it."""
     prompt: Prompt
     sampling: SamplingParams
     lora: LoRAAdapter | None = None
     max_tokens: int | None = None
-    """None goes on for `default_tokens`, or less where the context ends."""
+    """None means `default_tokens`, or fewer if the context ends earlier."""
     default_tokens: int | None = None
-    """None is all that the context has room for."""
+    """None means the rest of the context."""
     seed: int | None = None
     stop: list[str] = []
     include_stop: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     stops_in_special_tokens: bool = True
-    """False where special tokens have text for parsers, which the client does not see."""
+    """False if special tokens are decoded for parsers only, and the client does not see their text."""
     logprobs: LogprobParams | None = None
     shows_logprobs: bool = True
-    """False if log-probabilities are computed only to choose the best answers, and not shown."""
+    """False if log-probabilities only rank the answers of `best_of`."""
     grammar: Grammar | None = None
-    """What the answer must be an instance of: `grammar.compiler.to_grammar` of a constraint."""
+    """Constraint on the answer, compiled by `structured_output.compiler.to_grammar`."""
     trials: list[tuple[Grammar, str]] = []
-    """Grammars that have to compile, whether or not any is enforced, each with the client's name for it."""
+    """Grammars that must compile even if they are not enforced, with the client's parameter name for each."""
     prediction: str = ""
-    """What the client expects the answer to be, which changes nothing of it."""
+    """Output that the client expects; it speeds up decoding and does not change the answer."""
     priority: int = 0
     cache_salt: str = ""
     tenant: str = ""
-    """Whose it is, by `ApiKeyQuota.tenant`."""
+    """Tenant id from `ApiKeyQuota.tenant`."""
     param_names: ParamNames = ParamNames()

@@ -1,4 +1,4 @@
-"""The series that a frontend counts itself: what they are called, what they say now, and how they are put together."""
+"""Prometheus series of a frontend: definitions, collection, validation and merging."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -16,21 +16,21 @@ from tercet.protocol.messages.values import FinishType, HistogramSample, Role, S
 
 Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 Values = Iterable[tuple[Sequence[str], float]]
-"""What the labels say, and the value."""
+"""Pairs of label values and the sample's value."""
 
 _MOST = 10_000
-"""Samples of a frontend: it has as many as routes, statuses and models make."""
+"""Maximum number of samples of one frontend; the actual number depends on routes, statuses and models."""
 _LONGEST = 1000
-"""Characters of a label."""
+"""Maximum characters of a label value."""
 
 
 class MetricFamily(NamedTuple):
-    """What belongs to one name."""
+    """Type, help text and labels of one metric."""
 
     kind: Kind
     text: str
     labels: tuple[str, ...] = ()
-    """Besides the frontend's name."""
+    """Labels besides `frontend`."""
 
 
 FAMILIES = {
@@ -63,14 +63,14 @@ _HISTOGRAMS = {
     "request_prompt_tokens": ("prompt_tokens", "Length of the prompts that were answered."),
     "request_output_tokens": ("output_tokens", "Length of their answers, all choices together."),
 }
-"""By name: the field of a model's `LatencyMeasures`."""
+"""Metric name to field of `LatencyMeasures` and help text."""
 _BOUNDS: dict[str, tuple[float, ...]] = {
     name: getattr(LatencyMeasures(), field).bounds for name, (field, _) in _HISTOGRAMS.items()
 }
 
 
 def own_series(number: str, counters: Counters, fleet: PeerRegistry, running: int, waiting: int) -> Series:
-    """What this frontend counts, as the answer to the request of that id."""
+    """Return this frontend's counters, as the answer to the request with this id."""
     exchanges, models = counters.exchanges.items(), counters.models.items()
     values: dict[str, Values] = {
         "requests_open": [((), running)],
@@ -106,7 +106,7 @@ def _sample(model: str, histogram: Histogram) -> HistogramSample:
 
 
 def check_series(series: Series) -> None:
-    """Raises ValueError for what no frontend counts. Names that are not known here are of a later version."""
+    """Raise ValueError for series that no frontend sends. Unknown names are ignored: they come from later versions."""
     if sum(map(len, series.samples.values())) + sum(map(len, series.histograms.values())) > _MOST:
         raise ValueError(f"more than {_MOST} samples")
     for name, family in FAMILIES.items():
@@ -131,7 +131,7 @@ def _check_labels(name: str, samples: Sequence[Sample | HistogramSample], count:
 
 
 def families_of(frontends: Mapping[str, Series]) -> Iterator[Metric]:
-    """Every family, with the series of each frontend under its name."""
+    """Yield every metric with the series of all frontends, labelled with the frontend's name."""
     for name, (kind, text, labels) in FAMILIES.items():
         values = [
             ((frontend, *each.labels), each.value)
@@ -150,7 +150,7 @@ def families_of(frontends: Mapping[str, Series]) -> Iterator[Metric]:
 
 
 def family_of(kind: Kind, name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
-    """One family, whose name begins with `tercet_` as all do."""
+    """Return one metric, with `tercet_` prefixed to its name."""
     metric = kind(f"tercet_{name}", text, labels=labels)
     for said, number in values:
         metric.add_metric(said, number)

@@ -1,4 +1,4 @@
-"""`TokenizerManager`: validates, tokenizes and dispatches requests. `MessageHandler` takes their output."""
+"""`TokenizerManager`: validates, tokenizes and dispatches requests. `MessageHandler` receives their output."""
 
 import asyncio
 import itertools
@@ -52,22 +52,22 @@ from tercet.protocol.node import Sender
 _LEAVING = "This server is leaving."
 _RETRY_INTERVAL = 0.5
 _LOOKS_TO_ASK_AGAIN = 10
-"""Every so many calls of `look`, tokenizer files that have not come are asked for again."""
+"""Calls of `look` between requests for tokenizer files that have not arrived."""
 _LOOKS_TO_READ_AGAIN = 60
-"""Every so many calls of `look`, schedulers are asked again to read adapters that they refused."""
+"""Calls of `look` between retries of adapters that schedulers refused."""
 _INPUTS_A_JOB = 64
-"""Inputs tokenized at a time: the threads are shared with everybody's prompts."""
+"""Inputs tokenized in one job: the threads are shared with all other prompts."""
 
 
 def _nobody_asked() -> None:
-    """Whoever does not care when requests can be served."""
+    pass
 
 
 class TokenizerManager:
-    """The frontend's side of every request. All methods run on the event loop's thread; only tokenization does not.
+    """Entry point of every request. Methods run on the event loop's thread; only tokenization uses other threads.
 
-    `on_servable` is called once, when a request could be served for the first time. `lora` has the paths of adapters
-    by name; `adapter_names` keeps the adapters that are loaded later, by default in memory. `siblings` are the
+    `on_servable` is called once, when the first request could be served. `lora` maps adapter names to paths;
+    `adapter_names` stores adapters that are loaded at run time, by default in memory. `siblings` are the ids of the
     frontends that share this one's socket.
     """
 
@@ -120,22 +120,22 @@ class TokenizerManager:
 
     @property
     def running(self) -> int:
-        """Requests that nobody has released yet."""
+        """Return the number of requests that have not been released."""
         return len(self._states)
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for a part to take them."""
+        """Return the number of requests that wait for a scheduler or detokenizer."""
         return len(self._recovery)
 
     @property
     def draining(self) -> bool:
-        """Whether this frontend leaves as soon as nothing runs here."""
+        """Return whether this frontend exits as soon as its requests have finished."""
         return self._refuses_at is not None
 
     @property
     def ready(self) -> bool:
-        """Whether requests are taken here and by a scheduler, and by a detokenizer if that scheduler makes text."""
+        """Return whether some model has a ready scheduler, and a ready detokenizer if it generates text."""
         has_text = bool(self.fleet.eligible_detokenizers())
         return not self.draining and any(
             (has_text or model.limits.task is not Task.GENERATE)
@@ -144,31 +144,29 @@ class TokenizerManager:
         )
 
     def heartbeat(self, peer: str) -> Heartbeat:  # noqa: ARG002
-        """What this frontend tells its peers of itself."""
         busy = Phase.STEP if self._states else Phase.IDLE
         load = Load(queued=self.waiting, running=len(self._states))
         return Heartbeat(phase=Phase.DRAINING if self.draining else busy, load=load)
 
     def series(self, number: str = "") -> Series:
-        """What this frontend counts, as the answer to the request of that id."""
         return own_series(number, self.counters, self.fleet, self.running, self.waiting)
 
     def start(self) -> None:
-        """Begin to look after requests that wait for a part."""
+        """Start the periodic retries."""
         self._looking = asyncio.create_task(self._look_forever())
 
     def drain(self, last_call: float) -> None:
-        """Be ready no more. What comes in the next `last_call` seconds is served, and what is in flight goes on."""
+        """Stop being ready. Requests of the next `last_call` seconds are still served; those in flight finish."""
         if self._refuses_at is None:
             self._refuses_at = self._clock() + last_call
 
     def give_up(self) -> None:
-        """End every open request with an UnavailableError."""
+        """Fail every open request with an UnavailableError."""
         for state in self._states.values():
             state.fail(UnavailableError(_LEAVING, retry_after=1))
 
     async def close(self) -> None:
-        """Stop the background work."""
+        """Stop the background tasks."""
         if self._looking is not None:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
@@ -178,17 +176,17 @@ class TokenizerManager:
         await self.grammars.close()
 
     def new_id(self) -> str:
-        """An id for a request: unguessable, and it names this frontend."""
+        """Return an unguessable request id that contains this frontend's peer id."""
         return f"{self.peer}-{secrets.token_urlsafe(18)}"
 
     def further_id(self, rid: str) -> str:
-        """An id for a request that is begun again; whoever aborts `rid` aborts it, too."""
+        """Return an id for a restarted request; aborting `rid` aborts it, too."""
         return f"{rid}.{secrets.randbits(63)}"
 
     async def submit(self, requests: Sequence[GenerateRequest], rid: str = "") -> Generation:
-        """Send requests on their way, under an id of `new_id`. Whoever submits must `release`.
+        """Dispatch requests under an id from `new_id`. The caller must call `release`.
 
-        Raises ApiError, and then none of them runs.
+        Raises ApiError if any request cannot run; none of them runs then.
         """
         answers = sum(each.sampling.n for each in requests)
         names = requests[0].param_names
@@ -204,7 +202,7 @@ class TokenizerManager:
         if model.limits.task is not Task.GENERATE:
             what = "classifies" if model.limits.task is Task.CLASSIFY else "embeds"
             raise BadRequestError(f"The model {model.name!r} {what} and generates no text.", param="model")
-        for request in requests:  # what costs nothing comes first: grammars may have to wait for a worker
+        for request in requests:  # cheap checks first: grammars may have to wait for a worker
             check_stops(request)
             check_length(request, model)
         await self._check_grammars(requests, model)
@@ -227,9 +225,9 @@ class TokenizerManager:
         return generation
 
     async def embed(self, request: EmbeddingRequest, rid: str = "") -> EmbeddingBatch:
-        """The vectors of every input, under an id of `new_id`. Raises ApiError.
+        """Return the vectors of all inputs, under an id from `new_id`. Raises ApiError.
 
-        If the call is cancelled, what still runs of the request is aborted.
+        Cancelling the call aborts the inputs that still run.
         """
         place = self._admit()
         try:
@@ -256,7 +254,7 @@ class TokenizerManager:
         return batch
 
     def _admit(self, answers: int = 1, param: str | None = None) -> RequestSlot:
-        """Return the place of a request for so many answers. Raises ApiError, naming `param` for too many."""
+        """Reserve quota for this number of answers. Raises ApiError, naming `param` if there are too many."""
         if self._refuses_at is not None and self._clock() >= self._refuses_at:
             raise UnavailableError(_LEAVING, retry_after=1)
         try:
@@ -266,7 +264,7 @@ class TokenizerManager:
             raise
 
     def _start(self, state: RequestState) -> None:
-        """Send a request on its way. Raises UnavailableError when it can neither go nor wait."""
+        """Dispatch or enqueue a request. Raises UnavailableError if neither is possible."""
         now = self._clock()
         self._states[state.rid] = state
         state.began_at = now
@@ -275,18 +273,18 @@ class TokenizerManager:
             raise UnavailableError("No scheduler takes requests now.", retry_after=1)
 
     async def _check_grammars(self, requests: Sequence[GenerateRequest], model: ServedModel) -> None:
-        """Have every grammar tried out before anything is sent. Raises ApiError."""
+        """Compile every grammar before anything is dispatched. Raises ApiError."""
         asked = {each.grammar: each.param_names.grammar for each in requests if each.grammar is not None}
         weights = model.identity.weights
         if asked and not (model.limits.grammars or self.fleet.eligible_schedulers(weights, grammars=True)):
             [param, *_] = asked.values()
             raise UnsupportedParameterError("This model's answers cannot be constrained.", param=param)
         for grammar, param in (trial for each in requests for trial in each.trials):
-            await self.grammars.check(grammar, model, param)  # one by one: the line for checks is short
+            await self.grammars.check(grammar, model, param)  # sequentially: the queue for checks is short
         await asyncio.gather(*(self.grammars.check(grammar, model, param) for grammar, param in asked.items()))
 
     def release(self, asked: Generation | EmbeddingBatch) -> None:
-        """Forget requests, and abort what still runs of them. Harmless when called again."""
+        """Forget requests and abort those that still run. Idempotent."""
         asked.place.give_back()
         for state in asked.states:
             if self._states.pop(state.rid, None) is None:
@@ -300,9 +298,9 @@ class TokenizerManager:
                 self._dispatcher.abort(state, [], "the client is gone")
 
     def abort(self, rid: str) -> None:
-        """End a request, or the requests that share the id of one HTTP request, of this frontend or of another.
+        """Abort the requests with this id, or all requests that one HTTP request was split into.
 
-        Requests of other frontends are looked for by every scheduler. Whoever waits for an aborted request gets
+        Schedulers are asked to abort requests of other frontends. Consumers of an aborted request get
         RequestAbortedError.
         """
         own = [state for state in self._states.values() if belongs(state.rid, rid)]
@@ -315,18 +313,17 @@ class TokenizerManager:
                 )
 
     def abort_all(self) -> None:
-        """End every request, those of other frontends too."""
+        """Abort every request, including those of other frontends."""
         for state in self._states.values():
             state.fail(RequestAbortedError("The request was aborted."))
         for scheduler in self.fleet.schedulers:
             self._dispatcher.call_off(scheduler, AbortReq(rid="", reason="all are aborted", user_requested=True))
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        """Everything that peers said since the last call."""
         self._inbound.take(deliveries)
 
     def look(self) -> None:
-        """Dispatch requests that wait, and ask again for files, adapters and weights. To be called twice a second."""
+        """Retry waiting requests, and request missing files, adapters and weights. Called twice a second."""
         self._looks += 1
         self._recovery.retry(self._clock())
         if self._looks % _LOOKS_TO_ASK_AGAIN == 0:
@@ -340,7 +337,7 @@ class TokenizerManager:
             self.look()
 
     def _changed(self) -> None:
-        """Peers came or went."""
+        """React to a change of the usable peers."""
         self.adapters.look()
         self.weights.look()
         if self._on_servable is not None and self.ready:
@@ -349,7 +346,7 @@ class TokenizerManager:
 
 
 async def _prediction(request: GenerateRequest, model: ServedModel) -> Sequence[int]:
-    """What a client predicts. Raises ApiError."""
+    """Tokenize the predicted output. Raises ApiError."""
     if not request.prediction:
         return ()
     text = TextPrompt(request.prediction, add_special_tokens=False, param="prediction")
@@ -357,7 +354,7 @@ async def _prediction(request: GenerateRequest, model: ServedModel) -> Sequence[
 
 
 def _pieces_of(request: EmbeddingRequest) -> Iterator[tuple[list[int], int]]:
-    """Yield the places of inputs that are tokenized together, and how many characters these have."""
+    """Yield the indices of inputs that are tokenized in one job, and their total number of characters."""
     places: list[int] = []
     size = 0
     for place, given in enumerate(request.inputs):

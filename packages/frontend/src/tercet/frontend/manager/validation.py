@@ -1,4 +1,4 @@
-"""The last look at a request: what can only be checked with the model, and partly only once the prompt has a length."""
+"""Validation of requests that needs the model, and partly the length of the prompt."""
 
 import secrets
 from collections.abc import Sequence
@@ -12,23 +12,23 @@ from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import SamplingParams
 
 MAX_SCORES = 2_097_152
-"""Log-probabilities that one answer shows: each costs up to 5 µs of the event loop, and 60 bytes of JSON."""
+"""Maximum log-probabilities in one answer: each costs up to 5 µs of the event loop and 60 bytes of JSON."""
 MAX_OUTPUT = 4_194_304
-"""Tokens that one request may ask for in all: choices of every prompt, times tokens to generate."""
+"""Maximum output tokens of one request: the sum over prompts of choices times tokens to generate."""
 MAX_STOPS = 64
 MAX_STOP_CHARS = 4096
-"""Of all stop strings of a request together: what detokenizers take."""
+"""Total characters of all stop strings of a request that detokenizers accept."""
 
 
 def check_stops(request: GenerateRequest) -> None:
-    """Raises BadRequestError for more stop strings than a detokenizer takes."""
+    """Raise BadRequestError for more stop strings than a detokenizer accepts."""
     if len(request.stop) > MAX_STOPS or sum(map(len, request.stop)) > MAX_STOP_CHARS:
         message = f"At most {MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters in all are possible."
         raise BadRequestError(message, param=request.param_names.stop)
 
 
 def check_length(request: GenerateRequest, model: ServedModel) -> None:
-    """Refuse a prompt that certainly does not fit, before it is tokenized. Raises BadRequestError."""
+    """Refuse a prompt that certainly does not fit before it is tokenized. Raises BadRequestError."""
     match request.prompt:
         case TokenPrompt(ids):
             sampling(request, model, len(ids))
@@ -36,11 +36,11 @@ def check_length(request: GenerateRequest, model: ServedModel) -> None:
             model.check_length(text, request.prompt.param)
             _check_room(request, model, model.tokenizer.fewest_tokens(text), request.max_tokens or 0)
         case ChatPrompt():
-            pass  # how long it is depends on the template
+            pass  # its length depends on the template
 
 
 def check_output(requests: Sequence[GenerateRequest], params: Sequence[SamplingParams]) -> None:
-    """Raises BadRequestError for a request that asks for too many tokens. `params` are complete."""
+    """Raise BadRequestError for a request for too many output tokens. `params` must be complete."""
     tokens = sum(chosen.n * chosen.max_new_tokens for chosen in params)
     if tokens > MAX_OUTPUT:
         names = requests[0].param_names
@@ -52,11 +52,11 @@ def check_output(requests: Sequence[GenerateRequest], params: Sequence[SamplingP
 
 
 def check_scores(requests: Sequence[GenerateRequest], params: Sequence[SamplingParams], prompts: Sequence[int]) -> None:
-    """Raises BadRequestError for an answer that would show too many log-probabilities.
+    """Raise BadRequestError for an answer with too many log-probabilities.
 
-    `params` are complete; `prompts` are the lengths of the prompts.
+    `params` must be complete; `prompts` are the prompts' lengths in tokens.
     """
-    # Schedulers tell as many alternatives of a scored prompt as of the output, whichever is to show fewer.
+    # Schedulers return as many alternatives for prompt tokens as for output tokens, even if fewer are shown.
     scores = sum(
         chosen.n * (length * request.logprobs.prompt + chosen.max_new_tokens) * (1 + request.logprobs.top)
         for request, chosen, length in zip(requests, params, prompts, strict=True)
@@ -72,7 +72,7 @@ def check_scores(requests: Sequence[GenerateRequest], params: Sequence[SamplingP
 
 
 def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -> SamplingParams:
-    """Complete and check a request's sampling now that its prompt's length is known. Raises BadRequestError."""
+    """Complete and check the sampling parameters for a prompt of known length. Raises BadRequestError."""
     params, limits = request.sampling, model.limits
     names = request.param_names
     room = model.context - prompt_tokens
@@ -94,7 +94,7 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
 
 
 def _check_room(request: GenerateRequest, model: ServedModel, prompt_tokens: int, wanted: int) -> None:
-    """Raises ContextLengthExceededError for a prompt that has no room for the tokens that are wanted."""
+    """Raise ContextLengthExceededError if prompt and output exceed the context."""
     context = model.context
     if prompt_tokens + wanted > context:
         raise ContextLengthExceededError(
@@ -108,7 +108,7 @@ def _check_room(request: GenerateRequest, model: ServedModel, prompt_tokens: int
 
 
 def _most_tokens(request: GenerateRequest, prompt_tokens: int) -> int:
-    """How long each answer may get for all choices together, and for all that is to be shown of their tokens."""
+    """Return the maximum output tokens per choice, given the limits on output and on log-probabilities."""
     most = MAX_OUTPUT // request.sampling.n
     if request.logprobs is None or not request.shows_logprobs:
         return most

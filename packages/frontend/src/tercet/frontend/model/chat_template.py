@@ -1,4 +1,4 @@
-"""A model's chat template: jinja2 in a sandbox, with what the templates of the Hub expect to find there.
+"""Chat templates: sandboxed jinja2 with the functions and filters that templates of the Hub expect.
 
 Templates come from the model's directory only, never from a request.
 """
@@ -50,33 +50,32 @@ _WORDS = frozenset(
         "maximum",
     }
 )
-"""Keys of tools, calls and schemas that templates look for; every other key is a client's text."""
+"""Keys of tools, calls and schemas that templates look up; all other keys are client text."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
 class _CallForm(NamedTuple):
-    """How a template wants the messages that call tools."""
+    """Form in which a template expects messages with tool calls."""
 
     content: str | None
-    """Of a message that says nothing besides."""
+    """Content of a message that has only tool calls."""
     arguments_as_text: bool
 
 
 _CALL_FORMS = [_CallForm("", False), _CallForm("", True), _CallForm(None, False), _CallForm(None, True)]
-"""The first with which the template shows a call is its own."""
+"""Candidates, in order of preference."""
 
 
 class _RefusalError(Exception):
-    """A template called `raise_exception`: its own words for what is wrong with the messages."""
+    """A template called `raise_exception`, with a reason for the client."""
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}` marks assistant text for training; here it is its body."""
+    """Jinja extension that renders the body of `{% generation %}`, which marks assistant text for training."""
 
     tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """The block's body as it stands."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -92,7 +91,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As chat templates expect it: jinja2's own filter escapes HTML."""
+    """Encode as JSON without the HTML escapes of jinja2's own filter."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -111,7 +110,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
 
 
 class TemplateManager:
-    """Renders chats of one model. Thread-safe. Raises ValueError for a template that does not parse.
+    """Chat template of one model. Thread-safe. Raises ValueError for a template that does not parse.
 
     Some models have a second template, for chats with tools.
     """
@@ -119,13 +118,13 @@ class TemplateManager:
     def __init__(self, source: str, special_tokens: dict[str, str], for_tools: str | None = None) -> None:
         try:
             self._template = _environment().from_string(source)
-        except (TemplateSyntaxError, SyntaxError, RecursionError) as error:  # templates become Python
+        except (TemplateSyntaxError, SyntaxError, RecursionError) as error:  # jinja2 compiles templates to Python
             raise ValueError(f"the chat template does not parse: {error}") from error
         self._special_tokens = special_tokens
         self.variables = frozenset(re.findall(r"[A-Za-z_]\w*", source))
-        """Every name the template's source mentions."""
+        """Every identifier in the template's source."""
         self.parsers: ParserNames = detect(source)
-        """Which parsers read what this template's models write."""
+        """Parsers for the notation of reasoning and tool calls in this template."""
         self._knows_developer = "developer" in self.variables
         self._wants_parts = not self._shows_probe(_PROBE) and self._shows_probe([{"type": "text", "text": _PROBE}])
         self._call_form = next(filter(self._shows_call, _CALL_FORMS), _CALL_FORMS[0])
@@ -136,12 +135,11 @@ class TemplateManager:
 
     @property
     def knows_tools(self) -> bool:
-        """Whether it tells the model of its tools."""
         return "tools" in self.variables
 
     @classmethod
     def from_files(cls, files: dict[str, bytes]) -> "TemplateManager | None":
-        """The template among a model's files; None when it has none. Raises ValueError for one that does not parse."""
+        """Load the template from a model's files; None if it has none. Raises ValueError if it does not parse."""
         config = read_object(files, "tokenizer_config.json")
         field, for_tools = config.get("chat_template"), None
         if isinstance(field, list):
@@ -154,7 +152,7 @@ class TemplateManager:
         return cls(source, {name: text for name, text in tokens.items() if text is not None}, for_tools)
 
     def render(self, prompt: ChatPrompt, guard: Callable[[str], str] = str) -> str:
-        """The chat as one string; `guard` is applied to every text that is the client's. Raises BadRequestError."""
+        """Render a chat, applying `guard` to every text of the client. Raises BadRequestError."""
         if prompt.tools and self._for_tools is not None:
             return self._for_tools.render(prompt, guard)
         messages = [self._message(message, guard) for message in prompt.messages]
@@ -187,7 +185,7 @@ class TemplateManager:
         return kept
 
     def _message(self, message: dict[str, Any], guard: Callable[[str], str]) -> dict[str, Any]:
-        """A message as the template wants it: role it knows, content as text or as parts, texts guarded."""
+        """Convert a message to the roles and the form of content that the template supports."""
         shaped = {key: _guarded(value, guard) for key, value in message.items() if key not in {"role", "content"}}
         role = message["role"]
         shaped["role"] = "system" if role == "developer" and not self._knows_developer else role
@@ -206,7 +204,7 @@ class TemplateManager:
         return shaped
 
     def _shows_call(self, form: _CallForm) -> bool:
-        """Whether the template writes a call, with its arguments, when given in this form."""
+        """Return whether the template renders a call with its arguments when given this form."""
         arguments: object = _tojson({"text": _PROBE}) if form.arguments_as_text else {"text": _PROBE}
         call = {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
         messages: list[dict[str, Any]] = [
@@ -215,22 +213,22 @@ class TemplateManager:
             {"role": "tool", "content": "x", "name": "probe", "tool_call_id": "probe1234"},
         ]
         text = self._rendered(messages)
-        # Twice encoded, or a Python dict: not what the model was taught.
+        # Doubly encoded JSON or a Python repr is not the format that the model was trained on.
         return text is not None and _PROBE in text and '\\"text' not in text and "'text'" not in text
 
     def _shows_probe(self, content: object) -> bool:
-        """Whether the template writes a user's text when given as `content`."""
+        """Return whether the template renders the text of a user message with this content."""
         text = self._rendered([{"role": "user", "content": content}])
         return text is not None and _PROBE in text and "'type'" not in text
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str | None:
-        """A made-up chat; None where the template fails on it."""
+        """Render a probe chat; None if the template fails."""
         try:
             return self._template.render(
                 **self._special_tokens, messages=messages, tools=None, add_generation_prompt=True
             )
         except Exception:
-            # Any failure of a foreign program on a made-up chat means only: not in this form.
+            # Any failure of a third-party template on the probe means that it does not support the form.
             return None
 
 
@@ -246,13 +244,13 @@ def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
 
 
 def _with_text(call: dict[str, Any]) -> dict[str, Any]:
-    """The call with its arguments as JSON text."""
+    """Return the call with its arguments as JSON text."""
     function = call["function"]
     return {**call, "function": {**function, "arguments": _tojson(function["arguments"])}}
 
 
 def _with_end(message: dict[str, Any]) -> dict[str, Any]:
-    """The message with an end that shows in the rendered text, so that what follows it can be cut off."""
+    """Append a marker to the message, so that the rendered text can be cut there."""
     content = message["content"]
     if isinstance(content, list):
         return {**message, "content": [{"type": "text", "text": content[0]["text"] + _END}]}
@@ -260,7 +258,7 @@ def _with_end(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _token_text(value: object) -> str | None:
-    """A special token of tokenizer_config.json: a string, or an object with `content`."""
+    """Return the text of a special token in tokenizer_config.json: a string, or an object with `content`."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None

@@ -1,4 +1,4 @@
-"""What the endpoints that want vectors or scores turn their JSON into: inputs, each of which becomes one vector."""
+"""Requests for embeddings, scores and classifications, independent of the endpoint."""
 
 from typing import NamedTuple
 
@@ -6,41 +6,41 @@ import msgspec
 
 
 class TextInput(msgspec.Struct, frozen=True):
-    """One text. Special tokens written in it stay text; the model's own are put around it."""
+    """Text input. Special tokens in it are plain text; the model's own are added around it."""
 
     text: str
     most: int | None = None
-    """Tokens past which it is cut, as it is where no more fit; None cuts nothing."""
+    """Maximum tokens before it is cut, at most as many as fit; None disables cutting."""
 
 
 class TokenInput(msgspec.Struct, frozen=True):
-    """An input that the client tokenized, special tokens and all."""
+    """Token ids from the client, including special tokens."""
 
     token_ids: list[int]
 
 
 class PairInput(msgspec.Struct, frozen=True):
-    """Two texts that a model reads together, as cross-encoders do."""
+    """Two texts that a model reads together, for cross-encoders."""
 
     first: str
     second: str
     first_param: str
-    """What the client called the first of them."""
+    """Client's parameter name of the first text."""
     most: int | None = None
-    """Tokens past which the second is cut, as it is where no more fit beside the first; None cuts nothing."""
+    """Maximum tokens before the second text is cut, at most as many as fit beside the first; None disables cutting."""
 
 
 Input = TextInput | TokenInput | PairInput
 
 
 def size_of(given: Input) -> int:
-    """Return about how many characters have to be worked on until an input is token ids."""
+    """Estimate the tokenization work of an input, in characters."""
     match given:
         case TextInput(text):
             return len(text)
         case TokenInput(ids):
-            return len(ids) // 8  # each is only compared
-        case PairInput(_, second):  # the first text is tokenized once, however many pairs have it
+            return len(ids) // 8  # ids are only range-checked
+        case PairInput(_, second):  # the first text is tokenized once for all pairs
             return len(second)
 
 
@@ -50,18 +50,18 @@ class EmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     inputs: list[Input]
     params: list[str]
-    """What the client called each input, for error messages; of a pair the second text."""
+    """Client's parameter name of each input, for error messages; of a pair, that of the second text."""
     prompt_name: str | None = None
-    """A prompt of the model's own to put before each text; None takes the model's default, if it has one."""
+    """Name of a prompt of the model to put before each text; None selects the model's default, if any."""
     truncate: int | None = None
-    """Tokens past which an input is cut; -1 is what the model can read, None cuts nothing."""
+    """Maximum tokens before an input is cut; -1 selects the model's context, None disables cutting."""
     priority: int = 0
     tenant: str = ""
-    """Whose it is, by `ApiKeyQuota.tenant`."""
+    """Tenant id from `ApiKeyQuota.tenant`."""
 
 
 class EncodedInput(NamedTuple):
-    """An input as a scheduler gets it: int32 buffers. No types means all 0."""
+    """Input for a scheduler, as int32 buffers. Empty types mean all 0."""
 
     ids: bytes
     types: bytes = b""

@@ -1,4 +1,4 @@
-"""The JSON files among those of a model, and one error for whatever is wrong with a file."""
+"""Readers of a model's files that report every failure as a one-line ValueError."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,19 +9,19 @@ from tercet.protocol.json_files import error_line, parse_json
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """Run a block that reads a file nobody has checked. Raises ValueError, of one line, for whatever it raises."""
+    """Convert any error of the block, which parses an unchecked file, to a ValueError of one line."""
     try:
         yield
     except (MemoryError, GeneratorExit, KeyboardInterrupt, SystemExit):
         raise
     except ValueError as error:
         raise ValueError(error_line(error)) from error
-    except BaseException as error:  # tokenizers raises bare Exception, and what a panic in Rust becomes is none
+    except BaseException as error:  # tokenizers raises bare Exception, and a Rust panic is a BaseException
         raise ValueError(f"{name} does not load: {error_line(error)}") from error
 
 
 def read_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """The object in a file; an empty one where there is no such file. Raises ValueError, naming the file."""
+    """Return the JSON object in a file; empty without the file. Raises ValueError with the file's name."""
     try:
         value = parse_json(files.get(name, b"{}"))
     except ValueError as error:
@@ -32,7 +32,7 @@ def read_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
 
 
 def read_text(files: Mapping[str, bytes], name: str) -> str:
-    """The text in a file. Raises ValueError, naming the file, for one that is not UTF-8."""
+    """Return the text of a file. Raises ValueError with the file's name if it is not UTF-8."""
     try:
         return files[name].decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Prompts with a gap to fill, for models that were trained on them: what is before it and after it between tokens."""
+"""Fill-in-the-middle (FIM) prompts."""
 
 from collections.abc import Container
 
@@ -6,24 +6,24 @@ import msgspec
 
 
 class FillFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """One family's tokens, as its tokenizer spells them. `before` and `after` come before the texts, `fill` last."""
+    """FIM tokens of a model family: `before` and `after` precede the texts, `fill` ends the prompt."""
 
     before: str
     after: str
     fill: str = ""
     after_first: bool = False
     ends: tuple[str, ...] = ()
-    """Tokens that end what is filled in, where the vocabulary has them and they are no end of sequence already."""
+    """Additional stop tokens of a completion, as far as the vocabulary has them and they are not EOS already."""
 
     def text(self, before: str, after: str) -> str:
-        """The prompt, in the model's own notation."""
+        """Return the prompt in the model's notation."""
         if self.after_first:
             return f"{self.after}{after}{self.before}{before}{self.fill}"
         return f"{self.before}{before}{self.after}{after}{self.fill}"
 
     @property
     def tokens(self) -> list[str]:
-        """What a vocabulary must have."""
+        """Return the tokens that the vocabulary must have."""
         return [token for token in (self.before, self.after, self.fill) if token]
 
 
@@ -54,5 +54,5 @@ _FORMATS = (
 
 
 def fill_format(added: Container[str]) -> FillFormat | None:
-    """The format of a model with these added tokens; None for one that fills no gaps."""
+    """Return the format whose tokens are all among `added`; None if the model does not support FIM."""
     return next((each for each in _FORMATS if all(token in added for token in each.tokens)), None)

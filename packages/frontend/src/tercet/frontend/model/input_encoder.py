@@ -1,4 +1,4 @@
-"""Inputs to token ids and types, with the model's own special tokens around them. Long work: not for the event loop."""
+"""Tokenization of encoder inputs, including special tokens. CPU-bound: not for the event loop."""
 
 import re
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from tercet.protocol.messages.values import pack_ints
 
 
 class InputEncoder:
-    """Encodes inputs of one request, which may share texts: a query is tokenized once, however many documents."""
+    """Encoder of one request's inputs. A text shared by several pairs, the query, is tokenized once."""
 
     def __init__(self, request: EmbeddingRequest, model: ServedModel) -> None:
         self._request = request
@@ -22,7 +22,7 @@ class InputEncoder:
         self._firsts: dict[str, list[int]] = {}
 
     def encode(self, places: Sequence[int]) -> list[EncodedInput]:
-        """The inputs of these numbers. Raises BadRequestError naming the one at fault."""
+        """Encode the inputs at these indices. Raises BadRequestError with the name of the input at fault."""
         return [self._encode(place) for place in places]
 
     def _encode(self, place: int) -> EncodedInput:
@@ -57,11 +57,11 @@ class InputEncoder:
         return EncodedInput(pack_ints(piece.ids), pack_ints(piece.types) if any(piece.types) else b"")
 
     def _cut(self, ids: list[int], most: int | None, others: int) -> list[int]:
-        """A text that may be cut, beside so many other tokens: one of its own is left even where there is no room."""
+        """Cut a text that may be cut to fit beside `others` tokens; at least one token always remains."""
         return ids if most is None else ids[: min(most, max(self._model.context - others, 1))]
 
     def _ids(self, prompt: str, text: str, param: str, most: int | None = None) -> list[int]:
-        """The tokens of a text alone, what is written like a special token being text as any other."""
+        """Tokenize a text without adding special tokens; special tokens in its spelling are plain text."""
         if self._model.files.sentences.lowers:
             text = text.lower()
         cut = self._limit is not None or most is not None
@@ -75,7 +75,7 @@ class InputEncoder:
         return self._tokenizer.encode(prompt + guarded, add_special_tokens=False)
 
     def _room(self, added: int, param: str) -> int | None:
-        """Tokens that a text can have besides the special ones; None where nothing is cut."""
+        """Return the tokens left for text besides special tokens; None if nothing is cut."""
         if self._limit is None:
             return None
         if self._limit <= added:
@@ -100,7 +100,7 @@ class InputEncoder:
         return self._lowered(sentences.prompts[name])
 
     def _lowered(self, prompt: str) -> str:
-        """Return a prompt of the model as its texts are written: in lower case, special tokens aside, or as it is."""
+        """Lower a prompt's case outside special tokens, if the model lowers its texts."""
         if not self._model.files.sentences.lowers:
             return prompt
         special = sorted(self._tokenizer.control.values(), key=len, reverse=True)
@@ -109,7 +109,7 @@ class InputEncoder:
 
 
 def _fitted(first: list[int], second: list[int], room: int | None) -> tuple[list[int], list[int]]:
-    """Both, cut to so many tokens in all: the longer one first, as tokenizers do."""
+    """Cut both to a total of `room` tokens, the longer one first, like tokenizers' `longest_first`."""
     if room is None or len(first) + len(second) <= room:
         return first, second
     shorter = min(len(first), len(second))

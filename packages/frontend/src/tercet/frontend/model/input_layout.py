@@ -1,4 +1,4 @@
-"""Where a tokenizer puts its special tokens around an input, and between the two of a pair."""
+"""Layout of special tokens around an input and between the texts of a pair."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,14 +7,14 @@ from tokenizers import Tokenizer
 
 
 class Piece(NamedTuple):
-    """Tokens that stand side by side, and the type of each."""
+    """Tokens and their type ids."""
 
     ids: list[int]
     types: list[int]
 
 
 class InputLayout(NamedTuple):
-    """The post-processor's template, as found by looking at what it makes of a sample.
+    """Template of the tokenizer's post-processor, inferred from its output for a sample.
 
     An input is `before`, its own tokens, `after`; a pair is `before`, its first, `between`, its second, `after`.
     """
@@ -27,11 +27,11 @@ class InputLayout(NamedTuple):
 
     @property
     def added(self) -> int:
-        """How many tokens come to the text's own."""
+        """Return the number of special tokens."""
         return len(self.before.ids) + len(self.between.ids) + len(self.after.ids)
 
     def fill(self, first: Sequence[int], second: Sequence[int] = ()) -> Piece:
-        """The whole input."""
+        """Build the whole input."""
         before, between, after = self.before, self.between, self.after
         ids = [*before.ids, *first, *between.ids, *second, *after.ids]
         types = [self.first_type] * len(first), [self.second_type] * len(second)
@@ -39,7 +39,7 @@ class InputLayout(NamedTuple):
 
 
 def layout_of(tokenizer: Tokenizer, *, pair: bool) -> InputLayout:
-    """What `tokenizer` does. Templates are the same for every text, so one sample shows all there is."""
+    """Infer the layout from a sample; templates do not depend on the text."""
     encoding = tokenizer.encode("a", "a" if pair else None, add_special_tokens=True)
     pieces = Piece([], []), Piece([], []), Piece([], [])
     types = [0, 0]

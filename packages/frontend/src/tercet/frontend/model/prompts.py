@@ -10,7 +10,7 @@ from tercet.frontend.model.tokenizer_pool import characters_in
 class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Messages and tools for the model's chat template. Their text never becomes special tokens.
 
-    A message's tool calls have their arguments as objects.
+    Arguments of tool calls are objects.
     """
 
     messages: list[dict[str, Any]]
@@ -20,11 +20,11 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     kwargs: dict[str, Any] = {}
     """Allow-listed variables of the template."""
     param: str = "messages"
-    """What the client called it, for error messages; in the other prompts, too."""
+    """Client's parameter name for error messages."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True):
-    """Text in the model's own notation: special tokens written in it are special tokens."""
+    """Text in the model's notation: special tokens in it are parsed."""
 
     text: str
     add_special_tokens: bool = True
@@ -32,7 +32,7 @@ class TextPrompt(msgspec.Struct, frozen=True):
 
 
 class TokenPrompt(msgspec.Struct, frozen=True):
-    """A prompt that the client tokenized."""
+    """Token ids from the client."""
 
     token_ids: list[int]
     param: str = "prompt"
@@ -42,11 +42,11 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 def size_of(prompt: Prompt) -> int:
-    """Return about how many characters have to be worked on until a prompt is token ids."""
+    """Estimate the tokenization work of a prompt, in characters."""
     match prompt:
         case ChatPrompt():
             return characters_in([prompt.messages, prompt.tools, prompt.kwargs])
         case TextPrompt():
             return len(prompt.text)
         case TokenPrompt():
-            return len(prompt.token_ids) // 8  # each is only compared
+            return len(prompt.token_ids) // 8  # ids are only range-checked

@@ -1,4 +1,4 @@
-"""What a model's files say of inputs and scores: sentence-transformers' prompts, and what makes scores of logits."""
+"""Settings of sentence-transformers: prompts, similarity, and the activation of classification heads."""
 
 import math
 import operator
@@ -15,7 +15,7 @@ Similarity = Callable[[Sequence[float], Sequence[float]], float]
 
 
 def softmax(scores: Sequence[float]) -> list[float]:
-    """Shares of one, for labels that exclude each other."""
+    """Return probabilities of mutually exclusive labels."""
     largest = max(scores)
     weights = [math.exp(score - largest) for score in scores]
     total = sum(weights)
@@ -23,41 +23,39 @@ def softmax(scores: Sequence[float]) -> list[float]:
 
 
 def sigmoid(scores: Sequence[float]) -> list[float]:
-    """Each between 0 and 1, for labels that do not."""
+    """Return independent probabilities of labels."""
     return [1 / (1 + math.exp(-score)) if score >= 0 else 1 - 1 / (1 + math.exp(score)) for score in scores]
 
 
 def identity(scores: Sequence[float]) -> list[float]:
-    """As they are."""
     return list(scores)
 
 
 def cosine(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return the cosine of the angle between two vectors; 0 where one has no direction."""
+    """Return the cosine similarity; 0 if a vector is zero."""
     lengths = math.hypot(*left) * math.hypot(*right)
     return dot(left, right) / lengths if lengths else 0.0
 
 
 def dot(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return the dot product."""
     total: float = sum(map(operator.mul, left, right))
     return total
 
 
 def euclidean(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return the distance, negated."""
+    """Return the negated Euclidean distance."""
     return -math.dist(left, right)
 
 
 def manhattan(left: Sequence[float], right: Sequence[float]) -> float:
-    """Return the sum of the distances along each axis, negated."""
+    """Return the negated Manhattan distance."""
     total: float = sum(map(abs, map(operator.sub, left, right)))
     return -total
 
 
 _SIMILARITIES: dict[str, Similarity] = {"cosine": cosine, "dot": dot, "euclidean": euclidean, "manhattan": manhattan}
 _BY_NAME: dict[str, Activation] = {"Sigmoid": sigmoid, "Identity": identity, "Softmax": softmax}
-"""By the last part of the names of torch's modules."""
+"""Keyed by the last component of torch's class names."""
 
 
 class _Settings(msgspec.Struct):
@@ -72,23 +70,23 @@ class _Transformer(msgspec.Struct):
 
 
 class SentenceFiles:
-    """Files of the wrong form raise ValueError; those that are not there say nothing."""
+    """Settings from the files of sentence-transformers; missing files mean defaults. Raises ValueError if invalid."""
 
     def __init__(self, files: Mapping[str, bytes]) -> None:
         settings = _read(files, "config_sentence_transformers.json", _Settings)
         self.prompts = {name: text for name, text in (settings.prompts or {}).items() if text}
-        """Put before a text, by name."""
+        """Prompts to put before a text, by name."""
         self.default_prompt = self.prompts.get(settings.default_prompt_name or "", "")
         transformer = _read(files, "sentence_bert_config.json", _Transformer)
         self.lowers = bool(transformer.do_lower_case)
-        """Whether texts are put into lower case first."""
+        """Lower the case of texts before tokenization."""
         self.similarity = _SIMILARITIES[settings.similarity_fn_name or "cosine"]
-        """Compares the vectors of two texts."""
+        """Similarity of two vectors."""
         self.activation = _activation(settings.activation_fn, read_object(files, "config.json"))
-        """Makes scores of what the model's head gives; None leaves that to the number of labels."""
+        """Activation of the head's logits; None chooses it by the number of labels."""
 
     def activate(self, scores: Sequence[float]) -> list[float]:
-        """What a client is told of a head's numbers."""
+        """Return the scores for the logits of a head."""
         return (self.activation or (sigmoid if len(scores) == 1 else softmax))(scores)
 
 
@@ -100,9 +98,9 @@ def _read(files: Mapping[str, bytes], name: str, form: type[_Form]) -> _Form:
 
 
 def _activation(setting: str | None, config: Mapping[str, Any]) -> Activation | None:
-    """Return what sentence-transformers saved, else what the kind of problem asks for.
+    """Return the activation saved by sentence-transformers, else that of the config's `problem_type`.
 
-    As there, a name that is not torch's is ignored. Raise ValueError for a module of torch that is not computed here.
+    Names outside torch are ignored, like in sentence-transformers. Raises ValueError for an unsupported class of torch.
     """
     saved = config.get("sentence_transformers")
     name = setting or (saved.get("activation_fn") if isinstance(saved, dict) else None)

@@ -1,4 +1,4 @@
-"""One model as a frontend sees it: the tokenizer and template it was fetched with, and the limits to check against."""
+"""Served model: tokenizer, template and limits."""
 
 import copy
 import hashlib
@@ -24,14 +24,14 @@ from tercet.protocol.json_files import error_line
 from tercet.protocol.messages.values import LoRAAdapter, ModelIdentity, ModelLimits
 
 _PROMPT_END = 256
-"""Characters of a rendered chat that `rendered_end` gives."""
+"""Characters that `rendered_end` returns."""
 _COUNTED_CHARS = 1 << 20
 _COUNTED_CHARS_A_TOKEN = 64
-"""A text that is only counted may have so many characters in all, or for each token of the context: the larger."""
+"""Maximum characters of a text that is only counted: the larger of the total and the product with the context."""
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
-    """What a model's generation_config.json asks for where a request says nothing."""
+    """Sampling defaults from generation_config.json."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
     top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -41,7 +41,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 
 
 class ModelFiles:
-    """What is made of a model's tokenizer files. Raises ValueError for files that cannot be read."""
+    """Tokenizer, template and settings from a model's files. Raises ValueError for files that cannot be read."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         if "tokenizer.json" not in files:
@@ -60,7 +60,7 @@ class ModelFiles:
 
 
 class ServedModel:
-    """A model that some scheduler is ready to run, or one with an adapter (`lora`) that is added to it."""
+    """Model, or adapter of a model (`lora`), that schedulers serve."""
 
     def __init__(
         self,
@@ -78,13 +78,13 @@ class ServedModel:
         self.limits = limits
         self.identity = identity
         self.software = software
-        """What its schedulers run, or the first of them."""
+        """Software version of its first scheduler."""
         self.created = int(time.time())
-        # The digest of the weights has their dtype and quantization in it.
+        # The weights' digest covers dtype and quantization.
         self.fingerprint = _fingerprint(__version__, software, identity.weights, sorted(identity.files.items()))
 
     def adapted(self, name: str, lora: LoRAAdapter, created: int) -> "ServedModel":
-        """The same with an adapter, which clients know by that name; `base` is the name of the model without."""
+        """Return a copy with an adapter under its own name; `base` remains the model's name."""
         model = copy.copy(self)
         model.name, model.lora, model.created = name, lora, created
         model.fingerprint = _fingerprint(self.fingerprint, lora.sha256)
@@ -92,42 +92,41 @@ class ServedModel:
 
     @property
     def context(self) -> int:
-        """Tokens of prompt and output that one request can have."""
+        """Return the maximum number of prompt and output tokens of a request."""
         return context_of(self.limits)
 
     @cached_property
     def tokens(self) -> Tokens:
-        """What grammars must know of its vocabulary."""
+        """Return the part of the vocabulary that grammars need."""
         added = {self.tokenizer.token(token_id): token_id for token_id in self.tokenizer.added_ids}
         return Tokens(added=added, eos=self.limits.eos_token_ids)
 
     @property
     def tokenizer(self) -> PromptTokenizer:
-        """Encodes this model's prompts."""
         return self.files.tokenizer
 
     async def tokenized(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
-        """`prompt_ids`, off the event loop and with an end to the wait for it. Raises ApiError."""
+        """Run `prompt_ids` in the tokenizer pool, with its timeout. Raises ApiError."""
         return await self.text_work.run(Piece(partial(self.prompt_ids, prompt, must_fit=must_fit), size_of(prompt)))
 
     async def all_tokenized(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Return the ids of the prompts of one request. Raises ApiError, and then begins no more of them."""
+        """Tokenize the prompts of one request. Raises ApiError, after which no further prompt is started."""
         return await self.text_work.run_all([Piece(partial(self.prompt_ids, each), size_of(each)) for each in prompts])
 
     async def rendered_end(self, prompt: ChatPrompt) -> str:
-        """The end of a chat as its template renders it, right before the answer. Raises ApiError."""
+        """Return the end of a rendered chat, right before the answer. Raises ApiError."""
         return await self.text_work.run(Piece(lambda: self._rendered(prompt)[-_PROMPT_END:], size_of(prompt)))
 
     async def decoded(self, ids: list[int], *, skip_special_tokens: bool, param: str | None = None) -> str:
-        """The text of any ids. Raises ApiError, naming `param` where the ids are at fault."""
+        """Decode token ids in the tokenizer pool. Raises ApiError, naming `param` for invalid ids."""
         work = partial(self.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens, param=param)
         return await self.text_work.run(Piece(work, len(ids)))
 
     def prompt_ids(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
-        """Render and tokenize. Long work for long prompts: called off the event loop. Raises BadRequestError.
+        """Render and tokenize a prompt. CPU-bound: not for the event loop. Raises BadRequestError.
 
-        Before that work a text is refused that is certainly longer than the context or, without `must_fit`, that has
-        more characters than are counted for anybody.
+        A text that is certainly longer than the context is refused before tokenization; without `must_fit`, one with
+        more characters than may be counted.
         """
         match prompt:
             case ChatPrompt():
@@ -159,7 +158,7 @@ class ServedModel:
             raise BadRequestError(self.tokenizer.unguard(error.message), param=param) from error
 
     def check_length(self, text: str, param: str, *, must_fit: bool = True) -> None:
-        """Refuse a text that is too long, before the work of tokenizing it. Raises BadRequestError."""
+        """Refuse a text that is too long before it is tokenized. Raises BadRequestError."""
         most = max(_COUNTED_CHARS, _COUNTED_CHARS_A_TOKEN * self.context)
         if not must_fit and len(text) > most:
             raise BadRequestError(
@@ -186,12 +185,12 @@ def _fingerprint(*made_of: object) -> str:
 
 
 def context_of(limits: ModelLimits) -> int:
-    """Tokens of prompt and output that one request can have."""
+    """Return the maximum number of prompt and output tokens of a request."""
     return min(limits.context_length, limits.max_total_tokens)
 
 
 def _defaults(config: Mapping[str, Any]) -> SamplingDefaults:
-    """Sampling defaults; values that are no numbers are passed over. Raises ValueError for what no request may say."""
+    """Read sampling defaults, ignoring values that are not numbers. Raises ValueError for values out of range."""
     known = {
         name: config[name]
         for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")

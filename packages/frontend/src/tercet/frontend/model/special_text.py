@@ -1,6 +1,6 @@
-"""Special tokens in a text that had to be decoded with them, because some are a parser's markers: the rest go.
+"""Removal of special tokens from streamed text that was decoded with them for the parsers.
 
-A special token is one token, yet a model can spell its text out in others, so what may be its beginning waits.
+A model can spell a special token with ordinary tokens, so text that may be the beginning of one is held back.
 """
 
 import re
@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 
 class SpecialTexts:
-    """The texts of one model's special tokens."""
+    """Texts of one model's special tokens."""
 
     def __init__(self, texts: Iterable[str]) -> None:
         self.texts = frozenset(filter(None, texts))
@@ -18,15 +18,15 @@ class SpecialTexts:
         self._longest_beginning = max(map(len, self._beginnings), default=0)
 
     def occur_in(self, text: str) -> bool:
-        """Whether any of them is part of the text."""
+        """Return whether the text contains a special token."""
         return self._pattern is not None and self._pattern.search(text) is not None
 
     def between(self, text: str) -> list[str]:
-        """What stands before, between and after special tokens in the text."""
+        """Split the text at special tokens."""
         return self._pattern.split(text) if self._pattern is not None else [text]
 
     def beginning(self, text: str) -> int:
-        """Where a special token may have begun at the end of the text; the text's length if none has."""
+        """Return the position of a possible beginning of a special token at the text's end, else the text's length."""
         for size in range(min(self._longest_beginning, len(text)), 0, -1):
             if text[-size:] in self._beginnings:
                 return len(text) - size
@@ -34,20 +34,20 @@ class SpecialTexts:
 
 
 class SpecialText:
-    """Takes special tokens out of a text that arrives in pieces. What one stood between does not make another."""
+    """Streaming filter of special tokens. Text around a removed token is not joined to another one."""
 
     def __init__(self, specials: SpecialTexts) -> None:
         self._specials = specials
         self._held = ""
 
     def feed(self, text: str) -> str:
-        """What of the text can be shown."""
+        """Return the text that is certainly not part of a special token."""
         *certain, last = self._specials.between(self._held + text)
         at = self._specials.beginning(last)
         self._held = last[at:]
         return "".join(certain) + last[:at]
 
     def finish(self) -> str:
-        """What was held back."""
+        """Return the text held back."""
         held, self._held = self._held, ""
         return held

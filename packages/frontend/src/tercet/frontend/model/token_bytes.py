@@ -1,4 +1,4 @@
-"""The bytes each token stands for, as log-probabilities report them."""
+"""Bytes of each token, for log-probabilities."""
 
 from functools import cache
 
@@ -7,7 +7,7 @@ from tercet.frontend.model.tokenizer import PromptTokenizer
 
 @cache
 def _byte_level() -> dict[str, int]:
-    """GPT-2's alphabet: one printable character for each byte (its `bytes_to_unicode`, the other way round)."""
+    """Return GPT-2's byte alphabet, the inverse of its `bytes_to_unicode`."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     alphabet = {chr(byte): byte for byte in printable}
     for shift, byte in enumerate(byte for byte in range(256) if byte not in set(printable)):
@@ -16,7 +16,7 @@ def _byte_level() -> dict[str, int]:
 
 
 class TokenBytes:
-    """Bytes of tokens by id, remembered: one model has as many entries as its vocabulary at the most."""
+    """Cache of tokens' bytes by id, with at most one entry per token of the vocabulary."""
 
     def __init__(self, tokenizer: PromptTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -45,7 +45,7 @@ class TokenBytes:
 
 
 def spelling(data: bytes, prefix: str = "") -> str:
-    r"""A token's text; bytes that are no text of their own are written `\xf0\x9f` after `prefix`, as OpenAI does."""
+    r"""Decode a token; invalid UTF-8 is written as `\xf0\x9f` after `prefix`, like OpenAI does."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,10 +1,10 @@
-"""Text to token ids, such that a user's text never becomes a special token.
+"""Tokenizer that never turns a client's text into special tokens.
 
-A template's text and a user's text arrive as one rendered string, so a typed "<|im_end|>" would end the message it is
-typed in. `guard` therefore puts a *mark*, a string nobody can guess, into every place of a user's text where a control
-token begins, before the template sees it; ordinary text contains no such place and is not touched, so string
-operations of templates see what the user wrote. The mark is itself an added token of our copy of the tokenizer: it
-splits the text there, and `encode` leaves its id out. Everything is one pass over the text.
+Text of the template and of the client arrive as one rendered string, so a typed "<|im_end|>" would end the message that
+contains it. Therefore `guard` inserts a *mark*, a random string, into every control token in the client's text before
+the template is rendered. Other text is unchanged, so string operations of templates work. The mark is an added token of
+this copy of the tokenizer: it splits the text there, and `encode` drops its id. The cost is a single pass over the
+text.
 """
 
 import json
@@ -21,29 +21,29 @@ from tercet.frontend.model.input_layout import layout_of
 from tercet.protocol.json_files import parse_json
 
 _ROLE_MARKER = re.compile(r"<[|｜].*[|｜]>", re.DOTALL)
-"""Added tokens of this shape steer a chat even where their tokenizer does not call them special."""
+"""Added tokens of this form structure a chat even if the tokenizer does not declare them special."""
 
 
 _LONG_TOKEN = 64
-"""Characters that count for one token where no token of the vocabulary has more: unknown words may become one."""
+"""Minimum length in characters assumed for the longest token: unknown words may become a single token."""
 
 
 _KEEPING = frozenset({"ByteLevel", "Split", "Digits", "Punctuation"})
-"""Pre-tokenizers that leave nothing of a text out, unless their `behavior` is to remove what they find."""
+"""Pre-tokenizers that keep the whole text unless their `behavior` is "Removed"."""
 
 
 class PromptTokenizer:
-    """Encodes prompts with a model's tokenizer.json. Thread-safe.
+    """Tokenizer of prompts, from a tokenizer.json. Thread-safe.
 
-    Texts go through as batches of one: that way alone the library lets other threads run meanwhile, and a long prompt
-    must not hold up the event loop.
+    Texts are encoded as batches of one, since the library releases the GIL only for batches, and a long prompt must not
+    block the event loop.
     """
 
     def __init__(self, tokenizer_json: str) -> None:
         file = parse_json(tokenizer_json)
         self._tokenizer = _read(tokenizer_json)
         self.layout = layout_of(self._tokenizer, pair=False)
-        """How one input of an encoder is put together."""
+        """Layout of a single input of an encoder."""
         self.pair_layout = layout_of(self._tokenizer, pair=True)
         self._mark = f"\ufdd0{secrets.token_hex(8)}\ufdd1"
         added = self._tokenizer.get_added_tokens_decoder()
@@ -68,7 +68,7 @@ class PromptTokenizer:
         self.decoder_types = _decoder_types(file.get("decoder"))
 
     def guard(self, text: str, *, param: str | None = None) -> str:
-        """The text with a mark inside every control token, and after an end that a neighbour could complete to one."""
+        """Insert a mark into every control token, and after a suffix that following text could complete to one."""
         for single in self._single:
             if single in text:
                 raise BadRequestError(f"The text contains {single!r}, which this model reserves.", param=param)
@@ -79,14 +79,14 @@ class PromptTokenizer:
         return text
 
     def unguard(self, text: str) -> str:
-        """The text without marks."""
+        """Remove the marks."""
         return text.replace(self._mark, "")
 
     def _could_be_completed(self, text: str) -> bool:
         return any(text[-size:] in self._tails for size in range(1, min(self._longest_tail, len(text)) + 1))
 
     def fewest_tokens(self, text: str) -> int:
-        """Return how many tokens a text has at the least, without tokenizing it."""
+        """Return a lower bound of the number of tokens without tokenizing."""
         if len(text) > self._most_chars and self._mark in text:
             text = self.unguard(text)
         if self._most_bytes and text.isascii():
@@ -94,7 +94,7 @@ class PromptTokenizer:
         return len(text) // self._most_chars
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Ids of rendered text. Raises BadRequestError where guarded text normalizes to a control token nonetheless."""
+        """Return the ids of rendered text. Raises BadRequestError if guarded text normalizes to a control token."""
         [encoding] = self._encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         if self._normalized and not self._normalized.isdisjoint(ids):
@@ -106,7 +106,7 @@ class PromptTokenizer:
         return ids
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool, param: str | None = None) -> str:
-        """Text of ids. Raises BadRequestError, naming `param`, for an id the tokenizer does not have."""
+        """Return the text of ids. Raises BadRequestError, naming `param`, for an id outside the vocabulary."""
         for token_id in ids:
             if not self.has(token_id):
                 raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
@@ -114,11 +114,11 @@ class PromptTokenizer:
         return str(text)
 
     def has(self, token_id: int) -> bool:
-        """Whether an id is within the vocabulary; a model may have more (padded embedding rows)."""
+        """Return whether the vocabulary has the id; models may have more rows (padded embeddings)."""
         return 0 <= token_id < self.vocab_size and token_id != self._mark_id
 
     def token(self, token_id: int) -> str:
-        """A token as the vocabulary spells it; empty for an id that it does not have, such as that of the mark."""
+        """Return the vocabulary's spelling of a token; empty for unknown ids and for the mark."""
         return (self._tokenizer.id_to_token(token_id) or "") if self.has(token_id) else ""
 
 
@@ -130,10 +130,10 @@ def _read(tokenizer_json: str) -> Tokenizer:
 
 
 def _most_bytes(file: dict[str, Any], vocabulary: Iterable[str]) -> int:
-    """Return the bytes of the longest token, if every byte of an ASCII text becomes part of a token; 0 if not.
+    """Return the bytes of the longest token if every byte of ASCII text becomes part of a token, else 0.
 
-    That is so for byte-level BPE whose vocabulary has all bytes, and whose normalizer leaves ASCII as it is. Added
-    tokens that take the white space beside them are of any length.
+    The condition holds for byte-level BPE with all bytes in its vocabulary and a normalizer that keeps ASCII. Added
+    tokens that strip surrounding white space have no maximum length.
     """
     model, normalizer = file["model"], file.get("normalizer") or {}
     steps = file.get("pre_tokenizer") or {}
@@ -152,10 +152,10 @@ def _most_bytes(file: dict[str, Any], vocabulary: Iterable[str]) -> int:
 
 
 def _marked(tokenizer: Tokenizer, tokenizer_json: str, mark: str) -> Tokenizer:
-    """The tokenizer with the mark as one more added token, of an id that no other has.
+    """Add the mark to the tokenizer under an unused id.
 
-    The library gives it the number of tokens there are. Where ids have gaps that may be somebody's, and the mark has to
-    be in the vocabulary, behind all: what that holds keeps its id. So added tokens are put there, too.
+    The library assigns the number of tokens as its id. If ids have gaps, another token may have that id. Then the mark
+    is added to the vocabulary after the highest id, together with all added tokens, so that every token keeps its id.
     """
     vocabulary = tokenizer.get_vocab(with_added_tokens=True)
     added = AddedToken(mark, normalized=False, special=True)
@@ -169,7 +169,7 @@ def _marked(tokenizer: Tokenizer, tokenizer_json: str, mark: str) -> Tokenizer:
 
 
 def _lookahead(texts: Iterable[str]) -> re.Pattern[str] | None:
-    """Matches the first character of each text, wherever one begins, also where they overlap."""
+    """Return a pattern that matches the first character of each text, including overlapping occurrences."""
     by_first: dict[str, list[str]] = {}
     for text in sorted(set(texts)):
         by_first.setdefault(text[0], []).append(text[1:])
@@ -178,7 +178,7 @@ def _lookahead(texts: Iterable[str]) -> re.Pattern[str] | None:
 
 
 def _trie(texts: list[str]) -> str:
-    """A pattern that finds any of the texts while reading each character once, however many texts there are."""
+    """Return a pattern for any of the texts that reads each character once, independent of their number."""
     if "" in texts:
         return ""
     by_first: dict[str, list[str]] = {}
@@ -189,7 +189,7 @@ def _trie(texts: list[str]) -> str:
 
 
 def _decoder_types(decoder: dict[str, object] | None) -> frozenset[str]:
-    """The types of a tokenizer's decoder and of the decoders it is a sequence of."""
+    """Return the types of a decoder and of its nested decoders."""
     if not decoder:
         return frozenset()
     nested = decoder.get("decoders")

@@ -1,4 +1,4 @@
-"""Rendering and tokenizing: in threads of their own, shared fairly among API keys, and with an end to every wait."""
+"""Thread pool for rendering and tokenization, with fair shares per API key and timeouts."""
 
 import asyncio
 import time
@@ -13,30 +13,30 @@ from tercet.frontend.http.auth import current_caller
 from tercet.frontend.model.fair_queue import FairLine, Flow
 
 SECONDS = 30.0
-"""For a text's turn to come, and again for the work on it."""
+"""Maximum wait in the queue, and maximum duration of the work."""
 LONG = 65_536
-"""Characters from which a text is long: long ones leave a thread to all others, if there are two."""
+"""Minimum characters of a long text. Long texts leave at least one thread to short ones, if there are two."""
 MOST_WAITING = 4096
-"""Pieces of work that may wait for a thread."""
+"""Maximum number of queued jobs."""
 MOST_CHARACTERS = 1 << 28
-"""Characters of the pieces of work that may wait for a thread."""
+"""Maximum total characters of queued jobs."""
 _AT_ONCE = 4
-"""Pieces of one request that wait at a time."""
+"""Maximum number of queued jobs of one request."""
 _SMALLEST = 1024
-"""Characters that a piece of work costs at the least: a thread is woken for it."""
+"""Minimum cost of a job in characters, for waking a thread."""
 _VALUES_COUNTED = 1024
 _T = TypeVar("_T")
 
 
 class Piece(NamedTuple, Generic[_T]):
-    """A function to call in a thread, and how many characters of text it works on."""
+    """Function to run in a thread, and the characters of text that it processes."""
 
     work: Callable[[], _T]
     size: int = 0
 
 
 class _Job(Generic[_T]):
-    """One piece of work that waits for a thread, or that a thread has taken up at `began`."""
+    """Queued or running job; `began` is set when a thread starts it."""
 
     def __init__(self, piece: Piece[_T], owner: str) -> None:
         self.piece = piece
@@ -51,11 +51,11 @@ class _Job(Generic[_T]):
 
 
 class TokenizerPool:
-    """Work on texts, off the event loop, in so many `threads` of a pool at a time.
+    """Fair scheduler of text jobs on `threads` threads of a pool.
 
-    Which piece is next is decided by what each API key was given so far (`FairLine`). One key has all threads but one,
-    and half of the queue, at the most. A thread cannot be stopped: a piece that is too slow goes on while its request
-    has ended, and counts as running until its thread is free. Without a pool the work is done in the loop's threads.
+    `FairLine` selects the next job by the cost served to each API key. One key gets at most all threads but one, and
+    half of the queue. Threads cannot be interrupted: a job that timed out still counts as running until its thread is
+    free. Without a pool, the event loop's default executor is used.
     """
 
     def __init__(
@@ -67,22 +67,23 @@ class TokenizerPool:
         self._most = most
         self._line: FairLine[_Job[Any]] = FairLine()
         self._running: Counter[Flow] = Counter()
-        """Pieces that have a thread."""
+        """Jobs that run in a thread."""
         self._pieces: Counter[str] = Counter()
-        """Pieces that wait, by owner."""
+        """Queued jobs by owner."""
         self._characters: Counter[str] = Counter()
-        """Of these pieces, by owner."""
+        """Characters of the queued jobs by owner."""
 
     async def run(self, piece: Piece[_T]) -> _T:
-        """Return the result of a piece of work.
+        """Run a job and return its result.
 
-        Raises UnavailableError if the queue is full or its turn does not come, and BadRequestError if it is slow.
+        Raises UnavailableError if the queue is full or the job is not started in time, and BadRequestError if it takes
+        too long.
         """
         job = self._queued(piece)
         try:
             self._fill_threads()
             await asyncio.wait({job.result}, timeout=self._seconds)
-            if not job.result.done() and job.began is not None:  # it may have begun late
+            if not job.result.done() and job.began is not None:  # it may have started late
                 await asyncio.wait({job.result}, timeout=job.began + self._seconds - time.monotonic())
             if job.result.done():
                 return job.result.result()
@@ -96,9 +97,9 @@ class TokenizerPool:
         raise BadRequestError(f"This text could not be tokenized within {self._seconds:g} seconds.")
 
     async def run_all(self, pieces: Sequence[Piece[_T]]) -> list[_T]:
-        """Return the results of the pieces of one request, a few of which wait at a time.
+        """Run the jobs of one request, a few of which are queued at a time, and return their results.
 
-        Raises the error of the first that fails; those that have not begun then never begin.
+        Raises the first error, after which no further job is started.
         """
         if len(pieces) == 1:
             return [await self.run(pieces[0])]
@@ -118,7 +119,7 @@ class TokenizerPool:
             results[place] = await self.run(piece)
 
     def _queued(self, piece: Piece[_T]) -> _Job[_T]:
-        """Put a piece into the queue. Raises UnavailableError where it is full, or has enough of the same owner."""
+        """Queue a job. Raises UnavailableError if the queue or the owner's share of it is full."""
         job = _Job(piece, current_caller().owner)
         owner = job.flow.owner
         share = 2 if owner else 1
@@ -143,7 +144,7 @@ class TokenizerPool:
             del self._pieces[owner], self._characters[owner]
 
     def _fill_threads(self) -> None:
-        """Begin what may have a thread."""
+        """Start jobs while threads are free."""
         while self._running.total() < self._threads and (job := self._line.take(self._may_run)) is not None:
             self._leaves_queue(job)
             self._running[job.flow] += 1
@@ -151,7 +152,7 @@ class TokenizerPool:
             work.add_done_callback(partial(self._done, job))
 
     def _may_run(self, flow: Flow) -> bool:
-        """Return whether a thread is left to other keys, if it is one of a key's, and to short texts, if it is long."""
+        """Return whether threads remain for other keys and for short texts if this flow gets one."""
         most = max(1, self._threads - 1)
         long = sum(count for each, count in self._running.items() if each.long)
         own = self._running[Flow(flow.owner)] + self._running[Flow(flow.owner, long=True)]
@@ -159,7 +160,7 @@ class TokenizerPool:
 
     def _done(self, job: _Job[Any], work: asyncio.Future[Any]) -> None:
         self._running -= Counter([job.flow])
-        if work.cancelled():  # the pool is closed
+        if work.cancelled():  # the pool was closed
             job.result.cancel()
             return
         error = work.exception()
@@ -172,7 +173,7 @@ class TokenizerPool:
 
 
 def characters_in(value: object) -> int:
-    """Return how many characters the texts in a JSON value have; LONG for a value of very many parts."""
+    """Return the total characters of the texts in a JSON value; at least LONG for a value with very many parts."""
     count, left = 0, [value]
     for _ in range(_VALUES_COUNTED):
         if not left:

@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class Cause(StrEnum):
-    """Why a request was dispatched again."""
+    """Reason for a redispatch of a request."""
 
     SCHEDULER_DIED = "scheduler_died"
     SCHEDULER_LEFT = "scheduler_left"
@@ -13,13 +13,13 @@ class Cause(StrEnum):
     DETOKENIZER_LEFT = "detokenizer_left"
     DETOKENIZER_STUCK = "detokenizer_stuck"
     DRAINING = "draining"
-    """Its scheduler or detokenizer is about to leave, and there is another."""
+    """Its scheduler or detokenizer is draining, and another one took it."""
     GAP = "gap"
-    """Tokens came from beyond the next position."""
+    """Tokens arrived for a position beyond the next one."""
     ABSENT = "absent"
-    """Its scheduler does not hold it, and nothing came."""
+    """Its scheduler does not hold it, and no output arrived."""
     SILENT = "silent"
-    """Its scheduler is ahead, and nothing came."""
+    """Its scheduler holds it at a later position, and no output arrived."""
     ABORTED = "aborted"
-    """Its scheduler ended it on behalf of an earlier attempt."""
+    """Its scheduler ended it for an abort of an earlier attempt."""
     REFUSED = "refused"

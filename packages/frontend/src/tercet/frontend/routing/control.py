@@ -1,4 +1,4 @@
-"""Orders to every scheduler at once, and their answers."""
+"""Control requests that are broadcast to schedulers, and the collection of their replies."""
 
 import asyncio
 import itertools
@@ -11,25 +11,25 @@ from tercet.protocol.messages.messages import ControlReply, ControlReq
 from tercet.protocol.node import Sender
 
 Order = Callable[[str], ControlReq]
-"""Makes the message out of its id."""
+"""Creates the message from the request id."""
 
 _PATIENCE = 10.0
-"""Seconds for an answer. A scheduler answers between two steps."""
+"""Seconds to wait for a reply. Schedulers reply between two steps."""
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What one scheduler said to an order."""
+    """Reply of one scheduler to a control request."""
 
     ok: bool
     message: str = ""
     sha256: str = ""
-    """SHA-256 of the adapter that it read."""
+    """SHA-256 of the adapter that the scheduler read."""
     answered: bool = True
-    """False if it did not answer; `message` then says why."""
+    """False if the scheduler did not reply; `message` then has the reason."""
 
 
 class _Round:
-    """One order on its way."""
+    """Control request in flight."""
 
     def __init__(self, waiting: set[str]) -> None:
         self.waiting = waiting
@@ -37,7 +37,7 @@ class _Round:
         self.complete = asyncio.Event()
 
     def take(self, peer: str, answer: Answer) -> None:
-        """Only the first answer of whoever was asked counts."""
+        """Record the first answer of a scheduler that was asked; ignore others."""
         if peer not in self.waiting:
             return
         self.waiting.discard(peer)
@@ -47,7 +47,7 @@ class _Round:
 
 
 class Control:
-    """Orders in flight, by id. All methods run on the event loop's thread."""
+    """Control requests in flight, by id. All methods run on the event loop's thread."""
 
     def __init__(self, outbox: Sender, fleet: PeerRegistry, patience: float = _PATIENCE) -> None:
         self._outbox = outbox
@@ -59,7 +59,10 @@ class Control:
     async def ask(
         self, order: Order, peers: Iterable[str] | None = None, patience: float | None = None
     ) -> dict[str, Answer]:
-        """Give an order to those schedulers, or to all. One that leaves or says nothing in time has not obeyed."""
+        """Send a request to the given schedulers, by default all, and collect their answers.
+
+        A scheduler that leaves or does not reply in time counts as failed, with `answered` unset.
+        """
         number = f"control-{next(self._ids)}"
         message = order(number)
         rounds = self._rounds[number] = _Round(set(self._fleet.schedulers if peers is None else peers))
@@ -78,12 +81,11 @@ class Control:
         return rounds.answers
 
     def on_reply(self, source: str, reply: ControlReply) -> None:
-        """A scheduler answers."""
         if rounds := self._rounds.get(reply.id):
             rounds.take(source, Answer(reply.ok, reply.message, reply.sha256))
 
     def gone(self, peer: str) -> None:
-        """A scheduler that leaves answers nothing any more."""
+        """Record a failure for a scheduler that went down."""
         for rounds in self._rounds.values():
             rounds.take(peer, _silent("it is gone"))
 

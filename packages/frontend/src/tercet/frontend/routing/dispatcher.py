@@ -1,4 +1,4 @@
-"""Sending a request on its way: the first time, and again after a part died."""
+"""Dispatch of requests to schedulers and detokenizers, and aborts."""
 
 import logging
 
@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 class Dispatcher:
-    """Routes requests to parts that are ready, and calls them back."""
+    """Sender of requests to ready schedulers."""
 
     def __init__(self, outbox: Sender, fleet: PeerRegistry, controller: DataParallelController) -> None:
         self._outbox = outbox
@@ -22,10 +22,10 @@ class Dispatcher:
     def dispatch(
         self, state: RequestState, now: float, *, alone: bool = False, other_detokenizer: bool = False
     ) -> bool:
-        """Start the next attempt. False, and nothing has changed, when no scheduler or no detokenizer takes it.
+        """Start the next attempt. Return False, without side effects, if no scheduler or detokenizer is available.
 
-        A request that is to run `alone` is held by the scheduler until it has offered to run nothing else. With
-        `other_detokenizer` another detokenizer than the present one is taken, where there is one.
+        A scheduler defers an `alone` (exclusive) request until it has offered to run only this request. With
+        `other_detokenizer` a detokenizer other than the present one is chosen, if there is one.
         """
         detokenizer = ""
         if state.has_text:
@@ -46,18 +46,17 @@ class Dispatcher:
         return False
 
     def ended(self, state: RequestState) -> None:
-        """A request is no longer with its scheduler."""
         self._controller.ended(state)
 
     def gone(self, scheduler: str) -> None:
-        """A scheduler went down, and its cache with it."""
+        """Forget a scheduler that went down, and the contents of its cache."""
         self._controller.gone(scheduler)
 
     def abort(self, state: RequestState, indices: list[int], reason: str) -> None:
-        """Tell the scheduler to stop choices (all when empty); one that is gone has stopped."""
+        """Abort choices at the request's scheduler, all if `indices` is empty. Do nothing if the scheduler is gone."""
         self.call_off(state.scheduler, AbortReq(rid=state.rid, indices=indices, reason=reason))
 
     def call_off(self, part: str, message: AbortReq) -> None:
-        """Tell a part, if it is there. What gets lost is told again when its heartbeats still name it."""
+        """Send an abort to a peer that is up. A lost abort is repeated when a later heartbeat lists the request."""
         if self._fleet.get(part) is not None and not self._outbox.send(part, message):
             logger.warning("cannot tell %s to abort %s", part, message.rid)

@@ -1,4 +1,4 @@
-"""The models this frontend can serve, made of what schedulers say and of the tokenizer files they send."""
+"""Registry of served models, built from schedulers' announcements and the tokenizer files they send."""
 
 import asyncio
 import hashlib
@@ -24,7 +24,7 @@ def _log_useless(peer: str, reason: str) -> None:  # noqa: ARG001
 
 
 class ModelRegistry:
-    """Models by name. A model stays known when its schedulers are gone: they may come back."""
+    """Served models by name. A model stays known after its last scheduler is gone, which may return."""
 
     def __init__(
         self,
@@ -37,13 +37,13 @@ class ModelRegistry:
         clock: Callable[[], float] = time.monotonic,
         on_useless: Callable[[str, str], None] = _log_useless,
     ) -> None:
-        """So many schedulers are `expected` to say what they serve, within `patience` seconds from now.
+        """Expect `expected` schedulers to announce their models within `patience` seconds.
 
-        `on_useless` is told which scheduler's files cannot be read, and why.
+        `on_useless` is called with a scheduler's id and the reason if its files cannot be read.
         """
         self._pool = pool
         self.text_work = TokenizerPool(pool, threads=threads)
-        """Of all models: they share the `threads` of the pool."""
+        """Shared by all models, with `threads` of the pool."""
         self._names = names
         self._expected = expected
         self._clock = clock
@@ -51,7 +51,7 @@ class ModelRegistry:
         self._patient_until = clock() + patience
         self._heard: set[str] = set()
         self._undecided = False
-        """Whether some scheduler that is there has not said yet what it serves."""
+        """Some connected scheduler has not announced its model yet."""
         self._useless: set[str] = set()
         self._files: dict[str, ModelFiles] = {}
         self._loads: dict[frozenset[tuple[str, str]], asyncio.Task[ModelFiles]] = {}
@@ -63,17 +63,17 @@ class ModelRegistry:
 
     @property
     def peers(self) -> Set[str]:
-        """The schedulers whose files are here."""
+        """Return the ids of the schedulers whose files have arrived."""
         return self._files.keys()
 
     def forget(self, peer: str) -> None:
-        """A scheduler is gone, and may come back with another model."""
+        """Forget a scheduler that is gone: it may return with another model."""
         self._files.pop(peer, None)
         self._useless.discard(peer)
         self._strangers = {each for each in self._strangers if each[0] != peer}
 
     def get(self, name: str) -> ServedModel:
-        """The model a request names. Raises ModelNotFoundError, or UnavailableError while it may yet become known."""
+        """Return the model of a name. Raises ModelNotFoundError, or UnavailableError if it may still be announced."""
         if model := self._models.get(name):
             return model
         if not self._models or (not self._names and self._may_learn_more()):
@@ -81,15 +81,15 @@ class ModelRegistry:
         raise ModelNotFoundError(f"The model {name!r} does not exist.", param="model")
 
     def name_of(self, scheduler: SchedulerPeer) -> str:
-        """The first name that a scheduler's model has here; empty until it has said what it serves."""
+        """Return the first served name of a scheduler's model; empty until the scheduler has announced it."""
         return "" if scheduler.limits is None else next(iter(self._names), scheduler.limits.model)
 
     def _may_learn_more(self) -> bool:
-        """Whether not all schedulers have said what they serve."""
+        """Return whether some scheduler has not announced its model yet."""
         return self._undecided or (len(self._heard) < self._expected and self._clock() < self._patient_until)
 
     async def load(self, peer: str, message: TokenizerFiles, frames: Sequence[memoryview]) -> None:
-        """Make a tokenizer and a template of a scheduler's files; equal files are read once."""
+        """Build tokenizer and template from a scheduler's files; identical files are read only once."""
         contents = [bytes(frame) for frame in frames]
         sums = [hashlib.sha256(content).hexdigest() for content in contents]
         if sums != message.sha256 or len(sums) != len(message.names):
@@ -109,11 +109,12 @@ class ModelRegistry:
         return await asyncio.get_running_loop().run_in_executor(self._pool, ModelFiles, contents)
 
     def update(self, schedulers: Iterable[SchedulerPeer], successions: WeightLineage) -> None:
-        """Serve the models of all schedulers there are, once both the files and the limits of each are here.
+        """Rebuild the models from all schedulers whose files and limits have arrived.
 
-        If schedulers give one name to different weights, those that came first keep it as long as one of them is there,
-        unless the new weights replaced theirs (`successions`). If schedulers of several versions run equal weights, one
-        version's `system_fingerprint` is told as long as a scheduler of it is there.
+        If schedulers announce one name with different weights, the first weights keep the name as long as one of their
+        schedulers is connected, unless `successions` says that the new weights replaced them. If schedulers of several
+        software versions run equal weights, the `system_fingerprint` of one version is reported as long as a scheduler
+        of that version is connected.
         """
         offers: dict[str, list[_Offer]] = {}
         self._undecided = False
@@ -144,7 +145,7 @@ class ModelRegistry:
                     self._note(name, known, offer)
 
     def _note(self, name: str, known: ServedModel, offer: "_Offer") -> None:
-        """Say once of a scheduler that it is not used for the name it gives."""
+        """Log once that a scheduler gets no requests for the name it announces."""
         strange = (offer.peer, name, offer.identity.weights)
         if offer.identity.weights != known.identity.weights and strange not in self._strangers:
             self._strangers.add(strange)
@@ -152,7 +153,7 @@ class ModelRegistry:
 
 
 class _Offer(NamedTuple):
-    """What a scheduler serves."""
+    """Model announced by one scheduler."""
 
     peer: str
     files: ModelFiles
@@ -164,9 +165,9 @@ class _Offer(NamedTuple):
         return self.could_be(model) and self.software == model.software
 
     def succeeds(self, model: ServedModel, successions: WeightLineage) -> bool:
-        """Whether it has the weights that replaced the model's."""
+        """Return whether these weights replaced the model's."""
         return self.files is model.files and successions.follows(self.identity.weights, model.identity.weights)
 
     def could_be(self, model: ServedModel) -> bool:
-        """Whether requests for the model can run there."""
+        """Return whether requests for the model can run on this scheduler."""
         return self.identity.weights == model.identity.weights and self.files is model.files

@@ -1,4 +1,4 @@
-"""The schedulers and detokenizers this frontend knows, and which of them can take a request."""
+"""Registry of the schedulers and detokenizers that this frontend is connected to."""
 
 from dataclasses import dataclass, field
 
@@ -11,65 +11,62 @@ from tercet.protocol.messages.values import Load, ModelIdentity, ModelLimits, Ph
 
 @dataclass
 class Peer:
-    """A peer that requests are routed through, as its last heartbeat told of it."""
+    """Scheduler or detokenizer, with its last heartbeat."""
 
     peer: str
     incarnation: str
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(phase=Phase.LOADING))
     leaving: bool = False
-    """It has said that it takes nothing new, which it never takes back."""
+    """Draining, which is final."""
 
     @property
     def stuck(self) -> bool:
-        """Whether its step has taken so long that it counts as stuck. A later heartbeat may show that it was not."""
+        """Return whether its current step exceeds the time limit; a later heartbeat can revoke this."""
         return is_stuck(self.heartbeat)
 
     @property
     def load(self) -> Load:
-        """The load that its last heartbeat told."""
         return self.heartbeat.load
 
 
 @dataclass
 class SchedulerPeer(Peer):
-    """A scheduler; it can take work once `limits` and `identity` are known."""
+    """Scheduler; it is usable once `limits` and `identity` are known."""
 
     limits: ModelLimits | None = None
     identity: ModelIdentity | None = None
     outdated: bool = False
-    """It started with weights that were replaced meanwhile, and is to load those that replaced them."""
+    """It started with weights that were replaced since, and must load their successor."""
     software: str = ""
     own: int = 0
-    """Tokens of the requests that this frontend has there now."""
+    """Tokens of this frontend's requests at the scheduler."""
     own_told: int = 0
-    """`own` when its last heartbeat came."""
+    """Value of `own` at the last heartbeat."""
 
     @property
     def ready(self) -> bool:
-        """Whether it can be sent requests."""
         return self.limits is not None and not self.leaving and not self.stuck
 
     @property
     def tokens(self) -> int:
-        """Tokens it has to work on: what its last heartbeat told, and what has come from here and ended since."""
+        """Estimate the scheduler's tokens: those of the last heartbeat plus the change of this frontend's own since."""
         told = self.load.queued_tokens + self.load.running_tokens
         return max(self.own, told + self.own - self.own_told)
 
 
 @dataclass
 class DetokenizerPeer(Peer):
-    """A detokenizer."""
+    """Detokenizer; it is usable once it has the tokenizer."""
 
     has_tokenizer: bool = False
 
     @property
     def ready(self) -> bool:
-        """Whether it can be sent tokens."""
         return self.has_tokenizer and not self.leaving and not self.stuck
 
 
 class PeerRegistry:
-    """Peers by id, in the order they came up."""
+    """Peers by id, in order of connection."""
 
     def __init__(self) -> None:
         self.schedulers: dict[str, SchedulerPeer] = {}
@@ -77,11 +74,10 @@ class PeerRegistry:
         self.successions = WeightLineage()
 
     def get(self, peer: str) -> SchedulerPeer | DetokenizerPeer | None:
-        """The part of that id."""
         return self.schedulers.get(peer) or self.detokenizers.get(peer)
 
     def add(self, peer: str, role: Role, incarnation: str) -> bool:
-        """A peer came up. False for one of a role that takes no requests, or known already."""
+        """Add a peer. Return False if it is known or has a role that takes no requests."""
         if self.get(peer) is not None:
             return False
         match role:
@@ -94,7 +90,7 @@ class PeerRegistry:
         return True
 
     def heartbeat(self, peer: str, heartbeat: Heartbeat) -> None:
-        """Remember how a part is doing."""
+        """Store a heartbeat."""
         part = self.get(peer)
         if part is None:
             return
@@ -105,7 +101,7 @@ class PeerRegistry:
             part.own_told = part.own
 
     def scheduler_ready(self, peer: str, ready: Ready) -> bool:
-        """A scheduler says what it serves. False when it says too little to be of use."""
+        """Store a scheduler's limits and identity. Return False if the message lacks one of them."""
         scheduler = self.schedulers.get(peer)
         if scheduler is None or ready.limits is None or ready.identity is None:
             return False
@@ -118,20 +114,20 @@ class PeerRegistry:
         return True
 
     def detokenizer_ready(self, peer: str) -> None:
-        """A detokenizer can take work."""
+        """Mark a detokenizer as ready."""
         if detokenizer := self.detokenizers.get(peer):
             detokenizer.has_tokenizer = True
 
     def remove(self, peer: str) -> Peer | None:
-        """Forget a peer that is gone. Returns what was known of it."""
+        """Remove a peer and return it."""
         return self.schedulers.pop(peer, None) or self.detokenizers.pop(peer, None)
 
     def eligible_schedulers(
         self, weights: str, *, grammars: bool = False, adapters: bool = False
     ) -> list[SchedulerPeer]:
-        """Ready schedulers of exactly these weights: what a request starts on one of them, another can go on with.
+        """Return ready schedulers with exactly these weights, between which requests can move.
 
-        With `grammars` only those that can read any, with `adapters` only those that can run any.
+        `grammars` and `adapters` restrict the result to schedulers with support for them.
         """
         return [
             each
@@ -144,7 +140,7 @@ class PeerRegistry:
         ]
 
     def able_schedulers(self, state: RequestState) -> list[SchedulerPeer]:
-        """Schedulers that can run a request: those of its weights, or if these are gone, of what replaced them."""
+        """Return schedulers that can run a request: those with its weights, else those with their successor."""
         weights, adapters = state.model.identity.weights, state.lora is not None
         for each in dict.fromkeys([weights, self.successions.latest(weights)]):
             if able := self.eligible_schedulers(each, grammars=state.constrained, adapters=adapters):
@@ -152,5 +148,4 @@ class PeerRegistry:
         return []
 
     def eligible_detokenizers(self) -> list[DetokenizerPeer]:
-        """Ready detokenizers."""
         return [each for each in self.detokenizers.values() if each.ready]

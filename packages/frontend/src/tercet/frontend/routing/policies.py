@@ -1,4 +1,4 @@
-"""How requests are spread over schedulers: the policies to choose from."""
+"""Routing policies: the order in which schedulers are tried for a request."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -9,20 +9,20 @@ from tercet.frontend.routing.prefix_tree import PrefixTree
 
 UNEVEN_TOKENS = 8192
 UNEVEN_RATIO = 1.5
-"""A scheduler has too much to do when it has `UNEVEN_TOKENS` more than the least loaded one and `UNEVEN_RATIO` times
-as many, or when choices wait for a slot there while the least loaded one has free slots."""
+"""A scheduler is overloaded if it has `UNEVEN_TOKENS` more than the least loaded one and `UNEVEN_RATIO` times as
+many, or if choices wait for a slot there while the least loaded one has free slots."""
 WORTHWHILE = 0.1
-"""Share of a prompt that some scheduler must have been sent before, for its cache to decide where the prompt goes."""
+"""Minimum share of a prompt that must match a scheduler's prefixes for the cache to decide its routing."""
 MOST_REMEMBERED = 1 << 22
-"""Tokens remembered of each scheduler, whatever the size of its cache."""
+"""Maximum number of tokens remembered for one scheduler, even if its cache is larger."""
 
 
 class Routed(Protocol):
-    """What a policy knows of a request."""
+    """Properties of a request that policies use."""
 
     @property
     def prompt_ids(self) -> bytes:
-        """The prompt's tokens, an int32 buffer."""
+        """Return the prompt's tokens as an int32 buffer."""
         ...
 
     @property
@@ -32,65 +32,64 @@ class Routed(Protocol):
 
 
 class RoutingPolicy(Protocol):
-    """Orders the schedulers that can take a request, the best first. Later ones are tried when a queue is full."""
+    """Policy that orders the eligible schedulers, best first; later ones are tried if a queue is full."""
 
     def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
-        """All of `schedulers`, which is never empty."""
+        """Return all `schedulers` in order of preference; `schedulers` is not empty."""
         ...
 
     def sent(self, request: Routed, scheduler: SchedulerPeer) -> None:
-        """A request was sent to a scheduler."""
+        """Record that a request was sent to a scheduler."""
         ...
 
     def gone(self, peer: str) -> None:
-        """A scheduler went down, and its cache with it."""
+        """Forget a scheduler that went down."""
         ...
 
 
 class RoundRobin:
-    """Each request to the next scheduler."""
+    """Policy that sends each request to the next scheduler."""
 
     def __init__(self) -> None:
         self._next = 0
 
     def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:  # noqa: ARG002
-        """The same order for every request, turned by one each time."""
         start = self._next % len(schedulers)
         self._next += 1
         return [*schedulers[start:], *schedulers[:start]]
 
     def sent(self, request: Routed, scheduler: SchedulerPeer) -> None:
-        """Of no importance."""
+        pass
 
     def gone(self, peer: str) -> None:
-        """Of no importance."""
+        pass
 
 
 class LeastLoaded(RoundRobin):
-    """Each request to the scheduler with the fewest tokens: its last heartbeat's, and those sent there since."""
+    """Policy that prefers the scheduler with the fewest tokens, by its last heartbeat and what was sent since."""
 
     def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
-        """By tokens; equals take turns."""
+        """Sort by tokens; ties rotate."""
         return sorted(super().order(request, schedulers), key=lambda each: each.tokens)
 
 
 class PowerOfTwo(RoundRobin):
-    """Each request to the less loaded of two drawn by lot: frontends that know equally little do not all choose one."""
+    """Policy of two random choices: the less loaded wins, so that frontends with equal data do not pick the same."""
 
     def __init__(self, chance: random.Random | None = None) -> None:
         super().__init__()
         self._chance = chance or random.Random()  # noqa: S311 - nothing secret hangs on it
 
     def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:  # noqa: ARG002
-        """The two, then the others in the order of the lots."""
+        """Return the two candidates by load, then the others in random order."""
         drawn = self._chance.sample(schedulers, len(schedulers))
         return sorted(drawn[:2], key=lambda each: each.tokens) + drawn[2:]
 
 
 class CacheAware:
-    """Each request to the scheduler that was sent the most of its prompt before, unless that one has too much to do.
+    """Policy that prefers the scheduler with the longest matching prefix, unless it is overloaded.
 
-    A prompt that nobody has seen goes where the least is remembered, so that every cache is filled.
+    A prompt without a match goes to the scheduler with the fewest remembered tokens, which fills all caches evenly.
     """
 
     def __init__(self) -> None:
@@ -98,7 +97,7 @@ class CacheAware:
         self._trees: dict[str, PrefixTree] = {}
 
     def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
-        """By the prefix found; if it is short, by what is remembered; by load if the first has too much to do."""
+        """Sort by matching prefix; without a match by remembered tokens; by load if the first is overloaded."""
         by_load = self._least_loaded.order(request, schedulers)
         if len(by_load) == 1:
             return by_load
@@ -110,7 +109,7 @@ class CacheAware:
         return by_load if _has_too_much(chosen[0], by_load[0]) else chosen
 
     def sent(self, request: Routed, scheduler: SchedulerPeer) -> None:
-        """Remember its prompt."""
+        """Remember the prompt of the request."""
         tree = self._trees.get(scheduler.peer)
         if tree is None:
             size = scheduler.limits.max_total_tokens if scheduler.limits else 0
@@ -118,7 +117,6 @@ class CacheAware:
         tree.insert(request.salt, request.prompt_ids)
 
     def gone(self, peer: str) -> None:
-        """Forget what it was sent."""
         self._trees.pop(peer, None)
 
     def _match(self, peer: str, request: Routed) -> int:
@@ -131,7 +129,7 @@ class CacheAware:
 
 
 def _has_too_much(home: SchedulerPeer, least: SchedulerPeer) -> bool:
-    """Whether a request is better off at the one with the least, though that has to compute its whole prompt."""
+    """Return whether the least loaded scheduler is the better choice despite its cold cache."""
     waits = home.load.queued and not home.load.slots_free
     if waits and least.load.slots_free and not least.load.queued:
         return True

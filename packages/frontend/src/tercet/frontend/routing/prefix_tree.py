@@ -1,4 +1,4 @@
-"""What a scheduler was sent, as a radix tree over token ids: a guess at what its prefix cache holds."""
+"""Radix tree over the prompts sent to a scheduler, an estimate of its prefix cache."""
 
 import heapq
 import itertools
@@ -8,7 +8,7 @@ _INT = 4
 
 
 class _Node:
-    """A run of tokens after those of its parents."""
+    """Tree node: a run of tokens that follows those of its parents."""
 
     __slots__ = ("children", "edge", "parent", "used")
 
@@ -17,24 +17,24 @@ class _Node:
         self.parent = parent
         self.used = used
         self.children: dict[bytes, _Node] = {}
-        """By first token."""
+        """Keyed by the first token."""
 
 
 class PrefixTree:
-    """At most `capacity` tokens; beyond it the ends that were used least recently are forgotten first."""
+    """LRU radix tree of at most `capacity` tokens; the least recently used leaves are evicted first."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
         self._roots: dict[str, _Node] = {}
-        """By salt: equal tokens under another salt are other tokens."""
+        """Keyed by salt: requests with different salts share no cache entries."""
         self._ticks = itertools.count()
         self._leaves: list[tuple[int, int, str, _Node]] = []
-        """A heap by last use, then by when it was put there. An entry is passed over whose leaf was used since."""
+        """Heap of (last use, tick, salt, leaf). Entries are stale, and skipped, if the leaf was used again."""
         self._leaf_count = 0
         self.tokens = 0
 
     def match(self, salt: str, ids: bytes) -> int:
-        """How many of the first tokens of an int32 buffer are here."""
+        """Return the number of leading tokens of an int32 buffer that are in the tree."""
         node, at = self._roots.get(salt), 0
         while node is not None and at < len(ids):
             node = node.children.get(ids[at : at + _INT])
@@ -47,7 +47,7 @@ class PrefixTree:
         return at // _INT
 
     def insert(self, salt: str, ids: bytes) -> None:
-        """Remember tokens that were sent. What they have in common with others counts as used just now."""
+        """Add the tokens of a prompt and mark their path as just used."""
         ids = ids[: self._capacity * _INT]
         if not ids:
             return
@@ -103,7 +103,7 @@ def _is_valid(entry: tuple[int, int, str, _Node]) -> bool:
 
 
 def _split(parent: _Node, child: _Node, at: int) -> _Node:
-    """Cut an edge in two. Returns the new node between."""
+    """Split an edge and return the new node in the middle."""
     middle = _Node(child.edge[:at], parent, child.used)
     parent.children[middle.edge[:_INT]] = middle
     child.edge, child.parent = child.edge[at:], middle
@@ -112,11 +112,11 @@ def _split(parent: _Node, child: _Node, at: int) -> _Node:
 
 
 def _shared(edge: bytes, ids: bytes, at: int) -> int:
-    """Bytes of whole tokens that an edge and a buffer from `at` on have in common: at least one token."""
+    """Return the number of bytes of whole tokens that an edge and a buffer from `at` on share: at least one token."""
     most = min(len(edge), len(ids) - at) // _INT
     if edge[: most * _INT] == ids[at : at + most * _INT]:
         return most * _INT
-    low, high = 1, most  # the first `low` are equal, the first `high` are not
+    low, high = 1, most  # invariant: the first `low` tokens are equal, the first `high` are not
     while high - low > 1:
         middle = (low + high) // 2
         if edge[low * _INT : middle * _INT] == ids[at + low * _INT : at + middle * _INT]:

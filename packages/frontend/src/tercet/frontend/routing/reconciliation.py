@@ -1,8 +1,8 @@
-"""What a part's heartbeats say it holds, beside what this frontend believes it does: finds every lost message.
+"""Comparison of heartbeats with this frontend's requests, which detects every lost message.
 
-A heartbeat's list is a snapshot from up to a quarter of a second before it, or from before the step that runs. So
-nothing follows from one heartbeat alone: a choice must look wrong in two that count, with nothing arriving in between,
-and one that was dispatched again for this reason is given twice the time at each further try.
+The list in a heartbeat is a snapshot from up to 0.25 s earlier, or from before the running step, so a single heartbeat
+proves nothing. A choice must look wrong in two counted heartbeats with no output in between. After each redispatch for
+this reason, the required number doubles.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,29 +14,29 @@ from tercet.protocol.messages.messages import AbortReq, Heartbeat
 from tercet.protocol.messages.values import Held, Phase, unpack_ints
 
 APART = 0.2
-"""Seconds between heartbeats that count: some that waited in a queue and come together are one."""
+"""Minimum seconds between counted heartbeats; several that were queued and arrive together count once."""
 SETTLE = 0.3
-"""Seconds after a dispatch before heartbeats tell anything of it."""
+"""Seconds after a dispatch in which heartbeats are ignored for the request."""
 STRIKES = 2
 MOST_DOUBLINGS = 5
 
 Key = tuple[str, int]
-"""(rid, index)"""
+"""(rid, choice index)"""
 
 
 @dataclass
 class Findings:
-    """What to do about one heartbeat."""
+    """Consequences of one heartbeat."""
 
     lost: list[tuple[RequestState, Cause]] = field(default_factory=list)
-    """Requests to dispatch again."""
+    """Requests to redispatch."""
     strangers: list[AbortReq] = field(default_factory=list)
-    """What the part holds for nothing."""
+    """Aborts for choices that the peer holds although no request here needs them."""
 
 
 @dataclass
 class _Watch:
-    """One open choice that looks wrong, from the first heartbeat at which it did at this attempt and position."""
+    """Suspicious choice, since the first heartbeat at which it looked wrong at this attempt and position."""
 
     attempt: int
     position: int
@@ -46,7 +46,7 @@ class _Watch:
 
 @dataclass
 class _Seen:
-    """The last heartbeat of a peer that counted."""
+    """Last counted heartbeat of a peer."""
 
     at: float
     watches: dict[Key, _Watch]
@@ -54,17 +54,19 @@ class _Seen:
 
 
 class Reconciler:
-    """Decides only; `now` is any monotonic clock in seconds."""
+    """Stateless towards requests: it only returns findings. `now` is any monotonic clock in seconds."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
 
     def forget(self, peer: str) -> None:
-        """A part is gone."""
         self._seen.pop(peer, None)
 
     def detokenizer(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, RequestState], now: float) -> Findings:
-        """Find what a detokenizer holds for nothing. What it lacks shows at the scheduler: ahead, no arrivals."""
+        """Return the orphans that a detokenizer holds. Choices that it lost show as missing output of the scheduler.
+
+        Raises ValueError for an inconsistent list.
+        """
         last = self._seen.get(peer)
         if last is not None and now - last.at < APART:
             return Findings()
@@ -77,7 +79,10 @@ class Reconciler:
         return Findings(strangers=_aborts(strangers & last.strangers if last is not None else ()))
 
     def scheduler(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, RequestState], now: float) -> Findings:
-        """Find what a scheduler lacks and what it holds for nothing. Both raise ValueError for a list without sense."""
+        """Return the choices that a scheduler lost, and the orphans that it holds.
+
+        Raises ValueError for an inconsistent list.
+        """
         last = self._seen.get(peer)
         if last is not None and now - last.at < APART:
             return Findings()
@@ -108,14 +113,14 @@ class Reconciler:
 
 
 def _table(held: Held) -> dict[Key, tuple[int, int]]:
-    """(attempt, next position) of every choice."""
+    """Return (attempt, next position) by choice."""
     indices, attempts, positions = map(unpack_ints, (held.indices, held.attempts, held.positions))
     keys, told = zip(held.rids, indices, strict=True), zip(attempts, positions, strict=True)
     return dict(zip(keys, told, strict=True))
 
 
 def _watch(earlier: Mapping[Key, _Watch], state: RequestState, index: int, position: int, steps: int) -> _Watch:
-    """The watch kept on a choice, or a new one when it has moved since."""
+    """Return the watch of a choice, or a new one if its attempt or position has changed."""
     watch = earlier.get((state.rid, index))
     if watch is None or (watch.attempt, watch.position) != (state.attempt, position):
         return _Watch(state.attempt, position, steps)
@@ -123,11 +128,11 @@ def _watch(earlier: Mapping[Key, _Watch], state: RequestState, index: int, posit
 
 
 def _judge(watch: _Watch, here: tuple[int, int] | None, heartbeat: Heartbeat) -> Cause | None:
-    """Count a strike for a choice that looks wrong, and say how."""
+    """Count a miss if the choice looks wrong, and return the cause."""
     if here is not None and here[0] == watch.attempt:
         watch.strikes += 1
         return Cause.SILENT
-    # A scheduler that is busy tells of the time before; one that ended two steps since has looked into its inbox.
+    # A busy scheduler reports its state before the step; two finished steps prove that it has read its inbox.
     idle = heartbeat.step_age == 0 and heartbeat.phase not in (Phase.STEP, Phase.COMPILING)
     if not idle and heartbeat.steps < watch.steps + 2:
         return None

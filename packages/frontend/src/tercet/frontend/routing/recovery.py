@@ -1,13 +1,14 @@
-"""Requests whose scheduler or detokenizer died go on elsewhere, from the token they had got to.
+"""Redispatch of requests whose scheduler or detokenizer died, left or lost them.
 
-A scheduler that takes over gets the ids emitted so far, a detokenizer the number of characters: no token is lost or
-repeated. A request that finds no eligible part waits for one, `timeout` seconds at the most; new ones wait likewise, as
-long as they are few.
+The new scheduler gets the token ids emitted so far, the new detokenizer the number of characters, so no token is lost
+or repeated. A request without an eligible scheduler waits for at most `timeout` seconds. New requests wait, too, up to
+`max_waiting` of them.
 
-A request may be what its scheduler died of. One whose attempt died without a token is suspect; after two such deaths it
-runs while nothing else does, and one such request at a time, so that the next death has one culprit, which ends there.
-Other frontends have suspects of their own: a scheduler holds such a request until nothing else runs there, offers to
-run it, and starts it when this frontend has heard that. Only then is a death that request's.
+A request can crash its scheduler. A crash counts against a request if the attempt had produced no token. After
+`SUSPICIONS` such crashes the request runs exclusively, one such request at a time, so that the next crash has a single
+culprit, which is failed. Other frontends may have such requests, too. Therefore a scheduler defers an exclusive request
+until it runs nothing else, offers to run it, and starts it once this frontend has confirmed. Only then is a crash
+blamed on the request.
 """
 
 import hashlib
@@ -23,19 +24,19 @@ from tercet.frontend.routing.request_state import RequestState
 logger = logging.getLogger(__name__)
 
 SUSPICIONS = 2
-"""Deaths without a token after which a request runs alone."""
+"""Crashes without a token after which a request runs exclusively."""
 MOST_SUSPICIONS = 6
-"""Deaths without a token after which a request is given up even if no scheduler ever offered to run it alone."""
+"""Crashes without a token after which a request fails even if no scheduler offered to run it exclusively."""
 OFFER_PATIENCE = 5.0
-"""Seconds without that offer, which may have got lost, before it is asked for again."""
+"""Seconds to wait for the offer of a scheduler, which may be lost, before requesting it again."""
 OTHER_WAYS = 2
-"""Dispatches to the same scheduler, by other detokenizers if there are any, before another scheduler is tried."""
+"""Redispatches to the same scheduler, through other detokenizers if possible, before another scheduler is tried."""
 _BY_ANOTHER_WAY = frozenset({Cause.GAP, Cause.ABSENT, Cause.SILENT})
-"""Where the detokenizer may be at fault."""
+"""Causes for which the detokenizer may be at fault."""
 
 
 class Recovery:
-    """Dispatches what has no route. `now` is any monotonic clock in seconds."""
+    """Queue of requests that have no route, and the redispatch of lost ones. `now` is monotonic, in seconds."""
 
     def __init__(self, dispatcher: Dispatcher, redispatches: Counter[Cause], timeout: float, max_waiting: int) -> None:
         self._dispatcher = dispatcher
@@ -44,13 +45,13 @@ class Recovery:
         self._max_waiting = max_waiting
         self._waiting: dict[str, tuple[RequestState, float]] = {}
         self._alone: RequestState | None = None
-        """The last request that was dispatched to run alone."""
+        """Latest request that was dispatched exclusively."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def first(self, state: RequestState, now: float) -> bool:
-        """Dispatch a new request, or let it wait. False when too many wait already."""
+        """Dispatch or enqueue a new request. Return False if too many wait already."""
         if self._dispatch(state, now):
             return True
         if sum(each.attempt < 0 for each, _ in self._waiting.values()) >= self._max_waiting:
@@ -59,7 +60,10 @@ class Recovery:
         return True
 
     def scheduler_lost(self, peer: str, states: Iterable[RequestState], now: float, cause: Cause) -> None:
-        """A scheduler is gone or stuck. Unless it left on purpose, what had no token from it yet is suspect."""
+        """Redispatch the requests of a scheduler that is gone or stuck.
+
+        Unless it left on purpose, a crash counts against those without a token from it.
+        """
         lost = [state for state in states if state.scheduler == peer and not state.done]
         if lost:
             logger.warning("%s: %s with %d requests in flight: dispatching them again", peer, cause, len(lost))
@@ -73,19 +77,19 @@ class Recovery:
                 self.again(state, now, cause)
 
     def detokenizer_lost(self, peer: str, states: Iterable[RequestState], now: float, cause: Cause) -> None:
-        """A detokenizer is gone or stuck: every request routed through it takes another."""
+        """Redispatch the requests of a detokenizer that is gone or stuck."""
         for state in [state for state in states if state.detokenizer == peer and not state.done]:
             if state.rid not in self._waiting:
                 self.again(state, now, cause)
 
     def move(self, states: Iterable[RequestState], now: float) -> None:
-        """Take requests away from a part that is leaving, if somebody else has them; else it finishes them."""
+        """Redispatch the requests of a draining peer where another one is available; the others finish there."""
         for state in list(states):
             if not state.done and state.rid not in self._waiting and self._dispatch(state, now):
                 self._redispatches[Cause.DRAINING] += 1
 
     def again(self, state: RequestState, now: float, cause: Cause) -> None:
-        """Dispatch a request again, or keep it until that is possible. Without any news for too long it is ended."""
+        """Redispatch or enqueue a request. Fail it if it has had no output for too long."""
         self._redispatches[cause] += 1
         if cause in {Cause.ABSENT, Cause.SILENT}:
             state.retries += 1
@@ -104,19 +108,19 @@ class Recovery:
             self.later(state, now)
 
     def offered(self, state: RequestState, now: float) -> None:
-        """A scheduler runs nothing else: the request that it holds may start."""
+        """Start a deferred exclusive request whose scheduler runs nothing else."""
         state.offered_by = state.scheduler
         if not self._dispatch(state, now):
-            state.offered_by = ""  # which has it asked for again
+            state.offered_by = ""  # the offer is requested again
 
     def later(self, state: RequestState, now: float) -> None:
         """Keep a request for the next `retry`."""
         self._waiting.setdefault(state.rid, (state, now + self._timeout))
 
     def retry(self, now: float) -> None:
-        """Try everything that waits: what is not suspect first, then the oldest. What waited too long ends in an error.
+        """Dispatch waiting requests: those without crashes first, then the oldest. Fail those that waited too long.
 
-        Called when a part gets ready, and now and then.
+        Called when a peer becomes ready, and periodically.
         """
         if self._alone is not None and self._awaits_offer(self._alone, now):
             self._dispatch(self._alone, now)
@@ -124,13 +128,12 @@ class Recovery:
             if state.done or self._dispatch(state, now):
                 del self._waiting[state.rid]
             elif self._in_line(state):
-                self._waiting[state.rid] = state, now + self._timeout  # its own wait begins when its turn has come
+                self._waiting[state.rid] = state, now + self._timeout  # its own timeout begins when it is first in line
             elif now >= deadline:
                 del self._waiting[state.rid]
                 state.fail(_timed_out(state))
 
     def forget(self, state: RequestState) -> None:
-        """The client is gone."""
         self._waiting.pop(state.rid, None)
         if self._alone is state:
             self._alone = None
@@ -146,14 +149,14 @@ class Recovery:
         return True
 
     def _in_line(self, state: RequestState) -> bool:
-        """Whether a request has to run alone, and waits until the one that does so now has shown to be harmless."""
+        """Return whether an exclusive request has to wait because the running one has produced no token yet."""
         other = self._alone
         if state.suspicions < SUSPICIONS or other is None or other is state:
             return False
         return not other.done and other.alone and not other.has_progressed and bool(other.scheduler)
 
     def _awaits_offer(self, state: RequestState, now: float) -> bool:
-        """For too long already."""
+        """Return whether the offer for a deferred request is overdue."""
         held = state.alone and state.scheduler and not (state.offered_by or state.done or state.has_progressed)
         return bool(held) and now >= state.dispatched_at + OFFER_PATIENCE
 
@@ -165,7 +168,7 @@ class Recovery:
 
 
 def fingerprint(state: RequestState) -> str:
-    """Tells a request again that comes again: by its input ids and sampling, not by its seed."""
+    """Return a hash of input ids and sampling parameters without the seed, equal for repeated requests."""
     return hashlib.sha256(state.prompt_ids + state.signature).hexdigest()[:16]
 
 

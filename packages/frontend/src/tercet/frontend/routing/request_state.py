@@ -1,4 +1,4 @@
-"""What every request in flight has, whatever it asks for: who it is, where it is, and how often it was sent there."""
+"""Base class of requests in flight: identity, placement and dispatch history."""
 
 from abc import ABC, abstractmethod
 
@@ -10,7 +10,7 @@ from tercet.protocol.messages.values import LoRAAdapter
 
 
 class RequestState(ABC):
-    """A request from its first dispatch to its one final answer. `wake` may be shared with its siblings."""
+    """Request from its first dispatch to its final answer. `wake` may be shared by the inputs of an HTTP request."""
 
     def __init__(self, rid: str, model: ServedModel, prompt_ids: bytes, wake: Wake) -> None:
         self.rid = rid
@@ -19,96 +19,96 @@ class RequestState(ABC):
         self.prompt_tokens = len(prompt_ids) // 4
         self.attempt = -1
         self.alone = False
-        """Whether its present attempt runs while nothing else does."""
+        """The present attempt is exclusive: it runs while nothing else does."""
         self.offered_by = ""
-        """The scheduler that runs nothing but this request: if it dies now, this request was the cause."""
+        """Scheduler that runs only this request: a crash now is caused by the request."""
         self.scheduler = ""
-        """Where its present attempt runs; empty while it waits for a scheduler."""
+        """Scheduler of the present attempt; empty while the request waits."""
         self.detokenizer = ""
         self.waited: float | None = None
-        """Seconds that it waited in a scheduler, once it is known."""
+        """Queue time in seconds at the scheduler; None until it is reported."""
         self.began_at = 0.0
         self.dispatched_at = 0.0
         self.refused = False
-        """Whether its last attempt was refused. Without output it is sent as a new one, which a full queue refuses."""
+        """The last attempt was rejected. Without output the request is sent as a new one, so that queue limits
+        apply."""
         self.refused_by: set[str] = set()
         self.suspicions = 0
-        """How many schedulers in a row may have died of it: each died before it gave a token."""
+        """Consecutive crashes of schedulers before the request had produced a token."""
         self.retries = 0
-        """How often since its last token it was dispatched again because no token came."""
+        """Redispatches since its last token because no token arrived."""
         self.unheard_at: set[str] = set()
-        """Schedulers that held it and sent nothing, over several dispatches."""
+        """Schedulers that held the request without output over several dispatches."""
         self.unheard: tuple[float, float] | None = None
-        """The first and the last time since its last token that it was dispatched again because tokens were missing."""
+        """Times of the first and the latest redispatch since its last token because tokens were missing."""
         self.error: ApiError | None = None
         self._wake = wake
 
     @property
     def salt(self) -> str:
-        """Only requests of equal salt share cached prefixes."""
+        """Return the cache salt; only requests with equal salts share cached prefixes."""
         return ""
 
     @property
     def has_text(self) -> bool:
-        """Whether its answer is text, and goes by way of a detokenizer."""
+        """Return whether the answer is text, which passes through a detokenizer."""
         return True
 
     @property
     def constrained(self) -> bool:
-        """Whether only a scheduler that reads grammars can run it."""
+        """Return whether the request needs a scheduler with grammar support."""
         return False
 
     @property
     def lora(self) -> LoRAAdapter | None:
-        """The adapter that is added to the model for it: only a scheduler that runs adapters can run it."""
+        """Return the adapter, which needs a scheduler with adapter support."""
         return None
 
     @property
     def next_attempt(self) -> int:
-        """The number of its next dispatch."""
         return self.attempt + 1
 
     @property
     def output_tokens(self) -> int:
-        """Tokens emitted over all choices."""
+        """Return the number of output tokens of all choices."""
         return 0
 
     @property
     def has_progressed(self) -> bool:
-        """Whether its present attempt has brought anything."""
+        """Return whether the present attempt has produced output."""
         return False
 
     @property
     @abstractmethod
     def open_indices(self) -> list[int]:
-        """The choices that have no finish yet."""
+        """Return the indices of the choices without a finish."""
 
     @property
     @abstractmethod
     def done(self) -> bool:
-        """Whether the request has its final answer."""
+        """Return whether the request has its final answer or error."""
 
     @property
     @abstractmethod
     def signature(self) -> bytes:
-        """With the prompt, tells a request again that comes again: it leaves out the seed, which differs each time."""
+        """Return bytes that identify a repeated request together with the prompt; the seed is left out."""
 
     @abstractmethod
     def blamed(self, code: str, context: int) -> str | None:
-        """The client's parameter that a refusal with this code is about. `context` is that of who refused."""
+        """Return the client's parameter that a rejection code is about. `context` is the rejecting scheduler's."""
 
     @abstractmethod
     def position(self, index: int) -> int:
-        """The position of a choice that comes next."""
+        """Return the next position of a choice."""
 
     @abstractmethod
     def message(
         self, attempt: int, detokenizer: str, *, alone: bool = False, hold: bool = False
     ) -> TokenizedGenerateReqInput | TokenizedEmbeddingReqInput:
-        """The request as a scheduler gets it."""
+        """Return the message for a scheduler."""
 
     def dispatched(self, scheduler: str, detokenizer: str, now: float, *, alone: bool = False) -> None:
-        """The next attempt is on its way."""
+        """Record that the next attempt was sent."""
         self.attempt = self.next_attempt
         self.scheduler, self.detokenizer = scheduler, detokenizer
         self.dispatched_at = now
@@ -117,7 +117,7 @@ class RequestState(ABC):
             self.offered_by = ""
 
     def fail(self, error: ApiError) -> None:
-        """End the request with an error, unless it has ended already."""
+        """Fail the request unless it is done."""
         if not self.done:
             self.error = error
             self._wake.set()

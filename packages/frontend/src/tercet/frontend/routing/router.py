@@ -1,4 +1,4 @@
-"""Which scheduler and which detokenizer a request goes to."""
+"""Selection of a scheduler and a detokenizer for each request."""
 
 from collections.abc import Sequence
 
@@ -8,21 +8,21 @@ from tercet.frontend.routing.request_state import RequestState
 
 
 class DataParallelController:
-    """Spreads requests over schedulers by a policy, and over detokenizers in turn."""
+    """Router of requests to schedulers by policy, and to detokenizers in rotation."""
 
     def __init__(self, policy: RoutingPolicy) -> None:
         self._policy = policy
         self._by_load = LeastLoaded()
-        """Orders schedulers for inputs of encoders, which cache nothing."""
+        """Policy for encoders, which have no prefix cache."""
         self._next_detokenizer = 0
         self._loads: dict[str, tuple[SchedulerPeer, int]] = {}
-        """By rid: the scheduler that a request was sent to, and how many tokens it had then."""
+        """By rid: the scheduler of a request and its number of tokens at dispatch."""
 
     def schedulers(self, state: RequestState, eligible: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
-        """Schedulers to try for a request, in order.
+        """Return the schedulers to try, in order.
 
-        Its present one comes first, then the others as the policy orders them, then those that are about to load other
-        weights, and last those that refused it or held it and sent nothing.
+        Its present scheduler comes first, then the others in the policy's order, then those about to load other
+        weights, and last those that rejected the request or held it without output.
         """
         if not eligible:
             return []
@@ -31,7 +31,7 @@ class DataParallelController:
         return sorted(ordered, key=lambda each: (each.peer in vain, each.load.updating, each.peer != state.scheduler))
 
     def sent(self, state: RequestState, scheduler: SchedulerPeer) -> None:
-        """A request was sent to a scheduler."""
+        """Record that a request was sent to a scheduler."""
         self.ended(state)
         tokens = state.prompt_tokens + state.output_tokens
         scheduler.own += tokens
@@ -40,17 +40,17 @@ class DataParallelController:
             self._policy.sent(state, scheduler)
 
     def ended(self, state: RequestState) -> None:
-        """A request is no longer with its scheduler. Harmless for one that has none."""
+        """Record that a request left its scheduler. Idempotent."""
         if load := self._loads.pop(state.rid, None):
             scheduler, tokens = load
             scheduler.own -= tokens
 
     def gone(self, peer: str) -> None:
-        """A scheduler is no more."""
+        """Forget a scheduler that went down."""
         self._policy.gone(peer)
 
     def detokenizer(self, eligible: Sequence[DetokenizerPeer], avoid: str = "") -> DetokenizerPeer | None:
-        """The next detokenizer in turn, other than the one to avoid if there is another. None if there is none."""
+        """Return the next detokenizer in rotation, avoiding `avoid` if possible; None without an eligible one."""
         eligible = [each for each in eligible if each.peer != avoid] or eligible
         if not eligible:
             return None

@@ -1,23 +1,23 @@
-"""`Wake`: how a request's consumer learns that there is news of it."""
+"""`Wake`: notification of a request's consumer."""
 
 import asyncio
 
 
 class Wake:
-    """An event for one waiter. It is set for every token, and costs half of asyncio's, which may have many."""
+    """Event for a single waiter. It is set for every token, and costs half as much as asyncio.Event."""
 
     def __init__(self) -> None:
         self._is_set = False
         self._waiter: asyncio.Future[None] | None = None
 
     def set(self) -> None:
-        """There is news."""
+        """Wake the waiter, or make the next `wait` return at once."""
         self._is_set = True
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self) -> None:
-        """Return once there is news since the last call. What comes from then on is news for the next."""
+        """Wait until the event is set, and clear it."""
         if not self._is_set:
             self._waiter = asyncio.get_running_loop().create_future()
             try:

@@ -1,4 +1,4 @@
-"""Other weights for a model that is being served, and for schedulers that have missed them."""
+"""Weight updates of running schedulers, and of schedulers that start with replaced weights."""
 
 import asyncio
 import logging
@@ -13,13 +13,13 @@ from tercet.protocol.messages.messages import UpdateWeightsFromDiskReq
 logger = logging.getLogger(__name__)
 
 PATIENCE = 3600.0
-"""Seconds for requests that began with the old weights to come to their end, and for the new ones to load."""
+"""Seconds for running requests to finish with the old weights, and for the new ones to load."""
 _NEWS = 1.0
-"""Seconds to wait for a scheduler's `Ready` with its new fingerprint, which may come after its answer."""
+"""Seconds to wait for a scheduler's `Ready` with the new fingerprint, which may follow its reply."""
 
 
 class WeightUpdates:
-    """Has schedulers load other weights. All methods run on the event loop's thread."""
+    """Coordinator of weight updates. All methods run on the event loop's thread."""
 
     def __init__(self, models: ModelRegistry, fleet: PeerRegistry, control: Control) -> None:
         self._models = models
@@ -28,17 +28,17 @@ class WeightUpdates:
         self._renewals: dict[str, asyncio.Task[None]] = {}
 
     async def close(self) -> None:
-        """Wait for no scheduler any more."""
+        """Cancel updates of outdated schedulers."""
         renewals = list(self._renewals.values())
         for each in renewals:
             each.cancel()
         await asyncio.gather(*renewals, return_exceptions=True)
 
     async def update(self, path: str, model: str | None = None, *, rolling: bool = False) -> dict[str, str]:
-        """Have all schedulers of a model load the weights of a directory; `rolling`, one after the other.
+        """Load the weights of a directory on all schedulers of a model, one by one if `rolling`.
 
-        Returns each scheduler's fingerprint of weights now, by its id. Raises ModelNotFoundError, BadRequestError if
-        one refuses the weights, and UnavailableError if one does not answer: others may have loaded them then.
+        Returns the new fingerprint of each scheduler by its id. Raises ModelNotFoundError, BadRequestError if a
+        scheduler refuses the weights, and UnavailableError if one does not reply; others may have loaded them then.
         """
         peers = self._schedulers(model)
         for group in [[peer] for peer in peers] if rolling else [peers]:
@@ -48,7 +48,7 @@ class WeightUpdates:
         return self._identities(peers)
 
     def look(self) -> None:
-        """Have schedulers that started with replaced weights load the present ones. To be called now and then."""
+        """Update schedulers that started with replaced weights. Called periodically."""
         for each in self._fleet.schedulers.values():
             if each.outdated and each.ready and each.identity and each.peer not in self._renewals:
                 self._renewals[each.peer] = asyncio.create_task(self._renew(each.peer, each.identity.weights))
@@ -73,7 +73,7 @@ class WeightUpdates:
         self._models.update(self._fleet.schedulers.values(), successions)
 
     def _schedulers(self, model: str | None) -> list[str]:
-        """The schedulers of the model named, or of the only one. Raises ApiError."""
+        """Return the schedulers of the given model, by default of the only one. Raises ApiError."""
         name = model
         if name is None:
             served = {each.limits.model: each.name for each in self._models}
@@ -90,12 +90,12 @@ class WeightUpdates:
         return await self._control.ask(lambda number: UpdateWeightsFromDiskReq(id=number, path=path), peers, PATIENCE)
 
     def _identities(self, peers: Sequence[str]) -> dict[str, str]:
-        """Fingerprints of the weights of those schedulers that are there, by id."""
+        """Return the weight fingerprints of the connected schedulers among these, by id."""
         there = (self._fleet.schedulers.get(peer) for peer in peers)
         return {each.peer: each.identity.weights for each in there if each is not None and each.identity is not None}
 
     async def _news_of(self, peers: Sequence[str], before: dict[str, str]) -> None:
-        """Wait a moment until each has told of other weights. One that had the same before tells nothing."""
+        """Wait briefly until every scheduler reports other weights; one that had them already reports nothing."""
         deadline = asyncio.get_running_loop().time() + _NEWS
         while asyncio.get_running_loop().time() < deadline:
             if all(weights != before.get(peer) for peer, weights in self._identities(peers).items()):

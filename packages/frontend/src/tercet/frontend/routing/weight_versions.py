@@ -1,4 +1,4 @@
-"""Which weights have taken the place of others under running schedulers."""
+"""Lineage of weights that were replaced in running schedulers."""
 
 from itertools import islice
 
@@ -6,9 +6,10 @@ MOST = 1000
 
 
 class WeightLineage:
-    """Which weights replaced which, by fingerprint. Requests whose weights no scheduler has any more follow them.
+    """Map from replaced weights to their latest successor, by fingerprint.
 
-    `MOST` are remembered: the first, for schedulers are started with those weights, and the latest.
+    Requests move to the successor once no scheduler has their weights. At most `MOST` entries are kept: the first one,
+    since schedulers may be started with those weights, and the latest.
     """
 
     def __init__(self) -> None:
@@ -16,9 +17,9 @@ class WeightLineage:
         self._paths: dict[str, str] = {}
 
     def note(self, old: str, new: str, path: str) -> None:
-        """A scheduler gave up the `old` weights for the `new` ones, which lie at `path`.
+        """Record that a scheduler replaced its `old` weights by the `new` ones at `path`.
 
-        Weights that come back count as the latest again, and what had replaced them as replaced.
+        Weights that return become the latest again, and their former successors count as replaced.
         """
         self._latest.pop(new, None)
         self._latest = {each: new if latest == old else latest for each, latest in self._latest.items()}
@@ -31,17 +32,17 @@ class WeightLineage:
         self._paths = {each: path for each, path in self._paths.items() if each in latest}
 
     def forget(self, old: str) -> None:
-        """The old weights count as replaced no more: schedulers that start with them keep them."""
+        """Remove weights from the lineage: schedulers that start with them keep them."""
         self._latest.pop(old, None)
 
     def latest(self, weights: str) -> str:
-        """The weights that replaced these last; these themselves if none did."""
+        """Return the latest successor of these weights, or the weights themselves."""
         return self._latest.get(weights, weights)
 
     def path(self, weights: str) -> str:
-        """The directory of weights that replaced others."""
+        """Return the directory of weights that replaced others."""
         return self._paths[weights]
 
     def follows(self, new: str, old: str) -> bool:
-        """Whether the new weights are those that replaced the old ones last."""
+        """Return whether `new` is the latest successor of `old`."""
         return new != old and self.latest(old) == new
