@@ -115,7 +115,7 @@ class Client:
         return self.generation.states[0].error
 
     def take(self) -> None:
-        for update in self.generation.states[0].take():
+        for update in self.generation.states[0].pop_updates():
             index = update.index
             assert index not in self.finishes, "a choice went on after its end"
             self.texts[index] = self.texts.get(index, "") + update.text

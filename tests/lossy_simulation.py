@@ -271,7 +271,7 @@ class LossySimulation:
             if self._ticks % BEAT == 0:
                 part.port.send(FRONTEND, part.board.heartbeat(FRONTEND))
         if self._ticks % LOOK == 0:
-            self.manager.look()
+            self.manager.tick()
 
     @property
     def held(self) -> int:

@@ -312,7 +312,7 @@ class FrontendPart(Part):
         if deliveries:
             self.manager.on_deliveries(deliveries)
         if (self._network.now - self._started) % round(0.5 / TICK) == 0:
-            self.manager.look()
+            self.manager.tick()
         if self.leaving and not self.manager.running:
             self.leave("stopped")
 

@@ -83,12 +83,12 @@ class Simulated:
     def tell(self) -> None:
         """Send a heartbeat."""
         self.peer.heartbeat = Heartbeat(phase=Phase.STEP, load=self.core.load())
-        self.peer.own_told = self.peer.own
+        self.peer.tokens_at_heartbeat = self.peer.own_tokens
 
     def take(self, message: TokenizedGenerateReqInput, tokens: int) -> None:
         """Accept a request."""
         self._lengths[message.rid] = tokens
-        self.peer.own += tokens
+        self.peer.own_tokens += tokens
         self.core.handle(Arrival("frontend-0", message))
 
     def step(self) -> tuple[float, int]:
@@ -99,7 +99,7 @@ class Simulated:
         outgoing = self.core.commit(self.executor.submit(plan).result())
         batches = [message for _, message, *_ in outgoing if isinstance(message, BatchTokenIDOutput)]
         ended = [batch.rids[row] for batch in batches for row in batch.finishes]
-        self.peer.own -= sum(self._lengths.pop(rid) for rid in ended)
+        self.peer.own_tokens -= sum(self._lengths.pop(rid) for rid in ended)
         return STEP_SECONDS + TOKEN_SECONDS * sum(row.count for row in plan.rows), len(ended)
 
 
@@ -143,7 +143,7 @@ class World:
         prompt = next(self.prompts)
         asked = Asked(pack_ints(prompt), len(prompt))
         chosen = self.policy.order(asked, [each.peer for each in self.schedulers])[0]
-        self.policy.sent(asked, chosen)
+        self.policy.on_dispatched(asked, chosen)
         scheduler = next(each for each in self.schedulers if each.peer is chosen)
         message = request(f"r{self.asked}", prompt, max_new_tokens=OUTPUT, ignore_eos=True)
         scheduler.take(message, len(prompt))

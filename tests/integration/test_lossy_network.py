@@ -65,7 +65,7 @@ class Client:
         self._quiet = 0
 
     def take(self) -> None:
-        news = self.state.take()
+        news = self.state.pop_updates()
         self._quiet = 0 if news else self._quiet + 1
         self.stall = max(self.stall, self._quiet)
         for update in news:

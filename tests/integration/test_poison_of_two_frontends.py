@@ -128,7 +128,7 @@ class TwoFrontendSimulation:
                 if self._ticks >= self._back_at:
                     self._ports[SCHEDULER].send(peer, self._scheduler.board.heartbeat(peer))
             if self._ticks % LOOK == 0:
-                manager.look()
+                manager.tick()
 
     def _turn(self) -> None:
         try:

@@ -24,12 +24,12 @@ def read(files: dict[str, bytes]) -> str:
         return str(error)
     try:
         tokenizer = model.tokenizer
-        ids = tokenizer.encode(tokenizer.guard("Two words, 3 signs!"), add_special_tokens=True)
+        ids = tokenizer.encode(tokenizer.escape_special("Two words, 3 signs!"), add_special_tokens=True)
         tokenizer.decode([each for each in ids if tokenizer.has(each)], skip_special_tokens=True)
         for each in ids[:5]:
             _ = model.token_bytes[each]
         if model.template is not None:
-            model.template.render(ChatPrompt(messages=_MESSAGES), tokenizer.guard)
+            model.template.render(ChatPrompt(messages=_MESSAGES), tokenizer.escape_special)
         model.sentences.activate([0.5, 2.0])
     except ApiError:
         pass

@@ -68,19 +68,19 @@ def test_calls_of_other_tools_are_left_alone() -> None:
         ToolArgumentsDelta(0, '{"input": "a"}'),
         ToolCallEnd(0),
     ]
-    assert CustomCalls({"g"}).translated(events, last=True) == events
+    assert CustomCalls({"g"}).translate(events, last=True) == events
 
 
 def test_what_is_held_back_is_told_before_what_follows() -> None:
     calls = CustomCalls({"f"})
-    first = calls.translated([ToolCallStart(0, "f", "1"), ToolArgumentsDelta(0, '{"patch": ')], last=False)
+    first = calls.translate([ToolCallStart(0, "f", "1"), ToolArgumentsDelta(0, '{"patch": ')], last=False)
     assert first == [ToolCallStart(0, "f", "1", custom=True)]
     more: list[Event] = [ToolArgumentsDelta(0, '"x'), TextDelta("no"), ToolCallStart(1, "f", "2")]
     held = ToolArgumentsDelta(0, '{"patch": "x', custom=True)
-    assert calls.translated(more, last=False) == [held, TextDelta("no"), ToolCallStart(1, "f", "2", custom=True)]
+    assert calls.translate(more, last=False) == [held, TextDelta("no"), ToolCallStart(1, "f", "2", custom=True)]
     last: list[Event] = [ToolArgumentsDelta(1, '{"inp')]
-    assert calls.translated(last, last=True) == [], "which is no input, but the beginning of what is around one"
-    assert calls.translated([], last=True) == []
+    assert calls.translate(last, last=True) == [], "which is no input, but the beginning of what is around one"
+    assert calls.translate([], last=True) == []
 
 
 @pytest.mark.parametrize("text", ["ls -la", '["a"] + b', '{"a": 1}["a"]', '"a" b', "5 + 3"])
@@ -101,5 +101,5 @@ def test_each_call_is_read_from_its_own_beginning() -> None:
         for index in range(3)
         for event in (ToolCallStart(index, "f"), ToolArgumentsDelta(index, '{"input": "a"}'), ToolCallEnd(index))
     ]
-    told = [event for event in calls.translated(events, last=True) if isinstance(event, ToolArgumentsDelta)]
+    told = [event for event in calls.translate(events, last=True) if isinstance(event, ToolArgumentsDelta)]
     assert told == [ToolArgumentsDelta(index, "a", custom=True) for index in range(3)]

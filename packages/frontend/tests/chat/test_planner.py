@@ -18,7 +18,7 @@ from tercet.frontend.manager.request import ParamNames
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.parsers.registry import ParserNames
-from tercet.frontend.routing.wake import Wake
+from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
 from tercet.protocol.messages.values import FinishReason, FinishType, ModelIdentity, ModelLimits, SamplingParams
 
 CHAT = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}{{ tools }}"
@@ -50,7 +50,7 @@ async def planned(template: str, config: ServingConfig = ServingConfig(), **opti
     model = model_of(template)
     plan = await ChatPlanner(config).plan(turn(**options), model)
     request = plan.request
-    return plan, ReqState("1", request, model, model.prompt_ids(request.prompt), request.sampling, Wake())
+    return plan, ReqState("1", request, model, model.prompt_ids(request.prompt), request.sampling, SingleWaiterEvent())
 
 
 def read(reader: OutputParser, text: str) -> ParsedMessage:

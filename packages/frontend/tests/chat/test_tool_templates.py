@@ -78,12 +78,12 @@ def test_words_about_tools_follow_what_the_system_message_says() -> None:
     assert alone["role"] == "system"
 
 
-def test_texts_of_tools_and_calls_are_guarded_and_what_templates_look_up_is_not() -> None:
-    def guard(text: str) -> str:
+def test_texts_of_tools_and_calls_are_escaped_and_what_templates_look_up_is_not() -> None:
+    def escape(text: str) -> str:
         return f"[{text}]"
 
     tools = for_template([ToolSpec("f", {"type": "object", "properties": {"<|k|>": {"type": "string"}}}, "<|d|>")])
-    text = TemplateManager(QWEN, {}).render(ChatPrompt(messages=history(CHAT), tools=tools), guard)
+    text = TemplateManager(QWEN, {}).render(ChatPrompt(messages=history(CHAT), tools=tools), escape)
     assert '"description": "[<|d|>]"' in text
     assert '"[<|k|>]": {"type": "[string]"}' in text
     assert '"arguments": {"[city]": "[Oslo]", "[days]": 3}' in text

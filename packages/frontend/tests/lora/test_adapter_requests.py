@@ -19,7 +19,7 @@ from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.routing.peers import SchedulerPeer
 from tercet.frontend.routing.policies import CacheAware
 from tercet.frontend.routing.recovery import fingerprint
-from tercet.frontend.routing.wake import Wake
+from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
 from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.protocol.messages.messages import Message, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LoRAAdapter, ModelIdentity, ModelLimits, SamplingParams
@@ -37,7 +37,7 @@ def read(path: str) -> LoRAAdapter:
 
 async def learnt(served: Served) -> None:
     async with asyncio.timeout(10):
-        while served.manager.adapters.undecided:  # noqa: ASYNC110 - they tell nobody
+        while served.manager.adapters.loading:  # noqa: ASYNC110 - they tell nobody
             await asyncio.sleep(0.001)
 
 
@@ -310,7 +310,7 @@ def state_of(files: dict[str, bytes], limits: ModelLimits) -> Callable[..., ReqS
         request = GenerateRequest(
             model="tiny", prompt=TokenPrompt([]), sampling=sampling, lora=lora, cache_salt=cache_salt
         )
-        return ReqState(rid, request, model, list(range(100)), sampling, Wake())
+        return ReqState(rid, request, model, list(range(100)), sampling, SingleWaiterEvent())
 
     return make
 
@@ -331,7 +331,7 @@ def test_each_adapters_prompts_go_where_its_own_went(state_of: Callable[..., Req
     homes = {}
     for lora in (read("/haiku"), read("/sonnet")):
         homes[lora] = policy.order(state_of(lora), schedulers)[0]
-        policy.sent(state_of(lora), homes[lora])
+        policy.on_dispatched(state_of(lora), homes[lora])
     assert homes[read("/haiku")] is not homes[read("/sonnet")]
     for lora, home in homes.items():
         assert [policy.order(state_of(lora), schedulers)[0] for _ in range(3)] == [home] * 3

@@ -90,8 +90,8 @@ async def test_an_option_is_learnt_when_a_scheduler_is_there(adapting: EngineOf,
 
 async def test_an_option_is_learnt_at_once(adapting: EngineOf) -> None:
     async with serving(adapting(), KEYS, WITH_HAIKU, connect=False) as served:
-        assert served.manager._looking is not None
-        served.manager._looking.cancel()  # what is done now and then is not needed
+        assert served.manager._ticking is not None
+        served.manager._ticking.cancel()  # what is done now and then is not needed
         await served.connect()
         await until_told(served, 200)
 
@@ -111,10 +111,10 @@ async def test_an_option_that_a_scheduler_refuses_is_tried_with_the_next(
         refused = await until_told(served, 400)
         assert refused.json()["error"]["code"] == "invalid_lora"
         assert "scheduler-0: no such directory" in refused.json()["error"]["message"]
-        served.manager.look()
+        served.manager.tick()
         await asyncio.sleep(0.01)
         assert len(loads(engine)) == 1
-        served.manager.adapters.look(again=True)
+        served.manager.adapters.tick(again=True)
         while len(loads(engine)) < 2:  # noqa: ASYNC110 - the engine tells nobody
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 
 from packages.frontend.tests import encoders
-from tercet.frontend.manager.embedding_batch import AT_ONCE
+from tercet.frontend.manager.embedding_batch import MAX_IN_FLIGHT
 from tercet.frontend.model.embedding_request import EmbeddingRequest, TextInput
 from tercet.frontend.routing.policies import CacheAware
 from tercet.frontend.testing import EncodingEngine, Script, Served, managed, serving
@@ -38,16 +38,16 @@ async def held(made: EncodingEngine, count: int) -> None:
 async def test_a_large_request_goes_a_window_at_a_time(http_of: Http) -> None:
     made = engine(auto=False)
     async with serving(made) as served:
-        body = {"model": "encoder", "input": [[5 + place % 15] for place in range(AT_ONCE + 40)]}
+        body = {"model": "encoder", "input": [[5 + place % 15] for place in range(MAX_IN_FLIGHT + 40)]}
         asking = asyncio.create_task(http_of(served).post("/v1/embeddings", json=body))
-        await held(made, AT_ONCE)
-        assert len(made.inputs) == AT_ONCE
+        await held(made, MAX_IN_FLIGHT)
+        assert len(made.inputs) == MAX_IN_FLIGHT
         made.step()
         await held(made, 40)
         made.step()
         data = (await asking).json()["data"]
-        assert [each["embedding"][1] for each in data] == [5 + place % 15 for place in range(AT_ONCE + 40)]
-        assert len({each.rid for each in made.asked()}) == AT_ONCE + 40
+        assert [each["embedding"][1] for each in data] == [5 + place % 15 for place in range(MAX_IN_FLIGHT + 40)]
+        assert len({each.rid for each in made.asked()}) == MAX_IN_FLIGHT + 40
 
 
 async def test_a_client_that_leaves_aborts_every_input(http_of: Http) -> None:

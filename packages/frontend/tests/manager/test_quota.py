@@ -295,14 +295,14 @@ async def test_a_response_taken_over_keeps_its_salt(engine_of: EngineOf, http_of
 def test_what_is_taken_over_is_counted_and_never_refused() -> None:
     tenants = ApiKeyQuota(most_requests=1)
     resume_for("owner")
-    places = [tenants.place(), tenants.place()]
+    places = [tenants.acquire(), tenants.acquire()]
     remember({}, Caller("owner"))
     for place in places:
         with pytest.raises(RateLimitError):
-            tenants.place()
-        place.give_back()
-        place.give_back()
-    tenants.place()
+            tenants.acquire()
+        place.release()
+        place.release()
+    tenants.acquire()
 
 
 FOUR_AT_A_TIME = HttpConfig(api_key=("mine", "yours"), max_requests_per_key=4)

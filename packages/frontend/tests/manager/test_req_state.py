@@ -7,7 +7,7 @@ import pytest
 from tercet.frontend.errors import ServerError
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.quota import ApiKeyQuota
-from tercet.frontend.manager.req_state import OutputRow, ReqState, Verdict, rows_of
+from tercet.frontend.manager.req_state import OutputRow, ReqState, Verdict, unpack_rows
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
@@ -38,7 +38,7 @@ def generation(model: ServedModel) -> Generation:
     """One request with two choices, dispatched once."""
     sampling = SamplingParams(max_new_tokens=8, n=2, seed=5)
     request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling, stop=["END"], include_stop=True)
-    generation = Generation(ApiKeyQuota().place())
+    generation = Generation(ApiKeyQuota().acquire())
     state = ReqState("f-1", request, model, list(range(20)), sampling, generation.wake)
     state.attempt = 0
     generation.states.append(state)
@@ -56,9 +56,9 @@ def test_rows_in_order_are_taken_once(generation: Generation) -> None:
     assert state.accept(row(0, 1, 2, text="ab")) is Verdict.ACCEPTED
     assert state.accept(row(0, 1, 2, text="ab")) is Verdict.STALE
     assert state.accept(row(2, 3, text="c")) is Verdict.ACCEPTED
-    [update] = state.take()
+    [update] = state.pop_updates()
     assert (update.text, list(update.token_ids), update.finish) == ("abc", [1, 2, 3], None)
-    assert state.take() == []
+    assert state.pop_updates() == []
 
 
 def test_a_row_beyond_the_next_position_is_a_gap_and_not_taken(generation: Generation) -> None:
@@ -94,7 +94,7 @@ def test_a_row_without_ids_brings_held_back_text_and_the_end(generation: Generat
     [state] = generation.states
     state.accept(row(0, 1, text=""))
     assert state.accept(row(1, text="é", finish=STOP)) is Verdict.ACCEPTED
-    [update] = state.take()
+    [update] = state.pop_updates()
     assert (update.text, update.finish) == ("é", STOP)
 
 
@@ -107,7 +107,7 @@ def test_rows_of_choices_that_were_not_asked_for_are_dropped(generation: Generat
 def test_an_abort_that_nobody_asked_for_is_no_end(generation: Generation) -> None:
     [state] = generation.states
     assert state.accept(row(0, 1, finish=FinishReason(FinishType.ABORT))) is Verdict.ABORTED
-    assert (state.done, state.error, state.output_tokens, state.take()) == (False, None, 0, [])
+    assert (state.done, state.error, state.output_tokens, state.pop_updates()) == (False, None, 0, [])
 
 
 def test_an_end_that_is_no_answer_is_an_error(generation: Generation) -> None:
@@ -185,7 +185,7 @@ def test_a_batch_is_read_row_by_row() -> None:
         finishes={1: STOP},
         logprobs={0: scores},
     )
-    (first, a), (second, b) = rows_of(batch)
+    (first, a), (second, b) = unpack_rows(batch)
     assert (first, a.index, a.attempt, a.position, list(a.token_ids), a.text) == ("a", 0, 0, 5, [7, 8], "x")
     assert a.opening is batch.openings[0]
     assert a.logprobs is scores
@@ -207,7 +207,7 @@ def test_a_batch_of_uneven_lists_is_refused(damage: dict[str, object]) -> None:
     }
     batch = BatchStrOutput(**{**fields, **damage})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r".+"):
-        list(rows_of(batch))
+        list(unpack_rows(batch))
 
 
 async def test_a_consumer_takes_everything_new_at_once(generation: Generation) -> None:
@@ -229,7 +229,7 @@ async def test_a_consumer_takes_everything_new_at_once(generation: Generation) -
 
 async def test_whoever_takes_answers_whole_is_woken_when_a_choice_ends(generation: Generation) -> None:
     [state] = generation.states
-    generation.tell_ends()
+    generation.notify_on_finish_only()
     arrivals = generation.arrivals()
     waiting = asyncio.ensure_future(anext(arrivals))
     for position in range(3):

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from tercet.frontend.manager.counters import Counters, Exchange, RequestOutcome
 from tercet.frontend.manager.latency import LENGTH_BOUNDS
-from tercet.frontend.manager.series import check_series, families_of, own_series
+from tercet.frontend.manager.series import check_series, families_of, frontend_series
 from tercet.frontend.routing.peers import PeerRegistry
 from tercet.protocol.messages.codec import Codec, encode
 from tercet.protocol.messages.messages import Series
@@ -48,7 +48,7 @@ def counted(finished: int, *models: str) -> Series:
     for model in models:
         counters.models[model].finishes[FinishType.STOP] = finished
         counters.models[model].prompt_tokens.observe(5.0, finished)
-    return own_series("series-0", counters, PeerRegistry(), 2, 1)
+    return frontend_series("series-0", counters, PeerRegistry(), 2, 1)
 
 
 @pytest.mark.parametrize("read", [as_text, as_openmetrics])

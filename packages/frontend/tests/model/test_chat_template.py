@@ -105,15 +105,15 @@ def test_a_template_that_does_not_parse_is_refused_at_once(source: str) -> None:
         TemplateManager(source, {})
 
 
-def test_every_text_of_a_client_is_guarded_and_nothing_else() -> None:
+def test_every_text_of_a_client_is_escaped_and_nothing_else() -> None:
     seen: list[str] = []
 
-    def guard(text: str) -> str:
+    def escape(text: str) -> str:
         seen.append(text)
         return f"[{text}]"
 
     chat = ChatPrompt(messages=[{"role": "user", "content": "hi", "name": "me", "extra": [{"deep": "er"}]}])
-    text = TemplateManager(CHATML, {}).render(chat, guard)
+    text = TemplateManager(CHATML, {}).render(chat, escape)
     assert sorted(seen) == ["deep", "er", "hi", "me"]
     assert text == "<|im_start|>user\n[hi]<|im_end|>\n<|im_start|>assistant\n"
 

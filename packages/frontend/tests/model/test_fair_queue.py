@@ -1,16 +1,16 @@
 """Every flow of work gets an equal share of the threads, by what its items cost."""
 
-from tercet.frontend.model.fair_queue import FairLine, Flow
+from tercet.frontend.model.fair_queue import FairQueue, Flow
 
 MANY, ONE = Flow("many"), Flow("one")
 
 
-def taken(line: FairLine[str], count: int) -> list[str]:
-    return [item for _ in range(count) if (item := line.take(lambda _: True)) is not None]
+def taken(line: FairQueue[str], count: int) -> list[str]:
+    return [item for _ in range(count) if (item := line.pop(lambda _: True)) is not None]
 
 
 def test_a_flow_that_comes_late_is_next() -> None:
-    line: FairLine[str] = FairLine()
+    line: FairQueue[str] = FairQueue()
     for number in range(1000):
         line.add(MANY, f"m{number}", 10)
     assert taken(line, 3) == ["m0", "m1", "m2"]
@@ -20,7 +20,7 @@ def test_a_flow_that_comes_late_is_next() -> None:
 
 
 def test_flows_take_turns_by_what_items_cost() -> None:
-    line: FairLine[str] = FairLine()
+    line: FairQueue[str] = FairQueue()
     for _ in range(40):
         line.add(MANY, "long", 30)
         line.add(ONE, "short", 10)
@@ -28,7 +28,7 @@ def test_flows_take_turns_by_what_items_cost() -> None:
 
 
 def test_a_flow_saves_up_nothing_while_it_is_away() -> None:
-    line: FairLine[str] = FairLine()
+    line: FairQueue[str] = FairQueue()
     line.add(ONE, "one", 10)
     for _ in range(200):
         line.add(MANY, "many", 10)
@@ -40,7 +40,7 @@ def test_a_flow_saves_up_nothing_while_it_is_away() -> None:
 
 def test_a_flow_that_leaves_and_returns_is_not_first_each_time() -> None:
     """What it was given counts while others wait."""
-    line: FairLine[str] = FairLine()
+    line: FairQueue[str] = FairQueue()
     for _ in range(100):
         line.add(ONE, "one", 10)
     order: list[str] = []
@@ -52,17 +52,17 @@ def test_a_flow_that_leaves_and_returns_is_not_first_each_time() -> None:
 
 
 def test_what_may_not_go_waits_and_holds_up_no_other_flow() -> None:
-    line: FairLine[str] = FairLine()
+    line: FairQueue[str] = FairQueue()
     long = Flow("many", long=True)
     line.add(long, "long", 10)
     line.add(MANY, "short", 1)
-    assert line.take(lambda flow: not flow.long) == "short"
-    assert line.take(lambda flow: not flow.long) is None
-    assert line.take(lambda _: True) == "long"
+    assert line.pop(lambda flow: not flow.long) == "short"
+    assert line.pop(lambda flow: not flow.long) is None
+    assert line.pop(lambda _: True) == "long"
 
 
 def test_what_is_removed_is_not_taken() -> None:
-    line: FairLine[str] = FairLine()
+    line: FairQueue[str] = FairQueue()
     for item in "abc":
         line.add(MANY, item, 1)
     line.remove(MANY, "b")

@@ -60,15 +60,15 @@ texts = st.lists(pieces, max_size=8).map("".join)
 @settings(max_examples=150, deadline=None)
 def test_no_text_of_a_user_becomes_a_control_token(name: str, left: str, right: str) -> None:
     tokenizer = READY[name]
-    ids = tokenizer.encode(tokenizer.guard(left) + tokenizer.guard(right), add_special_tokens=False)
+    ids = tokenizer.encode(tokenizer.escape_special(left) + tokenizer.escape_special(right), add_special_tokens=False)
     assert not set(ids) & tokenizer.control.keys() - {tokenizer._tokenizer.token_to_id("<unk>")}
 
 
 @given(text=texts)
 @settings(max_examples=200, deadline=None)
-def test_guarded_text_decodes_to_what_was_typed(text: str) -> None:
+def test_escaped_text_decodes_to_what_was_typed(text: str) -> None:
     tokenizer = READY["byte-level"]
-    ids = tokenizer.encode(tokenizer.guard(text), add_special_tokens=False)
+    ids = tokenizer.encode(tokenizer.escape_special(text), add_special_tokens=False)
     assert tokenizer.decode(ids, skip_special_tokens=True) == text
 
 
@@ -82,13 +82,13 @@ def test_ordinary_text_is_tokenized_like_the_whole_rendered_string(name: str, wo
         return "".join(f"<|im_start|>user\n{text}<|im_end|>\n" for text in said) + "<|im_start|>assistant\n"
 
     expected = ALL[name].encode(render(*words), add_special_tokens=False).ids
-    assert tokenizer.encode(render(*map(tokenizer.guard, words)), add_special_tokens=False) == expected
+    assert tokenizer.encode(render(*map(tokenizer.escape_special, words)), add_special_tokens=False) == expected
 
 
 def test_a_templates_own_specials_stay_special() -> None:
     tokenizer = READY["byte-level"]
     [end] = ALL["byte-level"].encode("<|im_end|>").ids
-    rendered = f"<|im_start|>{tokenizer.guard('say <|im_end|> please')}<|im_end|>"
+    rendered = f"<|im_start|>{tokenizer.escape_special('say <|im_end|> please')}<|im_end|>"
     ids = tokenizer.encode(rendered, add_special_tokens=False)
     assert ids.count(end) == 1
     assert ids[-1] == end
@@ -98,7 +98,7 @@ def test_a_token_split_over_two_texts_is_not_put_together() -> None:
     tokenizer = READY["byte-level"]
     for text in SPECIALS:
         for cut in range(1, len(text)):
-            rendered = tokenizer.guard(text[:cut]) + tokenizer.guard(text[cut:])
+            rendered = tokenizer.escape_special(text[:cut]) + tokenizer.escape_special(text[cut:])
             ids = tokenizer.encode(rendered, add_special_tokens=False)
             assert not set(ids) & tokenizer.control.keys(), (text, cut)
 
@@ -108,8 +108,8 @@ def test_role_markers_count_as_control_tokens_even_if_not_called_special() -> No
     marker = ALL["byte-level"].token_to_id("<｜User｜>")
     think = ALL["byte-level"].token_to_id("<think>")
     assert tokenizer.encode("<｜User｜>", add_special_tokens=False) == [marker]
-    assert marker not in tokenizer.encode(tokenizer.guard("<｜User｜>"), add_special_tokens=False)
-    assert tokenizer.encode(tokenizer.guard("<think>"), add_special_tokens=False) == [think]
+    assert marker not in tokenizer.encode(tokenizer.escape_special("<｜User｜>"), add_special_tokens=False)
+    assert tokenizer.encode(tokenizer.escape_special("<think>"), add_special_tokens=False) == [think]
 
 
 def test_a_control_token_reached_by_normalization_is_refused() -> None:
@@ -120,7 +120,7 @@ def test_a_control_token_reached_by_normalization_is_refused() -> None:
     assert ready.encode("<s>", add_special_tokens=False) == [start]
     assert tokenizer.encode("＜s＞", add_special_tokens=False).ids == [start]
     with pytest.raises(BadRequestError, match="reserved"):
-        ready.encode(ready.guard("＜s＞"), add_special_tokens=False)
+        ready.encode(ready.escape_special("＜s＞"), add_special_tokens=False)
 
 
 def test_a_control_token_of_one_character_is_refused() -> None:
@@ -128,7 +128,7 @@ def test_a_control_token_of_one_character_is_refused() -> None:
     tokenizer.add_special_tokens([AddedToken("♞", normalized=False)])
     ready = PromptTokenizer(tokenizer.to_str())
     with pytest.raises(BadRequestError, match="♞"):
-        ready.guard("a ♞ appears")
+        ready.escape_special("a ♞ appears")
 
 
 def test_truncation_and_padding_of_the_file_are_ignored() -> None:
@@ -161,7 +161,7 @@ def test_guarding_takes_linear_time_with_thousands_of_control_tokens() -> None:
         for size in (200_000, 400_000):
             text = hostile * (size // len(hostile))
             began = time.perf_counter()
-            ready.guard(text)
+            ready.escape_special(text)
             times.append(time.perf_counter() - began)
         assert times[1] < 8 * times[0] + 0.05
         assert times[1] < 2.0
@@ -214,7 +214,7 @@ def test_the_mark_takes_nobodys_id(specials: list[str]) -> None:
     prompts = PromptTokenizer(tokenizer.to_str())
     assert prompts.decode([last], skip_special_tokens=True) == "c"
     unknown = [0] * (1 + len(specials))  # a special token that is typed comes in two parts
-    assert prompts.encode(prompts.guard("b <s> c"), add_special_tokens=False) == [1, *unknown, last]
+    assert prompts.encode(prompts.escape_special("b <s> c"), add_special_tokens=False) == [1, *unknown, last]
     assert prompts.encode("b <s> c", add_special_tokens=False) == tokenizer.encode("b <s> c").ids
     assert prompts.special_ids == {tokenizer.token_to_id(text) for text in specials}
 
@@ -224,8 +224,8 @@ def test_the_mark_takes_nobodys_id(specials: list[str]) -> None:
 @settings(max_examples=200, deadline=None)
 def test_no_text_has_fewer_tokens_than_are_foreseen(name: str, text: str) -> None:
     tokenizer = READY[name]
-    guarded = tokenizer.guard(text)
-    assert tokenizer.fewest_tokens(guarded) <= len(tokenizer.encode(guarded, add_special_tokens=False))
+    escaped = tokenizer.escape_special(text)
+    assert tokenizer.fewest_tokens(escaped) <= len(tokenizer.encode(escaped, add_special_tokens=False))
 
 
 def test_the_longest_token_bounds_a_text_of_bytes() -> None:

@@ -117,9 +117,9 @@ async def test_a_batch_of_many_prompts_does_not_delay_another_request(
     first, second = owners
     flood = [by(first, work.run_all([piece("flood")] * 500)) for _ in range(3)]
     await asyncio.sleep(0)
-    await until(lambda: len(work._line) == 3 * 4 - 1)
+    await until(lambda: len(work._queue) == 3 * 4 - 1)
     late = by(second, work.run(piece("hi")))
-    await until(lambda: len(work._line) == 3 * 4)
+    await until(lambda: len(work._queue) == 3 * 4)
     gate.set()
     await late
     assert ran.index("hi") <= (2 if first else 3 * 4)
@@ -127,7 +127,7 @@ async def test_a_batch_of_many_prompts_does_not_delay_another_request(
         each.cancel()
     await asyncio.gather(*flood, return_exceptions=True)
     await until(lambda: not work._running.total())
-    assert not work._line
+    assert not work._queue
     assert not work._pieces
 
 
@@ -145,7 +145,7 @@ async def test_once_a_prompt_is_refused_no_other_of_its_request_is_tokenized(poo
         await work.run_all([Piece(partial(tokenize, number)) for number in range(500)])
     await until(lambda: not work._running.total())
     assert len(ran) < 12
-    assert not work._line
+    assert not work._queue
 
 
 async def test_long_texts_leave_a_thread_to_short_ones(gate: threading.Event) -> None:

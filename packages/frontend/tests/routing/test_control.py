@@ -53,7 +53,7 @@ def fleet_of(*schedulers: str) -> PeerRegistry:
 
 
 async def asked(control: Control) -> "asyncio.Task[dict[str, Answer]]":
-    task = asyncio.create_task(control.ask(lambda number: FlushCacheReq(id=number)))
+    task = asyncio.create_task(control.broadcast(lambda number: FlushCacheReq(id=number)))
     await asyncio.sleep(0)
     return task
 
@@ -79,19 +79,19 @@ async def test_whoever_leaves_or_cannot_be_reached_has_not_obeyed() -> None:
     wire.full.add("b")
     control = Control(wire, fleet_of("a", "b"))
     task = await asked(control)
-    control.gone("a")
+    control.on_peer_down("a")
     answers = await task
     assert not answers["a"].ok
     assert not answers["b"].ok
 
 
 async def test_silence_ends_an_order() -> None:
-    answers = await Control(Wire(), fleet_of("a"), patience=0.01).ask(lambda number: PauseGenerationReq(id=number))
+    answers = await Control(Wire(), fleet_of("a"), timeout=0.01).broadcast(lambda number: PauseGenerationReq(id=number))
     assert answers == {"a": Answer(ok=False, message="it has not answered", answered=False)}
 
 
 async def test_without_schedulers_there_is_nobody_to_wait_for() -> None:
-    assert await Control(Wire(), PeerRegistry()).ask(lambda number: FlushCacheReq(id=number)) == {}
+    assert await Control(Wire(), PeerRegistry()).broadcast(lambda number: FlushCacheReq(id=number)) == {}
 
 
 @pytest.mark.parametrize("route", ["/flush_cache", "/pause_generation", "/continue_generation"])
@@ -114,7 +114,7 @@ async def test_an_order_that_not_everybody_obeys_is_a_503_that_says_who_did_not(
     async def answers(_self: Control, _order: object) -> dict[str, Answer]:
         return {"b": Answer(ok=False, message="it has not answered"), "a": Answer(ok=True)}
 
-    monkeypatch.setattr(Control, "ask", answers)
+    monkeypatch.setattr(Control, "broadcast", answers)
     async with serving(engine_of(), KEYS) as served:
         failed = await http_of(served).post("/pause_generation", headers=ADMIN)
     error = failed.json()["error"]

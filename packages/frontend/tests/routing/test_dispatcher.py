@@ -38,7 +38,7 @@ async def test_only_readers_get_grammars_at_first_and_again(engine_of: EngineOf,
         engine.step()
         engine.down("reader")
         engine.step()
-        manager.look()
+        manager.tick()
         assert sent(engine)[1:] == []
         assert manager.waiting == 1
         engine.scheduler_up("reader", "2")

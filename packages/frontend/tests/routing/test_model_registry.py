@@ -88,7 +88,7 @@ async def test_schedulers_that_are_expected_are_waited_for_with_patience(
 ) -> None:
     now = 0.0
     with ThreadPoolExecutor(1) as pool:
-        registry = ModelRegistry(pool, expected=2, patience=60.0, clock=lambda: now)
+        registry = ModelRegistry(pool, expected=2, timeout=60.0, clock=lambda: now)
         await registry.load("s", message(files), frames(files))
         registry.update([peer(limits)], WeightLineage())
         with pytest.raises(UnavailableError):
@@ -102,7 +102,7 @@ async def test_of_models_that_an_operator_named_no_others_are_waited_for(
     files: dict[str, bytes], limits: ModelLimits
 ) -> None:
     with ThreadPoolExecutor(1) as pool:
-        registry = ModelRegistry(pool, ["mine"], expected=2, patience=60.0)
+        registry = ModelRegistry(pool, ["mine"], expected=2, timeout=60.0)
         await registry.load("s", message(files), frames(files))
         registry.update([peer(limits)], WeightLineage())
         assert registry.get("mine")
@@ -189,7 +189,7 @@ async def test_whose_files_are_of_no_use_is_told_once_of_each(files: dict[str, b
     told: list[tuple[str, str]] = []
     bad = {**files, "chat_template.jinja": b"{% for %}"}
     with ThreadPoolExecutor(1) as pool:
-        registry = ModelRegistry(pool, on_useless=lambda peer, reason: told.append((peer, reason)))
+        registry = ModelRegistry(pool, on_unreadable=lambda peer, reason: told.append((peer, reason)))
         for peer_id in ("s", "t", "s"):
             await registry.load(peer_id, message(bad), frames(bad))
     assert [peer_id for peer_id, _ in told] == ["s", "t"]

@@ -58,10 +58,10 @@ async def test_what_waited_too_long_is_unavailable_and_what_had_begun_has_failed
         engine.down(S)
         new = await submit(manager)
         clock.advance(59)
-        manager.look()
+        manager.tick()
         assert not begun.states[0].done
         clock.advance(2)
-        manager.look()
+        manager.tick()
         assert isinstance(begun.states[0].error, ServerError)
         assert isinstance(new.states[0].error, UnavailableError)
         assert new.states[0].error.headers() == {"retry-after": "1"}
@@ -115,7 +115,7 @@ async def test_what_is_refused_by_a_scheduler_that_leaves_waits_for_the_next(eng
         )
         generation = await submit(manager)
         await asyncio.sleep(0.01)
-        manager.look()
+        manager.tick()
         assert len(engine.requests()) == 1
         assert not generation.states[0].done
         engine.reject = accept
@@ -145,22 +145,22 @@ async def test_what_a_scheduler_has_to_do_is_known_from_dispatch_to_end(engine_o
     async with managed(engine) as manager:
         loads = manager.fleet.schedulers
         first, second = await submit(manager, prompt=30), await submit(manager, prompt=20)
-        assert (loads[S].own, loads["scheduler-1"].own) == (30, 20)
+        assert (loads[S].own_tokens, loads["scheduler-1"].own_tokens) == (30, 20)
         engine.step()
         drain(engine, S)
-        assert (loads[S].own, loads["scheduler-1"].own) == (0, 51)
+        assert (loads[S].own_tokens, loads["scheduler-1"].own_tokens) == (0, 51)
         manager.release(first)
         manager.release(first)
-        assert loads["scheduler-1"].own == 20
+        assert loads["scheduler-1"].own_tokens == 20
         engine.reject = lambda request: Rejected(
             rid=request.rid, attempt=request.attempt, code="overloaded", message="full", retry=True
         )
         await submit(manager, prompt=40)
-        assert loads["scheduler-1"].own == 60
+        assert loads["scheduler-1"].own_tokens == 60
         await asyncio.sleep(0.01)
-        assert loads["scheduler-1"].own == 20
+        assert loads["scheduler-1"].own_tokens == 20
         manager.release(second)
-        assert loads["scheduler-1"].own == 0
+        assert loads["scheduler-1"].own_tokens == 0
 
 
 async def test_requests_of_a_detokenizer_that_leaves_move_and_keep_their_scheduler(engine_of: EngineOf) -> None:
@@ -226,7 +226,7 @@ async def test_what_nothing_is_heard_of_by_any_way_is_ended_in_the_end(engine_of
             clock.advance(0.25)
             engine.deliver([Delivery(S, Heartbeat(phase=Phase.IDLE))])
         assert isinstance(state.error, UnavailableError)
-        assert 60 <= clock() - state.began_at < 180
+        assert 60 <= clock() - state.started_at < 180
 
 
 async def test_it_is_told_once_when_requests_can_be_served(engine_of: EngineOf) -> None:

@@ -9,7 +9,7 @@ import pytest
 from tercet.frontend.errors import ServerError
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
-from tercet.frontend.routing.recovery import MOST_SUSPICIONS, OFFER_PATIENCE, fingerprint
+from tercet.frontend.routing.recovery import MAX_CRASHES, OFFER_TIMEOUT, fingerprint
 from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, said, serving, submit
 from tercet.protocol.membership.events import Delivery, PeerDown
 from tercet.protocol.messages.messages import Heartbeat, TokenizedGenerateReqInput
@@ -135,7 +135,7 @@ async def test_what_was_only_held_is_not_to_blame(engine_of: EngineOf) -> None:
     engine = engine_of(script)
     async with managed(engine) as manager:
         generation = await submit(manager)
-        for number in range(MOST_SUSPICIONS):
+        for number in range(MAX_CRASHES):
             assert error(generation) is None
             engine.down(S)
             engine.scheduler_up(S, f"{number}")
@@ -151,11 +151,11 @@ async def test_whoever_waits_in_line_has_all_the_time_once_the_turn_has_come(eng
             engine.scheduler_up(S, f"{number}")
         for _ in range(70):  # the first of them takes that long
             clock.advance(1.0)
-            manager.look()
+            manager.tick()
         engine.offer()
         engine.down(S)
         clock.advance(1.0)
-        manager.look()
+        manager.tick()
         assert sorted(type(error(each)).__name__ for each in generations) == ["DeadlyRequestError", "NoneType"]
         engine.scheduler_up(S, "2")
         for _ in range(6):
@@ -172,15 +172,15 @@ async def test_an_offer_that_got_lost_is_asked_for_again(engine_of: EngineOf) ->
             engine.scheduler_up(S, f"{number}")
         engine.held.clear()
         for _ in range(3):
-            clock.advance(OFFER_PATIENCE)
-            manager.look()
+            clock.advance(OFFER_TIMEOUT)
+            manager.tick()
         assert [request.deferred for request in engine.requests()] == [False, False, True, True, True, True]
         engine.full = {S}
         engine.offer()
         engine.full = set()
         assert engine.requests()[-1].deferred
-        clock.advance(OFFER_PATIENCE)
-        manager.look()
+        clock.advance(OFFER_TIMEOUT)
+        manager.tick()
         engine.offer()
         assert not engine.requests()[-1].deferred
         for _ in range(5):
@@ -201,7 +201,7 @@ async def test_a_scheduler_that_left_on_purpose_died_of_nobody(engine_of: Engine
             reason = "goodbye: stopped" if how == "goodbye" else "its connection broke"
             engine.deliver([Delivery(S, PeerDown(S, Role.SCHEDULER, reason))])
             engine.scheduler_up(S, f"{number}")
-        assert generation.states[0].suspicions == 0
+        assert generation.states[0].crash_count == 0
         assert manager.counters.deaths == {}
 
 
@@ -210,7 +210,7 @@ async def test_a_scheduler_that_says_that_it_failed_has_died(engine_of: EngineOf
     async with managed(engine) as manager:
         generation = await submit(manager)
         engine.deliver([Delivery(S, PeerDown(S, Role.SCHEDULER, "goodbye: failed"))])
-        assert generation.states[0].suspicions == 1
+        assert generation.states[0].crash_count == 1
         assert manager.counters.deaths == {Role.SCHEDULER: 1}
 
 
@@ -221,7 +221,7 @@ async def test_a_dead_detokenizer_makes_nobody_suspect(engine_of: EngineOf) -> N
         for number in range(4):
             engine.down(DETOKENIZER, Role.DETOKENIZER)
             engine.detokenizer_up(DETOKENIZER, f"again-{number}")
-        assert generation.states[0].suspicions == 0
+        assert generation.states[0].crash_count == 0
 
 
 async def test_a_stuck_step_counts_once_and_its_scheduler_is_not_asked(engine_of: EngineOf) -> None:
@@ -233,7 +233,7 @@ async def test_a_stuck_step_counts_once_and_its_scheduler_is_not_asked(engine_of
         for _ in range(3):
             clock.advance(0.25)
             engine.deliver([Delivery(stuck_at, stuck)])
-        assert (generation.states[0].suspicions, generation.states[0].attempt) == (1, 1)
+        assert (generation.states[0].crash_count, generation.states[0].attempt) == (1, 1)
         assert generation.states[0].scheduler != stuck_at
         assert [each.peer for each in manager.fleet.eligible_schedulers("weights-1")] != [stuck_at]
         slow = Heartbeat(phase=Phase.STEP, steps=6, step_age=31.0, longest_step=31.5)
@@ -249,7 +249,7 @@ async def test_the_only_scheduler_being_stuck_and_then_killed_is_one_death(engin
         engine.deliver([Delivery(S, Heartbeat(phase=Phase.STEP, step_age=31.0))])
         engine.down(S)
         engine.scheduler_up(S, "2")
-        assert (generation.states[0].suspicions, generation.states[0].attempt) == (1, 1)
+        assert (generation.states[0].crash_count, generation.states[0].attempt) == (1, 1)
 
 
 def test_fingerprints_are_of_ids_and_sampling_and_not_of_seeds(engine_of: EngineOf) -> None:

@@ -48,7 +48,7 @@ def peers(*tokens: int) -> list[SchedulerPeer]:
 def first(policy: RoutingPolicy, prompt: Prompt, schedulers: list[SchedulerPeer], *, send: bool = True) -> str:
     chosen = policy.order(prompt, schedulers)[0]
     if send:
-        policy.sent(prompt, chosen)
+        policy.on_dispatched(prompt, chosen)
     return chosen.peer
 
 
@@ -62,9 +62,9 @@ def test_every_policy_orders_every_scheduler(name: str, count: int) -> None:
     for prompt in (A, B, A, Prompt(())):
         order = policy.order(prompt, schedulers)
         assert sorted(each.peer for each in order) == [each.peer for each in schedulers]
-        policy.sent(prompt, order[0])
-    policy.gone("s0")
-    policy.gone("nobody")
+        policy.on_dispatched(prompt, order[0])
+    policy.on_peer_down("s0")
+    policy.on_peer_down("nobody")
     assert len(policy.order(A, schedulers)) == count
 
 
@@ -77,18 +77,18 @@ def test_least_loaded_counts_what_came_and_ended_since_the_heartbeat() -> None:
     chosen = []
     for _ in range(6):
         best = LeastLoaded().order(A, schedulers)[0]
-        best.own += 100
+        best.own_tokens += 100
         chosen.append(best.peer)
     assert sorted(chosen) == ["s0"] * 3 + ["s1"] * 3
     assert schedulers[0].tokens == 300
     told = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=50, queued_tokens=7))
     fleet.heartbeat("s0", told)
     assert schedulers[0].tokens == 300  # it tells of a moment before they came
-    schedulers[0].own -= 250
+    schedulers[0].own_tokens -= 250
     assert schedulers[0].tokens == 50
     fleet.heartbeat("s0", told)
     assert schedulers[0].tokens == 57
-    schedulers[0].own += 100
+    schedulers[0].own_tokens += 100
     assert schedulers[0].tokens == 157
 
 
@@ -170,9 +170,9 @@ def test_many_tokens_more_are_no_reason_while_they_are_few_times_as_many() -> No
 def test_a_scheduler_that_went_down_has_forgotten() -> None:
     policy, schedulers = CacheAware(), peers(0, 0)
     home = first(policy, A, schedulers)
-    policy.gone(home)
+    policy.on_peer_down(home)
     other = next(each.peer for each in schedulers if each.peer != home)
-    policy.sent(A, next(each for each in schedulers if each.peer == other))
+    policy.on_dispatched(A, next(each for each in schedulers if each.peer == other))
     assert first(policy, A, schedulers) == other
 
 

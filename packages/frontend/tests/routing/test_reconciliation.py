@@ -11,7 +11,7 @@ from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.routing.cause import Cause
 from tercet.frontend.routing.reconciliation import Findings, Reconciler
-from tercet.frontend.routing.wake import Wake
+from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
 from tercet.protocol.messages.messages import AbortReq, Heartbeat
 from tercet.protocol.messages.values import (
     FinishReason,
@@ -36,7 +36,7 @@ def make(files: dict[str, bytes], limits: ModelLimits) -> Make:
     def request(rid: str = "r", scheduler: str = S) -> ReqState:
         sampling = SamplingParams(max_new_tokens=9, n=2)
         request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling)
-        state = ReqState(rid, request, model, [1], sampling, Wake())
+        state = ReqState(rid, request, model, [1], sampling, SingleWaiterEvent())
         state.dispatched(scheduler, "detokenizer-0", 0.0)
         return state
 
@@ -66,7 +66,7 @@ class Script:
     def hear(self, heartbeat: Heartbeat, after: float = 0.25) -> tuple[list[tuple[str, Cause]], list[AbortReq]]:
         self.now += after
         findings = self.reconciler.scheduler(S, heartbeat, self.states, self.now)
-        return [(state.rid, cause) for state, cause in findings.lost], findings.strangers
+        return [(state.rid, cause) for state, cause in findings.lost], findings.orphans
 
 
 NOTHING: tuple[list[tuple[str, Cause]], list[AbortReq]] = ([], [])
@@ -183,7 +183,7 @@ def test_a_detokenizer_is_called_off_what_is_not_routed_there_after_two_heartbea
     assert reconciler.detokenizer(peer, first, states, 1.1) == Findings()  # too soon after the last to count
     findings = reconciler.detokenizer(peer, then, states, 1.25)
     assert findings.lost == []
-    assert [(abort.rid, abort.indices) for abort in findings.strangers] == [("done", [1]), ("gone", [0])]
+    assert [(abort.rid, abort.indices) for abort in findings.orphans] == [("done", [1]), ("gone", [0])]
 
 
 def test_requests_elsewhere_and_ended_ones_are_not_looked_for(make: Make) -> None:

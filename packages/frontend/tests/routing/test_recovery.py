@@ -263,7 +263,7 @@ def test_whatever_dies_whenever_no_token_is_lost_or_repeated(engine_of: EngineOf
                 match action:
                     case "step":
                         engine.step()
-                    case "kill" if engine.schedulers and generation.states[0].suspicions < 2:
+                    case "kill" if engine.schedulers and generation.states[0].crash_count < 2:
                         engine.down(engine.schedulers[0])
                     case "kill detokenizer":
                         engine.down(DETOKENIZER, Role.DETOKENIZER)

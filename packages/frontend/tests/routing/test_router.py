@@ -9,7 +9,7 @@ from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.routing.peers import DetokenizerPeer, PeerRegistry, SchedulerPeer
 from tercet.frontend.routing.policies import LeastLoaded, RoundRobin
 from tercet.frontend.routing.router import DataParallelController
-from tercet.frontend.routing.wake import Wake
+from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
 from tercet.protocol.messages.messages import Heartbeat, Ready
 from tercet.protocol.messages.values import Load, ModelIdentity, ModelLimits, Phase, Role, SamplingParams
 
@@ -19,7 +19,7 @@ def state(files: dict[str, bytes], limits: ModelLimits) -> ReqState:
     model = ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="w"))
     sampling = SamplingParams(max_new_tokens=1)
     request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling)
-    return ReqState("r", request, model, [1], sampling, Wake())
+    return ReqState("r", request, model, [1], sampling, SingleWaiterEvent())
 
 
 def peers(count: int) -> list[SchedulerPeer]:

@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tercet.frontend.config.config import HttpConfig
-from tercet.frontend.routing.weight_versions import MOST, WeightLineage
+from tercet.frontend.routing.weight_versions import MAX_ENTRIES, WeightLineage
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 from tercet.protocol.messages.messages import AbortReq, Heartbeat, Ready, UpdateWeightsFromDiskReq
 from tercet.protocol.messages.values import Load, ModelIdentity, Phase, Role
@@ -196,28 +196,28 @@ async def test_the_name_moves_on_with_the_first_scheduler_that_has_the_new_weigh
 
 
 def test_weights_that_come_back_succeed_what_followed_them() -> None:
-    successions = WeightLineage()
+    weight_lineage = WeightLineage()
     for old, new in (("a", "b"), ("b", "c"), ("c", "a")):
-        successions.note(old, new, f"/{new}")
-    assert [successions.latest(each) for each in "abcd"] == ["a", "a", "a", "d"]
-    assert successions.follows("a", "c")
-    assert not successions.follows("c", "a")
-    assert not successions.follows("a", "a")
-    assert successions.path("a") == "/a"
-    successions.forget("c")
-    assert [successions.latest(each) for each in "bc"] == ["a", "c"]
+        weight_lineage.record(old, new, f"/{new}")
+    assert [weight_lineage.latest(each) for each in "abcd"] == ["a", "a", "a", "d"]
+    assert weight_lineage.follows("a", "c")
+    assert not weight_lineage.follows("c", "a")
+    assert not weight_lineage.follows("a", "a")
+    assert weight_lineage.path("a") == "/a"
+    weight_lineage.forget("c")
+    assert [weight_lineage.latest(each) for each in "bc"] == ["a", "c"]
 
 
 def test_the_first_weights_and_the_last_are_remembered() -> None:
-    successions = WeightLineage()
-    for number in range(MOST + 500):
-        successions.note(str(number), str(number + 1), f"/{number + 1}")
-    last = str(MOST + 500)
-    assert successions.latest("0") == successions.latest(str(MOST)) == last
-    assert successions.latest("1") == "1"
-    assert successions.path(last) == f"/{last}"
-    assert len(successions._latest) == MOST
-    assert len(successions._paths) == 1
+    weight_lineage = WeightLineage()
+    for number in range(MAX_ENTRIES + 500):
+        weight_lineage.record(str(number), str(number + 1), f"/{number + 1}")
+    last = str(MAX_ENTRIES + 500)
+    assert weight_lineage.latest("0") == weight_lineage.latest(str(MAX_ENTRIES)) == last
+    assert weight_lineage.latest("1") == "1"
+    assert weight_lineage.path(last) == f"/{last}"
+    assert len(weight_lineage._latest) == MAX_ENTRIES
+    assert len(weight_lineage._paths) == 1
 
 
 async def comes_back(engine: FakeEngine, weights: str) -> None:

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from tercet.frontend.config.config import StoreConfig
 from tercet.frontend.http.auth import current_caller
-from tercet.frontend.round_robin import Rotation
+from tercet.frontend.round_robin import RoundRobinQueue
 from tercet.protocol.system.private_files import make_private_directory, open_private
 
 logger = logging.getLogger(__name__)
@@ -146,16 +146,16 @@ class StoreError(OSError):
     """Read or write failure, such as a full or missing disk. The text is one line, fit for clients."""
 
 
-class _Line:
+class _Worker:
     """Connection with a thread of its own. API keys take turns, and every wait has a timeout."""
 
     def __init__(self, connection: sqlite3.Connection, name: str) -> None:
         self._connection = connection
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._waiting = Rotation()
+        self._waiting = RoundRobinQueue()
         self._taken = False
 
-    async def do(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    async def run(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run `work` as one transaction and return its result; an error rolls it back. Raises StoreError."""
         if self._taken:
             await self._wait(current_caller().owner)
@@ -171,16 +171,16 @@ class _Line:
         self._connection.close()
 
     async def _wait(self, owner: str) -> None:
-        chance = self._waiting.join(owner)
+        turn = self._waiting.join(owner)
         try:
-            await asyncio.wait({chance}, timeout=_TURN_SECONDS)
+            await asyncio.wait({turn}, timeout=_TURN_SECONDS)
         except asyncio.CancelledError:
-            if chance.done():
+            if turn.done():
                 self._next()  # the turn was granted but is not used
-            chance.cancel()
+            turn.cancel()
             raise
-        if not chance.done():
-            chance.cancel()
+        if not turn.done():
+            turn.cancel()
             raise StoreError(f"The store of responses is busy: no turn within {_TURN_SECONDS:g} seconds. Try again.")
 
     def _next(self) -> None:
@@ -220,8 +220,8 @@ class Database:
                 opened.pop_all()
         except sqlite3.Error as error:
             raise OSError(f"{path}: {error}") from error
-        self._writing = _Line(writing, "database-writer")
-        self._reading = _Line(reading, "database-reader")
+        self._writing = _Worker(writing, "database-writer")
+        self._reading = _Worker(reading, "database-reader")
 
     @classmethod
     def open(cls, config: StoreConfig) -> "Database | None":
@@ -241,11 +241,11 @@ class Database:
 
     async def run(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a write transaction, exclusive among all processes; an error rolls it back. Raises StoreError."""
-        return await self._writing.do("BEGIN IMMEDIATE", work)
+        return await self._writing.run("BEGIN IMMEDIATE", work)
 
     async def read(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run a read transaction on a consistent snapshot."""
-        return await self._reading.do("BEGIN", work)
+        return await self._reading.run("BEGIN", work)
 
     async def close(self) -> None:
         """Finish running transactions and close the file."""

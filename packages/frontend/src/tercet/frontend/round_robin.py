@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 
 
-class Rotation:
+class RoundRobinQueue:
     """Queue for an exclusive resource, in rotation over keys. All methods run on one event loop."""
 
     def __init__(self) -> None:
@@ -16,19 +16,19 @@ class Rotation:
 
     def join(self, owner: str) -> asyncio.Future[None]:
         """Return a future that `next` completes. A waiter that gives up cancels it."""
-        chance: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(owner, deque()).append(chance)
-        return chance
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(owner, deque()).append(turn)
+        return turn
 
     def next(self) -> bool:
         """Grant the resource to the next waiter. Return False if the queue is empty."""
         while self._waiting:
             owner = next(iter(self._waiting))
-            chances = self._waiting.pop(owner)
-            chance = chances.popleft()
-            if chances:
-                self._waiting[owner] = chances  # after all other keys
-            if not chance.done():
-                chance.set_result(None)
+            turns = self._waiting.pop(owner)
+            turn = turns.popleft()
+            if turns:
+                self._waiting[owner] = turns  # after all other keys
+            if not turn.done():
+                turn.set_result(None)
                 return True
         return False

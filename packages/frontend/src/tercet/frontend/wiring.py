@@ -32,7 +32,7 @@ from tercet.protocol.transport.security import Security
 
 logger = logging.getLogger(__name__)
 
-_ACQUAINTANCE = 1.0
+_STARTUP_WAIT = 1.0
 """Seconds that a frontend at a shared socket waits for schedulers at its start; the socket queues connections."""
 
 
@@ -46,15 +46,15 @@ class Frontend:
     def __init__(self, config: FrontendConfig) -> None:
         link, serving = config.link, config.serving
         self._listener = listening_socket(config.http)
-        self._listens = self._servable = False
+        self._listening = self._servable = False
         self._shares_socket = config.http.fd is not None
         self._supervised = bool(link.supervisor)
         self._lora = read_adapters(serving.lora)
-        self._complete = not serving.require_lora
+        self._adapters_ready = not serving.require_lora
         """Every required adapter is loaded."""
-        self._useless = ""
+        self._fatal_error = ""
         """Reason why the frontend can never serve, or not completely."""
-        self._acquainted = asyncio.Event()
+        self._schedulers_known = asyncio.Event()
         """Set once schedulers are known, or when the frontend stops."""
         self._pool = ThreadPoolExecutor(serving.tokenizer_threads, thread_name_prefix="tokenizer")
         node_config = NodeConfig(
@@ -82,16 +82,16 @@ class Frontend:
                 serving.served_model_name,
                 threads=serving.tokenizer_threads,
                 expected=len(link.scheduler),
-                patience=serving.recovery_timeout,
+                timeout=serving.recovery_timeout,
                 clock=clock,
-                on_useless=self._on_useless,
+                on_unreadable=self._on_unreadable,
             ),
             DataParallelController(POLICIES[serving.routing_policy]()),
             serving.recovery_timeout,
             serving.max_waiting,
             self._on_servable,
             clock,
-            tenants=ApiKeyQuota.of(config.http),
+            quota=ApiKeyQuota.of(config.http),
             lora=self._lora,
             adapter_names=AdaptersInFile(database) if database else None,
             siblings=link.sibling,
@@ -109,14 +109,14 @@ class Frontend:
         self._manager.start()
         if self._stores is not None:
             self._stores.start()
-        completing = None if self._complete else asyncio.create_task(self._require_adapters())
+        completing = None if self._adapters_ready else asyncio.create_task(self._require_adapters())
         try:
             if self._shares_socket:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._acquainted.wait(), _ACQUAINTANCE)
+                    await asyncio.wait_for(self._schedulers_known.wait(), _STARTUP_WAIT)
             await self._server.run_until_told()
-            if self._useless:
-                raise ValueError(self._useless)
+            if self._fatal_error:
+                raise ValueError(self._fatal_error)
         finally:
             if completing is not None:
                 completing.cancel()
@@ -128,10 +128,10 @@ class Frontend:
 
     def _drain(self) -> None:
         """Drain; at the second signal, stop at once."""
-        self._acquainted.set()
+        self._schedulers_known.set()
         self._server.drain(self._manager)
 
-    def _on_useless(self, peer: str, reason: str) -> None:
+    def _on_unreadable(self, peer: str, reason: str) -> None:
         """Stop if the supervisor's model cannot be loaded: all its schedulers have the same one.
 
         Unusable schedulers that joined from elsewhere are ignored.
@@ -139,32 +139,32 @@ class Frontend:
         if not self._supervised or self._servable or not is_supervised_id(peer):
             logger.error(reason)
             return
-        self._give_up(reason)
+        self._fail(reason)
 
     async def _require_adapters(self) -> None:
         if refusals := await self._manager.adapters.refusals():
-            self._give_up("; ".join(f"--lora {name}={self._lora[name]}: {why}" for name, why in refusals.items()))
+            self._fail("; ".join(f"--lora {name}={self._lora[name]}: {why}" for name, why in refusals.items()))
         else:
-            self._complete = True
-            self._tell_ready()
+            self._adapters_ready = True
+            self._announce_ready()
 
-    def _give_up(self, reason: str) -> None:
-        self._useless = reason
-        self._acquainted.set()
+    def _fail(self, reason: str) -> None:
+        self._fatal_error = reason
+        self._schedulers_known.set()
         self._server.stop()
 
     def _on_started(self) -> None:
-        self._listens = True
-        self._tell_ready()
+        self._listening = True
+        self._announce_ready()
 
     def _on_servable(self) -> None:
         self._servable = True
-        self._acquainted.set()
-        self._tell_ready()
+        self._schedulers_known.set()
+        self._announce_ready()
 
-    def _tell_ready(self) -> None:
+    def _announce_ready(self) -> None:
         """Announce readiness once HTTP, a model and all required adapters are available."""
-        if self._listens and self._servable and self._complete:
+        if self._listening and self._servable and self._adapters_ready:
             gc.freeze()  # exclude start-up objects from collections, which would delay every stream
             self._node.set_ready(Ready(url=url_of(self._listener)))
 

@@ -81,7 +81,7 @@ def test_a_token_that_comes_while_an_event_is_made_belongs_to_the_next(
 ) -> None:
     sampling = SamplingParams(max_new_tokens=8, seed=5)
     request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling, logprobs=LogprobParams())
-    generation = Generation(ApiKeyQuota().place())
+    generation = Generation(ApiKeyQuota().acquire())
     model = ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="w"))
     state = ReqState("f-1", request, model, [1], sampling, generation.wake)
     state.attempt = 0
@@ -95,7 +95,7 @@ def test_a_token_that_comes_while_an_event_is_made_belongs_to_the_next(
     told = []
     accept(0, "a")
     for position in (1, 2):
-        [update] = state.take()
+        [update] = state.pop_updates()
         accept(position, "b")
         told.append(json.loads(form.events(generation, [GenerationUpdate(0, update)]).removeprefix(b"data: ")))
     assert [each["output_ids"] for each in told] == [[10], [10, 11]]

@@ -144,7 +144,7 @@ def _event_steps(form: Form, generation: Generation, news: list[GenerationUpdate
 
 async def collect(generation: Generation, arrivals: AsyncIterator[list[GenerationUpdate]]) -> list[FinishedChoice]:
     """Every choice when all have ended, in the order of prompts, then of indices. Raises ApiError."""
-    generation.tell_ends()
+    generation.notify_on_finish_only()
     choices = {
         (prompt, choice.index): FinishedChoice(state, prompt, choice.index, "", [], None)
         for prompt, state in enumerate(generation.states)

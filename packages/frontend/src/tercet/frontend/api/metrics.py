@@ -62,7 +62,7 @@ class Metrics:
     async def scrape(self, request: Request) -> Response:
         """Everything, in the format that the reader prefers."""
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
-        frontends = await self._manager.siblings.series()
+        frontends = await self._manager.peer_metrics.series()
         frontends[self._manager.peer] = self._manager.series()
         answer = _Answer([*self._of_schedulers(), *families_of(dict(sorted(frontends.items())))])
         return Response(encode(answer), headers={"content-type": media_type})

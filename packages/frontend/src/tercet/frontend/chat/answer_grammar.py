@@ -52,14 +52,14 @@ def answer_grammar(
 
 def _answer(rules: Rules, opening: str, calls: EnforcedCalls | None, constraint: Constraint | None) -> str:
     """Return the rule after the reasoning. `opening` is the notation's prefix of an answer without calls."""
-    said = f"{rules.literal(opening)} @{_CONSTRAINT}"
+    constrained = f"{rules.literal(opening)} @{_CONSTRAINT}"
     if calls is None:
-        return said if constraint is not None else f"{rules.literal(opening)} {any_token_but(rules.tokens.eos)}*"
+        return constrained if constraint is not None else f"{rules.literal(opening)} {any_token_but(rules.tokens.eos)}*"
     grammar = CallGrammar(rules, calls.framing, calls.tools, several=calls.several)
     if calls.required:
         return grammar.answer()
     if constraint is not None:
-        return rules.add(f"{said} | {grammar.answer()}")
+        return rules.add(f"{constrained} | {grammar.answer()}")
     if opening:
         others = [rules.tokens.added[each] for each in calls.framing.extra_begins if each in rules.tokens.added]
         words = f"{rules.literal(opening)} {any_token_but([*others, *rules.tokens.eos])}*"

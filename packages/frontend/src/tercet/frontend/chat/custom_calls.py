@@ -18,8 +18,8 @@ def custom_tool(name: str, description: str, grammar: Lark | Regex | None = None
         case Lark(text=definition):
             asked = f"The input has to be a text of the language that this Lark grammar defines:\n{definition}"
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
-    told = "\n\n".join(filter(None, (description, asked)))
-    return ToolSpec(name, schema, told, isinstance(grammar, Regex), custom=True, grammar=grammar)
+    full_description = "\n\n".join(filter(None, (description, asked)))
+    return ToolSpec(name, schema, full_description, isinstance(grammar, Regex), custom=True, grammar=grammar)
 
 
 class CustomCalls:
@@ -29,7 +29,7 @@ class CustomCalls:
         self._names = names
         self._open: tuple[int, InputDecoder] | None = None
 
-    def translated(self, events: Iterable[Event], *, last: bool) -> list[Event]:
+    def translate(self, events: Iterable[Event], *, last: bool) -> list[Event]:
         """Translate events; `last` also flushes a call that was cut off."""
         result: list[Event] = []
         for event in events:

@@ -25,7 +25,7 @@ class InputDecoder:
     """
 
     def __init__(self) -> None:
-        self._place = 0
+        self._position = 0
         """Number of characters of `_HEAD` that have been read."""
         self._held: list[str] = []
         """Text read before the kind of the arguments is known."""
@@ -57,12 +57,12 @@ class InputDecoder:
 
     def _head(self, text: str) -> str:
         for at, char in enumerate(text):
-            if self._place in _SPACED and char in _SPACE:
+            if self._position in _SPACED and char in _SPACE:
                 continue
-            if char != _HEAD[self._place]:
+            if char != _HEAD[self._position]:
                 return self._other(text)
-            self._place += 1
-            if self._place == len(_HEAD):
+            self._position += 1
+            if self._position == len(_HEAD):
                 self._held.clear()
                 self._read = self._string
                 return self._string(text[at + 1 :])
@@ -71,10 +71,10 @@ class InputDecoder:
 
     def _other(self, text: str) -> str:
         self._held.append(text)
-        if self._place:
+        if self._position:
             self._read = self._object
             return ""
-        self._read = self._as_it_is
+        self._read = self._verbatim
         begun = "".join(self._held)
         self._held.clear()
         return begun
@@ -83,7 +83,7 @@ class InputDecoder:
         self._held.append(text)
         return ""
 
-    def _as_it_is(self, text: str) -> str:
+    def _verbatim(self, text: str) -> str:
         return text
 
     def _string(self, text: str) -> str:
@@ -95,7 +95,7 @@ class InputDecoder:
                 parts.append(run[0])
                 at = run.end()
             elif text[at] == '"':
-                self._read = self._behind
+                self._read = self._after_string
                 break
             elif cut := _CUT.match(text, at):
                 self._cut = cut[0]
@@ -107,7 +107,7 @@ class InputDecoder:
                 at = escape.end()
         return "".join(parts)
 
-    def _behind(self, _text: str) -> str:
+    def _after_string(self, _text: str) -> str:
         return ""
 
 

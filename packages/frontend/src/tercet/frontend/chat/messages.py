@@ -10,10 +10,10 @@ from tercet.frontend.http.json_depth import DEEPEST, is_within
 
 Message = dict[str, Any]
 
-MOST_MARKS = 131_072
+MAX_MARKS = 131_072
 """Maximum brackets, colons and commas in a call's arguments, including those inside strings. The arguments are JSON
 within the JSON body, and are parsed as well."""
-MOST_MARKS_OF_ALL = 524_288
+MAX_MARKS_TOTAL = 524_288
 """Maximum for all calls of a history together."""
 NO_OBJECT = "invalid_json"
 """Key for arguments that are not an object: templates expect one."""
@@ -51,8 +51,8 @@ def _check_cost(messages: list[Message]) -> None:
         for call in [*calls, message.get("function_call") or {}]:
             marks = sum(map((call.get("arguments") or "").count, "{[:,"))
             total += marks
-            if marks > MOST_MARKS or total > MOST_MARKS_OF_ALL:
-                what, most = ("a call", MOST_MARKS) if marks > MOST_MARKS else ("all calls", MOST_MARKS_OF_ALL)
+            if marks > MAX_MARKS or total > MAX_MARKS_TOTAL:
+                what, most = ("a call", MAX_MARKS) if marks > MAX_MARKS else ("all calls", MAX_MARKS_TOTAL)
                 where = f"messages[{place}]"
                 raise BadRequestError(
                     f"The arguments of {what} have more than {most} brackets, colons and commas.", param=where

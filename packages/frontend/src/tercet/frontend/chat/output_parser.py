@@ -131,8 +131,8 @@ class OutputParser:
         if update.finish is not None:
             shown += self._end_of_call(update.finish)
         if self._customs is not None:
-            shown = self._customs.translated(shown, last=update.finish is not None)
-        return join_deltas(shown)
+            shown = self._customs.translate(shown, last=update.finish is not None)
+        return merged(shown)
 
     def _end_of_call(self, finish: FinishReason) -> list[Event]:
         """Complete the open call if the answer stopped at its end token."""

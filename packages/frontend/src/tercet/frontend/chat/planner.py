@@ -135,7 +135,7 @@ async def _grammar(
     thinking = None
     if names.reasoning is not None:
         # The template determines from the whole chat whether reasoning is open.
-        end = await model.rendered_end(prompt)
+        end = await model.render_end(prompt)
         form = reasoning_format(names.reasoning)
         if not form.closed(end):
             thinking = Thinking(framing=form.framing, opened=form.opened(end), budget=turn.thinking_budget)
@@ -170,8 +170,8 @@ def _checked_tools(turn: ChatOptions, names: ParserNames) -> tuple[ToolSpec, ...
         raise BadRequestError("Two tools have the same name.", param="tools")
     if deep := [tool.name for tool in turn.tools if not is_within(tool.parameters, DEEPEST)]:
         raise BadRequestError(f"The schema of {deep[0]!r} is nested deeper than {DEEPEST} levels.", param="tools")
-    if strangers := sorted(each for each in choice.names or () if known.get(each) is not (each in choice.customs)):
-        raise BadRequestError(f"'tool_choice' names {strangers[0]!r}, which is not in 'tools'.", param="tool_choice")
+    if unknown := sorted(each for each in choice.names or () if known.get(each) is not (each in choice.customs)):
+        raise BadRequestError(f"'tool_choice' names {unknown[0]!r}, which is not in 'tools'.", param="tool_choice")
     tools = turn.callable_tools
     if choice.calls is Calls.REQUIRED and not tools:
         raise BadRequestError("'tool_choice' requires a call, and there is no tool to call.", param="tool_choice")

@@ -31,9 +31,9 @@ class ReasoningTokens:
         for token_id in token_ids:
             if self._over:
                 return
-            self._take(self._names[token_id])
+            self._count_token(self._names[token_id])
 
-    def _take(self, data: bytes) -> None:
+    def _count_token(self, data: bytes) -> None:
         self._tail += data
         self._lengths.append(len(data))
         if self._open:
@@ -46,9 +46,9 @@ class ReasoningTokens:
             self.count += self._spanned(len(self._tail) - self._tail.index(self._begin))
             self._open = True
             self._forget(0)
-        elif not self._again and (said := self._tail.lstrip()):
+        elif not self._again and (begun := self._tail.lstrip()):
             # Reasoning can only begin at the start of an answer.
-            self._over = not self._begin.startswith(said)
+            self._over = not self._begin.startswith(begun)
         self._forget(self._reach)
 
     def _spanned(self, size: int) -> int:

@@ -25,8 +25,8 @@ def with_instructions(messages: list[dict[str, Any]], tools: Sequence[ToolSpec])
     if first["role"] not in {"system", "developer"}:
         return [{"role": "system", "content": text}, *messages]
     content = first["content"]
-    said = content if isinstance(content, str) else "".join(part["text"] for part in content)
-    return [{**first, "content": f"{said}\n\n{text}"}, *messages[1:]]
+    text_so_far = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return [{**first, "content": f"{text_so_far}\n\n{text}"}, *messages[1:]]
 
 
 def _function(tool: ToolSpec) -> dict[str, Any]:

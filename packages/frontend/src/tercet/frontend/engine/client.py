@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from tercet.frontend.api.generation_response import FinishedChoice, collect
-from tercet.frontend.lora.registry import PATIENCE
+from tercet.frontend.lora.registry import LOAD_TIMEOUT
 from tercet.frontend.manager.embedding_batch import EmbeddingBatch
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.request import GenerateRequest
@@ -82,9 +82,9 @@ class EngineClient:
         config = NodeConfig(Role.FRONTEND, "engine-0", address, connect=specs)
         self._node = AsyncNode(config, FrontendInbox, self._status, self._on_deliveries)
         controller = DataParallelController(POLICIES["round_robin"]())
-        registry = ModelRegistry(self._pool, threads=_THREADS, on_useless=self._on_unusable)
+        registry = ModelRegistry(self._pool, threads=_THREADS, on_unreadable=self._on_unreadable)
         self._manager = TokenizerManager(config.peer, self._node, registry, controller, lora=lora)
-        self._adapter_timeout = PATIENCE * len(lora)
+        self._reading_time = LOAD_TIMEOUT * len(lora)
         self._thread.start()
         self.wait(self._start)
 
@@ -203,7 +203,7 @@ class EngineClient:
         await self._manager.close()
         self._node.close_now(_CLOSED)
 
-    def _on_unusable(self, peer: str, reason: str) -> None:
+    def _on_unreadable(self, peer: str, reason: str) -> None:
         if is_supervised_id(peer):
             self._unusable_reason = reason
 

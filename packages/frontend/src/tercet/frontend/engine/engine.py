@@ -17,7 +17,7 @@ from tercet.frontend.engine.client import EngineError, OutputStream
 from tercet.frontend.engine.processes import EngineProcesses, MakeParts, offline_parts
 from tercet.frontend.engine.requests import Ids, Sampling, Texts, add_prompt_note, to_chat, to_inputs, to_requests
 from tercet.frontend.http.loop_turns import result_of
-from tercet.frontend.manager.embedding_state import numbers
+from tercet.frontend.manager.embedding_state import unpack_vector
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.supervisor.options import FrontendOptions, LogLevel, SchedulerOptions, ServeConfig, ServeOptions
 
@@ -119,7 +119,7 @@ class Engine:
         ValueError and ApiError.
         """
         prompt = to_chat(messages, tools, self._model, add_generation_prompt=add_generation_prompt)
-        return self._client.wait(partial(self._model.tokenized, prompt, must_fit=False))
+        return self._client.wait(partial(self._model.tokenize, prompt, must_fit=False))
 
     def encode(self, prompt: Texts, *, truncate: int | None = None) -> Any:
         """Return the vector of a text, or a list of them for a list.
@@ -130,7 +130,7 @@ class Engine:
         request, single = to_inputs(prompt, self._model, truncate)
         batch = self._client.wait(partial(self._client.embed, request))
         vectors = [
-            {"embedding": list(numbers(state.vector)), "meta_info": {"prompt_tokens": state.prompt_tokens}}
+            {"embedding": list(unpack_vector(state.vector)), "meta_info": {"prompt_tokens": state.prompt_tokens}}
             for state in batch.states
         ]
         return vectors[0] if single else vectors

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from tercet.frontend.round_robin import Rotation
+from tercet.frontend.round_robin import RoundRobinQueue
 
 _Result = TypeVar("_Result")
 
@@ -33,7 +33,7 @@ class LoopTurns:
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
         self._taken = False
-        self._waiting = Rotation()
+        self._waiting = RoundRobinQueue()
 
     @property
     def waiting(self) -> int:

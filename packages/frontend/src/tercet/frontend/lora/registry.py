@@ -22,14 +22,14 @@ from tercet.protocol.messages.values import LoRAAdapter
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 60.0
+LOAD_TIMEOUT = 60.0
 """Seconds for a scheduler to read or download an adapter's files."""
 _POLL = 0.02
 _NONE_RUN = "This server runs no adapters: its schedulers were started without --max-loras."
 
 
 @dataclass
-class _Given:
+class _ConfiguredAdapter:
     """Adapter from the options."""
 
     path: str
@@ -41,7 +41,7 @@ class _Given:
 
 
 class AdapterRegistry:
-    """Adapters from the options (`given`: paths by name) and those loaded at run time.
+    """Adapters from the options (`configured`: paths by name) and those loaded at run time.
 
     All methods run on the event loop's thread. `clock` returns seconds since 1970.
     """
@@ -51,23 +51,23 @@ class AdapterRegistry:
         models: ModelRegistry,
         fleet: PeerRegistry,
         control: Control,
-        given: Mapping[str, str],
+        configured: Mapping[str, str],
         names: AdapterNames | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._models = models
         self._fleet = fleet
         self._control = control
-        self._given = {name: _Given(path) for name, path in given.items()}
+        self._configured = {name: _ConfiguredAdapter(path) for name, path in configured.items()}
         self._names = names or AdaptersInMemory()
         self._clock = clock
-        self._learning: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
         """Cancel the loading of adapters."""
-        if self._learning is not None:
-            self._learning.cancel()
-            await asyncio.gather(self._learning, return_exceptions=True)
+        if self._loading is not None:
+            self._loading.cancel()
+            await asyncio.gather(self._loading, return_exceptions=True)
 
     # Lookups by name.
 
@@ -82,22 +82,22 @@ class AdapterRegistry:
             candidates = [(name, bases)]
             candidates += [(name.removeprefix(f"{base}:"), [base]) for base in bases if name.startswith(f"{base}:")]
             for own, among in candidates:
-                given = self._given.get(own)
-                adapter = self._learnt(own, given) if given else await self._names.find(own, among)
+                configured = self._configured.get(own)
+                adapter = self._loaded(own, configured) if configured else await self._names.find(own, among)
                 if adapter is not None and adapter.base in among:
-                    return self._adapted(adapter)
+                    return self._with_adapter(adapter)
         return self._models.get(name)
 
     async def all(self) -> list[Adapter]:
         """Return every adapter that can be requested now."""
-        given = [each.adapter for each in self._given.values() if each.adapter is not None]
-        loaded = [each for each in await self._names.all(self._bases) if each.name not in self._given]
+        configured = [each.adapter for each in self._configured.values() if each.adapter is not None]
+        loaded = [each for each in await self._names.all(self._bases) if each.name not in self._configured]
         able = {model.name for model in self._models if self._runs_adapters(model)}
-        return [each for each in given + loaded if each.base in able]
+        return [each for each in configured + loaded if each.base in able]
 
     async def served(self) -> list[ServedModel]:
         """Return every adapter as a model."""
-        return [self._adapted(each) for each in await self.all()]
+        return [self._with_adapter(each) for each in await self.all()]
 
     async def names(self) -> list[str]:
         """Return every name of a model or adapter."""
@@ -112,17 +112,17 @@ class AdapterRegistry:
         Requests in flight keep the previous adapter. Raises BadRequestError for an adapter that a scheduler refuses,
         and UnavailableError if a scheduler does not reply.
         """
-        _checked(check_name, name, "lora_name")
-        _checked(check_path, path, "lora_path")
+        _validate(check_name, name, "lora_name")
+        _validate(check_path, path, "lora_path")
         self._check_free(name)
         model = self._base(base)
         adapter = Adapter(name, model.name, await self._read(model, path), int(self._clock()))
-        given = self._given.get(name)
-        if given is None:
+        configured = self._configured.get(name)
+        if configured is None:
             await self._names.put(adapter, self._bases)
-        elif given.adapter is None and given.path == path:
-            given.adapter = adapter
-        elif given.adapter is None or given.adapter.lora.sha256 != adapter.lora.sha256:
+        elif configured.adapter is None and configured.path == path:
+            configured.adapter = adapter
+        elif configured.adapter is None or configured.adapter.lora.sha256 != adapter.lora.sha256:
             raise BadRequestError(f"{name!r} is another adapter, which the server was started with.", param="lora_name")
 
     async def unload(self, name: str) -> None:
@@ -130,7 +130,7 @@ class AdapterRegistry:
 
         Raises ModelNotFoundError, BadRequestError.
         """
-        if name in self._given:
+        if name in self._configured:
             raise BadRequestError(f"The server was started with the adapter {name!r}.", param="lora_name")
         bases = self._bases
         if not bases:
@@ -140,7 +140,7 @@ class AdapterRegistry:
             raise ModelNotFoundError(f"The adapter {name!r} does not exist.", param="lora_name")
         if all(each.lora != adapter.lora for each in await self.all()):
             forgotten = adapter.lora
-            await self._control.ask(
+            await self._control.broadcast(
                 lambda number: UnloadLoRAAdapterReq(id=number, adapter=forgotten),
                 self._readers(self._models.get(adapter.base)),
             )
@@ -148,19 +148,19 @@ class AdapterRegistry:
     # Adapters from the options.
 
     @property
-    def undecided(self) -> bool:
+    def loading(self) -> bool:
         """Return whether an adapter from the options has been neither loaded nor refused."""
-        return any(each.adapter is None and not each.refusal for each in self._given.values())
+        return any(each.adapter is None and not each.refusal for each in self._configured.values())
 
     async def refusals(self) -> dict[str, str]:
         """Wait for all adapters from the options and return the refusals, by name."""
-        while self.undecided:
+        while self.loading:
             if self._bases and not any(map(self._runs_adapters, self._models)):
-                return dict.fromkeys(self._given, _NONE_RUN)
+                return dict.fromkeys(self._configured, _NONE_RUN)
             await asyncio.sleep(_POLL)  # polled: loading sends no event
-        return {name: each.refusal for name, each in self._given.items() if each.adapter is None}
+        return {name: each.refusal for name, each in self._configured.items() if each.adapter is None}
 
-    def look(self, *, again: bool = False) -> None:
+    def tick(self, *, again: bool = False) -> None:
         """Load adapters from the options that are not loaded. Called periodically.
 
         Refused adapters are retried when the set of schedulers has changed, or with `again`.
@@ -171,43 +171,45 @@ class AdapterRegistry:
             if each.ready and each.limits and each.limits.max_loras
         )
         waiting = {
-            name: given
-            for name, given in self._given.items()
-            if given.adapter is None and (again or given.refused_by != able)
+            name: configured
+            for name, configured in self._configured.items()
+            if configured.adapter is None and (again or configured.refused_by != able)
         }
-        if waiting and able and self._bases and self._learning is None:
-            self._learning = asyncio.create_task(self._learn(waiting, able))
-            self._learning.add_done_callback(self._learnt_all)
+        if waiting and able and self._bases and self._loading is None:
+            self._loading = asyncio.create_task(self._load_configured(waiting, able))
+            self._loading.add_done_callback(self._on_loaded)
 
-    async def _learn(self, waiting: Mapping[str, _Given], able: frozenset[tuple[str, str]]) -> None:
-        for name, given in waiting.items():
+    async def _load_configured(
+        self, waiting: Mapping[str, _ConfiguredAdapter], able: frozenset[tuple[str, str]]
+    ) -> None:
+        for name, configured in waiting.items():
             try:
                 self._check_free(name)
                 model = self._base(None)
-                lora = await self._read(model, given.path)
+                lora = await self._read(model, configured.path)
             except UnavailableError as error:
                 logger.debug("the adapter %r waits: %s", name, error.message)
                 return
             except BadRequestError as error:
-                if given.refusal != error.message:
+                if configured.refusal != error.message:
                     logger.error("the adapter %r is not there: %s", name, error.message)
-                given.refusal, given.refused_by = error.message, able
+                configured.refusal, configured.refused_by = error.message, able
             else:
-                given.adapter = Adapter(name, model.name, lora, int(self._clock()))
+                configured.adapter = Adapter(name, model.name, lora, int(self._clock()))
                 logger.info("the adapter %r is %s", name, lora.sha256)
 
-    def _learnt_all(self, task: asyncio.Task[None]) -> None:
-        self._learning = None
+    def _on_loaded(self, task: asyncio.Task[None]) -> None:
+        self._loading = None
         if not task.cancelled() and (error := task.exception()):
             logger.error("adapters were not learnt", exc_info=error)
 
-    def _learnt(self, name: str, given: _Given) -> Adapter:
-        if given.adapter is not None:
-            return given.adapter
+    def _loaded(self, name: str, configured: _ConfiguredAdapter) -> Adapter:
+        if configured.adapter is not None:
+            return configured.adapter
         if not any(map(self._runs_adapters, self._models)):
             raise UnsupportedParameterError(_NONE_RUN, param="model")
-        if given.refusal:
-            message = f"The adapter {name!r} cannot be used. {given.refusal}"
+        if configured.refusal:
+            message = f"The adapter {name!r} cannot be used. {configured.refusal}"
             raise BadRequestError(message, param="model", code="invalid_lora")
         raise UnavailableError(f"The adapter {name!r} is still loading.", retry_after=1)
 
@@ -233,11 +235,11 @@ class AdapterRegistry:
         if name in self._bases:
             raise BadRequestError(f"{name!r} is the name of a model.", param="lora_name")
 
-    def _adapted(self, adapter: Adapter) -> ServedModel:
+    def _with_adapter(self, adapter: Adapter) -> ServedModel:
         model = self._models.get(adapter.base)
         if not self._runs_adapters(model):
             raise UnsupportedParameterError(_NONE_RUN, param="model")
-        return model.adapted(adapter.name, adapter.lora, adapter.created)
+        return model.with_adapter(adapter.name, adapter.lora, adapter.created)
 
     def _runs_adapters(self, model: ServedModel) -> bool:
         """Return whether the model's schedulers support adapters, including those disconnected for now."""
@@ -254,13 +256,13 @@ class AdapterRegistry:
             if not self._runs_adapters(model):
                 raise UnsupportedParameterError(_NONE_RUN)
             raise UnavailableError(f"No scheduler of {model.name!r} is ready to read it.", retry_after=1)
-        answers = await self._control.ask(
-            lambda number: LoadLoRAAdapterReq(id=number, adapter=LoRAAdapter(path)), readers, PATIENCE
+        answers = await self._control.broadcast(
+            lambda number: LoadLoRAAdapterReq(id=number, adapter=LoRAAdapter(path)), readers, LOAD_TIMEOUT
         )
         if refusals := {peer: each.message for peer, each in answers.items() if each.answered and not each.ok}:
-            raise BadRequestError(f"It cannot be read. {_told(refusals)}.", param="lora_path", code="invalid_lora")
+            raise BadRequestError(f"It cannot be read. {_joined(refusals)}.", param="lora_path", code="invalid_lora")
         if silent := {peer: each.message for peer, each in answers.items() if not each.answered}:
-            raise UnavailableError(f"Not every scheduler has read it. {_told(silent)}.", retry_after=1)
+            raise UnavailableError(f"Not every scheduler has read it. {_joined(silent)}.", retry_after=1)
         return LoRAAdapter(path, _agreed(answers))
 
 
@@ -269,16 +271,16 @@ def _agreed(answers: Mapping[str, Answer]) -> str:
     found = {each.sha256 for each in answers.values()}
     if len(found) > 1 or "" in found:
         differing = {peer: each.sha256 or "none" for peer, each in answers.items()}
-        message = f"Schedulers find different files there, by their SHA-256. {_told(differing)}."
+        message = f"Schedulers find different files there, by their SHA-256. {_joined(differing)}."
         raise BadRequestError(message, param="lora_path", code="invalid_lora")
     return found.pop()
 
 
-def _told(said: Mapping[str, str]) -> str:
-    return ", ".join(f"{peer}: {what.rstrip('.')}" for peer, what in sorted(said.items()))
+def _joined(messages: Mapping[str, str]) -> str:
+    return ", ".join(f"{peer}: {what.rstrip('.')}" for peer, what in sorted(messages.items()))
 
 
-def _checked(check: Callable[[str], None], text: str, param: str) -> None:
+def _validate(check: Callable[[str], None], text: str, param: str) -> None:
     try:
         check(text)
     except ValueError as error:

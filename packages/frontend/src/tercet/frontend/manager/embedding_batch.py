@@ -5,25 +5,25 @@ from collections.abc import Callable
 
 from tercet.frontend.manager.embedding_state import EmbeddingState
 from tercet.frontend.manager.quota import RequestSlot
-from tercet.frontend.routing.wake import Wake
+from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
 
-AT_ONCE = 256
+MAX_IN_FLIGHT = 256
 """Maximum number of inputs of one HTTP request that are at schedulers at the same time."""
 
 
 class EmbeddingBatch:
     """States of the inputs, in input order; they share one event."""
 
-    def __init__(self, place: RequestSlot) -> None:
-        self.place = place
-        self.wake = Wake()
+    def __init__(self, slot: RequestSlot) -> None:
+        self.slot = slot
+        self.wake = SingleWaiterEvent()
         self.states: list[EmbeddingState] = []
 
     async def run(self, start: Callable[[EmbeddingState], None]) -> None:
         """Dispatch every input and wait for its vector. Raises the ApiError of the first input that fails."""
         waiting, running = deque(self.states), list[EmbeddingState]()
         while waiting or running:
-            while waiting and len(running) < AT_ONCE:
+            while waiting and len(running) < MAX_IN_FLIGHT:
                 running.append(waiting.popleft())
                 start(running[-1])
             await self.wake.wait()

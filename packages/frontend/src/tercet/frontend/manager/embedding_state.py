@@ -9,7 +9,7 @@ from tercet.frontend.manager.req_state import Verdict
 from tercet.frontend.model.embedding_request import EmbeddingRequest, EncodedInput
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.routing.request_state import RequestState
-from tercet.frontend.routing.wake import Wake
+from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
 from tercet.protocol.messages.messages import BatchEmbeddingOutput, TokenizedEmbeddingReqInput
 from tercet.protocol.messages.values import FinishReason, FinishType, unpack_floats, unpack_ints
 
@@ -18,7 +18,13 @@ class EmbeddingState(RequestState):
     """Input of an embedding, scoring or classification request: one choice with one position, the vector."""
 
     def __init__(
-        self, rid: str, given: EncodedInput, model: ServedModel, request: EmbeddingRequest, wake: Wake, param: str
+        self,
+        rid: str,
+        given: EncodedInput,
+        model: ServedModel,
+        request: EmbeddingRequest,
+        wake: SingleWaiterEvent,
+        param: str,
     ) -> None:
         super().__init__(rid, model, given.ids, wake)
         self.vector = b""
@@ -49,7 +55,7 @@ class EmbeddingState(RequestState):
     def signature(self) -> bytes:
         return self._types
 
-    def blamed(self, code: str, context: int) -> str | None:  # noqa: ARG002
+    def error_param(self, code: str, context: int) -> str | None:  # noqa: ARG002
         return self._param if code in {"context_length_exceeded", "invalid_token_ids"} else None
 
     def position(self, index: int) -> int:  # noqa: ARG002
@@ -67,7 +73,7 @@ class EmbeddingState(RequestState):
             self.error = RequestAbortedError("The request was aborted.")
         else:
             message, code = finish.message or "The server ended this request.", finish.code
-            self.error = from_rejection(code, message, self.blamed(code, 0)) if code else ServerError(message)
+            self.error = from_rejection(code, message, self.error_param(code, 0)) if code else ServerError(message)
         self._wake.set()
         return Verdict.ACCEPTED
 
@@ -76,8 +82,8 @@ class EmbeddingState(RequestState):
         attempt: int,
         detokenizer: str,  # noqa: ARG002
         *,
-        alone: bool = False,
-        hold: bool = False,
+        exclusive: bool = False,
+        deferred: bool = False,
     ) -> TokenizedEmbeddingReqInput:
         return TokenizedEmbeddingReqInput(
             rid=self.rid,
@@ -85,13 +91,13 @@ class EmbeddingState(RequestState):
             input_ids=self.prompt_ids,
             token_types=self._types,
             priority=self._priority,
-            exclusive=alone,
-            deferred=hold,
+            exclusive=exclusive,
+            deferred=deferred,
             tenant=self._tenant,
         )
 
 
-def vectors_of(
+def unpack_vectors(
     batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]
 ) -> Iterator[tuple[str, int, bytes, FinishReason | None, float]]:
     """Yield (rid, attempt, vector, finish, queue seconds) for each row; NaN stands for an unknown queue time.
@@ -103,10 +109,10 @@ def vectors_of(
         raise ValueError(f"{len(batch.rids)} vectors of {batch.width} numbers came with frames of another size")
     data = bytes(frames[0])
     waits = unpack_floats(batch.queue_times) or [math.nan] * len(batch.rids)
-    for row, (rid, attempt, waited) in enumerate(zip(batch.rids, unpack_ints(batch.attempts), waits, strict=True)):
-        yield rid, attempt, data[row * size : (row + 1) * size], batch.finishes.get(row), waited
+    for row, (rid, attempt, queue_time) in enumerate(zip(batch.rids, unpack_ints(batch.attempts), waits, strict=True)):
+        yield rid, attempt, data[row * size : (row + 1) * size], batch.finishes.get(row), queue_time
 
 
-def numbers(vector: bytes) -> tuple[float, ...]:
+def unpack_vector(vector: bytes) -> tuple[float, ...]:
     """Unpack a vector of little-endian float32."""
     return struct.unpack(f"<{len(vector) // 4}f", vector)

@@ -8,7 +8,7 @@ from tercet.frontend.errors import ApiError
 from tercet.frontend.manager.prediction import predicted_tokens
 from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.manager.req_state import ReqState, Update
-from tercet.frontend.routing.wake import Wake
+from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
 
 
 class GenerationUpdate(msgspec.Struct, frozen=True):
@@ -21,29 +21,29 @@ class GenerationUpdate(msgspec.Struct, frozen=True):
 class Generation:
     """Request states that share one event, so their consumer receives all pending updates in one batch."""
 
-    def __init__(self, place: RequestSlot) -> None:
-        self.place = place
-        self.wake = Wake()
+    def __init__(self, slot: RequestSlot) -> None:
+        self.slot = slot
+        self.wake = SingleWaiterEvent()
         self.states: list[ReqState] = []
 
-    def tell_ends(self) -> None:
+    def notify_on_finish_only(self) -> None:
         """Deliver each choice only once it has finished, for consumers that do not stream."""
         for state in self.states:
-            state.tells_ends = True
+            state.finish_only = True
 
     async def arrivals(self) -> AsyncIterator[list[GenerationUpdate]]:
         """Yield non-empty lists of updates until every request is done. Raises the ApiError of a failed request."""
         while True:
             await self.wake.wait()
-            news: list[GenerationUpdate] = []
+            updates: list[GenerationUpdate] = []
             error: ApiError | None = None
             done = True
             for prompt, state in enumerate(self.states):
-                news += [GenerationUpdate(prompt, update) for update in state.take()]
+                updates += [GenerationUpdate(prompt, update) for update in state.pop_updates()]
                 # Read these before the yield: changes during the yield belong to the next round.
                 error, done = error or state.error, done and state.done
-            if news:
-                yield news
+            if updates:
+                yield updates
             if error is not None:
                 raise error
             if done:

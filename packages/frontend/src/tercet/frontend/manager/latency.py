@@ -49,32 +49,32 @@ class LatencyMeasures:
     finishes: Counter[FinishType] = field(default_factory=Counter)
     """Choices by finish reason."""
 
-    def heard(self, state: ReqState, row: OutputRow, now: float) -> None:
+    def observe_row(self, state: ReqState, row: OutputRow, now: float) -> None:
         """Record an accepted row."""
         if row.opening is not None and row.opening.queue_time is not None:
-            self.begun(state, row.opening.queue_time)
+            self.observe_queue_time(state, row.opening.queue_time)
         count = len(row.token_ids)
         if count:
             choice = state.choices[row.index]
             if len(choice.token_ids) > count:
-                self.between_tokens.observe((now - choice.heard_at) / count, count)
+                self.between_tokens.observe((now - choice.last_token_at) / count, count)
             elif state.output_tokens == count:
-                self.first_token.observe(now - state.began_at)
-            choice.heard_at = now
+                self.first_token.observe(now - state.started_at)
+            choice.last_token_at = now
         if row.finish is not None:
             self.finishes[row.finish.type] += 1
-            self.ended(state, now)
+            self.observe_request(state, now)
 
-    def begun(self, state: RequestState, waited: float) -> None:
+    def observe_queue_time(self, state: RequestState, queue_time: float) -> None:
         """Record the queue time of a request once; later attempts and other choices are not queue time."""
-        if state.waited is None:
-            state.waited = waited
-            self.queue.observe(waited)
+        if state.queue_time is None:
+            state.queue_time = queue_time
+            self.queue.observe(queue_time)
 
-    def ended(self, state: RequestState, now: float) -> None:
+    def observe_request(self, state: RequestState, now: float) -> None:
         """Record the total latency and the lengths if the request is done and did not fail."""
         if state.done and state.error is None:
-            self.request.observe(now - state.began_at)
+            self.request.observe(now - state.started_at)
             self.prompt_tokens.observe(state.prompt_tokens)
             if state.has_text:
                 self.output_tokens.observe(state.output_tokens)

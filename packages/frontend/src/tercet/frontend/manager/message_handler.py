@@ -8,9 +8,9 @@ from typing import assert_never, cast
 
 from tercet.frontend.errors import from_rejection
 from tercet.frontend.manager.counters import Counters
-from tercet.frontend.manager.embedding_state import EmbeddingState, vectors_of
+from tercet.frontend.manager.embedding_state import EmbeddingState, unpack_vectors
 from tercet.frontend.manager.peer_metrics import PeerMetrics
-from tercet.frontend.manager.req_state import ACCEPTED, OutputRow, ReqState, Verdict, rows_of
+from tercet.frontend.manager.req_state import ACCEPTED, OutputRow, ReqState, Verdict, unpack_rows
 from tercet.frontend.model.served_model import context_of
 from tercet.frontend.routing.cause import Cause
 from tercet.frontend.routing.control import Control
@@ -49,7 +49,7 @@ Incoming = FrontendInbox | PeerEvent
 
 
 class MessageHandler:
-    """Handler of deliveries on the event loop's thread. Calls `changed` when the set of usable peers changes."""
+    """Handler of deliveries, on the event loop's thread. Calls `on_peers_changed` if other peers are usable."""
 
     def __init__(
         self,
@@ -61,9 +61,9 @@ class MessageHandler:
         states: Mapping[str, RequestState],
         counters: Counters,
         control: Control,
-        siblings: PeerMetrics,
+        peer_metrics: PeerMetrics,
         clock: Callable[[], float],
-        changed: Callable[[], None],
+        on_peers_changed: Callable[[], None],
     ) -> None:
         self._outbox = outbox
         self._fleet = fleet
@@ -74,9 +74,9 @@ class MessageHandler:
         self._states = states
         self._counters = counters
         self._control = control
-        self._siblings = siblings
+        self._peer_metrics = peer_metrics
         self._clock = clock
-        self._changed = changed
+        self._on_peers_changed = on_peers_changed
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def close(self) -> None:
@@ -86,17 +86,17 @@ class MessageHandler:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def take(self, deliveries: Sequence[Delivery]) -> None:
+    def handle(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
-            self._take(delivery.source, cast("Incoming", delivery.message), delivery.frames)
+            self._handle(delivery.source, cast("Incoming", delivery.message), delivery.frames)
 
-    def ask_for_files(self) -> None:
+    def request_files(self) -> None:
         """Ask schedulers again for tokenizer files that have not arrived."""
         for scheduler in self._fleet.schedulers.values():
             if scheduler.peer not in self._models.peers:
                 self._outbox.send(scheduler.peer, TokenizerFilesReq(id=scheduler.incarnation))
 
-    def _take(self, source: str, message: Incoming, frames: tuple[memoryview, ...]) -> None:
+    def _handle(self, source: str, message: Incoming, frames: tuple[memoryview, ...]) -> None:
         match message:
             case BatchStrOutput():
                 self._on_text(source, message)
@@ -107,7 +107,7 @@ class MessageHandler:
             case Rejected():
                 self._on_rejected(source, message)
             case ExclusiveReady():
-                self._on_ready_alone(source, message)
+                self._on_exclusive_ready(source, message)
             case TokenizerFiles():
                 self._spawn(self._load(source, message, frames))
             case PeerUp() | PeerReady() | PeerDown():
@@ -115,9 +115,9 @@ class MessageHandler:
             case ControlReply():
                 self._control.on_reply(source, message)
             case MetricsReq():
-                self._siblings.on_request(source, message)
+                self._peer_metrics.on_request(source, message)
             case Series():
-                self._siblings.on_series(source, message)
+                self._peer_metrics.on_series(source, message)
             case Hello() | Introduce() | Ready() | Progress() | Goodbye():
                 logger.debug("membership of %s is the node's business: %s", source, type(message).__name__)
             case _:
@@ -127,7 +127,7 @@ class MessageHandler:
 
     def _on_text(self, source: str, batch: BatchStrOutput) -> None:
         try:
-            rows = list(rows_of(batch))
+            rows = list(unpack_rows(batch))
         except ValueError as error:
             logger.error("%s sent text that makes no sense: %s", source, error)
             return
@@ -139,53 +139,53 @@ class MessageHandler:
 
     def _on_vectors(self, source: str, batch: BatchEmbeddingOutput, frames: tuple[memoryview, ...]) -> None:
         try:
-            rows = list(vectors_of(batch, frames))
+            rows = list(unpack_vectors(batch, frames))
         except ValueError as error:
             logger.error("%s sent vectors that make no sense: %s", source, error)
             return
         now = self._clock()
-        for rid, attempt, vector, finish, waited in rows:
+        for rid, attempt, vector, finish, queue_time in rows:
             state = self._states.get(rid)
             if isinstance(state, EmbeddingState):
-                self._on_vector(state, state.accept(attempt, vector, finish), waited, now)
+                self._on_vector(state, state.accept(attempt, vector, finish), queue_time, now)
 
-    def _on_vector(self, state: EmbeddingState, verdict: Verdict, waited: float, now: float) -> None:
+    def _on_vector(self, state: EmbeddingState, verdict: Verdict, queue_time: float, now: float) -> None:
         if verdict is Verdict.ABORTED:
-            self._recovery.again(state, now, Cause.ABORTED)
+            self._recovery.redispatch(state, now, Cause.ABORTED)
         elif verdict is ACCEPTED:
             measures = self._counters.models[state.model.base]
-            if not math.isnan(waited):
-                measures.begun(state, waited)
-            measures.ended(state, now)
-            self._dispatcher.ended(state)
-            if state.alone:
+            if not math.isnan(queue_time):
+                measures.observe_queue_time(state, queue_time)
+            measures.observe_request(state, now)
+            self._dispatcher.release(state)
+            if state.exclusive:
                 self._recovery.retry(now)
 
     def _on_row(self, state: ReqState, row: OutputRow, now: float) -> None:
         verdict = state.accept(row)
         if verdict is ACCEPTED:
-            self._counters.models[state.model.base].heard(state, row, now)
-            if state.alone:
+            self._counters.models[state.model.base].observe_row(state, row, now)
+            if state.exclusive:
                 self._recovery.retry(now)  # dispatch the next exclusive request
             if row.finish is not None and isinstance(row.finish.matched, str):
                 self._dispatcher.abort(state, [row.index], "stop string")
         elif verdict is Verdict.GAP:
             logger.warning("tokens of %s before position %d are missing", state.rid, row.position)
-            self._recovery.again(state, now, Cause.GAP)
+            self._recovery.redispatch(state, now, Cause.GAP)
         elif verdict is Verdict.ABORTED:
-            self._recovery.again(state, now, Cause.ABORTED)
+            self._recovery.redispatch(state, now, Cause.ABORTED)
 
-    def _on_ready_alone(self, source: str, message: ExclusiveReady) -> None:
+    def _on_exclusive_ready(self, source: str, message: ExclusiveReady) -> None:
         state = self._states.get(message.rid)
         if state is not None and not state.done and (state.attempt, state.scheduler) == (message.attempt, source):
-            self._recovery.offered(state, self._clock())
+            self._recovery.grant_exclusive(state, self._clock())
 
     def _on_rejected(self, source: str, message: Rejected) -> None:
         state = self._states.get(message.rid)
         if state is None or state.attempt != message.attempt or state.scheduler != source:
             return
         state.scheduler, state.offered_by, state.refused = "", "", True
-        self._dispatcher.ended(state)
+        self._dispatcher.release(state)
         scheduler = self._fleet.schedulers.get(source)
         if message.code == "draining" and scheduler is not None:
             scheduler.leaving = True  # its heartbeat will confirm this
@@ -195,12 +195,14 @@ class MessageHandler:
         # Waiting does not bring back adapter files that are gone.
         passes = message.code == "draining" or (state.output_tokens > 0 and message.code != "invalid_lora")
         if message.retry and elsewhere:
-            self._recovery.again(state, self._clock(), Cause.REFUSED)
+            self._recovery.redispatch(state, self._clock(), Cause.REFUSED)
         elif message.retry and passes:
-            self._recovery.later(state, self._clock())
+            self._recovery.enqueue(state, self._clock())
         else:
             limits = scheduler.limits if scheduler is not None and scheduler.limits is not None else state.model.limits
-            state.fail(from_rejection(message.code, message.message, state.blamed(message.code, context_of(limits))))
+            state.fail(
+                from_rejection(message.code, message.message, state.error_param(message.code, context_of(limits)))
+            )
 
     # Peers.
 
@@ -225,12 +227,14 @@ class MessageHandler:
         is_scheduler = isinstance(part, SchedulerPeer)
         if part.stuck and not was_stuck:
             logger.error("%s is stuck in a step of %.0f s", source, heartbeat.step_age)
-            self._lost(source, is_scheduler, Cause.SCHEDULER_STUCK if is_scheduler else Cause.DETOKENIZER_STUCK)
-            self._changed()
+            self._redispatch_lost(
+                source, is_scheduler, Cause.SCHEDULER_STUCK if is_scheduler else Cause.DETOKENIZER_STUCK
+            )
+            self._on_peers_changed()
         elif part.leaving:
             here = [state for state in states if source in {state.scheduler, state.detokenizer}]
             self._recovery.move(here, now)
-            self._changed()
+            self._on_peers_changed()
         if not part.stuck:
             self._reconcile(source, is_scheduler, heartbeat, now)
 
@@ -243,9 +247,9 @@ class MessageHandler:
             return
         for state, cause in findings.lost:
             logger.warning("%s at %s is %s", state.rid, source, cause)
-            self._recovery.again(state, now, cause)
-        for abort in findings.strangers:
-            self._dispatcher.call_off(source, abort)
+            self._recovery.redispatch(state, now, cause)
+        for abort in findings.orphans:
+            self._dispatcher.send_abort(source, abort)
 
     def _on_up(self, up: PeerUp) -> None:
         known = self._fleet.get(up.peer)
@@ -253,21 +257,21 @@ class MessageHandler:
             self._on_down(up.peer, "another incarnation came up")
         if self._fleet.add(up.peer, up.role, up.incarnation) and up.role is Role.SCHEDULER:
             self._outbox.send(up.peer, TokenizerFilesReq(id=up.incarnation))
-            self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
+            self._models.update(self._fleet.schedulers.values(), self._fleet.weight_lineage)
 
     def _on_ready(self, ready: PeerReady) -> None:
         match ready.role:
             case Role.SCHEDULER:
                 if self._fleet.scheduler_ready(ready.peer, ready.ready):
-                    self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
+                    self._models.update(self._fleet.schedulers.values(), self._fleet.weight_lineage)
             case Role.DETOKENIZER:
                 self._fleet.detokenizer_ready(ready.peer)
         self._recovery.retry(self._clock())
-        self._changed()
+        self._on_peers_changed()
 
     def _on_down(self, peer: str, reason: str) -> None:
         """Remove a peer. It counts as dead unless it was draining or its goodbye says that it was stopped."""
-        self._siblings.gone(peer)
+        self._peer_metrics.on_peer_down(peer)
         part = self._fleet.remove(peer)
         if part is None:
             return
@@ -277,17 +281,17 @@ class MessageHandler:
         if is_scheduler:
             cause = Cause.SCHEDULER_LEFT if left else Cause.SCHEDULER_DIED
             self._models.forget(peer)
-            self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
-            self._dispatcher.gone(peer)
-            self._control.gone(peer)
+            self._models.update(self._fleet.schedulers.values(), self._fleet.weight_lineage)
+            self._dispatcher.on_peer_down(peer)
+            self._control.on_peer_down(peer)
         else:
             cause = Cause.DETOKENIZER_LEFT if left else Cause.DETOKENIZER_DIED
         if not left:
             self._counters.deaths[Role.SCHEDULER if is_scheduler else Role.DETOKENIZER] += 1
-        self._lost(peer, is_scheduler, cause)
-        self._changed()
+        self._redispatch_lost(peer, is_scheduler, cause)
+        self._on_peers_changed()
 
-    def _lost(self, peer: str, is_scheduler: bool, cause: Cause) -> None:
+    def _redispatch_lost(self, peer: str, is_scheduler: bool, cause: Cause) -> None:
         lost = self._recovery.scheduler_lost if is_scheduler else self._recovery.detokenizer_lost
         lost(peer, list(self._states.values()), self._clock(), cause)
 
@@ -295,9 +299,9 @@ class MessageHandler:
 
     async def _load(self, source: str, message: TokenizerFiles, frames: Sequence[memoryview]) -> None:
         await self._models.load(source, message, frames)
-        self._models.update(self._fleet.schedulers.values(), self._fleet.successions)
+        self._models.update(self._fleet.schedulers.values(), self._fleet.weight_lineage)
         self._recovery.retry(self._clock())
-        self._changed()
+        self._on_peers_changed()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

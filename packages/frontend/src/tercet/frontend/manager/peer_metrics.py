@@ -59,7 +59,7 @@ class PeerMetrics:
         else:
             answer.set_result(series)
 
-    def gone(self, peer: str) -> None:
+    def on_peer_down(self, peer: str) -> None:
         """Stop waiting for a peer that went down."""
         for asked in self._asked.values():
             if (answer := asked.get(peer)) and not answer.done():

@@ -18,18 +18,18 @@ class RequestSlot:
     """Quota that one request holds for its API key. Returning it twice is harmless."""
 
     def __init__(self, taken: Counter[str], owner: str, answers: int) -> None:
-        self._taken = taken
+        self._in_use = taken
         self._owner = owner
         self._held = answers
         taken[owner] += answers
 
-    def give_back(self) -> None:
+    def release(self) -> None:
         """Return the quota once the request has ended."""
         if self._held:
-            self._taken[self._owner] -= self._held
+            self._in_use[self._owner] -= self._held
             self._held = 0
-            if not self._taken[self._owner]:
-                del self._taken[self._owner]
+            if not self._in_use[self._owner]:
+                del self._in_use[self._owner]
 
 
 class ApiKeyQuota:
@@ -41,7 +41,7 @@ class ApiKeyQuota:
     def __init__(self, most_requests: int = 0, *, caches_apart: bool = False) -> None:
         self._most = most_requests
         self._caches_apart = caches_apart
-        self._taken: Counter[str] = Counter()
+        self._in_use: Counter[str] = Counter()
 
     @classmethod
     def of(cls, config: HttpConfig) -> "ApiKeyQuota":
@@ -51,34 +51,34 @@ class ApiKeyQuota:
             raise ValueError("--max-requests-per-key counts by API key, and this server has none: give it --api-key")
         return cls(config.max_requests_per_key, caches_apart=len(keys) > 1 and not config.share_cache_between_keys)
 
-    def place(self, answers: int = 1, param: str | None = None) -> RequestSlot:
+    def acquire(self, answers: int = 1, param: str | None = None) -> RequestSlot:
         """Reserve quota for a request with this number of answers.
 
         Raises RateLimitError while the key has no quota left, and BadRequestError, naming `param`, for a request that
         exceeds the whole quota of its key.
         """
-        visitor = current_caller()
-        limited = self._most and visitor.owner and not (visitor.admin or visitor.returning)
+        caller = current_caller()
+        limited = self._most and caller.owner and not (caller.admin or caller.returning)
         if limited and answers > self._most:
             raise BadRequestError(
                 f"The request asks for {answers} answers (prompts times choices), and an API key may have "
                 f"{self._most} in flight here: ask for fewer in one request.",
                 param=param,
             )
-        if limited and (taken := self._taken[visitor.owner]) + answers > self._most:
+        if limited and (taken := self._in_use[caller.owner]) + answers > self._most:
             raise RateLimitError(
                 f"This API key has {taken} answers in flight, and the request asks for {answers} more. "
                 f"It may have {self._most} at a time.",
                 retry_after=1,
             )
-        return RequestSlot(self._taken, visitor.owner, answers)
+        return RequestSlot(self._in_use, caller.owner, answers)
 
     def tenant(self) -> str:
         """Return the caller's tenant id, a hash that does not reveal the key; empty if the server has no keys."""
         owner = current_caller().owner
         return _hashed("tercet tenant", owner)[:_TENANT_DIGITS] if owner else ""
 
-    def marked(self, request: GenerateRequest) -> GenerateRequest:
+    def with_tenant(self, request: GenerateRequest) -> GenerateRequest:
         """Return the request with its tenant id and a cache salt that isolates it from other API keys.
 
         Requests share cached prefixes only if key and client salt are equal. Otherwise a client could learn from

@@ -14,7 +14,7 @@ from tercet.frontend.errors import RequestAbortedError, ServerError, from_reject
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.routing.request_state import RequestState
-from tercet.frontend.routing.wake import Wake
+from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
 from tercet.protocol.messages.messages import BatchStrOutput, DecodeSpec, FirstTextRow, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import (
     FinishReason,
@@ -46,7 +46,7 @@ class OutputRow(msgspec.Struct, frozen=True):
     logprobs: Logprobs | None = None
 
 
-def rows_of(batch: BatchStrOutput) -> Iterator[tuple[str, OutputRow]]:
+def unpack_rows(batch: BatchStrOutput) -> Iterator[tuple[str, OutputRow]]:
     """Yield (rid, row) for each row of a batch. Raises ValueError if its lists have different lengths."""
     indices, attempts, positions = map(unpack_ints, (batch.indices, batch.attempts, batch.positions))
     offsets, ids = unpack_ints(batch.offsets), unpack_ints(batch.token_ids)
@@ -107,12 +107,12 @@ class ChoiceState:
         self.index = index
         self.token_ids = array("i")
         self.chars = 0
-        self.heard_at = 0.0
+        self.last_token_at = 0.0
         """Time of its latest token, in seconds of the handler's clock."""
         self.finish: FinishReason | None = None
         self._texts: list[str] = []
         self._logprobs: list[Logprobs] = []
-        self._ids_taken = 0
+        self._ids_delivered = 0
 
     def accept(self, row: OutputRow) -> Verdict:
         """Append a row of the current attempt."""
@@ -131,12 +131,12 @@ class ChoiceState:
         self.finish = row.finish
         return ACCEPTED
 
-    def take(self) -> Update:
+    def pop_update(self) -> Update:
         """Return and clear the output since the previous call."""
-        ids = self.token_ids[self._ids_taken :]
+        ids = self.token_ids[self._ids_delivered :]
         finish = None if self.finish is not None and self.finish.type in _FAILURES else self.finish
         update = Update(self.index, "".join(self._texts), ids, self._logprobs, finish)
-        self._ids_taken += len(ids)
+        self._ids_delivered += len(ids)
         self._texts = []
         self._logprobs = []
         return update
@@ -152,7 +152,7 @@ class ReqState(RequestState):
         model: ServedModel,
         prompt_ids: Sequence[int],
         sampling: SamplingParams,
-        wake: Wake,
+        wake: SingleWaiterEvent,
         prediction: Sequence[int] = (),
     ) -> None:
         super().__init__(rid, model, pack_ints(prompt_ids), wake)
@@ -163,11 +163,11 @@ class ReqState(RequestState):
         self.cached_tokens = 0
         """Prompt tokens found in the prefix cache when the first choice began."""
         self.prompt_logprobs: Logprobs | None = None
-        self._news: dict[int, None] = {}
+        self._updated: dict[int, None] = {}
         self._unfinished = sampling.n
         self._tokens_at_dispatch = 0
         self.has_tokens = False
-        self.tells_ends = False
+        self.finish_only = False
         """Wake the consumer only when a choice finishes: a wake-up per token costs more than the token."""
 
     @property
@@ -207,8 +207,8 @@ class ReqState(RequestState):
     def has_progressed(self) -> bool:
         return self.output_tokens > self._tokens_at_dispatch
 
-    def blamed(self, code: str, context: int = 0) -> str | None:
-        """Return the parameter at fault; a long prompt is only blamed on `max_tokens` if it fits alone."""
+    def error_param(self, code: str, context: int = 0) -> str | None:
+        """Return the parameter at fault; for an exceeded context, `max_tokens` if the prompt alone fits."""
         request = self.request
         match code:
             case "context_length_exceeded" if request.max_tokens is not None and self.prompt_tokens < context:
@@ -224,12 +224,12 @@ class ReqState(RequestState):
     def position(self, index: int) -> int:
         return len(self.choices[index].token_ids)
 
-    def dispatched(self, scheduler: str, detokenizer: str, now: float, *, alone: bool = False) -> None:
-        super().dispatched(scheduler, detokenizer, now, alone=alone)
+    def dispatched(self, scheduler: str, detokenizer: str, now: float, *, exclusive: bool = False) -> None:
+        super().dispatched(scheduler, detokenizer, now, exclusive=exclusive)
         self._tokens_at_dispatch = self.output_tokens
 
     def accept(self, row: OutputRow) -> Verdict:
-        """Append a row and wake the consumer; with `tells_ends`, wake it only at a finish."""
+        """Append a row and wake the consumer; with `finish_only`, wake it only at a finish."""
         if row.attempt != self.attempt or self.error is not None or not 0 <= row.index < len(self.choices):
             return Verdict.STALE
         verdict = self.choices[row.index].accept(row)
@@ -241,12 +241,12 @@ class ReqState(RequestState):
             self.prompt_logprobs = self.prompt_logprobs or row.opening.prompt_logprobs
         if len(row.token_ids):
             self.has_tokens = True
-            self.suspicions = self.retries = 0
-            self.unheard = None
-        self._news[row.index] = None
+            self.crash_count = self.retries = 0
+            self.stalled_since = None
+        self._updated[row.index] = None
         if row.finish is not None:
             self._finished(row.finish)
-        if row.finish is not None or not self.tells_ends:
+        if row.finish is not None or not self.finish_only:
             self._wake.set()
         return verdict
 
@@ -256,17 +256,17 @@ class ReqState(RequestState):
         if finish.type is FinishType.ERROR:
             message = finish.message or "The server ended this request."
             code = finish.code
-            self.error = from_rejection(code, message, self.blamed(code)) if code else ServerError(message)
+            self.error = from_rejection(code, message, self.error_param(code)) if code else ServerError(message)
         if finish.type is FinishType.ABORT:
             self.error = RequestAbortedError("The request was aborted.")
 
-    def take(self) -> list[Update]:
+    def pop_updates(self) -> list[Update]:
         """Return the updates of every choice with new output, in order of arrival."""
-        news, self._news = self._news, {}
-        return [self.choices[index].take() for index in news]
+        updated, self._updated = self._updated, {}
+        return [self.choices[index].pop_update() for index in updated]
 
     def message(
-        self, attempt: int, detokenizer: str, *, alone: bool = False, hold: bool = False
+        self, attempt: int, detokenizer: str, *, exclusive: bool = False, deferred: bool = False
     ) -> TokenizedGenerateReqInput:
         """Return the message for a scheduler, which resumes after the output so far."""
         resume = []
@@ -296,8 +296,8 @@ class ReqState(RequestState):
             resume=resume,
             priority=request.priority,
             cache_salt=request.cache_salt,
-            exclusive=alone,
-            deferred=hold,
+            exclusive=exclusive,
+            deferred=deferred,
             lora=request.lora,
             prediction=pack_ints(self.prediction),
             tenant=request.tenant,

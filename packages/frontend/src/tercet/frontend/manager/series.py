@@ -69,7 +69,7 @@ _BOUNDS: dict[str, tuple[float, ...]] = {
 }
 
 
-def own_series(number: str, counters: Counters, fleet: PeerRegistry, running: int, waiting: int) -> Series:
+def frontend_series(number: str, counters: Counters, fleet: PeerRegistry, running: int, waiting: int) -> Series:
     """Return this frontend's counters, as the answer to the request with this id."""
     exchanges, models = counters.exchanges.items(), counters.models.items()
     values: dict[str, Values] = {

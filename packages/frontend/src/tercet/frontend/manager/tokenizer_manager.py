@@ -28,7 +28,7 @@ from tercet.frontend.manager.prediction import LONGEST
 from tercet.frontend.manager.quota import ApiKeyQuota, RequestSlot
 from tercet.frontend.manager.req_state import ReqState
 from tercet.frontend.manager.request import GenerateRequest
-from tercet.frontend.manager.series import own_series
+from tercet.frontend.manager.series import frontend_series
 from tercet.frontend.manager.validation import check_length, check_output, check_scores, check_stops, sampling
 from tercet.frontend.model.embedding_request import EmbeddingRequest, size_of
 from tercet.frontend.model.input_encoder import InputEncoder
@@ -51,15 +51,15 @@ from tercet.protocol.node import Sender
 
 _LEAVING = "This server is leaving."
 _RETRY_INTERVAL = 0.5
-_LOOKS_TO_ASK_AGAIN = 10
-"""Calls of `look` between requests for tokenizer files that have not arrived."""
-_LOOKS_TO_READ_AGAIN = 60
-"""Calls of `look` between retries of adapters that schedulers refused."""
-_INPUTS_A_JOB = 64
+_TICKS_PER_FILE_REQUEST = 10
+"""Calls of `tick` between requests for tokenizer files that have not arrived."""
+_TICKS_PER_ADAPTER_RETRY = 60
+"""Calls of `tick` between retries of adapters that schedulers refused."""
+_INPUTS_PER_JOB = 64
 """Inputs tokenized in one job: the threads are shared with all other prompts."""
 
 
-def _nobody_asked() -> None:
+def _noop() -> None:
     pass
 
 
@@ -79,9 +79,9 @@ class TokenizerManager:
         controller: DataParallelController,
         recovery_timeout: float = 60.0,
         max_waiting: int = 256,
-        on_servable: Callable[[], None] = _nobody_asked,
+        on_servable: Callable[[], None] = _noop,
         clock: Callable[[], float] = time.monotonic,
-        tenants: ApiKeyQuota | None = None,
+        quota: ApiKeyQuota | None = None,
         lora: Mapping[str, str] | None = None,
         adapter_names: AdapterNames | None = None,
         siblings: Iterable[str] = (),
@@ -91,18 +91,18 @@ class TokenizerManager:
         self.models = registry
         self.counters = Counters()
         self.control = Control(outbox, self.fleet)
-        self.siblings = PeerMetrics(outbox, siblings, self.series)
+        self.peer_metrics = PeerMetrics(outbox, siblings, self.series)
         self.adapters = AdapterRegistry(registry, self.fleet, self.control, lora or {}, adapter_names)
         self.weights = WeightUpdates(registry, self.fleet, self.control)
         self.grammars = GrammarChecker()
         self._refuses_at: float | None = None
         self._clock = clock
-        self._tenants = tenants or ApiKeyQuota()
+        self._quota = quota or ApiKeyQuota()
         self._on_servable: Callable[[], None] | None = on_servable
         self._states: dict[str, RequestState] = {}
         self._dispatcher = Dispatcher(outbox, self.fleet, controller)
         self._recovery = Recovery(self._dispatcher, self.counters.redispatches, recovery_timeout, max_waiting)
-        self._inbound = MessageHandler(
+        self._message_handler = MessageHandler(
             outbox,
             self.fleet,
             registry,
@@ -111,12 +111,12 @@ class TokenizerManager:
             self._states,
             self.counters,
             self.control,
-            self.siblings,
+            self.peer_metrics,
             clock,
-            self._changed,
+            self._on_peers_changed,
         )
-        self._looking: asyncio.Task[None] | None = None
-        self._looks = 0
+        self._ticking: asyncio.Task[None] | None = None
+        self._ticks = 0
 
     @property
     def running(self) -> int:
@@ -149,11 +149,11 @@ class TokenizerManager:
         return Heartbeat(phase=Phase.DRAINING if self.draining else busy, load=load)
 
     def series(self, number: str = "") -> Series:
-        return own_series(number, self.counters, self.fleet, self.running, self.waiting)
+        return frontend_series(number, self.counters, self.fleet, self.running, self.waiting)
 
     def start(self) -> None:
         """Start the periodic retries."""
-        self._looking = asyncio.create_task(self._look_forever())
+        self._ticking = asyncio.create_task(self._tick_forever())
 
     def drain(self, last_call: float) -> None:
         """Stop being ready. Requests of the next `last_call` seconds are still served; those in flight finish."""
@@ -167,12 +167,12 @@ class TokenizerManager:
 
     async def close(self) -> None:
         """Stop the background tasks."""
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.gather(self._looking, return_exceptions=True)
+        if self._ticking is not None:
+            self._ticking.cancel()
+            await asyncio.gather(self._ticking, return_exceptions=True)
         await self.adapters.close()
         await self.weights.close()
-        await self._inbound.close()
+        await self._message_handler.close()
         await self.grammars.close()
 
     def new_id(self) -> str:
@@ -190,14 +190,14 @@ class TokenizerManager:
         """
         answers = sum(each.sampling.n for each in requests)
         names = requests[0].param_names
-        place = self._admit(answers, names.n if requests[0].sampling.n > 1 else requests[0].prompt.param)
+        slot = self._admit(answers, names.n if requests[0].sampling.n > 1 else requests[0].prompt.param)
         try:
-            return await self._submit([self._tenants.marked(each) for each in requests], rid, place)
+            return await self._submit([self._quota.with_tenant(each) for each in requests], rid, slot)
         except BaseException:
-            place.give_back()
+            slot.release()
             raise
 
-    async def _submit(self, requests: Sequence[GenerateRequest], rid: str, place: RequestSlot) -> Generation:
+    async def _submit(self, requests: Sequence[GenerateRequest], rid: str, slot: RequestSlot) -> Generation:
         model = self.models.get(requests[0].model)
         if model.limits.task is not Task.GENERATE:
             what = "classifies" if model.limits.task is Task.CLASSIFY else "embeds"
@@ -206,12 +206,12 @@ class TokenizerManager:
             check_stops(request)
             check_length(request, model)
         await self._check_grammars(requests, model)
-        prompts = await model.all_tokenized([request.prompt for request in requests])
+        prompts = await model.tokenize_all([request.prompt for request in requests])
         predictions = [await _prediction(request, model) for request in requests]
         params = [sampling(request, model, len(ids)) for request, ids in zip(requests, prompts, strict=True)]
         check_output(requests, params)
         check_scores(requests, params, [len(ids) for ids in prompts])
-        generation, rid = Generation(place), rid or self.new_id()
+        generation, rid = Generation(slot), rid or self.new_id()
         every = zip(requests, prompts, params, predictions, strict=True)
         for number, (request, ids, chosen, prediction) in enumerate(every):
             own = rid if len(requests) == 1 else f"{rid}.{number}"
@@ -229,22 +229,22 @@ class TokenizerManager:
 
         Cancelling the call aborts the inputs that still run.
         """
-        place = self._admit()
+        slot = self._admit()
         try:
-            return await self._embed(structs.replace(request, tenant=self._tenants.tenant()), rid, place)
+            return await self._embed(structs.replace(request, tenant=self._quota.tenant()), rid, slot)
         finally:
-            place.give_back()
+            slot.release()
 
-    async def _embed(self, request: EmbeddingRequest, rid: str, place: RequestSlot) -> EmbeddingBatch:
+    async def _embed(self, request: EmbeddingRequest, rid: str, slot: RequestSlot) -> EmbeddingBatch:
         model = self.models.get(request.model)
         if model.limits.task is Task.GENERATE:
             message = f"The model {model.name!r} generates text: it makes no vectors or scores."
             raise BadRequestError(message, param="model")
         encode = InputEncoder(request, model).encode
-        pieces = [Piece(partial(encode, places), size) for places, size in _pieces_of(request)]
-        parts = await model.text_work.run_all(pieces)
+        pieces = [Piece(partial(encode, indices), size) for indices, size in _pieces_of(request)]
+        parts = await model.tokenizer_pool.run_all(pieces)
         encoded = itertools.chain.from_iterable(parts)
-        batch, rid = EmbeddingBatch(place), rid or self.new_id()
+        batch, rid = EmbeddingBatch(slot), rid or self.new_id()
         for number, (each, param) in enumerate(zip(encoded, request.params, strict=True)):
             batch.states.append(EmbeddingState(f"{rid}.{number}", each, model, request, batch.wake, param))
         try:
@@ -258,7 +258,7 @@ class TokenizerManager:
         if self._refuses_at is not None and self._clock() >= self._refuses_at:
             raise UnavailableError(_LEAVING, retry_after=1)
         try:
-            return self._tenants.place(answers, param)
+            return self._quota.acquire(answers, param)
         except RateLimitError:
             self.counters.over_limit += 1
             raise
@@ -267,8 +267,8 @@ class TokenizerManager:
         """Dispatch or enqueue a request. Raises UnavailableError if neither is possible."""
         now = self._clock()
         self._states[state.rid] = state
-        state.began_at = now
-        if not self._recovery.first(state, now):
+        state.started_at = now
+        if not self._recovery.submit(state, now):
             state.fail(UnavailableError("No scheduler takes requests now.", retry_after=1))
             raise UnavailableError("No scheduler takes requests now.", retry_after=1)
 
@@ -285,7 +285,7 @@ class TokenizerManager:
 
     def release(self, asked: Generation | EmbeddingBatch) -> None:
         """Forget requests and abort those that still run. Idempotent."""
-        asked.place.give_back()
+        asked.slot.release()
         for state in asked.states:
             if self._states.pop(state.rid, None) is None:
                 continue
@@ -293,7 +293,7 @@ class TokenizerManager:
             self.counters.outcomes[outcome] += 1
             self.counters.resumed_finished += outcome is RequestOutcome.FINISHED and state.attempt > 0
             self._recovery.forget(state)
-            self._dispatcher.ended(state)
+            self._dispatcher.release(state)
             if state.open_indices and state.scheduler:
                 self._dispatcher.abort(state, [], "the client is gone")
 
@@ -308,7 +308,7 @@ class TokenizerManager:
             state.fail(RequestAbortedError("The request was aborted."))
         if not own:
             for scheduler in self.fleet.schedulers:
-                self._dispatcher.call_off(
+                self._dispatcher.send_abort(
                     scheduler, AbortReq(rid=rid, reason="aborted by request", user_requested=True)
                 )
 
@@ -317,32 +317,32 @@ class TokenizerManager:
         for state in self._states.values():
             state.fail(RequestAbortedError("The request was aborted."))
         for scheduler in self.fleet.schedulers:
-            self._dispatcher.call_off(scheduler, AbortReq(rid="", reason="all are aborted", user_requested=True))
+            self._dispatcher.send_abort(scheduler, AbortReq(rid="", reason="all are aborted", user_requested=True))
 
     def on_deliveries(self, deliveries: Sequence[Delivery]) -> None:
-        self._inbound.take(deliveries)
+        self._message_handler.handle(deliveries)
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """Retry waiting requests, and request missing files, adapters and weights. Called twice a second."""
-        self._looks += 1
+        self._ticks += 1
         self._recovery.retry(self._clock())
-        if self._looks % _LOOKS_TO_ASK_AGAIN == 0:
-            self._inbound.ask_for_files()
-        self.adapters.look(again=self._looks % _LOOKS_TO_READ_AGAIN == 0)
-        self.weights.look()
+        if self._ticks % _TICKS_PER_FILE_REQUEST == 0:
+            self._message_handler.request_files()
+        self.adapters.tick(again=self._ticks % _TICKS_PER_ADAPTER_RETRY == 0)
+        self.weights.tick()
 
-    async def _look_forever(self) -> None:
+    async def _tick_forever(self) -> None:
         while True:
             await asyncio.sleep(_RETRY_INTERVAL)
-            self.look()
+            self.tick()
 
-    def _changed(self) -> None:
+    def _on_peers_changed(self) -> None:
         """React to a change of the usable peers."""
-        self.adapters.look()
-        self.weights.look()
+        self.adapters.tick()
+        self.weights.tick()
         if self._on_servable is not None and self.ready:
-            tell, self._on_servable = self._on_servable, None
-            tell()
+            on_servable, self._on_servable = self._on_servable, None
+            on_servable()
 
 
 async def _prediction(request: GenerateRequest, model: ServedModel) -> Sequence[int]:
@@ -350,21 +350,21 @@ async def _prediction(request: GenerateRequest, model: ServedModel) -> Sequence[
     if not request.prediction:
         return ()
     text = TextPrompt(request.prediction, add_special_tokens=False, param="prediction")
-    return (await model.tokenized(text, must_fit=False))[:LONGEST]
+    return (await model.tokenize(text, must_fit=False))[:LONGEST]
 
 
 def _pieces_of(request: EmbeddingRequest) -> Iterator[tuple[list[int], int]]:
     """Yield the indices of inputs that are tokenized in one job, and their total number of characters."""
-    places: list[int] = []
+    indices: list[int] = []
     size = 0
-    for place, given in enumerate(request.inputs):
+    for index, given in enumerate(request.inputs):
         more = size_of(given)
-        if places and (len(places) == _INPUTS_A_JOB or size + more >= LONG):
-            yield places, size
-            places, size = [], 0
-        places.append(place)
+        if indices and (len(indices) == _INPUTS_PER_JOB or size + more >= LONG):
+            yield indices, size
+            indices, size = [], 0
+        indices.append(index)
         size += more
-    yield places, size
+    yield indices, size
 
 
 def _outcome(state: RequestState) -> RequestOutcome:

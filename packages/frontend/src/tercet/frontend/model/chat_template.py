@@ -151,19 +151,19 @@ class TemplateManager:
         tokens = {name: _token_text(config.get(name)) for name in _TOKENS}
         return cls(source, {name: text for name, text in tokens.items() if text is not None}, for_tools)
 
-    def render(self, prompt: ChatPrompt, guard: Callable[[str], str] = str) -> str:
-        """Render a chat, applying `guard` to every text of the client. Raises BadRequestError."""
+    def render(self, prompt: ChatPrompt, escape: Callable[[str], str] = str) -> str:
+        """Render a chat, applying `escape` to every text of the client. Raises BadRequestError."""
         if prompt.tools and self._for_tools is not None:
-            return self._for_tools.render(prompt, guard)
-        messages = [self._message(message, guard) for message in prompt.messages]
+            return self._for_tools.render(prompt, escape)
+        messages = [self._message(message, escape) for message in prompt.messages]
         if prompt.continue_final_message:
             messages[-1] = _with_end(messages[-1])
         try:
             text = self._template.render(
                 **self._special_tokens,
-                **{name: _guarded(value, guard) for name, value in prompt.kwargs.items()},
+                **{name: _escaped(value, escape) for name, value in prompt.kwargs.items()},
                 messages=messages,
-                tools=_guarded(prompt.tools, guard),
+                tools=_escaped(prompt.tools, escape),
                 documents=None,
                 add_generation_prompt=prompt.add_generation_prompt,
             )
@@ -184,9 +184,9 @@ class TemplateManager:
             )
         return kept
 
-    def _message(self, message: dict[str, Any], guard: Callable[[str], str]) -> dict[str, Any]:
+    def _message(self, message: dict[str, Any], escape: Callable[[str], str]) -> dict[str, Any]:
         """Convert a message to the roles and the form of content that the template supports."""
-        shaped = {key: _guarded(value, guard) for key, value in message.items() if key not in {"role", "content"}}
+        shaped = {key: _escaped(value, escape) for key, value in message.items() if key not in {"role", "content"}}
         role = message["role"]
         shaped["role"] = "system" if role == "developer" and not self._knows_developer else role
         content = message.get("content")
@@ -197,7 +197,7 @@ class TemplateManager:
             if self._call_form.arguments_as_text:
                 shaped["tool_calls"] = [_with_text(call) for call in calls]
         if content is not None:
-            content = guard(content)
+            content = escape(content)
         shaped["content"] = (
             [{"type": "text", "text": content}] if self._wants_parts and content is not None else content
         )
@@ -232,14 +232,14 @@ class TemplateManager:
             return None
 
 
-def _guarded(value: Any, guard: Callable[[str], str]) -> Any:
+def _escaped(value: Any, escape: Callable[[str], str]) -> Any:
     match value:
         case str():
-            return guard(value)
+            return escape(value)
         case dict():
-            return {key if key in _WORDS else guard(key): _guarded(each, guard) for key, each in value.items()}
+            return {key if key in _WORDS else escape(key): _escaped(each, escape) for key, each in value.items()}
         case list():
-            return [_guarded(each, guard) for each in value]
+            return [_escaped(each, escape) for each in value]
     return value
 
 

@@ -19,7 +19,7 @@ class Flow(NamedTuple):
     long: bool = False
 
 
-class FairLine(Generic[_T]):
+class FairQueue(Generic[_T]):
     """Fair queue of items with a cost; FIFO within a flow."""
 
     def __init__(self) -> None:
@@ -40,9 +40,9 @@ class FairLine(Generic[_T]):
             self._waiting[flow] = deque()
         self._waiting[flow].append((item, cost))
 
-    def take(self, may_go: Callable[[Flow], bool]) -> _T | None:
-        """Remove and return the next item of the least-served flow among those for which `may_go` is true."""
-        flows = [flow for flow in self._waiting if may_go(flow)]
+    def pop(self, eligible: Callable[[Flow], bool]) -> _T | None:
+        """Remove and return the next item of the least-served flow among those for which `eligible` is true."""
+        flows = [flow for flow in self._waiting if eligible(flow)]
         if not flows:
             return None
         flow = min(flows, key=self._served.__getitem__)

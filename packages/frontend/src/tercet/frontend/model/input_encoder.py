@@ -62,7 +62,7 @@ class InputEncoder:
 
     def _ids(self, prompt: str, text: str, param: str, most: int | None = None) -> list[int]:
         """Tokenize a text without adding special tokens; special tokens in its spelling are plain text."""
-        if self._model.files.sentences.lowers:
+        if self._model.files.sentences.lowercase:
             text = text.lower()
         cut = self._limit is not None or most is not None
         if not cut and self._tokenizer.fewest_tokens(text) > self._model.context:
@@ -71,8 +71,8 @@ class InputEncoder:
                 f"{len(text)} characters. 'truncate_prompt_tokens' cuts what is too long.",
                 param=param,
             )
-        guarded = self._tokenizer.guard(text, param=param)
-        return self._tokenizer.encode(prompt + guarded, add_special_tokens=False)
+        escaped = self._tokenizer.escape_special(text, param=param)
+        return self._tokenizer.encode(prompt + escaped, add_special_tokens=False)
 
     def _room(self, added: int, param: str) -> int | None:
         """Return the tokens left for text besides special tokens; None if nothing is cut."""
@@ -100,8 +100,8 @@ class InputEncoder:
         return self._lowered(sentences.prompts[name])
 
     def _lowered(self, prompt: str) -> str:
-        """Lower a prompt's case outside special tokens, if the model lowers its texts."""
-        if not self._model.files.sentences.lowers:
+        """Lower a prompt's case outside special tokens, if the model lowercase its texts."""
+        if not self._model.files.sentences.lowercase:
             return prompt
         special = sorted(self._tokenizer.control.values(), key=len, reverse=True)
         parts = re.split(f"({'|'.join(map(re.escape, special))})", prompt) if special else [prompt]

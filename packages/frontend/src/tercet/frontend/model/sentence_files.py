@@ -78,7 +78,7 @@ class SentenceFiles:
         """Prompts to put before a text, by name."""
         self.default_prompt = self.prompts.get(settings.default_prompt_name or "", "")
         transformer = _read(files, "sentence_bert_config.json", _Transformer)
-        self.lowers = bool(transformer.do_lower_case)
+        self.lowercase = bool(transformer.do_lower_case)
         """Lower the case of texts before tokenization."""
         self.similarity = _SIMILARITIES[settings.similarity_fn_name or "cosine"]
         """Similarity of two vectors."""

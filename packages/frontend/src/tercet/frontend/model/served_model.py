@@ -24,7 +24,7 @@ from tercet.protocol.json_files import error_line
 from tercet.protocol.messages.values import LoRAAdapter, ModelIdentity, ModelLimits
 
 _PROMPT_END = 256
-"""Characters that `rendered_end` returns."""
+"""Characters that `render_end` returns."""
 _COUNTED_CHARS = 1 << 20
 _COUNTED_CHARS_A_TOKEN = 64
 """Maximum characters of a text that is only counted: the larger of the total and the product with the context."""
@@ -68,12 +68,12 @@ class ServedModel:
         files: ModelFiles,
         limits: ModelLimits,
         identity: ModelIdentity,
-        text_work: TokenizerPool | None = None,
+        tokenizer_pool: TokenizerPool | None = None,
         software: str = "",
     ) -> None:
         self.name = self.base = name
         self.lora: LoRAAdapter | None = None
-        self.text_work = text_work or TokenizerPool()
+        self.tokenizer_pool = tokenizer_pool or TokenizerPool()
         self.files = files
         self.limits = limits
         self.identity = identity
@@ -83,7 +83,7 @@ class ServedModel:
         # The weights' digest covers dtype and quantization.
         self.fingerprint = _fingerprint(__version__, software, identity.weights, sorted(identity.files.items()))
 
-    def adapted(self, name: str, lora: LoRAAdapter, created: int) -> "ServedModel":
+    def with_adapter(self, name: str, lora: LoRAAdapter, created: int) -> "ServedModel":
         """Return a copy with an adapter under its own name; `base` remains the model's name."""
         model = copy.copy(self)
         model.name, model.lora, model.created = name, lora, created
@@ -105,22 +105,26 @@ class ServedModel:
     def tokenizer(self) -> PromptTokenizer:
         return self.files.tokenizer
 
-    async def tokenized(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
+    async def tokenize(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
         """Run `prompt_ids` in the tokenizer pool, with its timeout. Raises ApiError."""
-        return await self.text_work.run(Piece(partial(self.prompt_ids, prompt, must_fit=must_fit), size_of(prompt)))
+        return await self.tokenizer_pool.run(
+            Piece(partial(self.prompt_ids, prompt, must_fit=must_fit), size_of(prompt))
+        )
 
-    async def all_tokenized(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+    async def tokenize_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Tokenize the prompts of one request. Raises ApiError, after which no further prompt is started."""
-        return await self.text_work.run_all([Piece(partial(self.prompt_ids, each), size_of(each)) for each in prompts])
+        return await self.tokenizer_pool.run_all(
+            [Piece(partial(self.prompt_ids, each), size_of(each)) for each in prompts]
+        )
 
-    async def rendered_end(self, prompt: ChatPrompt) -> str:
+    async def render_end(self, prompt: ChatPrompt) -> str:
         """Return the end of a rendered chat, right before the answer. Raises ApiError."""
-        return await self.text_work.run(Piece(lambda: self._rendered(prompt)[-_PROMPT_END:], size_of(prompt)))
+        return await self.tokenizer_pool.run(Piece(lambda: self._rendered(prompt)[-_PROMPT_END:], size_of(prompt)))
 
-    async def decoded(self, ids: list[int], *, skip_special_tokens: bool, param: str | None = None) -> str:
+    async def decode(self, ids: list[int], *, skip_special_tokens: bool, param: str | None = None) -> str:
         """Decode token ids in the tokenizer pool. Raises ApiError, naming `param` for invalid ids."""
         work = partial(self.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens, param=param)
-        return await self.text_work.run(Piece(work, len(ids)))
+        return await self.tokenizer_pool.run(Piece(work, len(ids)))
 
     def prompt_ids(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
         """Render and tokenize a prompt. CPU-bound: not for the event loop. Raises BadRequestError.
@@ -152,10 +156,10 @@ class ServedModel:
                 param=prompt.param,
             )
         try:
-            return template.render(prompt, self.tokenizer.guard)
+            return template.render(prompt, self.tokenizer.escape_special)
         except BadRequestError as error:
             param = prompt.param if error.param == "messages" else error.param
-            raise BadRequestError(self.tokenizer.unguard(error.message), param=param) from error
+            raise BadRequestError(self.tokenizer.unescape(error.message), param=param) from error
 
     def check_length(self, text: str, param: str, *, must_fit: bool = True) -> None:
         """Refuse a text that is too long before it is tokenized. Raises BadRequestError."""
@@ -168,7 +172,7 @@ class ServedModel:
             )
         if must_fit and (fewest := self.tokenizer.fewest_tokens(text)) > self.context:
             raise self._too_long(
-                param, f"{len(self.tokenizer.unguard(text))} characters, which are at least {fewest} tokens", fewest
+                param, f"{len(self.tokenizer.unescape(text))} characters, which are at least {fewest} tokens", fewest
             )
 
     def _too_long(self, param: str, length: str, tokens: int) -> ContextLengthExceededError:

@@ -21,11 +21,11 @@ class SpecialTexts:
         """Return whether the text contains a special token."""
         return self._pattern is not None and self._pattern.search(text) is not None
 
-    def between(self, text: str) -> list[str]:
+    def split(self, text: str) -> list[str]:
         """Split the text at special tokens."""
         return self._pattern.split(text) if self._pattern is not None else [text]
 
-    def beginning(self, text: str) -> int:
+    def find_partial(self, text: str) -> int:
         """Return the position of a possible beginning of a special token at the text's end, else the text's length."""
         for size in range(min(self._longest_beginning, len(text)), 0, -1):
             if text[-size:] in self._beginnings:
@@ -42,8 +42,8 @@ class SpecialText:
 
     def feed(self, text: str) -> str:
         """Return the text that is certainly not part of a special token."""
-        *certain, last = self._specials.between(self._held + text)
-        at = self._specials.beginning(last)
+        *certain, last = self._specials.split(self._held + text)
+        at = self._specials.find_partial(last)
         self._held = last[at:]
         return "".join(certain) + last[:at]
 

@@ -1,10 +1,10 @@
 """Tokenizer that never turns a client's text into special tokens.
 
 Text of the template and of the client arrive as one rendered string, so a typed "<|im_end|>" would end the message that
-contains it. Therefore `guard` inserts a *mark*, a random string, into every control token in the client's text before
-the template is rendered. Other text is unchanged, so string operations of templates work. The mark is an added token of
-this copy of the tokenizer: it splits the text there, and `encode` drops its id. The cost is a single pass over the
-text.
+contains it. Therefore `escape_special` inserts a *mark*, a random string, into every control token in the client's text
+before the template is rendered. Other text is unchanged, so string operations of templates work. The mark is an added
+token of this copy of the tokenizer: it splits the text there, and `encode` drops its id. The cost is a single pass over
+the text.
 """
 
 import json
@@ -67,7 +67,7 @@ class PromptTokenizer:
         self._encode_batch = self._tokenizer.encode_batch if has_offsets else self._tokenizer.encode_batch_fast
         self.decoder_types = _decoder_types(file.get("decoder"))
 
-    def guard(self, text: str, *, param: str | None = None) -> str:
+    def escape_special(self, text: str, *, param: str | None = None) -> str:
         """Insert a mark into every control token, and after a suffix that following text could complete to one."""
         for single in self._single:
             if single in text:
@@ -78,7 +78,7 @@ class PromptTokenizer:
             text += self._mark
         return text
 
-    def unguard(self, text: str) -> str:
+    def unescape(self, text: str) -> str:
         """Remove the marks."""
         return text.replace(self._mark, "")
 
@@ -88,13 +88,13 @@ class PromptTokenizer:
     def fewest_tokens(self, text: str) -> int:
         """Return a lower bound of the number of tokens without tokenizing."""
         if len(text) > self._most_chars and self._mark in text:
-            text = self.unguard(text)
+            text = self.unescape(text)
         if self._most_bytes and text.isascii():
             return -(-len(text) // self._most_bytes)
         return len(text) // self._most_chars
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Return the ids of rendered text. Raises BadRequestError if guarded text normalizes to a control token."""
+        """Return the ids of rendered text. Raises BadRequestError if escaped text normalizes to a control token."""
         [encoding] = self._encode_batch([text], add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
         if self._normalized and not self._normalized.isdisjoint(ids):

@@ -10,19 +10,19 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.http.auth import current_caller
-from tercet.frontend.model.fair_queue import FairLine, Flow
+from tercet.frontend.model.fair_queue import FairQueue, Flow
 
-SECONDS = 30.0
+TIMEOUT = 30.0
 """Maximum wait in the queue, and maximum duration of the work."""
 LONG = 65_536
 """Minimum characters of a long text. Long texts leave at least one thread to short ones, if there are two."""
-MOST_WAITING = 4096
+MAX_QUEUED = 4096
 """Maximum number of queued jobs."""
-MOST_CHARACTERS = 1 << 28
+MAX_QUEUED_CHARACTERS = 1 << 28
 """Maximum total characters of queued jobs."""
-_AT_ONCE = 4
+_MAX_QUEUED_PER_REQUEST = 4
 """Maximum number of queued jobs of one request."""
-_SMALLEST = 1024
+_MIN_COST = 1024
 """Minimum cost of a job in characters, for waking a thread."""
 _VALUES_COUNTED = 1024
 _T = TypeVar("_T")
@@ -42,7 +42,7 @@ class _Job(Generic[_T]):
         self.piece = piece
         self.flow = Flow(owner, piece.size >= LONG)
         self.result: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
-        self.waits = True
+        self.queued = True
         self.began: float | None = None
 
     def __call__(self) -> _T:
@@ -53,19 +53,24 @@ class _Job(Generic[_T]):
 class TokenizerPool:
     """Fair scheduler of text jobs on `threads` threads of a pool.
 
-    `FairLine` selects the next job by the cost served to each API key. One key gets at most all threads but one, and
+    `FairQueue` selects the next job by the cost served to each API key. One key gets at most all threads but one, and
     half of the queue. Threads cannot be interrupted: a job that timed out still counts as running until its thread is
     free. Without a pool, the event loop's default executor is used.
     """
 
     def __init__(
-        self, pool: Executor | None = None, seconds: float = SECONDS, *, threads: int = 1, most: int = MOST_CHARACTERS
+        self,
+        pool: Executor | None = None,
+        seconds: float = TIMEOUT,
+        *,
+        threads: int = 1,
+        most: int = MAX_QUEUED_CHARACTERS,
     ) -> None:
         self._pool = pool
         self._seconds = seconds
         self._threads = threads
         self._most = most
-        self._line: FairLine[_Job[Any]] = FairLine()
+        self._queue: FairQueue[_Job[Any]] = FairQueue()
         self._running: Counter[Flow] = Counter()
         """Jobs that run in a thread."""
         self._pieces: Counter[str] = Counter()
@@ -79,7 +84,7 @@ class TokenizerPool:
         Raises UnavailableError if the queue is full or the job is not started in time, and BadRequestError if it takes
         too long.
         """
-        job = self._queued(piece)
+        job = self._enqueue(piece)
         try:
             self._fill_threads()
             await asyncio.wait({job.result}, timeout=self._seconds)
@@ -89,9 +94,9 @@ class TokenizerPool:
                 return job.result.result()
         finally:
             job.result.cancel()
-            if job.waits:
-                self._line.remove(job.flow, job)
-                self._leaves_queue(job)
+            if job.queued:
+                self._queue.remove(job.flow, job)
+                self._dequeue(job)
         if job.began is None:
             raise UnavailableError("Too many texts wait to be tokenized.", retry_after=1)
         raise BadRequestError(f"This text could not be tokenized within {self._seconds:g} seconds.")
@@ -105,7 +110,10 @@ class TokenizerPool:
             return [await self.run(pieces[0])]
         results: dict[int, _T] = {}
         numbered = iter(enumerate(pieces))
-        tasks = [asyncio.create_task(self._work_off(numbered, results)) for _ in range(min(_AT_ONCE, len(pieces)))]
+        tasks = [
+            asyncio.create_task(self._run_remaining(numbered, results))
+            for _ in range(min(_MAX_QUEUED_PER_REQUEST, len(pieces)))
+        ]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -114,30 +122,30 @@ class TokenizerPool:
             await asyncio.gather(*tasks, return_exceptions=True)
         return [results[place] for place in range(len(pieces))]
 
-    async def _work_off(self, pieces: Iterator[tuple[int, Piece[_T]]], results: dict[int, _T]) -> None:
+    async def _run_remaining(self, pieces: Iterator[tuple[int, Piece[_T]]], results: dict[int, _T]) -> None:
         for place, piece in pieces:
             results[place] = await self.run(piece)
 
-    def _queued(self, piece: Piece[_T]) -> _Job[_T]:
+    def _enqueue(self, piece: Piece[_T]) -> _Job[_T]:
         """Queue a job. Raises UnavailableError if the queue or the owner's share of it is full."""
         job = _Job(piece, current_caller().owner)
         owner = job.flow.owner
         share = 2 if owner else 1
         if (pieces := self._pieces[owner]) and (
-            self._pieces.total() >= MOST_WAITING
-            or pieces >= MOST_WAITING // share
+            self._pieces.total() >= MAX_QUEUED
+            or pieces >= MAX_QUEUED // share
             or self._characters.total() + piece.size > self._most
             or self._characters[owner] + piece.size > self._most // share
         ):
             raise UnavailableError("Too many texts wait to be tokenized.", code="overloaded", retry_after=1)
         self._pieces[owner] += 1
         self._characters[owner] += piece.size
-        self._line.add(job.flow, job, max(piece.size, _SMALLEST))
+        self._queue.add(job.flow, job, max(piece.size, _MIN_COST))
         return job
 
-    def _leaves_queue(self, job: _Job[Any]) -> None:
+    def _dequeue(self, job: _Job[Any]) -> None:
         owner = job.flow.owner
-        job.waits = False
+        job.queued = False
         self._pieces[owner] -= 1
         self._characters[owner] -= job.piece.size
         if not self._pieces[owner]:
@@ -145,11 +153,11 @@ class TokenizerPool:
 
     def _fill_threads(self) -> None:
         """Start jobs while threads are free."""
-        while self._running.total() < self._threads and (job := self._line.take(self._may_run)) is not None:
-            self._leaves_queue(job)
+        while self._running.total() < self._threads and (job := self._queue.pop(self._may_run)) is not None:
+            self._dequeue(job)
             self._running[job.flow] += 1
             work = asyncio.get_running_loop().run_in_executor(self._pool, job)
-            work.add_done_callback(partial(self._done, job))
+            work.add_done_callback(partial(self._on_done, job))
 
     def _may_run(self, flow: Flow) -> bool:
         """Return whether threads remain for other keys and for short texts if this flow gets one."""
@@ -158,7 +166,7 @@ class TokenizerPool:
         own = self._running[Flow(flow.owner)] + self._running[Flow(flow.owner, long=True)]
         return not (flow.long and long >= most) and not (flow.owner and own >= most)
 
-    def _done(self, job: _Job[Any], work: asyncio.Future[Any]) -> None:
+    def _on_done(self, job: _Job[Any], work: asyncio.Future[Any]) -> None:
         self._running -= Counter([job.flow])
         if work.cancelled():  # the pool was closed
             job.result.cancel()

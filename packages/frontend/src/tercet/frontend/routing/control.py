@@ -13,7 +13,7 @@ from tercet.protocol.node import Sender
 Order = Callable[[str], ControlReq]
 """Creates the message from the request id."""
 
-_PATIENCE = 10.0
+_TIMEOUT = 10.0
 """Seconds to wait for a reply. Schedulers reply between two steps."""
 
 
@@ -28,7 +28,7 @@ class Answer(msgspec.Struct, frozen=True):
     """False if the scheduler did not reply; `message` then has the reason."""
 
 
-class _Round:
+class _PendingControl:
     """Control request in flight."""
 
     def __init__(self, waiting: set[str]) -> None:
@@ -36,7 +36,7 @@ class _Round:
         self.answers: dict[str, Answer] = {}
         self.complete = asyncio.Event()
 
-    def take(self, peer: str, answer: Answer) -> None:
+    def record(self, peer: str, answer: Answer) -> None:
         """Record the first answer of a scheduler that was asked; ignore others."""
         if peer not in self.waiting:
             return
@@ -49,15 +49,15 @@ class _Round:
 class Control:
     """Control requests in flight, by id. All methods run on the event loop's thread."""
 
-    def __init__(self, outbox: Sender, fleet: PeerRegistry, patience: float = _PATIENCE) -> None:
+    def __init__(self, outbox: Sender, fleet: PeerRegistry, timeout: float = _TIMEOUT) -> None:
         self._outbox = outbox
         self._fleet = fleet
-        self._patience = patience
+        self._timeout = timeout
         self._ids = itertools.count()
-        self._rounds: dict[str, _Round] = {}
+        self._pending: dict[str, _PendingControl] = {}
 
-    async def ask(
-        self, order: Order, peers: Iterable[str] | None = None, patience: float | None = None
+    async def broadcast(
+        self, order: Order, peers: Iterable[str] | None = None, seconds: float | None = None
     ) -> dict[str, Answer]:
         """Send a request to the given schedulers, by default all, and collect their answers.
 
@@ -65,29 +65,29 @@ class Control:
         """
         number = f"control-{next(self._ids)}"
         message = order(number)
-        rounds = self._rounds[number] = _Round(set(self._fleet.schedulers if peers is None else peers))
-        for peer in list(rounds.waiting):
+        pending = self._pending[number] = _PendingControl(set(self._fleet.schedulers if peers is None else peers))
+        for peer in list(pending.waiting):
             if not self._outbox.send(peer, message):
-                rounds.take(peer, _silent("it cannot be reached"))
+                pending.record(peer, _silent("it cannot be reached"))
         try:
-            if rounds.waiting:
-                async with asyncio.timeout(self._patience if patience is None else patience):
-                    await rounds.complete.wait()
+            if pending.waiting:
+                async with asyncio.timeout(self._timeout if seconds is None else seconds):
+                    await pending.complete.wait()
         except TimeoutError:
-            for peer in list(rounds.waiting):
-                rounds.take(peer, _silent("it has not answered"))
+            for peer in list(pending.waiting):
+                pending.record(peer, _silent("it has not answered"))
         finally:
-            del self._rounds[number]
-        return rounds.answers
+            del self._pending[number]
+        return pending.answers
 
     def on_reply(self, source: str, reply: ControlReply) -> None:
-        if rounds := self._rounds.get(reply.id):
-            rounds.take(source, Answer(reply.ok, reply.message, reply.sha256))
+        if pending := self._pending.get(reply.id):
+            pending.record(source, Answer(reply.ok, reply.message, reply.sha256))
 
-    def gone(self, peer: str) -> None:
+    def on_peer_down(self, peer: str) -> None:
         """Record a failure for a scheduler that went down."""
-        for rounds in self._rounds.values():
-            rounds.take(peer, _silent("it is gone"))
+        for pending in self._pending.values():
+            pending.record(peer, _silent("it is gone"))
 
 
 def _silent(why: str) -> Answer:

@@ -20,11 +20,11 @@ class Dispatcher:
         self._controller = controller
 
     def dispatch(
-        self, state: RequestState, now: float, *, alone: bool = False, other_detokenizer: bool = False
+        self, state: RequestState, now: float, *, exclusive: bool = False, other_detokenizer: bool = False
     ) -> bool:
         """Start the next attempt. Return False, without side effects, if no scheduler or detokenizer is available.
 
-        A scheduler defers an `alone` (exclusive) request until it has offered to run only this request. With
+        A scheduler defers an `exclusive` request until it has offered to run only this request. With
         `other_detokenizer` a detokenizer other than the present one is chosen, if there is one.
         """
         detokenizer = ""
@@ -35,28 +35,28 @@ class Dispatcher:
                 return False
             detokenizer = chosen.peer
         for scheduler in self._controller.schedulers(state, self._fleet.able_schedulers(state)):
-            hold = alone and state.offered_by != scheduler.peer
-            message = state.message(state.next_attempt, detokenizer, alone=alone, hold=hold)
+            deferred = exclusive and state.offered_by != scheduler.peer
+            message = state.message(state.next_attempt, detokenizer, exclusive=exclusive, deferred=deferred)
             if self._outbox.send(scheduler.peer, message):
                 if state.scheduler not in {"", scheduler.peer}:
                     self.abort(state, [], "went on elsewhere")
-                self._controller.sent(state, scheduler)
-                state.dispatched(scheduler.peer, detokenizer, now, alone=alone)
+                self._controller.on_dispatched(state, scheduler)
+                state.dispatched(scheduler.peer, detokenizer, now, exclusive=exclusive)
                 return True
         return False
 
-    def ended(self, state: RequestState) -> None:
-        self._controller.ended(state)
+    def release(self, state: RequestState) -> None:
+        self._controller.release(state)
 
-    def gone(self, scheduler: str) -> None:
+    def on_peer_down(self, scheduler: str) -> None:
         """Forget a scheduler that went down, and the contents of its cache."""
-        self._controller.gone(scheduler)
+        self._controller.on_peer_down(scheduler)
 
     def abort(self, state: RequestState, indices: list[int], reason: str) -> None:
         """Abort choices at the request's scheduler, all if `indices` is empty. Do nothing if the scheduler is gone."""
-        self.call_off(state.scheduler, AbortReq(rid=state.rid, indices=indices, reason=reason))
+        self.send_abort(state.scheduler, AbortReq(rid=state.rid, indices=indices, reason=reason))
 
-    def call_off(self, part: str, message: AbortReq) -> None:
+    def send_abort(self, part: str, message: AbortReq) -> None:
         """Send an abort to a peer that is up. A lost abort is repeated when a later heartbeat lists the request."""
         if self._fleet.get(part) is not None and not self._outbox.send(part, message):
             logger.warning("cannot tell %s to abort %s", part, message.rid)

@@ -19,7 +19,7 @@ from tercet.protocol.messages.values import ModelIdentity, ModelLimits
 logger = logging.getLogger(__name__)
 
 
-def _log_useless(peer: str, reason: str) -> None:  # noqa: ARG001
+def _log_unreadable(peer: str, reason: str) -> None:  # noqa: ARG001
     logger.error("%s", reason)
 
 
@@ -33,30 +33,30 @@ class ModelRegistry:
         *,
         threads: int = 1,
         expected: int = 0,
-        patience: float = 0.0,
+        timeout: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
-        on_useless: Callable[[str, str], None] = _log_useless,
+        on_unreadable: Callable[[str, str], None] = _log_unreadable,
     ) -> None:
-        """Expect `expected` schedulers to announce their models within `patience` seconds.
+        """Expect `expected` schedulers to announce their models within `timeout` seconds.
 
-        `on_useless` is called with a scheduler's id and the reason if its files cannot be read.
+        `on_unreadable` is called with a scheduler's id and the reason if its files cannot be read.
         """
         self._pool = pool
-        self.text_work = TokenizerPool(pool, threads=threads)
+        self.tokenizer_pool = TokenizerPool(pool, threads=threads)
         """Shared by all models, with `threads` of the pool."""
         self._names = names
         self._expected = expected
         self._clock = clock
-        self._on_useless = on_useless
-        self._patient_until = clock() + patience
-        self._heard: set[str] = set()
-        self._undecided = False
+        self._on_unreadable = on_unreadable
+        self._deadline = clock() + timeout
+        self._announced: set[str] = set()
+        self._awaits_announcement = False
         """Some connected scheduler has not announced its model yet."""
-        self._useless: set[str] = set()
+        self._unreadable: set[str] = set()
         self._files: dict[str, ModelFiles] = {}
         self._loads: dict[frozenset[tuple[str, str]], asyncio.Task[ModelFiles]] = {}
         self._models: dict[str, ServedModel] = {}
-        self._strangers: set[tuple[str, str, str]] = set()
+        self._logged_conflicts: set[tuple[str, str, str]] = set()
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(self._models.values())
@@ -69,14 +69,14 @@ class ModelRegistry:
     def forget(self, peer: str) -> None:
         """Forget a scheduler that is gone: it may return with another model."""
         self._files.pop(peer, None)
-        self._useless.discard(peer)
-        self._strangers = {each for each in self._strangers if each[0] != peer}
+        self._unreadable.discard(peer)
+        self._logged_conflicts = {each for each in self._logged_conflicts if each[0] != peer}
 
     def get(self, name: str) -> ServedModel:
         """Return the model of a name. Raises ModelNotFoundError, or UnavailableError if it may still be announced."""
         if model := self._models.get(name):
             return model
-        if not self._models or (not self._names and self._may_learn_more()):
+        if not self._models or (not self._names and self._is_incomplete()):
             raise UnavailableError("The model is still loading.", retry_after=1)
         raise ModelNotFoundError(f"The model {name!r} does not exist.", param="model")
 
@@ -84,9 +84,9 @@ class ModelRegistry:
         """Return the first served name of a scheduler's model; empty until the scheduler has announced it."""
         return "" if scheduler.limits is None else next(iter(self._names), scheduler.limits.model)
 
-    def _may_learn_more(self) -> bool:
+    def _is_incomplete(self) -> bool:
         """Return whether some scheduler has not announced its model yet."""
-        return self._undecided or (len(self._heard) < self._expected and self._clock() < self._patient_until)
+        return self._awaits_announcement or (len(self._announced) < self._expected and self._clock() < self._deadline)
 
     async def load(self, peer: str, message: TokenizerFiles, frames: Sequence[memoryview]) -> None:
         """Build tokenizer and template from a scheduler's files; identical files are read only once."""
@@ -101,58 +101,63 @@ class ModelRegistry:
         try:
             self._files[peer] = await self._loads[key]
         except ValueError as error:
-            if peer not in self._useless:
-                self._useless.add(peer)
-                self._on_useless(peer, f"the tokenizer files of {peer} are of no use: {error}")
+            if peer not in self._unreadable:
+                self._unreadable.add(peer)
+                self._on_unreadable(peer, f"the tokenizer files of {peer} are of no use: {error}")
 
     async def _read(self, contents: dict[str, bytes]) -> ModelFiles:
         return await asyncio.get_running_loop().run_in_executor(self._pool, ModelFiles, contents)
 
-    def update(self, schedulers: Iterable[SchedulerPeer], successions: WeightLineage) -> None:
+    def update(self, schedulers: Iterable[SchedulerPeer], weight_lineage: WeightLineage) -> None:
         """Rebuild the models from all schedulers whose files and limits have arrived.
 
         If schedulers announce one name with different weights, the first weights keep the name as long as one of their
-        schedulers is connected, unless `successions` says that the new weights replaced them. If schedulers of several
-        software versions run equal weights, the `system_fingerprint` of one version is reported as long as a scheduler
-        of that version is connected.
+        schedulers is connected, unless `weight_lineage` says that the new weights replaced them. If schedulers of
+        several software versions run equal weights, the `system_fingerprint` of one version is reported as long as a
+        scheduler of that version is connected.
         """
-        offers: dict[str, list[_Offer]] = {}
-        self._undecided = False
+        announcements: dict[str, list[_Announcement]] = {}
+        self._awaits_announcement = False
         for scheduler in schedulers:
             if scheduler.outdated:
                 continue
             files = self._files.get(scheduler.peer)
             if files is None or scheduler.limits is None or scheduler.identity is None:
-                self._undecided |= scheduler.peer not in self._useless
+                self._awaits_announcement |= scheduler.peer not in self._unreadable
                 continue
-            if len(self._heard) < self._expected:
-                self._heard.add(scheduler.peer)
+            if len(self._announced) < self._expected:
+                self._announced.add(scheduler.peer)
             for name in self._names or (scheduler.limits.model,):
-                offers.setdefault(name, []).append(
-                    _Offer(scheduler.peer, files, scheduler.limits, scheduler.identity, scheduler.software)
+                announcements.setdefault(name, []).append(
+                    _Announcement(scheduler.peer, files, scheduler.limits, scheduler.identity, scheduler.software)
                 )
-        for name, offered in offers.items():
+        for name, candidates in announcements.items():
             known = self._models.get(name)
-            if known is not None and (heirs := [each for each in offered if each.succeeds(known, successions)]):
-                offered = heirs
-            if known is None or not any(offer.is_of(known) for offer in offered):
-                first = next((offer for offer in offered if known is not None and offer.could_be(known)), offered[0])
-                known = self._models[name] = ServedModel(
-                    name, first.files, first.limits, first.identity, self.text_work, first.software
+            if known is not None and (
+                successors := [each for each in candidates if each.is_successor(known, weight_lineage)]
+            ):
+                candidates = successors
+            if known is None or not any(announced.is_same_version(known) for announced in candidates):
+                first = next(
+                    (announced for announced in candidates if known is not None and announced.is_compatible(known)),
+                    candidates[0],
                 )
-            for offer in offers[name]:
-                if not successions.follows(known.identity.weights, offer.identity.weights):
-                    self._note(name, known, offer)
+                known = self._models[name] = ServedModel(
+                    name, first.files, first.limits, first.identity, self.tokenizer_pool, first.software
+                )
+            for announced in announcements[name]:
+                if not weight_lineage.follows(known.identity.weights, announced.identity.weights):
+                    self._log_conflict(name, known, announced)
 
-    def _note(self, name: str, known: ServedModel, offer: "_Offer") -> None:
+    def _log_conflict(self, name: str, known: ServedModel, announced: "_Announcement") -> None:
         """Log once that a scheduler gets no requests for the name it announces."""
-        strange = (offer.peer, name, offer.identity.weights)
-        if offer.identity.weights != known.identity.weights and strange not in self._strangers:
-            self._strangers.add(strange)
-            logger.error("%s gives the name %s to other weights: it gets no requests for it", offer.peer, name)
+        conflict = (announced.peer, name, announced.identity.weights)
+        if announced.identity.weights != known.identity.weights and conflict not in self._logged_conflicts:
+            self._logged_conflicts.add(conflict)
+            logger.error("%s gives the name %s to other weights: it gets no requests for it", announced.peer, name)
 
 
-class _Offer(NamedTuple):
+class _Announcement(NamedTuple):
     """Model announced by one scheduler."""
 
     peer: str
@@ -161,13 +166,13 @@ class _Offer(NamedTuple):
     identity: ModelIdentity
     software: str
 
-    def is_of(self, model: ServedModel) -> bool:
-        return self.could_be(model) and self.software == model.software
+    def is_same_version(self, model: ServedModel) -> bool:
+        return self.is_compatible(model) and self.software == model.software
 
-    def succeeds(self, model: ServedModel, successions: WeightLineage) -> bool:
+    def is_successor(self, model: ServedModel, weight_lineage: WeightLineage) -> bool:
         """Return whether these weights replaced the model's."""
-        return self.files is model.files and successions.follows(self.identity.weights, model.identity.weights)
+        return self.files is model.files and weight_lineage.follows(self.identity.weights, model.identity.weights)
 
-    def could_be(self, model: ServedModel) -> bool:
+    def is_compatible(self, model: ServedModel) -> bool:
         """Return whether requests for the model can run on this scheduler."""
         return self.identity.weights == model.identity.weights and self.files is model.files

@@ -38,10 +38,10 @@ class SchedulerPeer(Peer):
     outdated: bool = False
     """It started with weights that were replaced since, and must load their successor."""
     software: str = ""
-    own: int = 0
+    own_tokens: int = 0
     """Tokens of this frontend's requests at the scheduler."""
-    own_told: int = 0
-    """Value of `own` at the last heartbeat."""
+    tokens_at_heartbeat: int = 0
+    """Value of `own_tokens` at the last heartbeat."""
 
     @property
     def ready(self) -> bool:
@@ -50,8 +50,8 @@ class SchedulerPeer(Peer):
     @property
     def tokens(self) -> int:
         """Estimate the scheduler's tokens: those of the last heartbeat plus the change of this frontend's own since."""
-        told = self.load.queued_tokens + self.load.running_tokens
-        return max(self.own, told + self.own - self.own_told)
+        reported = self.load.queued_tokens + self.load.running_tokens
+        return max(self.own_tokens, reported + self.own_tokens - self.tokens_at_heartbeat)
 
 
 @dataclass
@@ -71,7 +71,7 @@ class PeerRegistry:
     def __init__(self) -> None:
         self.schedulers: dict[str, SchedulerPeer] = {}
         self.detokenizers: dict[str, DetokenizerPeer] = {}
-        self.successions = WeightLineage()
+        self.weight_lineage = WeightLineage()
 
     def get(self, peer: str) -> SchedulerPeer | DetokenizerPeer | None:
         return self.schedulers.get(peer) or self.detokenizers.get(peer)
@@ -98,7 +98,7 @@ class PeerRegistry:
         if heartbeat.phase is Phase.DRAINING:
             part.leaving = True
         if isinstance(part, SchedulerPeer):
-            part.own_told = part.own
+            part.tokens_at_heartbeat = part.own_tokens
 
     def scheduler_ready(self, peer: str, ready: Ready) -> bool:
         """Store a scheduler's limits and identity. Return False if the message lacks one of them."""
@@ -107,9 +107,9 @@ class PeerRegistry:
             return False
         new = ready.identity
         if scheduler.identity is not None:
-            self.successions.note(scheduler.identity.weights, new.weights, new.weights_path or new.path)
+            self.weight_lineage.record(scheduler.identity.weights, new.weights, new.weights_path or new.path)
         starts = scheduler.identity is None or scheduler.outdated
-        scheduler.outdated = starts and self.successions.latest(new.weights) != new.weights
+        scheduler.outdated = starts and self.weight_lineage.latest(new.weights) != new.weights
         scheduler.limits, scheduler.identity, scheduler.software = ready.limits, ready.identity, ready.software
         return True
 
@@ -142,7 +142,7 @@ class PeerRegistry:
     def able_schedulers(self, state: RequestState) -> list[SchedulerPeer]:
         """Return schedulers that can run a request: those with its weights, else those with their successor."""
         weights, adapters = state.model.identity.weights, state.lora is not None
-        for each in dict.fromkeys([weights, self.successions.latest(weights)]):
+        for each in dict.fromkeys([weights, self.weight_lineage.latest(weights)]):
             if able := self.eligible_schedulers(each, grammars=state.constrained, adapters=adapters):
                 return able
         return []

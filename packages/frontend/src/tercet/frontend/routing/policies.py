@@ -38,11 +38,11 @@ class RoutingPolicy(Protocol):
         """Return all `schedulers` in order of preference; `schedulers` is not empty."""
         ...
 
-    def sent(self, request: Routed, scheduler: SchedulerPeer) -> None:
+    def on_dispatched(self, request: Routed, scheduler: SchedulerPeer) -> None:
         """Record that a request was sent to a scheduler."""
         ...
 
-    def gone(self, peer: str) -> None:
+    def on_peer_down(self, peer: str) -> None:
         """Forget a scheduler that went down."""
         ...
 
@@ -58,10 +58,10 @@ class RoundRobin:
         self._next += 1
         return [*schedulers[start:], *schedulers[:start]]
 
-    def sent(self, request: Routed, scheduler: SchedulerPeer) -> None:
+    def on_dispatched(self, request: Routed, scheduler: SchedulerPeer) -> None:
         pass
 
-    def gone(self, peer: str) -> None:
+    def on_peer_down(self, peer: str) -> None:
         pass
 
 
@@ -108,7 +108,7 @@ class CacheAware:
             chosen = sorted(by_load, key=lambda each: -found[each.peer])
         return by_load if _has_too_much(chosen[0], by_load[0]) else chosen
 
-    def sent(self, request: Routed, scheduler: SchedulerPeer) -> None:
+    def on_dispatched(self, request: Routed, scheduler: SchedulerPeer) -> None:
         """Remember the prompt of the request."""
         tree = self._trees.get(scheduler.peer)
         if tree is None:
@@ -116,7 +116,7 @@ class CacheAware:
             tree = self._trees[scheduler.peer] = PrefixTree(min(size, MOST_REMEMBERED))
         tree.insert(request.salt, request.prompt_ids)
 
-    def gone(self, peer: str) -> None:
+    def on_peer_down(self, peer: str) -> None:
         self._trees.pop(peer, None)
 
     def _match(self, peer: str, request: Routed) -> int:

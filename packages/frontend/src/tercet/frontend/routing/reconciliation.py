@@ -13,11 +13,11 @@ from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.messages.messages import AbortReq, Heartbeat
 from tercet.protocol.messages.values import Held, Phase, unpack_ints
 
-APART = 0.2
+MIN_INTERVAL = 0.2
 """Minimum seconds between counted heartbeats; several that were queued and arrive together count once."""
-SETTLE = 0.3
+SETTLE_SECONDS = 0.3
 """Seconds after a dispatch in which heartbeats are ignored for the request."""
-STRIKES = 2
+MISSES = 2
 MOST_DOUBLINGS = 5
 
 Key = tuple[str, int]
@@ -30,7 +30,7 @@ class Findings:
 
     lost: list[tuple[RequestState, Cause]] = field(default_factory=list)
     """Requests to redispatch."""
-    strangers: list[AbortReq] = field(default_factory=list)
+    orphans: list[AbortReq] = field(default_factory=list)
     """Aborts for choices that the peer holds although no request here needs them."""
 
 
@@ -41,7 +41,7 @@ class _Watch:
     attempt: int
     position: int
     steps: int
-    strikes: int = 0
+    misses: int = 0
 
 
 @dataclass
@@ -50,7 +50,7 @@ class _Seen:
 
     at: float
     watches: dict[Key, _Watch]
-    strangers: set[Key]
+    orphans: set[Key]
 
 
 class Reconciler:
@@ -68,15 +68,15 @@ class Reconciler:
         Raises ValueError for an inconsistent list.
         """
         last = self._seen.get(peer)
-        if last is not None and now - last.at < APART:
+        if last is not None and now - last.at < MIN_INTERVAL:
             return Findings()
-        strangers = set[Key]()
+        orphans = set[Key]()
         for key in _table(heartbeat.held):
             state = states.get(key[0])
             if state is None or state.detokenizer != peer or state.done or key[1] not in state.open_indices:
-                strangers.add(key)
-        self._seen[peer] = _Seen(now, {}, strangers)
-        return Findings(strangers=_aborts(strangers & last.strangers if last is not None else ()))
+                orphans.add(key)
+        self._seen[peer] = _Seen(now, {}, orphans)
+        return Findings(orphans=_aborts(orphans & last.orphans if last is not None else ()))
 
     def scheduler(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, RequestState], now: float) -> Findings:
         """Return the choices that a scheduler lost, and the orphans that it holds.
@@ -84,7 +84,7 @@ class Reconciler:
         Raises ValueError for an inconsistent list.
         """
         last = self._seen.get(peer)
-        if last is not None and now - last.at < APART:
+        if last is not None and now - last.at < MIN_INTERVAL:
             return Findings()
         unclaimed = _table(heartbeat.held)
         findings = Findings()
@@ -93,7 +93,7 @@ class Reconciler:
         for state in states.values():
             if state.scheduler != peer or state.done:
                 continue
-            settled = now - state.dispatched_at >= SETTLE
+            settled = now - state.dispatched_at >= SETTLE_SECONDS
             causes = set[Cause]()
             for index in state.open_indices:
                 here = unclaimed.pop((state.rid, index), None)
@@ -101,22 +101,22 @@ class Reconciler:
                 if not settled or (here is not None and here[0] == state.attempt and here[1] <= position):
                     continue
                 watch = watches[state.rid, index] = _watch(earlier, state, index, position, heartbeat.steps)
-                cause = _judge(watch, here, heartbeat)
-                if cause is not None and watch.strikes >= STRIKES << min(state.retries, MOST_DOUBLINGS):
+                cause = _count_miss(watch, here, heartbeat)
+                if cause is not None and watch.misses >= MISSES << min(state.retries, MOST_DOUBLINGS):
                     causes.add(cause)
             if causes:
                 findings.lost.append((state, min(causes)))
-        strangers = set(unclaimed)
-        findings.strangers = _aborts(strangers & last.strangers if last is not None else ())
-        self._seen[peer] = _Seen(now, watches, strangers)
+        orphans = set(unclaimed)
+        findings.orphans = _aborts(orphans & last.orphans if last is not None else ())
+        self._seen[peer] = _Seen(now, watches, orphans)
         return findings
 
 
 def _table(held: Held) -> dict[Key, tuple[int, int]]:
     """Return (attempt, next position) by choice."""
     indices, attempts, positions = map(unpack_ints, (held.indices, held.attempts, held.positions))
-    keys, told = zip(held.rids, indices, strict=True), zip(attempts, positions, strict=True)
-    return dict(zip(keys, told, strict=True))
+    keys, values = zip(held.rids, indices, strict=True), zip(attempts, positions, strict=True)
+    return dict(zip(keys, values, strict=True))
 
 
 def _watch(earlier: Mapping[Key, _Watch], state: RequestState, index: int, position: int, steps: int) -> _Watch:
@@ -127,16 +127,16 @@ def _watch(earlier: Mapping[Key, _Watch], state: RequestState, index: int, posit
     return watch
 
 
-def _judge(watch: _Watch, here: tuple[int, int] | None, heartbeat: Heartbeat) -> Cause | None:
+def _count_miss(watch: _Watch, here: tuple[int, int] | None, heartbeat: Heartbeat) -> Cause | None:
     """Count a miss if the choice looks wrong, and return the cause."""
     if here is not None and here[0] == watch.attempt:
-        watch.strikes += 1
+        watch.misses += 1
         return Cause.SILENT
     # A busy scheduler reports its state before the step; two finished steps prove that it has read its inbox.
     idle = heartbeat.step_age == 0 and heartbeat.phase not in (Phase.STEP, Phase.COMPILING)
     if not idle and heartbeat.steps < watch.steps + 2:
         return None
-    watch.strikes += 1
+    watch.misses += 1
     return Cause.ABSENT
 
 

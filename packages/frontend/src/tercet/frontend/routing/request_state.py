@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 
 from tercet.frontend.errors import ApiError
 from tercet.frontend.model.served_model import ServedModel
-from tercet.frontend.routing.wake import Wake
+from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LoRAAdapter
 
@@ -12,34 +12,34 @@ from tercet.protocol.messages.values import LoRAAdapter
 class RequestState(ABC):
     """Request from its first dispatch to its final answer. `wake` may be shared by the inputs of an HTTP request."""
 
-    def __init__(self, rid: str, model: ServedModel, prompt_ids: bytes, wake: Wake) -> None:
+    def __init__(self, rid: str, model: ServedModel, prompt_ids: bytes, wake: SingleWaiterEvent) -> None:
         self.rid = rid
         self.model = model
         self.prompt_ids = prompt_ids
         self.prompt_tokens = len(prompt_ids) // 4
         self.attempt = -1
-        self.alone = False
+        self.exclusive = False
         """The present attempt is exclusive: it runs while nothing else does."""
         self.offered_by = ""
         """Scheduler that runs only this request: a crash now is caused by the request."""
         self.scheduler = ""
         """Scheduler of the present attempt; empty while the request waits."""
         self.detokenizer = ""
-        self.waited: float | None = None
+        self.queue_time: float | None = None
         """Queue time in seconds at the scheduler; None until it is reported."""
-        self.began_at = 0.0
+        self.started_at = 0.0
         self.dispatched_at = 0.0
         self.refused = False
         """The last attempt was rejected. Without output the request is sent as a new one, so that queue limits
         apply."""
         self.refused_by: set[str] = set()
-        self.suspicions = 0
+        self.crash_count = 0
         """Consecutive crashes of schedulers before the request had produced a token."""
         self.retries = 0
         """Redispatches since its last token because no token arrived."""
-        self.unheard_at: set[str] = set()
+        self.stalled_at: set[str] = set()
         """Schedulers that held the request without output over several dispatches."""
-        self.unheard: tuple[float, float] | None = None
+        self.stalled_since: tuple[float, float] | None = None
         """Times of the first and the latest redispatch since its last token because tokens were missing."""
         self.error: ApiError | None = None
         self._wake = wake
@@ -94,7 +94,7 @@ class RequestState(ABC):
         """Return bytes that identify a repeated request together with the prompt; the seed is left out."""
 
     @abstractmethod
-    def blamed(self, code: str, context: int) -> str | None:
+    def error_param(self, code: str, context: int) -> str | None:
         """Return the client's parameter that a rejection code is about. `context` is the rejecting scheduler's."""
 
     @abstractmethod
@@ -103,17 +103,17 @@ class RequestState(ABC):
 
     @abstractmethod
     def message(
-        self, attempt: int, detokenizer: str, *, alone: bool = False, hold: bool = False
+        self, attempt: int, detokenizer: str, *, exclusive: bool = False, deferred: bool = False
     ) -> TokenizedGenerateReqInput | TokenizedEmbeddingReqInput:
         """Return the message for a scheduler."""
 
-    def dispatched(self, scheduler: str, detokenizer: str, now: float, *, alone: bool = False) -> None:
+    def dispatched(self, scheduler: str, detokenizer: str, now: float, *, exclusive: bool = False) -> None:
         """Record that the next attempt was sent."""
         self.attempt = self.next_attempt
         self.scheduler, self.detokenizer = scheduler, detokenizer
         self.dispatched_at = now
-        self.alone, self.refused = alone, False
-        if not alone or self.offered_by != scheduler:
+        self.exclusive, self.refused = exclusive, False
+        if not exclusive or self.offered_by != scheduler:
             self.offered_by = ""
 
     def fail(self, error: ApiError) -> None:

@@ -27,27 +27,29 @@ class DataParallelController:
         if not eligible:
             return []
         ordered = (self._policy if state.has_text else self._by_load).order(state, eligible)
-        vain = state.refused_by | state.unheard_at
-        return sorted(ordered, key=lambda each: (each.peer in vain, each.load.updating, each.peer != state.scheduler))
+        deprioritized = state.refused_by | state.stalled_at
+        return sorted(
+            ordered, key=lambda each: (each.peer in deprioritized, each.load.updating, each.peer != state.scheduler)
+        )
 
-    def sent(self, state: RequestState, scheduler: SchedulerPeer) -> None:
+    def on_dispatched(self, state: RequestState, scheduler: SchedulerPeer) -> None:
         """Record that a request was sent to a scheduler."""
-        self.ended(state)
+        self.release(state)
         tokens = state.prompt_tokens + state.output_tokens
-        scheduler.own += tokens
+        scheduler.own_tokens += tokens
         self._loads[state.rid] = scheduler, tokens
         if state.has_text:
-            self._policy.sent(state, scheduler)
+            self._policy.on_dispatched(state, scheduler)
 
-    def ended(self, state: RequestState) -> None:
+    def release(self, state: RequestState) -> None:
         """Record that a request left its scheduler. Idempotent."""
         if load := self._loads.pop(state.rid, None):
             scheduler, tokens = load
-            scheduler.own -= tokens
+            scheduler.own_tokens -= tokens
 
-    def gone(self, peer: str) -> None:
+    def on_peer_down(self, peer: str) -> None:
         """Forget a scheduler that went down."""
-        self._policy.gone(peer)
+        self._policy.on_peer_down(peer)
 
     def detokenizer(self, eligible: Sequence[DetokenizerPeer], avoid: str = "") -> DetokenizerPeer | None:
         """Return the next detokenizer in rotation, avoiding `avoid` if possible; None without an eligible one."""

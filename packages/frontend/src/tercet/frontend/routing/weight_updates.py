@@ -12,9 +12,9 @@ from tercet.protocol.messages.messages import UpdateWeightsFromDiskReq
 
 logger = logging.getLogger(__name__)
 
-PATIENCE = 3600.0
+UPDATE_TIMEOUT = 3600.0
 """Seconds for running requests to finish with the old weights, and for the new ones to load."""
-_NEWS = 1.0
+_READY_TIMEOUT = 1.0
 """Seconds to wait for a scheduler's `Ready` with the new fingerprint, which may follow its reply."""
 
 
@@ -43,11 +43,11 @@ class WeightUpdates:
         peers = self._schedulers(model)
         for group in [[peer] for peer in peers] if rolling else [peers]:
             before = self._identities(group)
-            _check(await self._order(path, group))
-            await self._news_of(group, before)
+            _check(await self._broadcast(path, group))
+            await self._wait_for_identities(group, before)
         return self._identities(peers)
 
-    def look(self) -> None:
+    def tick(self) -> None:
         """Update schedulers that started with replaced weights. Called periodically."""
         for each in self._fleet.schedulers.values():
             if each.outdated and each.ready and each.identity and each.peer not in self._renewals:
@@ -55,22 +55,22 @@ class WeightUpdates:
 
     async def _renew(self, peer: str, old: str) -> None:
         try:
-            await self._give_latest(peer, old)
+            await self._load_latest(peer, old)
         finally:
             del self._renewals[peer]
 
-    async def _give_latest(self, peer: str, old: str) -> None:
-        successions = self._fleet.successions
-        path = successions.path(successions.latest(old))
+    async def _load_latest(self, peer: str, old: str) -> None:
+        weight_lineage = self._fleet.weight_lineage
+        path = weight_lineage.path(weight_lineage.latest(old))
         logger.info("%s has started with weights of before, and is to take those of %s", peer, path)
-        answer = (await self._order(path, [peer]))[peer]
+        answer = (await self._broadcast(path, [peer]))[peer]
         scheduler = self._fleet.schedulers.get(peer)
         if scheduler is None or answer.ok or not answer.answered:
             return
         logger.error("%s keeps the weights it has started with: %s", peer, answer.message)
-        successions.forget(old)
+        weight_lineage.forget(old)
         scheduler.outdated = False
-        self._models.update(self._fleet.schedulers.values(), successions)
+        self._models.update(self._fleet.schedulers.values(), weight_lineage)
 
     def _schedulers(self, model: str | None) -> list[str]:
         """Return the schedulers of the given model, by default of the only one. Raises ApiError."""
@@ -86,17 +86,19 @@ class WeightUpdates:
             raise UnavailableError(f"No scheduler of {name!r} is there.", retry_after=1)
         return peers
 
-    async def _order(self, path: str, peers: Sequence[str]) -> dict[str, Answer]:
-        return await self._control.ask(lambda number: UpdateWeightsFromDiskReq(id=number, path=path), peers, PATIENCE)
+    async def _broadcast(self, path: str, peers: Sequence[str]) -> dict[str, Answer]:
+        return await self._control.broadcast(
+            lambda number: UpdateWeightsFromDiskReq(id=number, path=path), peers, UPDATE_TIMEOUT
+        )
 
     def _identities(self, peers: Sequence[str]) -> dict[str, str]:
         """Return the weight fingerprints of the connected schedulers among these, by id."""
         there = (self._fleet.schedulers.get(peer) for peer in peers)
         return {each.peer: each.identity.weights for each in there if each is not None and each.identity is not None}
 
-    async def _news_of(self, peers: Sequence[str], before: dict[str, str]) -> None:
+    async def _wait_for_identities(self, peers: Sequence[str], before: dict[str, str]) -> None:
         """Wait briefly until every scheduler reports other weights; one that had them already reports nothing."""
-        deadline = asyncio.get_running_loop().time() + _NEWS
+        deadline = asyncio.get_running_loop().time() + _READY_TIMEOUT
         while asyncio.get_running_loop().time() < deadline:
             if all(weights != before.get(peer) for peer, weights in self._identities(peers).items()):
                 return
@@ -105,13 +107,13 @@ class WeightUpdates:
 
 def _check(answers: dict[str, Answer]) -> None:
     for refused in (True, False):
-        told = [
+        failures = [
             f"{peer}: {each.message.rstrip('.')}"
             for peer, each in sorted(answers.items())
             if not each.ok and each.answered is refused
         ]
-        if told and refused:
-            message = f"The weights cannot be loaded. {', '.join(told)}."
+        if failures and refused:
+            message = f"The weights cannot be loaded. {', '.join(failures)}."
             raise BadRequestError(message, param="model_path", code="invalid_weights")
-        if told:
-            raise UnavailableError(f"Not every scheduler has loaded them. {', '.join(told)}.", retry_after=1)
+        if failures:
+            raise UnavailableError(f"Not every scheduler has loaded them. {', '.join(failures)}.", retry_after=1)

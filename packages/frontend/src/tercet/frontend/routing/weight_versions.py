@@ -2,21 +2,21 @@
 
 from itertools import islice
 
-MOST = 1000
+MAX_ENTRIES = 1000
 
 
 class WeightLineage:
     """Map from replaced weights to their latest successor, by fingerprint.
 
-    Requests move to the successor once no scheduler has their weights. At most `MOST` entries are kept: the first one,
-    since schedulers may be started with those weights, and the latest.
+    Requests move to the successor once no scheduler has their weights. At most `MAX_ENTRIES` entries are kept: the
+    first one, since schedulers may be started with those weights, and the latest.
     """
 
     def __init__(self) -> None:
         self._latest: dict[str, str] = {}
         self._paths: dict[str, str] = {}
 
-    def note(self, old: str, new: str, path: str) -> None:
+    def record(self, old: str, new: str, path: str) -> None:
         """Record that a scheduler replaced its `old` weights by the `new` ones at `path`.
 
         Weights that return become the latest again, and their former successors count as replaced.
@@ -25,7 +25,7 @@ class WeightLineage:
         self._latest = {each: new if latest == old else latest for each, latest in self._latest.items()}
         if old != new:
             self._latest[old] = new
-        if len(self._latest) > MOST:
+        if len(self._latest) > MAX_ENTRIES:
             del self._latest[next(islice(self._latest, 1, None))]
         self._paths[new] = path
         latest = {*self._latest.values()}

@@ -59,7 +59,7 @@ def said(generation: Generation) -> list[tuple[str, list[int], FinishReason | No
     [state] = generation.states
     texts = {choice.index: "" for choice in state.choices}
     finishes: dict[int, FinishReason | None] = {}
-    for update in state.take():
+    for update in state.pop_updates():
         texts[update.index] += update.text
         finishes[update.index] = update.finish
     return [(texts[each.index], each.token_ids.tolist(), finishes.get(each.index)) for each in state.choices]

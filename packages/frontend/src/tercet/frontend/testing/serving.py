@@ -76,7 +76,7 @@ async def serving(
             controller,
             recovery_timeout,
             max_waiting,
-            tenants=ApiKeyQuota.of(http),
+            quota=ApiKeyQuota.of(http),
             lora=read_adapters(config.lora),
             adapter_names=AdaptersInFile(database) if database else None,
             siblings=engine.siblings,

@@ -60,7 +60,7 @@ class AnthropicServingMessages:
         generation = await unless_gone(request, self._manager.submit([plan.request], rid))
         changes = _changes(plan, writer, generation)
         if not body.stream:
-            generation.tell_ends()
+            generation.notify_on_finish_only()
         try:
             first = await unless_gone(request, anext(changes))
             if body.stream:
@@ -78,7 +78,7 @@ class AnthropicServingMessages:
         body = await read_model(request, CountTokens, self._body_limit)
         model = await self._manager.adapters.model(body.model)
         plan = await self._planner.plan(_turn(body, model), model)
-        ids = await model.tokenized(plan.request.prompt, must_fit=False)
+        ids = await model.tokenize(plan.request.prompt, must_fit=False)
         return _json({"input_tokens": len(ids)})
 
 

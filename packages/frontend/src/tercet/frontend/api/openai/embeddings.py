@@ -15,7 +15,7 @@ from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import unless_gone
 from tercet.frontend.manager.embedding_batch import EmbeddingBatch
-from tercet.frontend.manager.embedding_state import numbers
+from tercet.frontend.manager.embedding_state import unpack_vector
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import Task, pack_floats
@@ -67,7 +67,7 @@ def shortened(vector: bytes, dimensions: int | None) -> bytes:
     """The first numbers of a vector, of length 1 again."""
     if dimensions is None or 4 * dimensions == len(vector):
         return vector
-    kept = numbers(vector[: 4 * dimensions])
+    kept = unpack_vector(vector[: 4 * dimensions])
     length = math.hypot(*kept)
     return pack_floats(number / length for number in kept) if length else vector[: 4 * dimensions]
 
@@ -86,7 +86,7 @@ def _classes(head: dict[str, Any], body: ClassifyRequest, model: ServedModel, ba
     """Write the classes of each input, one by one as well."""
     written = []
     for index, vector in enumerate(batch.vectors):
-        scores = list(numbers(vector))
+        scores = list(unpack_vector(vector))
         shares = scores if body.use_activation is False else model.files.sentences.activate(scores)
         best = max(range(len(shares)), key=shares.__getitem__)
         label = model.limits.labels[best] if best < len(model.limits.labels) else None
@@ -105,6 +105,6 @@ def _embeddings(body: EmbeddingCreate, batch: EmbeddingBatch) -> bytes:
     written = []
     for index, vector in enumerate(batch.vectors):
         kept = shortened(vector, body.dimensions)
-        embedding = base64.b64encode(kept).decode() if body.encoding_format == "base64" else numbers(kept)
+        embedding = base64.b64encode(kept).decode() if body.encoding_format == "base64" else unpack_vector(kept)
         written.append(orjson.dumps({"object": "embedding", "index": index, "embedding": embedding}))
     return _listed({"object": "list", "model": body.model, "usage": usage(batch)}, written)

@@ -17,7 +17,7 @@ from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import unless_gone
 from tercet.frontend.manager.embedding_batch import EmbeddingBatch
-from tercet.frontend.manager.embedding_state import numbers
+from tercet.frontend.manager.embedding_state import unpack_vector
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.embedding_request import PairInput, TextInput
 from tercet.frontend.model.sentence_files import Similarity, cosine, dot
@@ -81,7 +81,7 @@ class OpenAIServingRerank:
             raise BadRequestError(message, param="model")
         asked = body.request(list(pairs), params)
         batch = await unless_gone(request, self._manager.embed(asked, rid))
-        scores = [score for vector in batch.vectors for score in numbers(vector)]
+        scores = [score for vector in batch.vectors for score in unpack_vector(vector)]
         if body.use_activation is False:
             return scores, batch
         return [share for score in scores for share in model.files.sentences.activate([score])], batch
@@ -89,7 +89,7 @@ class OpenAIServingRerank:
 
 def unit(vector: bytes) -> list[float]:
     """The direction of a vector; zeros for one that has none."""
-    given = numbers(vector)
+    given = unpack_vector(vector)
     length = math.hypot(*given)
     return [number / length for number in given] if length else list(given)
 
@@ -98,7 +98,7 @@ def _similarities(
     similarity: Similarity, pairs: Sequence[PairInput], vectors: Mapping[TextInput, bytes]
 ) -> list[float]:
     """Return the similarity of the vectors of each pair's texts; cosines are dot products of directions."""
-    read = unit if similarity is cosine else numbers
+    read = unit if similarity is cosine else unpack_vector
     compare = dot if similarity is cosine else similarity
     read_vectors = {text: read(vector) for text, vector in vectors.items()}
     return [compare(*(read_vectors[text] for text in _sides(pair))) for pair in pairs]

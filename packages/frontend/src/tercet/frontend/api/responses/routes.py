@@ -100,7 +100,7 @@ class OpenAIServingResponses:
         """How many tokens a response would be made from."""
         body = await read_model(request, TokenCount, self._body_limit)
         plan, model = await self._drafter.prompt(caller_of(request).owner, body)
-        ids = await model.tokenized(plan.request.prompt, must_fit=False)
+        ids = await model.tokenize(plan.request.prompt, must_fit=False)
         return _json({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     @property
@@ -185,7 +185,7 @@ class _Work:
 
     async def _collect(self, generation: Generation) -> None:
         if not self._draft.wants_logprobs:  # those are written as they come: all together they take long
-            generation.tell_ends()
+            generation.notify_on_finish_only()
         async for _ in self._draft.changes(self._writer, generation):
             pass
 

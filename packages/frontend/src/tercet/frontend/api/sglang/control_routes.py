@@ -94,7 +94,7 @@ class ControlRoutes:
     async def _order(self, request: Request, order: Order) -> Response:
         """Tell every scheduler; the answer says what each answered. Raises UnavailableError unless all obeyed."""
         require_admin(request)
-        answers = await self._manager.control.ask(order)
+        answers = await self._manager.control.broadcast(order)
         obeyed = all(answer.ok for answer in answers.values())
         said = {peer: answer.message or ("done" if answer.ok else "refused") for peer, answer in answers.items()}
         if not obeyed:

@@ -64,14 +64,14 @@ class Native:
         """Ids of a prompt, or of a chat as its template renders it."""
         body = await read_model(request, self._tokenize, self._body_limit)
         model = await self._model(body.model)
-        ids = await model.tokenized(prompt_of(body, model), must_fit=False)
+        ids = await model.tokenize(prompt_of(body, model), must_fit=False)
         return _json({"tokens": ids, "count": len(ids), "max_model_len": model.context})
 
     async def detokenize(self, request: Request) -> Response:
         """Text of ids."""
         body = await read_model(request, Detokenize, self._body_limit)
         skip = bool(body.skip_special_tokens)
-        text = await (await self._model(body.model)).decoded(body.tokens, skip_special_tokens=skip, param="tokens")
+        text = await (await self._model(body.model)).decode(body.tokens, skip_special_tokens=skip, param="tokens")
         return _json({"prompt": text, "text": text})
 
     async def server_info(self, request: Request) -> Response:  # noqa: ARG002

@@ -94,9 +94,9 @@ async def _own_ids(work: GenerateRequest, model: ServedModel, *, first: bool) ->
     match work.prompt:
         case TextPrompt() as prompt:
             prompt = msgspec.structs.replace(prompt, add_special_tokens=first)
-            return await model.tokenized(prompt)
+            return await model.tokenize(prompt)
         case TokenPrompt() as prompt:
-            ids = await model.tokenized(prompt)
+            ids = await model.tokenize(prompt)
             begin = model.tokenizer.encode("", add_special_tokens=True)[:1]
             return ids[1:] if not first and ids[:1] == begin else ids
         case _:

@@ -1,9 +1,9 @@
-"""`Wake`: notification of a request's consumer."""
+"""`SingleWaiterEvent`: notification of a request's consumer."""
 
 import asyncio
 
 
-class Wake:
+class SingleWaiterEvent:
     """Event for a single waiter. It is set for every token, and costs half as much as asyncio.Event."""
 
     def __init__(self) -> None:

@@ -3,12 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from tercet.frontend.routing.wake import Wake
+from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
 
 
-def with_waiter(play: Callable[[Wake, "asyncio.Task[None]"], Awaitable[None]]) -> None:
+def with_waiter(play: Callable[[SingleWaiterEvent, "asyncio.Task[None]"], Awaitable[None]]) -> None:
     async def run() -> None:
-        wake = Wake()
+        wake = SingleWaiterEvent()
         waiter = asyncio.create_task(wake.wait())
         await asyncio.sleep(0)
         await play(wake, waiter)
@@ -23,7 +23,7 @@ async def turns() -> None:
 
 
 def test_waits_for_news() -> None:
-    async def play(wake: Wake, waiter: "asyncio.Task[None]") -> None:
+    async def play(wake: SingleWaiterEvent, waiter: "asyncio.Task[None]") -> None:
         await turns()
         assert not waiter.done()
         wake.set()
@@ -35,7 +35,7 @@ def test_waits_for_news() -> None:
 
 
 def test_news_from_before_is_told_at_once_and_once() -> None:
-    async def play(wake: Wake, waiter: "asyncio.Task[None]") -> None:
+    async def play(wake: SingleWaiterEvent, waiter: "asyncio.Task[None]") -> None:
         wake.set()
         await waiter
         wake.set()
@@ -49,7 +49,7 @@ def test_news_from_before_is_told_at_once_and_once() -> None:
 
 
 def test_news_of_a_waiter_that_gave_up_is_there_for_the_next() -> None:
-    async def play(wake: Wake, waiter: "asyncio.Task[None]") -> None:
+    async def play(wake: SingleWaiterEvent, waiter: "asyncio.Task[None]") -> None:
         wake.set()
         waiter.cancel()
         await turns()
