@@ -116,7 +116,7 @@ async def test_one_that_talks_nonsense_is_left_out_and_told_of(caplog: pytest.Lo
     asking.peer_metrics.on_series("b", saying(number, 2))
     asking.peer_metrics.on_series("a", saying(number, 1))
     assert await asking.done() == {"a": 1}
-    assert "b counts what makes no sense: requests_open is no number of things" in caplog.text
+    assert "b: invalid metrics, leaving them out: requests_open is no number of things" in caplog.text
 
 
 async def test_nobody_but_siblings_is_heard_or_answered_and_each_once() -> None:

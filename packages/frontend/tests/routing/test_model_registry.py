@@ -121,7 +121,7 @@ async def test_of_two_weights_under_one_name_the_first_stay_while_they_are_there
         registry.update([second, first], WeightLineage())
     assert registry.get("tiny").identity.weights == "w"
     assert [record.getMessage() for record in caplog.records] == [
-        "t gives the name tiny to other weights: it gets no requests for it"
+        "t: other weights under the same name, routing no requests to it model=tiny weights=v"
     ]
     registry.update([second], WeightLineage())
     assert registry.get("tiny").identity.weights == "v"

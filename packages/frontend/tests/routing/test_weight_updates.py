@@ -259,4 +259,6 @@ async def test_old_weights_serve_on_where_the_new_ones_are_gone(
         async with asyncio.timeout(10):
             while await fingerprint(http) != old:
                 pass
-    assert "scheduler-0 keeps the weights it has started with: it is no directory" in caplog.text
+    assert (
+        "scheduler-0: loading the latest weights failed, keeping the outdated ones: it is no directory" in caplog.text
+    )

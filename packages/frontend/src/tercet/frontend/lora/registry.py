@@ -188,20 +188,20 @@ class AdapterRegistry:
                 model = self._base(None)
                 lora = await self._read(model, configured.path)
             except UnavailableError as error:
-                logger.debug("the adapter %r waits: %s", name, error.message)
+                logger.debug("adapter %r is not loaded yet: %s", name, error.message)
                 return
             except BadRequestError as error:
                 if configured.refusal != error.message:
-                    logger.error("the adapter %r is not there: %s", name, error.message)
+                    logger.error("adapter %r cannot be loaded: %s", name, error.message)
                 configured.refusal, configured.refused_by = error.message, able
             else:
                 configured.adapter = Adapter(name, model.name, lora, int(self._clock()))
-                logger.info("the adapter %r is %s", name, lora.sha256)
+                logger.info("adapter %r loaded sha256=%s", name, lora.sha256)
 
     def _on_loaded(self, task: asyncio.Task[None]) -> None:
         self._loading = None
         if not task.cancelled() and (error := task.exception()):
-            logger.error("adapters were not learnt", exc_info=error)
+            logger.error("loading the adapters of --lora failed", exc_info=error)
 
     def _loaded(self, name: str, configured: _ConfiguredAdapter) -> Adapter:
         if configured.adapter is not None:

@@ -119,7 +119,9 @@ class MessageHandler:
             case Series():
                 self._peer_metrics.on_series(source, message)
             case Hello() | Introduce() | Ready() | Progress() | Goodbye():
-                logger.debug("membership of %s is the node's business: %s", source, type(message).__name__)
+                logger.debug(
+                    "%s: ignored a membership message, the node handles it type=%s", source, type(message).__name__
+                )
             case _:
                 assert_never(message)
 
@@ -129,7 +131,7 @@ class MessageHandler:
         try:
             rows = list(unpack_rows(batch))
         except ValueError as error:
-            logger.error("%s sent text that makes no sense: %s", source, error)
+            logger.error("%s: invalid batch of text, dropping it: %s", source, error)
             return
         now = self._clock()
         for rid, row in rows:
@@ -141,7 +143,7 @@ class MessageHandler:
         try:
             rows = list(unpack_vectors(batch, frames))
         except ValueError as error:
-            logger.error("%s sent vectors that make no sense: %s", source, error)
+            logger.error("%s: invalid batch of vectors, dropping it: %s", source, error)
             return
         now = self._clock()
         for rid, attempt, vector, finish, queue_time in rows:
@@ -170,7 +172,9 @@ class MessageHandler:
             if row.finish is not None and isinstance(row.finish.matched, str):
                 self._dispatcher.abort(state, [row.index], "stop string")
         elif verdict is Verdict.GAP:
-            logger.warning("tokens of %s before position %d are missing", state.rid, row.position)
+            logger.warning(
+                "%s: tokens are missing, redispatching rid=%s position=%d", state.scheduler, state.rid, row.position
+            )
             self._recovery.redispatch(state, now, Cause.GAP)
         elif verdict is Verdict.ABORTED:
             self._recovery.redispatch(state, now, Cause.ABORTED)
@@ -226,7 +230,7 @@ class MessageHandler:
         states = self._states.values()
         is_scheduler = isinstance(part, SchedulerPeer)
         if part.stuck and not was_stuck:
-            logger.error("%s is stuck in a step of %.0f s", source, heartbeat.step_age)
+            logger.error("%s: stuck, redispatching its requests step_age=%.0fs", source, heartbeat.step_age)
             self._redispatch_lost(
                 source, is_scheduler, Cause.SCHEDULER_STUCK if is_scheduler else Cause.DETOKENIZER_STUCK
             )
@@ -243,10 +247,10 @@ class MessageHandler:
         try:
             findings = compare(source, heartbeat, self._states, now)
         except ValueError as error:
-            logger.error("%s holds what makes no sense: %s", source, error)
+            logger.error("%s: invalid heartbeat, ignoring its list of requests: %s", source, error)
             return
         for state, cause in findings.lost:
-            logger.warning("%s at %s is %s", state.rid, source, cause)
+            logger.warning("%s: request lost, redispatching rid=%s cause=%s", source, state.rid, cause)
             self._recovery.redispatch(state, now, cause)
         for abort in findings.orphans:
             self._dispatcher.send_abort(source, abort)

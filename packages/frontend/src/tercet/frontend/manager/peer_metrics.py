@@ -54,7 +54,7 @@ class PeerMetrics:
         try:
             check_series(series)
         except ValueError as error:
-            logger.error("%s counts what makes no sense: %s", source, error)
+            logger.error("%s: invalid metrics, leaving them out: %s", source, error)
             answer.set_result(None)
         else:
             answer.set_result(series)

@@ -59,4 +59,4 @@ class Dispatcher:
     def send_abort(self, part: str, message: AbortReq) -> None:
         """Send an abort to a peer that is up. A lost abort is repeated when a later heartbeat lists the request."""
         if self._fleet.get(part) is not None and not self._outbox.send(part, message):
-            logger.warning("cannot tell %s to abort %s", part, message.rid)
+            logger.warning("%s: abort not sent, repeating it after a later heartbeat rid=%s", part, message.rid)

@@ -93,7 +93,7 @@ class ModelRegistry:
         contents = [bytes(frame) for frame in frames]
         sums = [hashlib.sha256(content).hexdigest() for content in contents]
         if sums != message.sha256 or len(sums) != len(message.names):
-            logger.error("the tokenizer files of %s arrived damaged", peer)
+            logger.error("%s: damaged tokenizer files, requesting them again", peer)
             return
         key = frozenset(zip(message.names, sums, strict=True))
         if key not in self._loads:
@@ -154,7 +154,12 @@ class ModelRegistry:
         conflict = (announced.peer, name, announced.identity.weights)
         if announced.identity.weights != known.identity.weights and conflict not in self._logged_conflicts:
             self._logged_conflicts.add(conflict)
-            logger.error("%s gives the name %s to other weights: it gets no requests for it", announced.peer, name)
+            logger.error(
+                "%s: other weights under the same name, routing no requests to it model=%s weights=%s",
+                announced.peer,
+                name,
+                announced.identity.weights,
+            )
 
 
 class _Announcement(NamedTuple):

@@ -66,7 +66,7 @@ class Recovery:
         """
         lost = [state for state in states if state.scheduler == peer and not state.done]
         if lost:
-            logger.warning("%s: %s with %d requests in flight: dispatching them again", peer, cause, len(lost))
+            logger.warning("%s: lost, redispatching its requests cause=%s requests=%d", peer, cause, len(lost))
         for state in lost:
             state.scheduler = ""
             if cause is not Cause.SCHEDULER_LEFT and not state.has_progressed:
@@ -163,7 +163,11 @@ class Recovery:
     def _count_crash(self, state: RequestState, *, exclusive: bool) -> None:
         state.crash_count += 1
         if exclusive or state.crash_count >= MAX_CRASHES:
-            logger.error("%s is given up: schedulers die of it; its fingerprint is %s", state.rid, fingerprint(state))
+            logger.error(
+                "request failed, schedulers crash while they run it rid=%s fingerprint=%s",
+                state.rid,
+                fingerprint(state),
+            )
             state.fail(DeadlyRequestError("The server failed repeatedly while it ran this request."))
 
 

@@ -62,12 +62,12 @@ class WeightUpdates:
     async def _load_latest(self, peer: str, old: str) -> None:
         weight_lineage = self._fleet.weight_lineage
         path = weight_lineage.path(weight_lineage.latest(old))
-        logger.info("%s has started with weights of before, and is to take those of %s", peer, path)
+        logger.info("%s: weights are outdated, loading the latest path=%s", peer, path)
         answer = (await self._broadcast(path, [peer]))[peer]
         scheduler = self._fleet.schedulers.get(peer)
         if scheduler is None or answer.ok or not answer.answered:
             return
-        logger.error("%s keeps the weights it has started with: %s", peer, answer.message)
+        logger.error("%s: loading the latest weights failed, keeping the outdated ones: %s", peer, answer.message)
         weight_lineage.forget(old)
         scheduler.outdated = False
         self._models.update(self._fleet.schedulers.values(), weight_lineage)
