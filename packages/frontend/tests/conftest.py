@@ -1,4 +1,4 @@
-"""A tiny byte-level model, and clients that are closed with their test."""
+"""Tiny byte-level model, and clients that are closed with their test."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -62,7 +62,7 @@ def hello_world(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
 
 @pytest.fixture
 def engine_of(files: dict[str, bytes], limits: ModelLimits) -> Callable[..., FakeEngine]:
-    """An engine that says a script, by default "Hello world!" in four tokens."""
+    """Create engines that answer with a script, by default "Hello world!" in four tokens."""
 
     def make(script: Script = hello_world, **options: object) -> FakeEngine:
         chosen: dict[str, object] = {"files": files, "limits": limits, **options}
@@ -73,7 +73,7 @@ def engine_of(files: dict[str, bytes], limits: ModelLimits) -> Callable[..., Fak
 
 @pytest.fixture
 def adapting(engine_of: Callable[..., FakeEngine], limits: ModelLimits) -> Callable[..., FakeEngine]:
-    """The same, of schedulers that run adapters."""
+    """Create engines with adapter support."""
 
     def make(script: Script = hello_world, **options: object) -> FakeEngine:
         return engine_of(script, limits=msgspec.structs.replace(limits, max_loras=4), **options)
@@ -83,7 +83,7 @@ def adapting(engine_of: Callable[..., FakeEngine], limits: ModelLimits) -> Calla
 
 @pytest.fixture
 async def openai_of() -> AsyncIterator[Callable[..., openai.AsyncOpenAI]]:
-    """A client that never tries again, and is strict: what its types do not allow fails."""
+    """Create clients that never retry and validate answers strictly."""
     clients: list[openai.AsyncOpenAI] = []
 
     def make(served: Served, *, strict: bool = True, **options: object) -> openai.AsyncOpenAI:
@@ -103,7 +103,7 @@ async def openai_of() -> AsyncIterator[Callable[..., openai.AsyncOpenAI]]:
 
 @pytest.fixture
 async def http_of() -> AsyncIterator[Callable[..., httpx2.AsyncClient]]:
-    """A plain HTTP client of a server."""
+    """Create plain HTTP clients of a server."""
     clients: list[httpx2.AsyncClient] = []
 
     def make(served: Served) -> httpx2.AsyncClient:

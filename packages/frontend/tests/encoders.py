@@ -1,4 +1,4 @@
-"""Tokenizers as encoders have them: words in lower case, and a template around them."""
+"""Tokenizers of encoders: lower-case words and a post-processor template."""
 
 import json
 
@@ -10,7 +10,10 @@ WORDS = ["a", "cat", "dog", "sat", "on", "the", "mat", "rain", "fell", "query", 
 
 
 def tokenizer(template: str = "bert") -> Tokenizer:
-    """`bert`: [CLS] A [SEP] B [SEP] with types; `roberta`: [CLS] A [SEP] [SEP] B [SEP]; `last`: A [SEP]; `none`."""
+    """Create a tokenizer with the template of a family.
+
+    `bert`: [CLS] A [SEP] B [SEP] with types; `roberta`: [CLS] A [SEP] [SEP] B [SEP]; `last`: A [SEP]; `none`.
+    """
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     made = Tokenizer(models.WordPiece({word: at for at, word in enumerate([*special, *WORDS])}, unk_token="[UNK]"))
     made.normalizer = normalizers.BertNormalizer(lowercase=True)
@@ -30,13 +33,13 @@ def tokenizer(template: str = "bert") -> Tokenizer:
 
 
 def files(template: str = "bert", **more: object) -> dict[str, bytes]:
-    """A model's files: the tokenizer, and what else is given, as JSON."""
+    """Return a model's files: the tokenizer and the given JSON files."""
     extra = {f"{name}.json": json.dumps(content).encode() for name, content in more.items()}
     return {"tokenizer.json": tokenizer(template).to_str().encode(), **extra}
 
 
 def limits(task: Task = Task.EMBED, labels: tuple[str, ...] = (), context_length: int = 16) -> ModelLimits:
-    """Of a model with four numbers in a vector, or one for each label."""
+    """Return the limits of a model with four dimensions, or one per label."""
     return ModelLimits(
         model="encoder",
         context_length=context_length,

@@ -1,7 +1,8 @@
-"""A program that reads damaged files of a model as a frontend does, in a process of bounded memory.
+"""Fuzzer that reads damaged model files in a process of bounded memory.
 
-`python -m packages.frontend.tests.file_fuzz SAMPLE FIRST COUNT SECONDS`: for the seeds from FIRST on `ModelFiles` reads
-the files of SAMPLE, one of them damaged, or raises ValueError of one line. What was read works, or refuses a request.
+`python -m packages.frontend.tests.file_fuzz SAMPLE FIRST COUNT SECONDS`: for each seed from FIRST on, `ModelFiles`
+reads the files of SAMPLE, one of them damaged, or raises ValueError of one line. Files that were read work, or refuse a
+request.
 """
 
 import sys
@@ -17,7 +18,7 @@ _MESSAGES = [{"role": "user", "content": "Grüße <|im_end|> 🙂"}]
 
 
 def read(files: dict[str, bytes]) -> str:
-    """Read files and use what was read. Return why they are refused."""
+    """Read files and use them. Return the reason of a refusal."""
     try:
         model = ModelFiles(files)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""Whoever holds the store's lock, or has much to ask of it, holds up no other for long."""
+"""Fairness of the database under locks and load."""
 
 import asyncio
 import sqlite3

@@ -1,4 +1,4 @@
-"""Damaged files of a model: a frontend reads each, or refuses it in one line."""
+"""Damaged model files are read, or refused in one line."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ MORE = {
 
 
 def fuzz(files: dict[str, bytes], sample: Path, *, count: int, seconds: float, first: int = 0) -> None:
-    """Run the program, and expect that it ends well."""
+    """Run the fuzzer and expect success."""
     for name, content in {**MORE, **files}.items():
         (sample / name).write_bytes(content)
     command = [sys.executable, "-m", "packages.frontend.tests.file_fuzz", str(sample), str(first), str(count)]

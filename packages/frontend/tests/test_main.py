@@ -1,4 +1,4 @@
-"""The process: its options, and a chat over real sockets with peers that are played here."""
+"""Frontend process: options, and a chat over real sockets with simulated peers."""
 
 import json
 import os
@@ -78,7 +78,7 @@ def idle(peer: str) -> Heartbeat:
 
 
 class Peers:
-    """A supervisor, a scheduler and a detokenizer: the scheduler hands every request to the other's answer."""
+    """Simulated supervisor, scheduler and detokenizer; the scheduler passes requests to the detokenizer's answer."""
 
     def __init__(
         self, directory: Path, files: dict[str, bytes], limits: ModelLimits, scheduler: str = "scheduler-0"
@@ -93,12 +93,12 @@ class Peers:
         self.detokenizer = ThreadNode(NodeConfig(Role.DETOKENIZER, "detokenizer-0", listen), FrontendInbox, idle)
         self.asked = threading.Event()
         self.forgetful = False
-        """Requests are taken and lost: heartbeats do not name them."""
+        """Drop requests: heartbeats do not list them."""
         self.goodbye = ""
         self.finds_fault = ""
-        """With adapters."""
+        """Reason to refuse adapters."""
         self.adapters: list[LoRAAdapter | None] = []
-        """Of the requests that came."""
+        """Adapters of the requests received."""
         self._stopped = False
         for node in (self.supervisor, self.scheduler, self.detokenizer):
             node.start()
@@ -172,7 +172,7 @@ def post(url: str, body: object, **headers: str) -> dict[str, object]:
 
 
 def refusal(url: str) -> urllib.error.HTTPError:
-    """Ask until the answer is an error."""
+    """Repeat a request until it fails."""
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         try:
@@ -225,7 +225,7 @@ def test_a_process_serves_and_ends_with_its_parent(peers: Peers) -> None:
 
 
 def test_a_model_of_no_use_ends_a_supervised_process_and_says_why(peers: Peers) -> None:
-    """Whoever started it would otherwise wait ten minutes, and hear no more than that it was not ready."""
+    """Otherwise its parent would wait ten minutes, and then report only that it was not ready."""
     peers.files = {**peers.files, "chat_template.jinja": b"{% for %}"}
     listen = f"ipc://{peers.directory}"
     command = [sys.executable, "-m", "tercet.frontend", "--peer=frontend-0", f"--listen={listen}", "--port=0"]
@@ -241,7 +241,7 @@ def test_a_model_of_no_use_ends_a_supervised_process_and_says_why(peers: Peers) 
 def test_a_stranger_of_no_use_ends_no_supervised_process(
     tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes], limits: ModelLimits
 ) -> None:
-    """It joined from elsewhere: the supervisor's own schedulers may yet turn out to serve."""
+    """It joined from elsewhere: the supervisor's own schedulers may still serve."""
     directory = tmp_path_factory.mktemp("r")
     directory.chmod(0o700)
     peers = Peers(directory, {**files, "chat_template.jinja": b"{% for %}"}, limits, "scheduler-joined")
@@ -324,7 +324,7 @@ def test_a_process_that_is_told_to_leave_finishes_a_request_even_one_that_was_lo
     process = subprocess.Popen(command)
     try:
         assert peers.ready.wait(30)
-        with urllib.request.urlopen(f"{peers.url}/health", timeout=5) as health:  # as soon as it says that it is ready
+        with urllib.request.urlopen(f"{peers.url}/health", timeout=5) as health:  # readiness was announced
             assert health.status == 200
         peers.forgetful = True
         with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""Everything that can be asked of an answer at once: reasoning, calls, formats, budgets."""
+"""Combined constraints on an answer: reasoning, calls, formats, budgets."""
 
 import pytest
 

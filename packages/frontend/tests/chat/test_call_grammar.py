@@ -1,4 +1,4 @@
-"""Calls that a grammar lets through are read as calls that keep to the tool's schema, in every notation."""
+"""Calls accepted by a grammar parse as calls that follow the tool's schema, in every notation."""
 
 import json
 from typing import Any
@@ -48,12 +48,12 @@ def grammar_of(
 
 
 def written(name: str, *calls: tuple[str, dict[str, Any]]) -> str:
-    """Calls in a notation, as a model under a grammar writes them."""
+    """Write calls in a notation, as a model under a grammar does."""
     framing = tool_format(name).framing
     text = write(framing, list(calls))
     if framing.style is Style.PYTHON:
-        text = text.replace("'", '"').replace("True", "true")  # literals of JSON
-    return text.removesuffix("<|call|>")  # which ends the answer
+        text = text.replace("'", '"').replace("True", "true")  # JSON literals
+    return text.removesuffix("<|call|>")  # ends the answer
 
 
 def calls_in(name: str, text: str, tools: tuple[ToolSpec, ...] = TOOLS) -> list[Call]:
@@ -243,7 +243,7 @@ OTHERWISE = {
     "llama_pythonic": "[ now(x=1)]",
     "qwen3_coder": "<function=now>\n<parameter=x>\n1\n</parameter>\n</function>",
 }
-"""Calls that no schema allows, as the parser reads them although the notation writes them in another way."""
+"""Calls outside the schema, as parsed from deviating spellings."""
 
 
 @pytest.mark.parametrize("name", OTHERWISE)

@@ -1,4 +1,4 @@
-"""Custom tools as functions: what is told of them, what is enforced, and what of their calls reaches the client."""
+"""Custom tools as functions: their description, their enforcement, and the events for clients."""
 
 import orjson
 import pytest

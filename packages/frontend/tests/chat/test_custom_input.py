@@ -1,4 +1,4 @@
-"""The input of a custom tool's call: the same however its arguments are cut, and what `json.loads` makes of them."""
+"""Input of a custom tool: independent of how its arguments are split, and equal to `json.loads`."""
 
 import itertools
 import json
@@ -36,7 +36,7 @@ def read(*texts: str) -> str:
 
 
 def whole(text: str) -> str:
-    """A text in which half a surrogate pair cannot be written."""
+    """Replace halves of surrogate pairs."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 

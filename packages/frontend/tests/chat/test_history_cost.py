@@ -1,4 +1,4 @@
-"""Arguments of calls are JSON within JSON, and bounded as bodies are."""
+"""Limits on the arguments of calls in a history, which are JSON within JSON."""
 
 from typing import Any
 

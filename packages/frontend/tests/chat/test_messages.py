@@ -1,4 +1,4 @@
-"""What was said and called before, in the form that templates read."""
+"""Conversion of earlier messages and calls for templates."""
 
 from typing import Any
 

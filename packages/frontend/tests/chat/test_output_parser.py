@@ -1,4 +1,4 @@
-"""A choice means the same however its text was cut on the way."""
+"""Parsed output does not depend on how the text was split."""
 
 import itertools
 import re
@@ -52,7 +52,7 @@ def without_ids(said: ParsedMessage) -> ParsedMessage:
 @settings(max_examples=15, deadline=None)
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=30))
 def test_streamed_is_what_the_whole_is(transcript: Transcript, cuts: list[int]) -> None:
-    """Of every notation's golden transcripts."""
+    """Check every notation's golden transcripts."""
 
     def reader() -> OutputParser:
         return OutputParser(transcript.parser(), SpecialText(SPECIALS))
@@ -74,7 +74,7 @@ def test_streamed_is_what_the_whole_is(transcript: Transcript, cuts: list[int]) 
     ),
     cuts=st.lists(st.integers(0, 200), max_size=20),
 )
-@example(parts=["<|", "<|im_end|>", "eot|>"], cuts=[2, 12])  # what is left looks like another
+@example(parts=["<|", "<|im_end|>", "eot|>"], cuts=[2, 12])  # the remaining text looks like another token
 def test_special_tokens_go_wherever_they_were_cut(parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
     said = read(OutputParser(make_parser(ParserNames(None, "mistral")), SpecialText(SPECIALS)), pieces(text, cuts))

@@ -1,4 +1,4 @@
-"""A turn becomes a request, and what comes back is read by what the prompt and the model's notation say."""
+"""Planning of requests, and parsing by the notation of prompt and model."""
 
 import json
 from typing import Any
@@ -46,7 +46,7 @@ def turn(**options: Any) -> ChatOptions:
 
 
 async def planned(template: str, config: ServingConfig = ServingConfig(), **options: Any) -> tuple[ChatPlan, ReqState]:
-    """The plan, and the state that its request would have."""
+    """Return the plan and a state of its request."""
     model = model_of(template)
     plan = await ChatPlanner(config).plan(turn(**options), model)
     request = plan.request
@@ -91,7 +91,7 @@ async def test_a_prompt_that_closes_reasoning_leaves_none() -> None:
 async def test_a_stop_token_that_ends_calls_ends_the_open_one(
     name: str, said: str, arguments: str, *, ended: bool
 ) -> None:
-    """A text has no stop token in it. Whatever else ends the answer cuts the call off."""
+    """Text has no stop token in it. Any other end of the answer cuts the call off."""
     tools = (custom_tool("run", ""), ToolSpec("now"))
     plan, state = await planned(CHAT, ServingConfig(tool_call_parser="gpt_oss"), tools=tools)
     reader, stop = plan.make_reader(state), tokens().added["<|call|>" if ended else "<|return|>"]

@@ -1,4 +1,4 @@
-"""Tokens of reasoning are counted exactly, by what tokens spell and not by how they arrived."""
+"""Exact counts of reasoning tokens, independent of how they arrive."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,7 @@ from tercet.frontend.parsers.registry import reasoning_format
 
 
 class Spelled(TokenBytes):
-    """Tokens whose id is their place."""
+    """Tokens whose id is their index."""
 
     def __init__(self, words: list[bytes]) -> None:
         self._words = words

@@ -1,4 +1,4 @@
-"""Rules are refused while they are collected, not when somebody has written far too many of them."""
+"""Rules are refused as soon as their total size exceeds the limit."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from tercet.frontend.structured_output.limits import MAX_TEXT
 def test_the_rule_that_is_too_much_is_refused(add: Callable[[Rules, str], str]) -> None:
     rules, most = Rules(tokens()), MAX_TEXT // 1020
     for _ in range(most):
-        add(rules, "x" * 1000)  # and its name
+        add(rules, "x" * 1000)  # the name counts, too
     with pytest.raises(BadRequestError, match=f"longer than {MAX_TEXT} bytes") as refused:
         add(rules, "x" * 20_000)
     assert refused.value.param == "tools"

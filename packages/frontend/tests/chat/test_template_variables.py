@@ -1,4 +1,4 @@
-"""What templates are told of a turn's wishes about reasoning, and what no template could be told."""
+"""Template variables for options of reasoning."""
 
 from typing import get_args
 

@@ -1,4 +1,4 @@
-"""Schemas of tools are other people's: whatever they hold, they harm nobody but their sender."""
+"""Hostile schemas of tools only fail their own request."""
 
 from typing import Any
 
@@ -31,7 +31,6 @@ schemas = st.dictionaries(keywords, values, max_size=5) | st.builds(
 @settings(max_examples=60, deadline=None)
 @given(schema=schemas, strict=st.booleans(), required=st.booleans())
 def test_a_schema_is_a_grammar_or_a_refusal(name: str, schema: Any, strict: bool, required: bool) -> None:
-    """Any other exception would be a fault of ours."""
     param, text = "tools", ""
     try:
         text = grammar_of(name, (ToolSpec("f", schema, strict=strict),), required=required).text

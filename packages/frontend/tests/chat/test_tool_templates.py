@@ -1,4 +1,4 @@
-"""Calls and results come back to the model as its own template writes them."""
+"""Calls and results are rendered as the model's own template writes them."""
 
 import json
 from typing import Any
@@ -32,7 +32,7 @@ def test_calls_and_results_are_written_as_the_model_knows_them(
     source: str, call: str, result: str, chat: list[dict[str, Any]]
 ) -> None:
     text = TemplateManager(source, {}).render(ChatPrompt(messages=history(chat)))
-    if chat is OLD:  # its calls have ids that we gave them
+    if chat is OLD:  # its calls have ids that the frontend generated
         call, result = call.replace("abcdefghi", "call00001"), result.replace("abcdefghi", "call00001")
     assert call in text
     assert result in text
@@ -55,7 +55,7 @@ def test_tools_are_described_in_openais_form() -> None:
 
 
 def test_a_second_template_is_for_chats_with_tools() -> None:
-    """As NousResearch/Hermes-2-Pro-Llama-3-8B has it."""
+    """Check the form of NousResearch/Hermes-2-Pro-Llama-3-8B."""
     named = [{"name": "default", "template": "{{ messages[0].content }}"}, {"name": "tool_use", "template": QWEN}]
     files = {"tokenizer_config.json": json.dumps({"chat_template": named}).encode()}
     template = TemplateManager.from_files(files)

@@ -1,4 +1,4 @@
-"""How published chat templates write tools, calls and results: each after its source, cut down to that."""
+"""Published chat templates, reduced to tools, calls and results."""
 
 QWEN = """\
 {%- if tools %}<|im_start|>system
@@ -21,7 +21,7 @@ QWEN = """\
 {% endif %}
 {%- else %}<|im_start|>{{ message.role + '\\n' + message.content }}<|im_end|>
 {% endif %}{% endfor %}"""
-"""Qwen/Qwen2.5-7B-Instruct: arguments are an object, results stand in a user's turn."""
+"""Qwen/Qwen2.5-7B-Instruct: arguments are an object, results are in a user message."""
 
 DEEPSEEK_R1 = """\
 {%- for message in messages %}
@@ -34,7 +34,7 @@ DEEPSEEK_R1 = """\
 {{ '<｜Assistant｜>' + message['content'] }}{% endif %}
 {%- if message['role'] == 'tool' %}<｜tool▁output▁begin｜>{{ message['content'] }}<｜tool▁output▁end｜>{% endif %}
 {%- endfor %}"""
-"""deepseek-ai/DeepSeek-R1: arguments are text, and a message that calls must have no content."""
+"""deepseek-ai/DeepSeek-R1: arguments are text, and a message with calls must have no content."""
 
 MISTRAL = """\
 {%- for message in messages %}
@@ -47,7 +47,7 @@ MISTRAL = """\
 {%- elif message["role"] == "tool" %}[TOOL_RESULTS] {"content": {{ message.content | string }}, \
 "call_id": "{{ message.tool_call_id }}"}[/TOOL_RESULTS]
 {%- endif %}{% endfor %}"""
-"""mistralai/Mistral-7B-Instruct-v0.3: ids of nine letters and digits, or none of it."""
+"""mistralai/Mistral-7B-Instruct-v0.3: ids must have nine letters and digits."""
 
 GLM = """\
 {%- for m in messages %}
@@ -62,7 +62,7 @@ GLM = """\
 <tool_response>
 {{ m.content }}
 </tool_response>{% endif %}{% endfor %}"""
-"""zai-org/GLM-4.5: arguments are walked through key by key."""
+"""zai-org/GLM-4.5: arguments are written key by key."""
 
 KIMI = """\
 {%- for message in messages %}
@@ -76,7 +76,7 @@ KIMI = """\
 {{ message.tool_call_id }}
 {{ message['content'] }}<|im_end|>
 {%- endif %}{% endfor %}"""
-"""moonshotai/Kimi-K2-Instruct: ids come back, and results know the tool's name."""
+"""moonshotai/Kimi-K2-Instruct: ids are rendered, and results have the tool's name."""
 
 LLAMA = """\
 {%- for message in messages %}
@@ -90,7 +90,7 @@ LLAMA = """\
 {%- if message.content is mapping or message.content is iterable and message.content is not string %}
 {{- message.content | tojson }}{% else %}{{ message.content }}{% endif %}<|eot_id|>
 {%- endif %}{% endfor %}"""
-"""meta-llama/Llama-3.1-8B-Instruct: one call in a message."""
+"""meta-llama/Llama-3.1-8B-Instruct: one call per message."""
 
 GPT_OSS = """\
 {%- for message in messages %}
@@ -102,7 +102,7 @@ functions.{{ tool_call.name }}<|channel|>commentary json<|message|>{{ tool_call.
 {{ message.content | tojson }}<|end|>
 {%- endif %}{% endfor %}"""
 GPT_OSS = "{%- set last = namespace(name='') %}" + GPT_OSS
-"""openai/gpt-oss-20b: the result's tool is that of the call before it; results are JSON strings."""
+"""openai/gpt-oss-20b: a result belongs to the tool of the previous call; results are JSON strings."""
 
 TEMPLATES: dict[str, tuple[str, str, str]] = {
     "qwen": (
@@ -142,4 +142,4 @@ TEMPLATES: dict[str, tuple[str, str, str]] = {
         '<|start|>functions.get_weather to=assistant<|channel|>commentary<|message|>"Rain"<|end|>',
     ),
 }
-"""Template, how it writes the call of the test, and how its result."""
+"""Template, rendered call and rendered result of the test."""

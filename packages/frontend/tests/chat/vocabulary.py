@@ -1,4 +1,4 @@
-"""A byte-level vocabulary with the markers of every notation as tokens, and a matcher of grammars over it."""
+"""Byte-level vocabulary with the markers of every notation as tokens, and a grammar matcher for it."""
 
 import random
 import re
@@ -54,13 +54,13 @@ def matcher(grammar: Grammar) -> LLMatcher:
 
 
 def accepts(grammar: Grammar, text: str) -> bool:
-    """Whether the text, tokenized as a prompt would be, is all the grammar asks for."""
+    """Return whether the tokenized text satisfies the whole grammar."""
     made, ids = matcher(grammar), tokenizer().encode(text, add_special_tokens=False).ids
     return bool(made.try_consume_tokens(ids) == len(ids) and made.is_accepting())
 
 
 def babble(grammar: Grammar, seed: int, most: int = 400) -> str | None:
-    """What a model says that chooses any allowed token, and ends when it can; None if it never could."""
+    """Sample allowed tokens until the grammar may end; None if it never may."""
     made, chance = matcher(grammar), random.Random(seed)
     said: list[int] = []
     size = tokenizer().get_vocab_size(with_added_tokens=True)

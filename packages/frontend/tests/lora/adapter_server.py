@@ -1,4 +1,4 @@
-"""Asking a server about its adapters."""
+"""Client helpers for the adapter routes."""
 
 import asyncio
 import hashlib
@@ -40,7 +40,7 @@ async def ask(http: httpx2.AsyncClient, model: str = "haiku") -> Any:
 
 
 async def until_told(served: Served, status: int, name: str = "haiku") -> Any:
-    """The answer to a request, once it has that status."""
+    """Repeat a request until it has this status."""
     async with asyncio.timeout(10), httpx2.AsyncClient(base_url=served.url) as http:
         answer = await ask(http, name)
         while answer.status_code != status:

@@ -1,4 +1,4 @@
-"""Requests that name an adapter: what schedulers are told, what clients are, and where such a request may go."""
+"""Requests with an adapter: messages to schedulers, answers to clients, routing."""
 
 import asyncio
 import hashlib
@@ -43,7 +43,7 @@ async def learnt(served: Served) -> None:
 
 @pytest.fixture
 async def served(adapting: EngineOf, tmp_path: Path) -> AsyncIterator[Served]:
-    """A frontend that has learnt both adapters."""
+    """Start a frontend that has loaded both adapters."""
     store = StoreConfig(response_store=str(tmp_path / "r.sqlite"))
     async with serving(adapting(), config=GIVEN, store=store) as opened:
         await learnt(opened)
@@ -214,7 +214,7 @@ async def test_adapters_that_cannot_be_meant(
 
 
 def unreadable(attempts: int, *, retry: bool) -> Callable[[TokenizedGenerateReqInput], Message | None]:
-    """A refusal of so many attempts."""
+    """Reject this number of attempts."""
 
     def reject(request: TokenizedGenerateReqInput) -> Message | None:
         if request.attempt >= attempts:
@@ -258,7 +258,7 @@ async def test_what_no_scheduler_can_read_is_the_clients_to_know(
 
 
 async def test_what_cannot_be_read_any_more_is_not_waited_for(adapting: EngineOf, http_of: HttpOf) -> None:
-    """A request that has begun is never refused for want of room, which passes; but files that are gone stay so."""
+    """Lack of room passes, so running requests wait for it; missing files do not come back."""
     engine = adapting(auto=False)
     async with serving(engine, config=GIVEN) as served:
         await learnt(served)
@@ -298,7 +298,7 @@ async def test_it_waits_for_a_scheduler_that_runs_adapters(
     assert where == [("scheduler-1", False), ("scheduler-0", True)]
 
 
-# What tells requests apart.
+# Distinguishing requests.
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Where names of adapters come from: a file that frontends share, options; and of which of several models they are."""
+"""Sources of adapter names: the shared database and options; and the choice of a base model."""
 
 import asyncio
 from pathlib import Path
@@ -69,7 +69,7 @@ async def test_a_name_that_a_model_takes_later_is_the_models(
     assert [each.lora for each in engine.requests()] == [None]
 
 
-# Named by options.
+# Options.
 
 
 async def test_an_option_is_learnt_when_a_scheduler_is_there(adapting: EngineOf, http_of: HttpOf) -> None:
@@ -91,7 +91,7 @@ async def test_an_option_is_learnt_when_a_scheduler_is_there(adapting: EngineOf,
 async def test_an_option_is_learnt_at_once(adapting: EngineOf) -> None:
     async with serving(adapting(), KEYS, WITH_HAIKU, connect=False) as served:
         assert served.manager._ticking is not None
-        served.manager._ticking.cancel()  # what is done now and then is not needed
+        served.manager._ticking.cancel()  # periodic work is not needed
         await served.connect()
         await until_told(served, 200)
 
@@ -208,7 +208,7 @@ async def test_a_plain_name_goes_before_one_with_a_model(adapting: EngineOf, htt
 
 
 async def test_a_models_of_vectors_needs_no_naming(http_of: HttpOf, limits: ModelLimits) -> None:
-    """What has no adapters is no choice."""
+    """Models without adapter support are no candidates."""
     engine = EncodingEngine(lambda _request, _index: [], encoders.files(), encoders.limits())
     async with serving(engine, KEYS) as served:
         refused = await load(http_of(served))

@@ -1,4 +1,4 @@
-"""Adapters that are loaded, listed and unloaded at run time."""
+"""Loading, listing and unloading adapters at run time."""
 
 import asyncio
 from collections.abc import Mapping

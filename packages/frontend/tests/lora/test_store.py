@@ -1,4 +1,4 @@
-"""Both ways to keep names do the same."""
+"""Equal behavior of both adapter stores."""
 
 import contextlib
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""A frontend that leaves finishes what it serves, and what is on its way to it."""
+"""Draining: requests in flight and on their way are still served."""
 
 import asyncio
 import json
@@ -21,11 +21,11 @@ BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "stream": True}
 
 
 class ToldError(Exception):
-    """A stream ended with an error event."""
+    """Error event at the end of a stream."""
 
 
 async def begin(served: Served, http: httpx2.AsyncClient, engine: FakeEngine) -> "asyncio.Task[str]":
-    """A stream that has been sent to a scheduler and waits for its tokens."""
+    """Start a stream that waits for its tokens at a scheduler."""
 
     async def read() -> str:
         async with http.stream("POST", "/v1/completions", json=BODY) as answer:
@@ -114,7 +114,7 @@ async def test_a_shared_socket_is_left_to_the_others(engine_of: EngineOf, http_o
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_what_was_on_its_way_is_served(engine_of: EngineOf, http_of: HttpOf, shared: bool) -> None:
-    """A connection that has brought nothing, one kept alive, and one that has brought half a request."""
+    """Idle, kept-alive and half-read connections are served."""
     engine = engine_of()
     with socket.create_server(("127.0.0.1", 0)) as ours:
         config = HttpConfig(fd=os.dup(ours.fileno())) if shared else HttpConfig()
@@ -134,7 +134,7 @@ async def test_what_was_on_its_way_is_served(engine_of: EngineOf, http_of: HttpO
 async def test_at_a_shared_socket_nobody_is_sent_away(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However late: no other process can answer on a connection that this one has accepted."""
+    """Even late connections: no other process can answer what this one has accepted."""
     monkeypatch.setattr("tercet.frontend.server.uvicorn_server._LAST_CALL", 0)
     engine = engine_of(auto=False)
     with socket.create_server(("127.0.0.1", 0)) as ours:
@@ -162,7 +162,7 @@ async def test_a_connection_that_brings_nothing_holds_nobody_up(engine_of: Engin
 
 
 async def test_an_answer_under_way_may_be_followed_by_one_more(engine_of: EngineOf) -> None:
-    """Its head promised to read another request, which is on its way as soon as the answer has ended."""
+    """The head of its answer promised to read another request, sent as soon as the answer ends."""
     engine = engine_of(auto=False)
     async with serving(engine) as served, asyncio.timeout(10):
         client = await begun(served, engine)
@@ -179,7 +179,7 @@ async def test_an_answer_under_way_may_be_followed_by_one_more(engine_of: Engine
 
 
 async def test_a_connection_is_not_waited_for_long_after_its_answer(engine_of: EngineOf) -> None:
-    """Its client may have nothing more to ask."""
+    """Its client may send nothing more."""
     engine = engine_of(auto=False)
     async with serving(engine) as served, asyncio.timeout(10):
         client = await begun(served, engine)
@@ -191,13 +191,13 @@ async def test_a_connection_is_not_waited_for_long_after_its_answer(engine_of: E
 
 
 class Connection(NamedTuple):
-    """A client that writes its own bytes."""
+    """Client that writes raw bytes."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
     async def rest(self, data: bytes = b"") -> bytes:
-        """Send, and read until the server hangs up."""
+        """Send, and read until the server closes the connection."""
         self.writer.write(data)
         answer = await self.reader.read()
         self.writer.close()
@@ -205,7 +205,7 @@ class Connection(NamedTuple):
 
 
 async def connection(served: Served, data: bytes = b"") -> Connection:
-    """One that the server knows of."""
+    """Open a connection that the server has accepted."""
     known = len(served.server.server_state.connections)
     host, port = served.url.removeprefix("http://").split(":")
     client = Connection(*await asyncio.open_connection(host, int(port)))
@@ -217,7 +217,7 @@ async def connection(served: Served, data: bytes = b"") -> Connection:
 
 
 async def begun(served: Served, engine: FakeEngine) -> Connection:
-    """One whose answer has begun."""
+    """Open a connection whose answer has begun."""
     client = await connection(served, post(json.dumps(BODY)))
     while not engine.requests():  # noqa: ASYNC110 - the engine tells nobody
         await asyncio.sleep(0.001)

@@ -1,4 +1,4 @@
-"""Inputs to be embedded on their way: windows, aborts, dead and full schedulers, vectors that never come."""
+"""Dispatch of embedding inputs: windows, aborts, dead and full schedulers, missing vectors."""
 
 import asyncio
 import json
@@ -29,7 +29,6 @@ def engine(limits: ModelLimits | None = None, **options: Any) -> EncodingEngine:
 
 
 async def held(made: EncodingEngine, count: int) -> None:
-    """Wait until the engine holds so many inputs."""
     async with asyncio.timeout(10):
         while len(made.inputs) < count:  # noqa: ASYNC110 - an engine tells nobody
             await asyncio.sleep(0.002)
@@ -97,10 +96,10 @@ async def test_a_scheduler_that_dies_costs_nothing(http_of: Http) -> None:
         await held(made, 4)
         assert {peer for peer, _ in made.inputs} == {"scheduler-1"}
         assert sorted(request.attempt for _, request in made.inputs) == [0, 0, 1, 1]
-        made.down("scheduler-1")  # now nobody has them, and those that were there twice are suspect
+        made.down("scheduler-1")  # no scheduler has them now, and those dispatched twice are exclusive
         assert made.inputs == []
         made.scheduler_up("scheduler-2")
-        for count in (3, 1):  # of the suspects one at a time
+        for count in (3, 1):  # exclusive ones run one at a time
             await held(made, count)
             assert sum(request.exclusive for _, request in made.inputs) == 1
             made.step()
@@ -122,7 +121,7 @@ async def test_what_schedulers_die_of_ends_with_the_third_and_nothing_else_does(
             made.scheduler_up(f"scheduler-{number}")
             await held(made, 1)
         alone = []
-        for number in range(3, 20):  # each runs alone now; whoever is the killer kills once more
+        for number in range(3, 20):  # each runs exclusively now; the culprit crashes the scheduler once more
             [(_, request)] = made.inputs
             alone.append(request.exclusive)
             if unpack_ints(request.input_ids)[1] == 7:

@@ -1,4 +1,4 @@
-"""Asking the frontends that share a socket: all at once, not for long, and nobody else."""
+"""Collection of metrics from peers: concurrent, with a timeout, and only from known peers."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ def saying(number: str, value: float) -> Series:
 
 
 class Asking:
-    """Siblings a and b of a frontend, and a question that has just been sent to them."""
+    """Frontend with the peers a and b that has just requested their series."""
 
     def __init__(self, patience: float = 10.0, full: str = "") -> None:
         self.wire = FakeAsyncNode(lambda _: None)
@@ -29,7 +29,7 @@ class Asking:
         self.answer = asyncio.create_task(self.peer_metrics.series())
 
     async def sent(self) -> str:
-        """The question's id, once those who can be reached were asked."""
+        """Return the request id, once the reachable peers were asked."""
         await asyncio.sleep(0)
         asked = {peer: message for peer, message, _ in self.wire.take()}
         assert set(asked) == {"a", "b"} - self.wire.full
@@ -37,7 +37,7 @@ class Asking:
         return message
 
     async def done(self) -> dict[str, float]:
-        """What each was found to count."""
+        """Return each peer's counter."""
         async with asyncio.timeout(5):
             found = await self.answer
         return {peer: series.samples["requests_open"][0].value for peer, series in found.items()}

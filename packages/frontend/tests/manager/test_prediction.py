@@ -1,4 +1,4 @@
-"""What a client predicts of an answer goes to the scheduler, and usage tells how much of it came true."""
+"""Predictions are sent to the scheduler, and usage reports the accepted tokens."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ TEXT = "The scheduler plans and the executor computes"
 
 
 def but_for_the_end(request: TokenizedGenerateReqInput, index: int) -> Sequence[Token]:
-    """What is predicted, without the last token; the second choice says nothing of it."""
+    """Predict the first answer without its last token; the second choice shares nothing with it."""
     told = list(unpack_ints(request.prediction))[:-1] if index == 0 else [1, 1]
     end = FinishReason(FinishType.STOP)
     return [Token(token, "x", end if place == len(told) - 1 else None) for place, token in enumerate(told)]
@@ -35,11 +35,11 @@ BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content"
         ([1, 2, 3, 4], [1, 2, 3, 4], 4),
         ([1, 2, 3, 4], [1, 2, 3, 4, 5], 4),
         ([1, 2, 3, 4], [1, 2], 2),
-        ([1, 2, 3, 4, 5, 6], [1, 9, 3, 4, 5, 6], 5),  # one for another
-        ([1, 2, 3, 4, 5, 6], [1, 8, 9, 2, 3, 4, 5, 6], 6),  # two put in
-        ([1, 2, 3, 4, 5, 6], [1, 4, 5, 6], 4),  # two left out
+        ([1, 2, 3, 4, 5, 6], [1, 9, 3, 4, 5, 6], 5),  # one substitution
+        ([1, 2, 3, 4, 5, 6], [1, 8, 9, 2, 3, 4, 5, 6], 6),  # two insertions
+        ([1, 2, 3, 4, 5, 6], [1, 4, 5, 6], 4),  # two deletions
         ([1, 2, 3], [4, 5, 6], 0),
-        ([1, 2, 3, 4, 5, 6], [4, 5, 6, 1, 2, 3], 3),  # in another order
+        ([1, 2, 3, 4, 5, 6], [4, 5, 6, 1, 2, 3], 3),  # reordered
         ([1, 2], [], 0),
         ([], [1, 2], 0),
     ],
@@ -52,7 +52,7 @@ def test_predicted_tokens(prediction: list[int], output: list[int], count: int) 
 def test_no_more_is_counted_than_is_in_both_in_order(seed: int) -> None:
     chance = random.Random(seed)
     prediction, output = ([chance.randrange(4) for _ in range(chance.randrange(60))] for _ in range(2))
-    longest = [0] * (len(output) + 1)  # of common subsequences, by what of the output is looked at
+    longest = [0] * (len(output) + 1)  # longest common subsequence, by length of the output's prefix
     for token in prediction:
         before = list(longest)
         for place, other in enumerate(output):

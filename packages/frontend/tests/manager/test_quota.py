@@ -1,4 +1,4 @@
-"""What one API key may have of a server, and what it must not learn of the others."""
+"""Quota and isolation of API keys."""
 
 import asyncio
 import contextlib
@@ -40,7 +40,7 @@ async def until_running(engine: FakeEngine, count: int) -> None:
 
 @contextlib.asynccontextmanager
 async def in_flight(served: Served, http: httpx2.AsyncClient, headers: dict[str, str]) -> AsyncIterator[None]:
-    """A request that the engine holds, and then ends."""
+    """Hold a request at the engine, then finish it."""
     before = len(served.engine.running)
     asked = asyncio.create_task(http.post("/v1/completions", json=ASK, headers=headers))
     await until_running(served.engine, before + 1)
@@ -81,7 +81,7 @@ async def ends_streamed(served: Served, http: httpx2.AsyncClient) -> None:
 
 
 async def is_left(served: Served, http: httpx2.AsyncClient) -> None:
-    """Before its first token."""
+    """Disconnect before the first token."""
     asked = asyncio.create_task(http.post("/v1/completions", json=ASK, headers=MINE))
     await until_running(served.engine, 1)
     asked.cancel()
@@ -170,7 +170,7 @@ def test_a_limit_without_keys_to_count_by_is_refused() -> None:
 
 
 async def salts(served: Served, http: httpx2.AsyncClient, *asked: tuple[dict[str, str], str | None]) -> list[str]:
-    """What the scheduler is given for requests of these keys with these salts of their own."""
+    """Return the cache salts at the scheduler for these keys and client salts."""
     for headers, own in asked:
         answer = await http.post("/v1/completions", json=ASK | ({"cache_salt": own} if own else {}), headers=headers)
         assert answer.status_code == 200
@@ -211,14 +211,14 @@ async def test_a_single_tenant_s_cache_is_one(engine_of: EngineOf, http_of: Http
 
 
 async def tenants(served: Served, http: httpx2.AsyncClient, *keys: dict[str, str]) -> list[str]:
-    """For whom requests of these keys are, as the scheduler is told."""
+    """Return the tenant ids at the scheduler for these keys."""
     await salts(served, http, *((headers, None) for headers in keys))
     return [each.tenant for each in served.engine.requests()[-len(keys) :]]
 
 
 @pytest.mark.parametrize("shared", [False, True])
 async def test_schedulers_are_told_whose_a_request_is(engine_of: EngineOf, http_of: HttpOf, *, shared: bool) -> None:
-    """By the same name from every frontend, at every route, and not by the key."""
+    """The id is the same from every frontend and route, and does not contain the key."""
     config = HttpConfig(api_key=("mine", "yours"), admin_key=("boss",), share_cache_between_keys=shared)
     async with serving(engine_of(three), config) as served:
         http = http_of(served)

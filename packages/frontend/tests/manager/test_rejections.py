@@ -1,4 +1,4 @@
-"""What a scheduler refuses is told by the name it came under, as what the frontend refuses itself."""
+"""Rejections by schedulers name the client's parameter, like those of the frontend."""
 
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +27,7 @@ SCHEMA = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type":
 
 
 async def ask(http: httpx2.AsyncClient, path: str, body: dict[str, Any]) -> tuple[int, str, str | None]:
-    """Status, code and parameter."""
+    """Return status, code and parameter."""
     answer = await http.post(path, json=body)
     error = answer.json()["error"]
     return answer.status_code, error["code"], error["param"]
@@ -69,7 +69,7 @@ async def test_a_prompt_that_this_scheduler_has_no_room_for_is_named_whatever_le
 async def test_a_grammar_that_fails_in_the_middle_of_an_answer_is_its_senders_fault(
     engine_of: EngineOf, http_of: HttpOf
 ) -> None:
-    """Nobody has to send it again, as clients do after a 500."""
+    """Clients retry a 500, which would be of no use."""
     failed = FinishReason(FinishType.ERROR, message="it cannot be followed", code="invalid_grammar")
     async with serving(engine_of(lambda _request, _index: [Token(10, "{", failed)])) as served:
         body = {"model": "tiny", "messages": MESSAGES, "response_format": SCHEMA}

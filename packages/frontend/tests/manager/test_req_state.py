@@ -1,4 +1,4 @@
-"""Rows are taken in position order, once, and everything needed to go on elsewhere is kept."""
+"""Rows are accepted in position order, once, and the state suffices to resume."""
 
 import asyncio
 
@@ -35,7 +35,7 @@ def model(files: dict[str, bytes], limits: ModelLimits) -> ServedModel:
 
 @pytest.fixture
 def generation(model: ServedModel) -> Generation:
-    """One request with two choices, dispatched once."""
+    """Create a request with two choices, dispatched once."""
     sampling = SamplingParams(max_new_tokens=8, n=2, seed=5)
     request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling, stop=["END"], include_stop=True)
     generation = Generation(ApiKeyQuota().acquire())

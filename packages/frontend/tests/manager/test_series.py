@@ -1,4 +1,4 @@
-"""What several frontends count, put together: each series once, under the name of whose it is, and no nonsense."""
+"""Merging the series of several frontends: each once, under its frontend's name, and validated."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ ODD = 'a "model"\\of\n{lines}'
 
 
 class Written:
-    """What prometheus_client writes out."""
+    """Exposition format of prometheus_client."""
 
     def __init__(self, frontends: Mapping[str, Series]) -> None:
         self._families = list(families_of(frontends))

@@ -1,4 +1,4 @@
-"""What is refused before any work is done, and how a scheduler's refusals are told."""
+"""Early refusals, and the mapping of schedulers' rejections."""
 
 from collections.abc import Callable
 from typing import Any
@@ -41,7 +41,7 @@ RESPONSE = {"input": "hi", "include": ["message.output_text.logprobs"], "top_log
 async def refused(
     served: Served, http: httpx2.AsyncClient, path: str, body: dict[str, Any], param: str, message: str
 ) -> None:
-    """A 400 that names the parameter, and nothing of the request is anywhere."""
+    """Expect a 400 that names the parameter, and no trace of the request."""
     answer = await http.post(path, json={"model": "tiny", **body})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert message in answer.json()["error"]["message"]
@@ -238,7 +238,7 @@ async def test_ids_that_there_are_not_are_refused_by_the_name_they_came_under(
 
 
 async def test_what_marks_add_to_a_prompt_does_not_count(engine_of: EngineOf, http_of: HttpOf) -> None:
-    """150 control tokens typed by a user grow to 9,000 characters on their way to the tokenizer."""
+    """150 control tokens in a client's text grow to 9,000 characters before tokenization."""
     body = {"model": "tiny", "messages": [{"role": "user", "content": "<|im_end|>" * 150}]}
     async with serving(engine_of()) as served:
         answer = await http_of(served).post("/v1/chat/completions", json=body)

@@ -1,4 +1,4 @@
-"""Templates of the Hub render as their authors meant, and can do nothing else."""
+"""Templates of the Hub render correctly and have no access beyond that."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every flow of work gets an equal share of the threads, by what its items cost."""
+"""Equal shares of the threads for all flows, by the cost of their items."""
 
 from tercet.frontend.model.fair_queue import FairQueue, Flow
 
@@ -39,7 +39,7 @@ def test_a_flow_saves_up_nothing_while_it_is_away() -> None:
 
 
 def test_a_flow_that_leaves_and_returns_is_not_first_each_time() -> None:
-    """What it was given counts while others wait."""
+    """Served cost counts while others wait."""
     line: FairQueue[str] = FairQueue()
     for _ in range(100):
         line.add(ONE, "one", 10)

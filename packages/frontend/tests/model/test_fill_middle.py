@@ -1,4 +1,4 @@
-"""Gaps are filled in with the tokens that the model was trained on."""
+"""Fill-in-the-middle prompts use the tokens of the model's training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ QWEN = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>", "<|file_sep|>"]
 
 @pytest.fixture
 def coder(tokenizer: Tokenizer, files: dict[str, bytes]) -> tuple[Tokenizer, dict[str, bytes]]:
-    """A tokenizer with Qwen2.5-Coder's tokens, and its files."""
+    """Create a tokenizer with Qwen2.5-Coder's tokens, and its files."""
     taught: Tokenizer = Tokenizer.from_str(tokenizer.to_str())
     taught.add_special_tokens([AddedToken(text, normalized=False) for text in QWEN])
     return taught, {**files, "tokenizer.json": taught.to_str().encode()}

@@ -1,4 +1,4 @@
-"""Inputs become the ids and types that the tokenizer itself would give, but for what users may not write."""
+"""Inputs encode like the tokenizer itself encodes them, except for special tokens in clients' text."""
 
 import random
 

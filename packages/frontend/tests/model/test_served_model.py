@@ -1,4 +1,4 @@
-"""A model as a frontend sees it."""
+"""Fingerprint of a served model."""
 
 from collections.abc import Callable
 

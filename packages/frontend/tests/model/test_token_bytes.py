@@ -1,4 +1,4 @@
-"""Each token's bytes add up to the text's, whatever the tokenizer's alphabet."""
+"""Bytes of tokens add up to the text for every kind of tokenizer."""
 
 import pytest
 from tokenizers import Tokenizer, decoders, models

@@ -1,4 +1,4 @@
-"""A user's text never becomes a special token, and ordinary text is tokenized as the whole rendered string."""
+"""Clients' text never becomes special tokens, and ordinary text is tokenized with its context."""
 
 import json
 import time
@@ -168,7 +168,7 @@ def test_guarding_takes_linear_time_with_thousands_of_control_tokens() -> None:
 
 
 def test_other_threads_run_while_a_long_text_is_encoded_and_decoded() -> None:
-    """The event loop is one of them."""
+    """The event loop is one of these threads."""
     tokenizer = PromptTokenizer(byte_level().to_str())
     text = "the quick brown fox " * 40_000
     ids: list[int] = []
@@ -206,14 +206,14 @@ def test_ids_behind_a_gap_are_decoded() -> None:
 
 @pytest.mark.parametrize("specials", [[], ["<s>"]])
 def test_the_mark_takes_nobodys_id(specials: list[str]) -> None:
-    """The library would give it the number of tokens, which here is the id of `c`."""
+    """The library would assign the number of tokens, which here is the id of `c`."""
     last = 3 + len(specials)
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": last}, unk_token="a"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in specials])
     prompts = PromptTokenizer(tokenizer.to_str())
     assert prompts.decode([last], skip_special_tokens=True) == "c"
-    unknown = [0] * (1 + len(specials))  # a special token that is typed comes in two parts
+    unknown = [0] * (1 + len(specials))  # a typed special token is encoded in two parts
     assert prompts.encode(prompts.escape_special("b <s> c"), add_special_tokens=False) == [1, *unknown, last]
     assert prompts.encode("b <s> c", add_special_tokens=False) == tokenizer.encode("b <s> c").ids
     assert prompts.special_ids == {tokenizer.token_to_id(text) for text in specials}

@@ -1,4 +1,4 @@
-"""Rendering and tokenizing have threads of their own, an end to every wait, and a bound to what they are given."""
+"""Threads, timeouts and limits of rendering and tokenization."""
 
 import asyncio
 import threading
@@ -35,7 +35,7 @@ COUNTING = {
 
 @pytest.fixture
 def gate() -> Iterator[threading.Event]:
-    """Threads that wait for it end with the test."""
+    """Release waiting threads at the end of the test."""
     event = threading.Event()
     yield event
     event.set()
@@ -85,7 +85,7 @@ async def test_a_fault_of_the_work_is_told_as_it_is(pool: ThreadPoolExecutor) ->
 
 
 def by(owner: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-    """Work for a visitor with that key."""
+    """Create a job for the caller with this key."""
 
     async def visit() -> Any:
         remember({}, Caller(owner))
@@ -104,7 +104,7 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_a_batch_of_many_prompts_does_not_delay_another_request(
     pool: ThreadPoolExecutor, gate: threading.Event, owners: tuple[str, str]
 ) -> None:
-    """Also where both are of one key, or of a server without keys: few prompts of a request wait at a time."""
+    """Holds within one key, and without keys, too: few prompts of a request are queued at a time."""
     work, ran = TokenizerPool(pool), list[str]()
 
     def wait(name: str) -> None:
@@ -196,7 +196,7 @@ def test_a_chat_of_very_many_parts_counts_as_long() -> None:
 async def test_text_longer_than_anybody_counts_is_refused_untokenized(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """64 characters for each of the 128 tokens of the context, where those are more than the other bound."""
+    """64 characters for each of the 128 tokens of the context exceed the other limit."""
     monkeypatch.setattr("tercet.frontend.model.served_model._COUNTED_CHARS", 100)
     async with serving(engine_of()) as served:
         http = http_of(served)
@@ -236,7 +236,7 @@ ENCODING: Routes = [
 
 @pytest.fixture
 def engine_for(engine_of: EngineOf) -> Callable[[str], FakeEngine]:
-    """An engine that does what a route is for."""
+    """Create an engine for the kind of a route."""
 
     def make(path: str) -> FakeEngine:
         if path not in dict(ENCODING):
@@ -290,7 +290,7 @@ async def test_no_route_tokenizes_or_renders_in_the_thread_that_everybody_waits_
 async def test_a_slow_text_holds_up_no_planning(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The threads of texts are not those in which grammars are planned."""
+    """Text threads are separate from those for planning grammars."""
     names: list[str] = []
     tokenize = ServedModel.prompt_ids
 

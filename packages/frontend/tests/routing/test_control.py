@@ -1,4 +1,4 @@
-"""Orders to every scheduler, and requests that somebody else ends."""
+"""Control requests to all schedulers, and aborts by other clients."""
 
 import asyncio
 from collections.abc import Callable
@@ -34,7 +34,7 @@ async def dispatched(engine: FakeEngine, count: int) -> None:
 
 
 class Wire:
-    """Sends nothing anywhere, and remembers it."""
+    """Sender that only records messages."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, Message]] = []

@@ -1,4 +1,4 @@
-"""Requests with a grammar go to schedulers that read grammars, and to no other, however often they go."""
+"""Requests with a grammar only go to schedulers with grammar support, also when redispatched."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ REQUEST = GenerateRequest(
 
 
 def sent(engine: FakeEngine) -> list[tuple[str, int, Grammar | None]]:
-    """Where requests went, by attempt, and their grammars."""
+    """Return the target, attempt and grammar of each dispatch."""
     return [
         (peer, message.attempt, message.sampling.grammar)
         for peer, message in engine.sent

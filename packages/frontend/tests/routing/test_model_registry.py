@@ -1,4 +1,4 @@
-"""Models appear once a scheduler's files and limits are both here and sound."""
+"""Models appear once a scheduler's valid files and limits have arrived."""
 
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Requests wait while nobody takes any, and move away from parts that are leaving."""
+"""Requests wait without an eligible scheduler, and move away from draining peers."""
 
 import asyncio
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def script(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
 
 
 def accept(request: TokenizedGenerateReqInput) -> None:
-    """Refuse nothing."""
+    pass
 
 
 def drain(engine: FakeEngine, peer: str) -> None:
@@ -197,7 +197,7 @@ async def test_a_silent_way_is_given_up_for_another_detokenizer(engine_of: Engin
 
 
 async def test_where_nothing_comes_from_another_scheduler_is_tried(engine_of: EngineOf) -> None:
-    """As when one scheduler of two reaches no detokenizer."""
+    """Simulates one scheduler of two that cannot reach a detokenizer."""
     engine, clock = engine_of(script, schedulers=[S, "scheduler-1"], auto=False), ScriptedClock()
     async with managed(engine, clock=clock) as manager:
         generation = await submit(manager)
@@ -215,7 +215,7 @@ async def test_where_nothing_comes_from_another_scheduler_is_tried(engine_of: En
 
 
 async def test_what_nothing_is_heard_of_by_any_way_is_ended_in_the_end(engine_of: EngineOf) -> None:
-    """As when schedulers reach no detokenizer, though everybody is well for all that this frontend can see."""
+    """Simulates schedulers that cannot reach detokenizers while all heartbeats look healthy."""
     engine, clock = engine_of(script), ScriptedClock()
     async with managed(engine, clock=clock, recovery_timeout=60.0) as manager:
         generation = await submit(manager)

@@ -1,4 +1,4 @@
-"""A request that schedulers die of costs three of them, and nobody else their answer."""
+"""A request that crashes schedulers costs three crashes, and no other request its answer."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from tercet.protocol.testing import ScriptedClock
 EngineOf = Callable[..., FakeEngine]
 S = "scheduler-0"
 POISON = 5
-"""Tokens of the prompt by which the script knows it."""
+"""Prompt length that marks the poisonous request."""
 
 
 def script(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
@@ -27,7 +27,7 @@ def script(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
 
 
 class World:
-    """One scheduler that dies in the step that would run the poison: alone, if that is how it was sent."""
+    """Scheduler that crashes in the step with the poisonous request; exclusive requests run alone."""
 
     def __init__(self, engine: FakeEngine, manager: TokenizerManager) -> None:
         self.engine = engine
@@ -131,7 +131,7 @@ async def test_a_token_clears_of_suspicion(engine_of: EngineOf) -> None:
 
 
 async def test_what_was_only_held_is_not_to_blame(engine_of: EngineOf) -> None:
-    """Somebody else's request ran, of which this frontend knows nothing. Without any offer there is an end, too."""
+    """Another frontend's request crashed the scheduler. Without any offer the number of crashes is limited, too."""
     engine = engine_of(script)
     async with managed(engine) as manager:
         generation = await submit(manager)
@@ -149,7 +149,7 @@ async def test_whoever_waits_in_line_has_all_the_time_once_the_turn_has_come(eng
         for number in range(2):
             engine.down(S)
             engine.scheduler_up(S, f"{number}")
-        for _ in range(70):  # the first of them takes that long
+        for _ in range(70):  # the first takes that long
             clock.advance(1.0)
             manager.tick()
         engine.offer()

@@ -1,4 +1,4 @@
-"""Where each policy sends a request."""
+"""Routing policies."""
 
 import random
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ LIMITS = ModelLimits(model="m", context_length=4096, vocab_size=100, max_total_t
 
 @dataclass(frozen=True)
 class Prompt:
-    """All that policies know of a request."""
+    """Minimal request for policies."""
 
     ids: tuple[int, ...]
     salt: str = ""
@@ -38,7 +38,7 @@ class Prompt:
 
 
 def peers(*tokens: int) -> list[SchedulerPeer]:
-    """Schedulers with so many tokens to work on."""
+    """Create schedulers with these numbers of tokens."""
     made = [SchedulerPeer(f"s{number}", "1", limits=LIMITS) for number in range(len(tokens))]
     for peer, count in zip(made, tokens, strict=True):
         peer.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=count))
@@ -83,7 +83,7 @@ def test_least_loaded_counts_what_came_and_ended_since_the_heartbeat() -> None:
     assert schedulers[0].tokens == 300
     told = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=50, queued_tokens=7))
     fleet.heartbeat("s0", told)
-    assert schedulers[0].tokens == 300  # it tells of a moment before they came
+    assert schedulers[0].tokens == 300  # the heartbeat describes the time before they arrived
     schedulers[0].own_tokens -= 250
     assert schedulers[0].tokens == 50
     fleet.heartbeat("s0", told)
@@ -112,7 +112,7 @@ def test_a_prompt_goes_where_its_beginning_went() -> None:
 
 def test_new_prompts_fill_every_cache() -> None:
     policy, schedulers = CacheAware(), peers(0, 0, 0, 0)
-    start = (1, 2, 3)  # what all of a model's chats begin with
+    start = (1, 2, 3)  # common beginning of all chats of a model
     homes = [first(policy, Prompt((*start, *[number] * 60)), schedulers) for number in range(10, 18)]
     assert sorted(homes) == sorted(["s0", "s1", "s2", "s3"] * 2)
 
@@ -131,11 +131,11 @@ def test_one_with_far_too_much_to_do_is_spared_and_the_other_learns_the_prompt()
     busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=UNEVEN_TOKENS + 1))
     assert first(policy, A, schedulers) == free.peer
     busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=100))
-    assert first(policy, A, schedulers) == free.peer  # both know it now, and this one has less to do
+    assert first(policy, A, schedulers) == free.peer  # both caches have it now, and this one is less loaded
 
 
 def test_nobody_waits_for_a_slot_while_another_has_some() -> None:
-    """However short the prompts: those that begin alike would all wait in one place."""
+    """Short prompts with a common prefix would otherwise all wait at one scheduler."""
     policy, schedulers = CacheAware(), peers(0, 0)
     home = first(policy, A, schedulers)
     busy, free = sorted(schedulers, key=lambda each: each.peer != home)
@@ -146,7 +146,7 @@ def test_nobody_waits_for_a_slot_while_another_has_some() -> None:
         part.heartbeat = Heartbeat(phase=Phase.STEP, load=load)
 
     tell(free, 0, 8)
-    tell(busy, 2, 1)  # what waits there waits for its turn in a step
+    tell(busy, 2, 1)  # it waits there for a step only
     assert first(policy, A, schedulers, send=False) == home
     tell(busy, 0, 0)
     assert first(policy, A, schedulers, send=False) == home

@@ -1,4 +1,4 @@
-"""The tree finds what a list of everything would find, and what it forgets was used least recently."""
+"""Prefix tree compared with a list of all keys, and its LRU eviction."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,12 +17,12 @@ def shared(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 def found(seen: list[Key], key: Key) -> int:
-    """The longest prefix of a key among all keys of its salt."""
+    """Return the longest prefix of a key among all keys of its salt."""
     return max((shared(ids, key[1]) for salt, ids in seen if salt == key[0]), default=0)
 
 
 def size(seen: list[Key]) -> int:
-    """Tokens that a tree of all keys has: their distinct prefixes."""
+    """Return the number of tokens in a tree of all keys: their distinct prefixes."""
     return len({(salt, ids[:end]) for salt, ids in seen for end in range(1, len(ids) + 1)})
 
 

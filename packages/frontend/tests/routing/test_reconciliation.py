@@ -1,4 +1,4 @@
-"""What heartbeats say against what is believed: two must agree, and none is believed too early."""
+"""Heartbeats compared with requests: two must agree, and early ones are ignored."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,7 @@ Make = Callable[..., ReqState]
 
 @pytest.fixture
 def make(files: dict[str, bytes], limits: ModelLimits) -> Make:
-    """A request of two choices that was dispatched at time 0."""
+    """Create a request of two choices, dispatched at time 0."""
     model = ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="w"))
 
     def request(rid: str = "r", scheduler: str = S) -> ReqState:
@@ -44,7 +44,7 @@ def make(files: dict[str, bytes], limits: ModelLimits) -> Make:
 
 
 def beat(*held: tuple[str, int, int, int], steps: int = 0, idle: bool = True, age: float = 0.0) -> Heartbeat:
-    """A heartbeat that lists (rid, index, attempt, next position)."""
+    """Create a heartbeat that lists (rid, index, attempt, next position)."""
     columns = list(zip(*held, strict=True)) or [(), (), (), ()]
     rids, *numbers = columns
     indices, attempts, positions = map(pack_ints, numbers)
@@ -56,7 +56,7 @@ BOTH = ("r", 0, 0, 0), ("r", 1, 0, 0)
 
 
 class Script:
-    """Heartbeats of one scheduler, a quarter of a second apart."""
+    """Heartbeats of one scheduler, 0.25 s apart."""
 
     def __init__(self, *states: ReqState) -> None:
         self.states = {state.rid: state for state in states}
@@ -180,7 +180,7 @@ def test_a_detokenizer_is_called_off_what_is_not_routed_there_after_two_heartbea
     first = beat(("here", 0, 0, 7), ("done", 0, 0, 1), ("done", 1, 0, 1), ("away", 0, 0, 0), ("gone", 0, 0, 4))
     then = beat(("here", 0, 0, 9), ("done", 1, 0, 1), ("gone", 0, 0, 4), ("new", 0, 0, 0))
     assert reconciler.detokenizer(peer, first, states, 1.0) == Findings()
-    assert reconciler.detokenizer(peer, first, states, 1.1) == Findings()  # too soon after the last to count
+    assert reconciler.detokenizer(peer, first, states, 1.1) == Findings()  # too soon after the last counted one
     findings = reconciler.detokenizer(peer, then, states, 1.25)
     assert findings.lost == []
     assert [(abort.rid, abort.indices) for abort in findings.orphans] == [("done", [1]), ("gone", [0])]

@@ -1,4 +1,4 @@
-"""Parts die at any moment, and every request still says exactly what it would have said."""
+"""Peers die at any moment, and every answer stays the same."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ EngineOf = Callable[..., FakeEngine]
 
 
 def counting(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
-    """Each choice counts in its own hundred."""
+    """Create a script in which each choice counts in its own hundred."""
     return [Token(100 * index + place % 90, f"{index}:{place} ") for place in range(6 + index)]
 
 

@@ -1,4 +1,4 @@
-"""Which scheduler a request goes to, and which ones can be asked at all."""
+"""Selection of schedulers, and their eligibility."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""One frontend before schedulers of different models, and of different weights that share a name."""
+"""Schedulers of different models, and of different weights under one name."""
 
 import asyncio
 from collections.abc import Callable
@@ -16,7 +16,7 @@ HttpOf = Callable[[Served], httpx2.AsyncClient]
 
 
 async def another(served: Served, peer: str, model: str, weights: str) -> None:
-    """One more scheduler comes up, and its files arrive."""
+    """Connect another scheduler and send its files."""
     engine = served.engine
     engine.limits, engine.weights = msgspec.structs.replace(engine.limits, model=model), weights
     engine.scheduler_up(peer)

@@ -1,4 +1,4 @@
-"""News that comes before, during and after a wait is never lost, and never told twice."""
+"""SingleWaiterEvent: no event is lost or delivered twice."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -54,7 +54,7 @@ def test_news_of_a_waiter_that_gave_up_is_there_for_the_next() -> None:
         waiter.cancel()
         await turns()
         assert waiter.cancelled()
-        wake.set()  # nobody waits: no harm
+        wake.set()  # harmless without a waiter
         await asyncio.wait_for(wake.wait(), 1)
 
     with_waiter(play)

@@ -1,4 +1,4 @@
-"""Other weights under running schedulers: who is told, what requests go on with, and what their answers say."""
+"""Weight updates: messages to schedulers, requests in flight, fingerprints in answers."""
 
 import asyncio
 import hashlib
@@ -221,7 +221,7 @@ def test_the_first_weights_and_the_last_are_remembered() -> None:
 
 
 async def comes_back(engine: FakeEngine, weights: str) -> None:
-    """The only scheduler dies, and starts again with the weights that its command names."""
+    """Restart the only scheduler with the weights of its command line."""
     engine.down("scheduler-0")
     engine.weights = weights
     engine.scheduler_up("scheduler-0", "2")
