@@ -63,7 +63,7 @@ def test_a_second_template_is_for_chats_with_tools() -> None:
     assert template.render(ChatPrompt(messages=CHAT[:1])) == "Weather?"
     tools = for_template([ToolSpec("now")])
     assert template.render(ChatPrompt(messages=CHAT[:1], tools=tools)).startswith("<|im_start|>system\n# Tools")
-    assert (template.knows_tools, template.parsers.tools) == (True, "hermes")
+    assert (template.supports_tools, template.parsers.tools) == (True, "hermes")
 
 
 def test_words_about_tools_follow_what_the_system_message_says() -> None:

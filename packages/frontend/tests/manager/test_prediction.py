@@ -8,7 +8,7 @@ import httpx2
 import openai
 import pytest
 
-from tercet.frontend.manager.prediction import LONGEST, predicted_tokens
+from tercet.frontend.manager.prediction import MAX_PREDICTION_TOKENS, predicted_tokens
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import FinishReason, FinishType, unpack_ints
@@ -105,12 +105,12 @@ async def test_without_one_there_is_nothing_to_count(engine_of: EngineOf, http_o
 
 async def test_of_a_long_prediction_the_beginning_is_looked_at(engine_of: EngineOf, http_of: HttpOf) -> None:
     async with serving(engine_of()) as served:
-        text = "Hello world " * LONGEST
+        text = "Hello world " * MAX_PREDICTION_TOKENS
         body = {**BODY, "prediction": {"type": "content", "content": text}}
         answer = await http_of(served).post("/v1/chat/completions", json=body)
         assert answer.status_code == 200
         [request] = served.engine.requests()
-        assert len(unpack_ints(request.prediction)) == LONGEST
+        assert len(unpack_ints(request.prediction)) == MAX_PREDICTION_TOKENS
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pytest
 
 from tercet.frontend.routing.peers import PeerRegistry, SchedulerPeer
 from tercet.frontend.routing.policies import (
+    BALANCE_ABS_THRESHOLD,
     POLICIES,
-    UNEVEN_TOKENS,
     CacheAware,
     LeastLoaded,
     PowerOfTwo,
@@ -126,9 +126,9 @@ def test_one_with_far_too_much_to_do_is_spared_and_the_other_learns_the_prompt()
     policy, schedulers = CacheAware(), peers(0, 0)
     home = first(policy, A, schedulers)
     busy, free = sorted(schedulers, key=lambda each: each.peer != home)
-    busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=UNEVEN_TOKENS))
+    busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=BALANCE_ABS_THRESHOLD))
     assert first(policy, A, schedulers, send=False) == home
-    busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=UNEVEN_TOKENS + 1))
+    busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=BALANCE_ABS_THRESHOLD + 1))
     assert first(policy, A, schedulers) == free.peer
     busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=100))
     assert first(policy, A, schedulers) == free.peer  # both caches have it now, and this one is less loaded

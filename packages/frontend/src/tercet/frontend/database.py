@@ -153,13 +153,13 @@ class _Worker:
         self._connection = connection
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._waiting = RoundRobinQueue()
-        self._taken = False
+        self._busy = False
 
     async def run(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run `work` as one transaction and return its result; an error rolls it back. Raises StoreError."""
-        if self._taken:
+        if self._busy:
             await self._wait(current_caller().owner)
-        self._taken = True
+        self._busy = True
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, self._transact, begin, work)
         finally:
@@ -184,7 +184,7 @@ class _Worker:
             raise StoreError(f"The store of responses is busy: no turn within {_TURN_SECONDS:g} seconds. Try again.")
 
     def _next(self) -> None:
-        self._taken = self._waiting.next()
+        self._busy = self._waiting.next()
 
     def _transact(self, begin: str, work: Callable[[sqlite3.Connection], _T]) -> _T:
         connection = self._connection

@@ -19,8 +19,8 @@ from tercet.frontend.structured_output.json_schema import check_schema, schema_t
 from tercet.frontend.structured_output.lark import lark_string, regex_terminal
 from tercet.frontend.structured_output.references import check_references
 
-_NOTHING = '""'
-_PLACE = re.compile(r"\$index")
+_EMPTY = '""'
+_CALL_INDEX = re.compile(r"\$index")
 _NO_TOOL = {"type": "object", "properties": {}, "additionalProperties": False}
 _ONLY_IN_JSON = ("pattern", "format")
 _NOT_REGULAR = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
@@ -35,7 +35,7 @@ class CallGrammar:
         ends_answer = rules.tokens.added.get(framing.suffix) in rules.tokens.eos
         self._rules = rules
         self._framing = framing
-        self._several = several and not ends_answer
+        self._parallel = several and not ends_answer
         self._suffix = "" if ends_answer else rules.literal(framing.suffix)
         self._tools = {tool.name: rules.add(self._arguments(tool)) for tool in tools}
 
@@ -49,7 +49,7 @@ class CallGrammar:
         if len(framing.trigger) == 1:
             # A single bracket does not identify a call; it does with a tool's name behind it.
             begins = {name: framing.begin + framing.prefix_of(name) for name in self._tools}
-            return {begin: f"{self._body(name)} {self._further()}" for name, begin in begins.items()}
+            return {begin: f"{self._body(name)} {self._more_calls()}" for name, begin in begins.items()}
         trigger = self._leading_token(framing.trigger) or framing.trigger
         return {trigger: self._section(framing.begin, after=trigger)}
 
@@ -63,11 +63,11 @@ class CallGrammar:
             f"{self._literal((begin + self._prefix(name)).removeprefix(after))} {self._body(name)}"
             for name in self._tools
         )
-        return self._rules.add(f"({first}) {self._further()}")
+        return self._rules.add(f"({first}) {self._more_calls()}")
 
-    def _further(self) -> str:
+    def _more_calls(self) -> str:
         end = self._rules.literal(self._framing.end)
-        if not self._several:
+        if not self._parallel:
             return end
         separator = self._rules.literal(self._framing.separator)
         call = self._rules.add(
@@ -83,7 +83,7 @@ class CallGrammar:
 
     def _literal(self, text: str) -> str:
         """Return a literal in which a call's index may be any number."""
-        return " /[0-9]{1,4}/ ".join(map(self._rules.literal, _PLACE.split(text)))
+        return " /[0-9]{1,4}/ ".join(map(self._rules.literal, _CALL_INDEX.split(text)))
 
     def _arguments(self, tool: ToolSpec) -> str:
         schema = _object_schema(tool)
@@ -121,7 +121,7 @@ class CallGrammar:
                 first = f"({argument} {rest} | {first})" if first.strip() else f"({argument} {rest})?"
                 rest = f"({separator} {argument})? {rest}"
             first, rest = self._rules.add(first), self._rules.add(rest)
-        return first or _NOTHING
+        return first or _EMPTY
 
     def _value(self, tool: ToolSpec, schema: Any, root: dict[str, Any], known: dict[str, frozenset[str]]) -> str:
         """Return the rule of a value and its end marker. `known` caches the types of references within `root`."""
@@ -133,7 +133,7 @@ class CallGrammar:
         choices = inner.get("enum", [inner["const"]] if "const" in inner else None)
         if isinstance(choices, list) and choices:
             texts = [each if isinstance(each, str) else orjson.dumps(each).decode() for each in choices]
-            written = (self._rules.literal(text) or _NOTHING for text in texts)
+            written = (self._rules.literal(text) or _EMPTY for text in texts)
             return f"({' | '.join(written)}) {self._rules.literal(suffix)}"
         allowed = json_types(inner, root, known)
         if allowed != UNKNOWN and "string" not in allowed:

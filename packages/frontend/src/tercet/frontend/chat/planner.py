@@ -185,7 +185,7 @@ def _prompt(turn: ChatOptions, model: ServedModel, *, reasons: bool) -> ChatProm
     template = model.files.template
     messages = history(turn.messages)
     tools = turn.tools if turn.tool_choice.calls is not Calls.NONE else ()
-    if tools and template is not None and not template.knows_tools:
+    if tools and template is not None and not template.supports_tools:
         messages = with_instructions(messages, tools)
     return ChatPrompt(
         messages=messages,

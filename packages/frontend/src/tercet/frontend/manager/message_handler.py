@@ -237,7 +237,7 @@ class MessageHandler:
             self._on_peers_changed()
         elif part.leaving:
             here = [state for state in states if source in {state.scheduler, state.detokenizer}]
-            self._recovery.move(here, now)
+            self._recovery.redispatch_draining(here, now)
             self._on_peers_changed()
         if not part.stuck:
             self._reconcile(source, is_scheduler, heartbeat, now)

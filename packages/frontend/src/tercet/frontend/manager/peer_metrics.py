@@ -11,7 +11,7 @@ from tercet.protocol.node import Sender
 
 logger = logging.getLogger(__name__)
 
-_PATIENCE = 1.0
+_TIMEOUT = 1.0
 """Seconds to wait for an answer, which takes milliseconds. Prometheus' default scrape timeout is 10 s."""
 
 
@@ -19,27 +19,27 @@ class PeerMetrics:
     """Collector of peers' metrics. `own` returns this frontend's series. Runs on the event loop's thread."""
 
     def __init__(
-        self, outbox: Sender, peers: Iterable[str], own: Callable[[str], Series], patience: float = _PATIENCE
+        self, outbox: Sender, peers: Iterable[str], own: Callable[[str], Series], timeout: float = _TIMEOUT
     ) -> None:
         self._outbox = outbox
         self._peers = frozenset(peers)
         self._own = own
-        self._patience = patience
+        self._timeout = timeout
         self._ids = itertools.count()
-        self._asked: dict[str, dict[str, asyncio.Future[Series | None]]] = {}
+        self._pending: dict[str, dict[str, asyncio.Future[Series | None]]] = {}
 
     async def series(self) -> dict[str, Series]:
         """Return each peer's series by peer id, without peers that are down or do not answer in time."""
         number, loop = f"series-{next(self._ids)}", asyncio.get_running_loop()
         message = MetricsReq(id=number)
-        asked = {peer: loop.create_future() for peer in self._peers if self._outbox.send(peer, message)}
-        self._asked[number] = asked
+        pending = {peer: loop.create_future() for peer in self._peers if self._outbox.send(peer, message)}
+        self._pending[number] = pending
         try:
-            if asked:
-                await asyncio.wait(asked.values(), timeout=self._patience)
+            if pending:
+                await asyncio.wait(pending.values(), timeout=self._timeout)
         finally:
-            del self._asked[number]
-        return {peer: each.result() for peer, each in asked.items() if each.done() and each.result() is not None}
+            del self._pending[number]
+        return {peer: each.result() for peer, each in pending.items() if each.done() and each.result() is not None}
 
     def on_request(self, source: str, request: MetricsReq) -> None:
         """Answer a peer's request for this frontend's series; requests of other senders are ignored."""
@@ -48,7 +48,7 @@ class PeerMetrics:
 
     def on_series(self, source: str, series: Series) -> None:
         """Record the first answer of each peer that was asked; reject invalid series."""
-        answer = self._asked.get(series.id, {}).get(source)
+        answer = self._pending.get(series.id, {}).get(source)
         if answer is None or answer.done():
             return
         try:
@@ -61,6 +61,6 @@ class PeerMetrics:
 
     def on_peer_down(self, peer: str) -> None:
         """Stop waiting for a peer that went down."""
-        for asked in self._asked.values():
-            if (answer := asked.get(peer)) and not answer.done():
+        for pending in self._pending.values():
+            if (answer := pending.get(peer)) and not answer.done():
                 answer.set_result(None)

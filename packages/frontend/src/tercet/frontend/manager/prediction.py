@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-LONGEST = 32_768
+MAX_PREDICTION_TOKENS = 32_768
 """Maximum number of tokens of a prediction that are compared."""
 RUN = 3
 """Consecutive equal tokens needed to realign the output with the prediction; the n-gram drafter needs as many."""
@@ -15,13 +15,13 @@ def predicted_tokens(prediction: Sequence[int], output: Sequence[int]) -> int:
     The output is followed through the prediction. At a mismatch, matching continues at the next position of the
     prediction that has the output's next `RUN` tokens. This may miss tokens, but its cost is linear in both lengths.
     """
-    places: dict[tuple[int, ...], list[int]] | None = None
+    starts: dict[tuple[int, ...], list[int]] | None = None
     found = at = 0
     for position, token in enumerate(output):
         if at >= len(prediction) or token != prediction[at]:
-            if places is None:
-                places = _places(prediction)
-            known = places.get(tuple(output[position : position + RUN]), [])
+            if starts is None:
+                starts = _run_starts(prediction)
+            known = starts.get(tuple(output[position : position + RUN]), [])
             later = bisect_left(known, at)
             if later == len(known):
                 continue
@@ -31,9 +31,9 @@ def predicted_tokens(prediction: Sequence[int], output: Sequence[int]) -> int:
     return found
 
 
-def _places(tokens: Sequence[int]) -> dict[tuple[int, ...], list[int]]:
+def _run_starts(tokens: Sequence[int]) -> dict[tuple[int, ...], list[int]]:
     """Return the start positions of each run of `RUN` tokens."""
-    places: dict[tuple[int, ...], list[int]] = {}
+    starts: dict[tuple[int, ...], list[int]] = {}
     for place in range(len(tokens) - RUN + 1):
-        places.setdefault(tuple(tokens[place : place + RUN]), []).append(place)
-    return places
+        starts.setdefault(tuple(tokens[place : place + RUN]), []).append(place)
+    return starts

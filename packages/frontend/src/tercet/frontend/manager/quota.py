@@ -35,12 +35,12 @@ class RequestSlot:
 class ApiKeyQuota:
     """Quota and isolation by the API key of `current_caller`. Requests without a key are not limited.
 
-    A key may have `most_requests` answers in flight: prompts times choices. 0 means no limit.
+    A key may have `max_answers` answers in flight: prompts times choices. 0 means no limit.
     """
 
-    def __init__(self, most_requests: int = 0, *, caches_apart: bool = False) -> None:
-        self._most = most_requests
-        self._caches_apart = caches_apart
+    def __init__(self, max_answers: int = 0, *, isolate_caches: bool = False) -> None:
+        self._max_answers = max_answers
+        self._isolate_caches = isolate_caches
         self._in_use: Counter[str] = Counter()
 
     @classmethod
@@ -49,7 +49,7 @@ class ApiKeyQuota:
         keys = set(config.api_keys())
         if config.max_requests_per_key and not keys:
             raise ValueError("--max-requests-per-key counts by API key, and this server has none: give it --api-key")
-        return cls(config.max_requests_per_key, caches_apart=len(keys) > 1 and not config.share_cache_between_keys)
+        return cls(config.max_requests_per_key, isolate_caches=len(keys) > 1 and not config.share_cache_between_keys)
 
     def acquire(self, answers: int = 1, param: str | None = None) -> RequestSlot:
         """Reserve quota for a request with this number of answers.
@@ -58,17 +58,17 @@ class ApiKeyQuota:
         exceeds the whole quota of its key.
         """
         caller = current_caller()
-        limited = self._most and caller.owner and not (caller.admin or caller.returning)
-        if limited and answers > self._most:
+        limited = self._max_answers and caller.owner and not (caller.admin or caller.returning)
+        if limited and answers > self._max_answers:
             raise BadRequestError(
                 f"The request asks for {answers} answers (prompts times choices), and an API key may have "
-                f"{self._most} in flight here: ask for fewer in one request.",
+                f"{self._max_answers} in flight here: ask for fewer in one request.",
                 param=param,
             )
-        if limited and (taken := self._in_use[caller.owner]) + answers > self._most:
+        if limited and (taken := self._in_use[caller.owner]) + answers > self._max_answers:
             raise RateLimitError(
                 f"This API key has {taken} answers in flight, and the request asks for {answers} more. "
-                f"It may have {self._most} at a time.",
+                f"It may have {self._max_answers} at a time.",
                 retry_after=1,
             )
         return RequestSlot(self._in_use, caller.owner, answers)
@@ -88,7 +88,7 @@ class ApiKeyQuota:
         owner = current_caller().owner
         if not owner:
             return request
-        salt = _hashed("tercet cache salt", owner, request.cache_salt) if self._caches_apart else request.cache_salt
+        salt = _hashed("tercet cache salt", owner, request.cache_salt) if self._isolate_caches else request.cache_salt
         return msgspec.structs.replace(request, tenant=self.tenant(), cache_salt=salt)
 
 

@@ -18,9 +18,9 @@ Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 Values = Iterable[tuple[Sequence[str], float]]
 """Pairs of label values and the sample's value."""
 
-_MOST = 10_000
+_MAX_SAMPLES = 10_000
 """Maximum number of samples of one frontend; the actual number depends on routes, statuses and models."""
-_LONGEST = 1000
+_MAX_LABEL_CHARS = 1000
 """Maximum characters of a label value."""
 
 
@@ -53,7 +53,9 @@ FAMILIES = {
         CounterMetricFamily, "Choices that were answered, by why they ended.", ("model", "reason")
     ),
     "parts_ready": MetricFamily(GaugeMetricFamily, "Parts that take requests now.", ("role",)),
-    "part_deaths": MetricFamily(CounterMetricFamily, "Parts lost that had not said that they leave.", ("role",)),
+    "part_deaths": MetricFamily(
+        CounterMetricFamily, "Parts lost that had not label_values that they leave.", ("role",)
+    ),
 }
 _HISTOGRAMS = {
     "queue_seconds": ("queue", "From a request's arrival at a scheduler to the first step that has it."),
@@ -107,8 +109,8 @@ def _sample(model: str, histogram: Histogram) -> HistogramSample:
 
 def check_series(series: Series) -> None:
     """Raise ValueError for series that no frontend sends. Unknown names are ignored: they come from later versions."""
-    if sum(map(len, series.samples.values())) + sum(map(len, series.histograms.values())) > _MOST:
-        raise ValueError(f"more than {_MOST} samples")
+    if sum(map(len, series.samples.values())) + sum(map(len, series.histograms.values())) > _MAX_SAMPLES:
+        raise ValueError(f"more than {_MAX_SAMPLES} samples")
     for name, family in FAMILIES.items():
         samples = series.samples.get(name, [])
         _check_labels(name, samples, len(family.labels))
@@ -124,7 +126,7 @@ def check_series(series: Series) -> None:
 
 def _check_labels(name: str, samples: Sequence[Sample | HistogramSample], count: int) -> None:
     labels = [tuple(each.labels) for each in samples]
-    if any(len(each) != count or any(len(text) > _LONGEST for text in each) for each in labels):
+    if any(len(each) != count or any(len(text) > _MAX_LABEL_CHARS for text in each) for each in labels):
         raise ValueError(f"{name} has other labels")
     if len(set(labels)) != len(labels):
         raise ValueError(f"{name} has the same labels twice")
@@ -152,6 +154,6 @@ def families_of(frontends: Mapping[str, Series]) -> Iterator[Metric]:
 def family_of(kind: Kind, name: str, text: str, labels: Sequence[str], values: Values) -> Metric:
     """Return one metric, with `tercet_` prefixed to its name."""
     metric = kind(f"tercet_{name}", text, labels=labels)
-    for said, number in values:
-        metric.add_metric(said, number)
+    for label_values, number in values:
+        metric.add_metric(label_values, number)
     return metric

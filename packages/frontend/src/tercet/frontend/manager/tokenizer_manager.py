@@ -24,7 +24,7 @@ from tercet.frontend.manager.embedding_state import EmbeddingState
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.message_handler import MessageHandler
 from tercet.frontend.manager.peer_metrics import PeerMetrics
-from tercet.frontend.manager.prediction import LONGEST
+from tercet.frontend.manager.prediction import MAX_PREDICTION_TOKENS
 from tercet.frontend.manager.quota import ApiKeyQuota, RequestSlot
 from tercet.frontend.manager.req_state import ReqState
 from tercet.frontend.manager.request import GenerateRequest
@@ -49,7 +49,7 @@ from tercet.protocol.messages.messages import AbortReq, Heartbeat, Series
 from tercet.protocol.messages.values import Load, Phase, Task, belongs
 from tercet.protocol.node import Sender
 
-_LEAVING = "This server is leaving."
+_DRAINING = "This server is leaving."
 _RETRY_INTERVAL = 0.5
 _TICKS_PER_FILE_REQUEST = 10
 """Calls of `tick` between requests for tokenizer files that have not arrived."""
@@ -95,7 +95,7 @@ class TokenizerManager:
         self.adapters = AdapterRegistry(registry, self.fleet, self.control, lora or {}, adapter_names)
         self.weights = WeightUpdates(registry, self.fleet, self.control)
         self.grammars = GrammarChecker()
-        self._refuses_at: float | None = None
+        self._refuse_after: float | None = None
         self._clock = clock
         self._quota = quota or ApiKeyQuota()
         self._on_servable: Callable[[], None] | None = on_servable
@@ -131,7 +131,7 @@ class TokenizerManager:
     @property
     def draining(self) -> bool:
         """Return whether this frontend exits as soon as its requests have finished."""
-        return self._refuses_at is not None
+        return self._refuse_after is not None
 
     @property
     def ready(self) -> bool:
@@ -157,13 +157,13 @@ class TokenizerManager:
 
     def drain(self, last_call: float) -> None:
         """Stop being ready. Requests of the next `last_call` seconds are still served; those in flight finish."""
-        if self._refuses_at is None:
-            self._refuses_at = self._clock() + last_call
+        if self._refuse_after is None:
+            self._refuse_after = self._clock() + last_call
 
     def give_up(self) -> None:
         """Fail every open request with an UnavailableError."""
         for state in self._states.values():
-            state.fail(UnavailableError(_LEAVING, retry_after=1))
+            state.fail(UnavailableError(_DRAINING, retry_after=1))
 
     async def close(self) -> None:
         """Stop the background tasks."""
@@ -255,8 +255,8 @@ class TokenizerManager:
 
     def _admit(self, answers: int = 1, param: str | None = None) -> RequestSlot:
         """Reserve quota for this number of answers. Raises ApiError, naming `param` if there are too many."""
-        if self._refuses_at is not None and self._clock() >= self._refuses_at:
-            raise UnavailableError(_LEAVING, retry_after=1)
+        if self._refuse_after is not None and self._clock() >= self._refuse_after:
+            raise UnavailableError(_DRAINING, retry_after=1)
         try:
             return self._quota.acquire(answers, param)
         except RateLimitError:
@@ -350,7 +350,7 @@ async def _prediction(request: GenerateRequest, model: ServedModel) -> Sequence[
     if not request.prediction:
         return ()
     text = TextPrompt(request.prediction, add_special_tokens=False, param="prediction")
-    return (await model.tokenize(text, must_fit=False))[:LONGEST]
+    return (await model.tokenize(text, must_fit=False))[:MAX_PREDICTION_TOKENS]
 
 
 def _pieces_of(request: EmbeddingRequest) -> Iterator[tuple[list[int], int]]:

@@ -34,7 +34,7 @@ def check_length(request: GenerateRequest, model: ServedModel) -> None:
             sampling(request, model, len(ids))
         case TextPrompt(text):
             model.check_length(text, request.prompt.param)
-            _check_room(request, model, model.tokenizer.fewest_tokens(text), request.max_tokens or 0)
+            _check_context(request, model, model.tokenizer.fewest_tokens(text), request.max_tokens or 0)
         case ChatPrompt():
             pass  # its length depends on the template
 
@@ -78,11 +78,11 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
     room = model.context - prompt_tokens
     if prompt_tokens == 0:
         raise BadRequestError("The prompt has no tokens.", param=request.prompt.param)
-    wanted = request.max_tokens
-    if wanted is None:
-        wanted = max(min(room, request.default_tokens or _most_tokens(request, prompt_tokens)), 1)
-    _check_room(request, model, prompt_tokens, wanted)
-    if params.min_new_tokens > wanted:
+    output = request.max_tokens
+    if output is None:
+        output = max(min(room, request.default_tokens or _max_output(request, prompt_tokens)), 1)
+    _check_context(request, model, prompt_tokens, output)
+    if params.min_new_tokens > output:
         message = f"'{names.min_tokens}' is greater than the tokens to generate."
         raise BadRequestError(message, param=names.min_tokens)
     for param, ids in ((names.logit_bias, params.logit_bias), (names.stop_token_ids, params.stop_token_ids)):
@@ -90,24 +90,24 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
             if not 0 <= token_id < limits.vocab_size:
                 raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
     seed = request.seed if request.seed is not None else secrets.randbits(64)
-    return msgspec.structs.replace(params, max_new_tokens=wanted, seed=seed & (2**64 - 1), grammar=request.grammar)
+    return msgspec.structs.replace(params, max_new_tokens=output, seed=seed & (2**64 - 1), grammar=request.grammar)
 
 
-def _check_room(request: GenerateRequest, model: ServedModel, prompt_tokens: int, wanted: int) -> None:
+def _check_context(request: GenerateRequest, model: ServedModel, prompt_tokens: int, output: int) -> None:
     """Raise ContextLengthExceededError if prompt and output exceed the context."""
     context = model.context
-    if prompt_tokens + wanted > context:
+    if prompt_tokens + output > context:
         raise ContextLengthExceededError(
-            f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + wanted} "
-            f"tokens ({prompt_tokens} in the prompt, {wanted} in the completion).",
+            f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + output} "
+            f"tokens ({prompt_tokens} in the prompt, {output} in the completion).",
             param=request.param_names.max_tokens if prompt_tokens < context else request.prompt.param,
             prompt=prompt_tokens,
-            output=wanted,
+            output=output,
             context=context,
         )
 
 
-def _most_tokens(request: GenerateRequest, prompt_tokens: int) -> int:
+def _max_output(request: GenerateRequest, prompt_tokens: int) -> int:
     """Return the maximum output tokens per choice, given the limits on output and on log-probabilities."""
     most = MAX_OUTPUT // request.sampling.n
     if request.logprobs is None or not request.shows_logprobs:

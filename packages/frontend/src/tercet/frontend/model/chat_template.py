@@ -22,7 +22,7 @@ from tercet.frontend.parsers.registry import ParserNames, detect
 
 _PROBE = "tercet-probe"
 _END = "\ufdd2end of the message to continue\ufdd3"
-_WORDS = frozenset(
+_TEMPLATE_KEYS = frozenset(
     {
         "type",
         "function",
@@ -125,16 +125,18 @@ class TemplateManager:
         """Every identifier in the template's source."""
         self.parsers: ParserNames = detect(source)
         """Parsers for the notation of reasoning and tool calls in this template."""
-        self._knows_developer = "developer" in self.variables
-        self._wants_parts = not self._shows_probe(_PROBE) and self._shows_probe([{"type": "text", "text": _PROBE}])
-        self._call_form = next(filter(self._shows_call, _CALL_FORMS), _CALL_FORMS[0])
+        self._supports_developer = "developer" in self.variables
+        self._content_as_parts = not self._renders_probe(_PROBE) and self._renders_probe(
+            [{"type": "text", "text": _PROBE}]
+        )
+        self._call_form = next(filter(self._renders_call, _CALL_FORMS), _CALL_FORMS[0])
         self._for_tools = TemplateManager(for_tools, special_tokens) if for_tools is not None else None
         if self._for_tools is not None:
             self.variables |= self._for_tools.variables
             self.parsers = ParserNames(self.parsers.reasoning, self._for_tools.parsers.tools or self.parsers.tools)
 
     @property
-    def knows_tools(self) -> bool:
+    def supports_tools(self) -> bool:
         return "tools" in self.variables
 
     @classmethod
@@ -188,22 +190,22 @@ class TemplateManager:
         """Convert a message to the roles and the form of content that the template supports."""
         shaped = {key: _escaped(value, escape) for key, value in message.items() if key not in {"role", "content"}}
         role = message["role"]
-        shaped["role"] = "system" if role == "developer" and not self._knows_developer else role
+        shaped["role"] = "system" if role == "developer" and not self._supports_developer else role
         content = message.get("content")
         if isinstance(content, list):
             content = "".join(part["text"] for part in content)
         if calls := shaped.get("tool_calls"):
             content = content or self._call_form.content
             if self._call_form.arguments_as_text:
-                shaped["tool_calls"] = [_with_text(call) for call in calls]
+                shaped["tool_calls"] = [_with_text_arguments(call) for call in calls]
         if content is not None:
             content = escape(content)
         shaped["content"] = (
-            [{"type": "text", "text": content}] if self._wants_parts and content is not None else content
+            [{"type": "text", "text": content}] if self._content_as_parts and content is not None else content
         )
         return shaped
 
-    def _shows_call(self, form: _CallForm) -> bool:
+    def _renders_call(self, form: _CallForm) -> bool:
         """Return whether the template renders a call with its arguments when given this form."""
         arguments: object = _tojson({"text": _PROBE}) if form.arguments_as_text else {"text": _PROBE}
         call = {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
@@ -216,7 +218,7 @@ class TemplateManager:
         # Doubly encoded JSON or a Python repr is not the format that the model was trained on.
         return text is not None and _PROBE in text and '\\"text' not in text and "'text'" not in text
 
-    def _shows_probe(self, content: object) -> bool:
+    def _renders_probe(self, content: object) -> bool:
         """Return whether the template renders the text of a user message with this content."""
         text = self._rendered([{"role": "user", "content": content}])
         return text is not None and _PROBE in text and "'type'" not in text
@@ -237,13 +239,15 @@ def _escaped(value: Any, escape: Callable[[str], str]) -> Any:
         case str():
             return escape(value)
         case dict():
-            return {key if key in _WORDS else escape(key): _escaped(each, escape) for key, each in value.items()}
+            return {
+                key if key in _TEMPLATE_KEYS else escape(key): _escaped(each, escape) for key, each in value.items()
+            }
         case list():
             return [_escaped(each, escape) for each in value]
     return value
 
 
-def _with_text(call: dict[str, Any]) -> dict[str, Any]:
+def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
     """Return the call with its arguments as JSON text."""
     function = call["function"]
     return {**call, "function": {**function, "arguments": _tojson(function["arguments"])}}

@@ -19,26 +19,26 @@ class InputEncoder:
         self._tokenizer = model.tokenizer
         self._limit = self._cut_at()
         self._prompt = self._find_prompt()
-        self._firsts: dict[str, list[int]] = {}
+        self._first_ids: dict[str, list[int]] = {}
 
-    def encode(self, places: Sequence[int]) -> list[EncodedInput]:
+    def encode(self, indices: Sequence[int]) -> list[EncodedInput]:
         """Encode the inputs at these indices. Raises BadRequestError with the name of the input at fault."""
-        return [self._encode(place) for place in places]
+        return [self._encode(index) for index in indices]
 
-    def _encode(self, place: int) -> EncodedInput:
-        param = self._request.params[place]
-        match self._request.inputs[place]:
+    def _encode(self, index: int) -> EncodedInput:
+        param = self._request.params[index]
+        match self._request.inputs[index]:
             case TextInput(text, most):
                 layout = self._tokenizer.layout
                 ids = self._cut(self._ids(self._prompt, text, param, most), most, layout.added)
                 piece = layout.fill(ids[: self._room(layout.added, param)])
             case PairInput(first, second, first_param, most):
                 layout = self._tokenizer.pair_layout
-                firsts = self._firsts.get(first)
+                firsts = self._first_ids.get(first)
                 if firsts is None:
-                    firsts = self._firsts[first] = self._ids("", first, first_param)
+                    firsts = self._first_ids[first] = self._ids("", first, first_param)
                 seconds = self._cut(self._ids("", second, param, most), most, layout.added + len(firsts))
-                piece = layout.fill(*_fitted(firsts, seconds, self._room(layout.added, param)))
+                piece = layout.fill(*_truncate_longest_first(firsts, seconds, self._room(layout.added, param)))
                 if layout.added + len(firsts) > self._model.context:  # no second text would fit
                     param = first_param
             case TokenInput(ids):
@@ -105,10 +105,10 @@ class InputEncoder:
             return prompt
         special = sorted(self._tokenizer.control.values(), key=len, reverse=True)
         parts = re.split(f"({'|'.join(map(re.escape, special))})", prompt) if special else [prompt]
-        return "".join(part if place % 2 else part.lower() for place, part in enumerate(parts))
+        return "".join(part if index % 2 else part.lower() for index, part in enumerate(parts))
 
 
-def _fitted(first: list[int], second: list[int], room: int | None) -> tuple[list[int], list[int]]:
+def _truncate_longest_first(first: list[int], second: list[int], room: int | None) -> tuple[list[int], list[int]]:
     """Cut both to a total of `room` tokens, the longer one first, like tokenizers' `longest_first`."""
     if room is None or len(first) + len(second) <= room:
         return first, second

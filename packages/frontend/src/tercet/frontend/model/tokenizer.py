@@ -28,7 +28,7 @@ _LONG_TOKEN = 64
 """Minimum length in characters assumed for the longest token: unknown words may become a single token."""
 
 
-_KEEPING = frozenset({"ByteLevel", "Split", "Digits", "Punctuation"})
+_LOSSLESS = frozenset({"ByteLevel", "Split", "Digits", "Punctuation"})
 """Pre-tokenizers that keep the whole text unless their `behavior` is "Removed"."""
 
 
@@ -53,15 +53,15 @@ class PromptTokenizer:
             i: token.content for i, token in added.items() if token.special or _ROLE_MARKER.fullmatch(token.content)
         }
         self._normalized = {i for i in self.control if added[i].normalized}
-        self._single = [text for text in self.control.values() if len(text) == 1]
-        self._begins = _lookahead(text for text in self.control.values() if len(text) > 1)
-        self._tails = frozenset(text[:end] for text in self.control.values() for end in range(1, len(text)))
-        self._longest_tail = max(map(len, self._tails), default=0)
+        self._single_char_controls = [text for text in self.control.values() if len(text) == 1]
+        self._control_pattern = _lookahead(text for text in self.control.values() if len(text) > 1)
+        self._control_prefixes = frozenset(text[:end] for text in self.control.values() for end in range(1, len(text)))
+        self._longest_prefix = max(map(len, self._control_prefixes), default=0)
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        self._most_chars = max([_LONG_TOKEN, *map(len, vocabulary)])
-        self._most_bytes = _most_bytes(json.loads(tokenizer_json), vocabulary)
-        self._tokenizer = _marked(self._tokenizer, tokenizer_json, self._mark)
+        self._max_token_chars = max([_LONG_TOKEN, *map(len, vocabulary)])
+        self._max_token_bytes = _max_token_bytes(json.loads(tokenizer_json), vocabulary)
+        self._tokenizer = _with_mark(self._tokenizer, tokenizer_json, self._mark)
         self._mark_id = self._tokenizer.token_to_id(self._mark)
         has_offsets = bool(self._normalized)
         self._encode_batch = self._tokenizer.encode_batch if has_offsets else self._tokenizer.encode_batch_fast
@@ -69,11 +69,11 @@ class PromptTokenizer:
 
     def escape_special(self, text: str, *, param: str | None = None) -> str:
         """Insert a mark into every control token, and after a suffix that following text could complete to one."""
-        for single in self._single:
+        for single in self._single_char_controls:
             if single in text:
                 raise BadRequestError(f"The text contains {single!r}, which this model reserves.", param=param)
-        if self._begins is not None:
-            text = self._begins.sub(rf"\g<0>{self._mark}", text)
+        if self._control_pattern is not None:
+            text = self._control_pattern.sub(rf"\g<0>{self._mark}", text)
         if self._could_be_completed(text):
             text += self._mark
         return text
@@ -83,15 +83,17 @@ class PromptTokenizer:
         return text.replace(self._mark, "")
 
     def _could_be_completed(self, text: str) -> bool:
-        return any(text[-size:] in self._tails for size in range(1, min(self._longest_tail, len(text)) + 1))
+        return any(
+            text[-size:] in self._control_prefixes for size in range(1, min(self._longest_prefix, len(text)) + 1)
+        )
 
     def fewest_tokens(self, text: str) -> int:
         """Return a lower bound of the number of tokens without tokenizing."""
-        if len(text) > self._most_chars and self._mark in text:
+        if len(text) > self._max_token_chars and self._mark in text:
             text = self.unescape(text)
-        if self._most_bytes and text.isascii():
-            return -(-len(text) // self._most_bytes)
-        return len(text) // self._most_chars
+        if self._max_token_bytes and text.isascii():
+            return -(-len(text) // self._max_token_bytes)
+        return len(text) // self._max_token_chars
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of rendered text. Raises BadRequestError if escaped text normalizes to a control token."""
@@ -129,7 +131,7 @@ def _read(tokenizer_json: str) -> Tokenizer:
     return tokenizer
 
 
-def _most_bytes(file: dict[str, Any], vocabulary: Iterable[str]) -> int:
+def _max_token_bytes(file: dict[str, Any], vocabulary: Iterable[str]) -> int:
     """Return the bytes of the longest token if every byte of ASCII text becomes part of a token, else 0.
 
     The condition holds for byte-level BPE with all bytes in its vocabulary and a normalizer that keeps ASCII. Added
@@ -139,19 +141,19 @@ def _most_bytes(file: dict[str, Any], vocabulary: Iterable[str]) -> int:
     steps = file.get("pre_tokenizer") or {}
     steps = steps.get("pretokenizers", [steps])
     names, added = set(vocabulary), file.get("added_tokens") or []
-    sound = (
+    byte_level = (
         model.get("type") == "BPE"
         and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
         and normalizer.get("type", "NFC") in {"NFC", "NFD"}
         and any(step.get("type") == "ByteLevel" for step in steps)
-        and all(step.get("type") in _KEEPING and step.get("behavior") != "Removed" for step in steps)
+        and all(step.get("type") in _LOSSLESS and step.get("behavior") != "Removed" for step in steps)
         and names.issuperset(ByteLevel.alphabet())
         and not any(token.get("lstrip") or token.get("rstrip") for token in added)
     )
-    return max(map(len, names)) if sound else 0
+    return max(map(len, names)) if byte_level else 0
 
 
-def _marked(tokenizer: Tokenizer, tokenizer_json: str, mark: str) -> Tokenizer:
+def _with_mark(tokenizer: Tokenizer, tokenizer_json: str, mark: str) -> Tokenizer:
     """Add the mark to the tokenizer under an unused id.
 
     The library assigns the number of tokens as its id. If ids have gaps, another token may have that id. Then the mark

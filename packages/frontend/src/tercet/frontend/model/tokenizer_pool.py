@@ -69,7 +69,7 @@ class TokenizerPool:
         self._pool = pool
         self._seconds = seconds
         self._threads = threads
-        self._most = most
+        self._max_characters = most
         self._queue: FairQueue[_Job[Any]] = FairQueue()
         self._running: Counter[Flow] = Counter()
         """Jobs that run in a thread."""
@@ -134,8 +134,8 @@ class TokenizerPool:
         if (pieces := self._pieces[owner]) and (
             self._pieces.total() >= MAX_QUEUED
             or pieces >= MAX_QUEUED // share
-            or self._characters.total() + piece.size > self._most
-            or self._characters[owner] + piece.size > self._most // share
+            or self._characters.total() + piece.size > self._max_characters
+            or self._characters[owner] + piece.size > self._max_characters // share
         ):
             raise UnavailableError("Too many texts wait to be tokenized.", code="overloaded", retry_after=1)
         self._pieces[owner] += 1

@@ -68,14 +68,14 @@ class Control:
         pending = self._pending[number] = _PendingControl(set(self._fleet.schedulers if peers is None else peers))
         for peer in list(pending.waiting):
             if not self._outbox.send(peer, message):
-                pending.record(peer, _silent("it cannot be reached"))
+                pending.record(peer, _failure("it cannot be reached"))
         try:
             if pending.waiting:
                 async with asyncio.timeout(self._timeout if seconds is None else seconds):
                     await pending.complete.wait()
         except TimeoutError:
             for peer in list(pending.waiting):
-                pending.record(peer, _silent("it has not answered"))
+                pending.record(peer, _failure("it has not answered"))
         finally:
             del self._pending[number]
         return pending.answers
@@ -87,8 +87,8 @@ class Control:
     def on_peer_down(self, peer: str) -> None:
         """Record a failure for a scheduler that went down."""
         for pending in self._pending.values():
-            pending.record(peer, _silent("it is gone"))
+            pending.record(peer, _failure("it is gone"))
 
 
-def _silent(why: str) -> Answer:
+def _failure(why: str) -> Answer:
     return Answer(ok=False, message=why, answered=False)

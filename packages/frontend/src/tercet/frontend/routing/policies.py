@@ -7,13 +7,13 @@ from typing import Protocol
 from tercet.frontend.routing.peers import SchedulerPeer
 from tercet.frontend.routing.prefix_tree import PrefixTree
 
-UNEVEN_TOKENS = 8192
-UNEVEN_RATIO = 1.5
-"""A scheduler is overloaded if it has `UNEVEN_TOKENS` more than the least loaded one and `UNEVEN_RATIO` times as
-many, or if choices wait for a slot there while the least loaded one has free slots."""
-WORTHWHILE = 0.1
+BALANCE_ABS_THRESHOLD = 8192
+BALANCE_REL_THRESHOLD = 1.5
+"""A scheduler is overloaded if it has `BALANCE_ABS_THRESHOLD` more than the least loaded one and
+`BALANCE_REL_THRESHOLD` times as many, or if choices wait for a slot there while the least loaded one has free slots."""
+CACHE_THRESHOLD = 0.1
 """Minimum share of a prompt that must match a scheduler's prefixes for the cache to decide its routing."""
-MOST_REMEMBERED = 1 << 22
+MAX_TREE_TOKENS = 1 << 22
 """Maximum number of tokens remembered for one scheduler, even if its cache is larger."""
 
 
@@ -76,13 +76,13 @@ class LeastLoaded(RoundRobin):
 class PowerOfTwo(RoundRobin):
     """Policy of two random choices: the less loaded wins, so that frontends with equal data do not pick the same."""
 
-    def __init__(self, chance: random.Random | None = None) -> None:
+    def __init__(self, rng: random.Random | None = None) -> None:
         super().__init__()
-        self._chance = chance or random.Random()  # noqa: S311 - nothing secret hangs on it
+        self._random = rng or random.Random()  # noqa: S311 - nothing secret hangs on it
 
     def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:  # noqa: ARG002
         """Return the two candidates by load, then the others in random order."""
-        drawn = self._chance.sample(schedulers, len(schedulers))
+        drawn = self._random.sample(schedulers, len(schedulers))
         return sorted(drawn[:2], key=lambda each: each.tokens) + drawn[2:]
 
 
@@ -102,18 +102,18 @@ class CacheAware:
         if len(by_load) == 1:
             return by_load
         found = {each.peer: self._match(each.peer, request) for each in by_load}
-        if max(found.values()) < WORTHWHILE * request.prompt_tokens:
-            chosen = sorted(by_load, key=lambda each: self._remembered(each.peer))
+        if max(found.values()) < CACHE_THRESHOLD * request.prompt_tokens:
+            chosen = sorted(by_load, key=lambda each: self._tree_tokens(each.peer))
         else:
             chosen = sorted(by_load, key=lambda each: -found[each.peer])
-        return by_load if _has_too_much(chosen[0], by_load[0]) else chosen
+        return by_load if _is_overloaded(chosen[0], by_load[0]) else chosen
 
     def on_dispatched(self, request: Routed, scheduler: SchedulerPeer) -> None:
         """Remember the prompt of the request."""
         tree = self._trees.get(scheduler.peer)
         if tree is None:
             size = scheduler.limits.max_total_tokens if scheduler.limits else 0
-            tree = self._trees[scheduler.peer] = PrefixTree(min(size, MOST_REMEMBERED))
+            tree = self._trees[scheduler.peer] = PrefixTree(min(size, MAX_TREE_TOKENS))
         tree.insert(request.salt, request.prompt_ids)
 
     def on_peer_down(self, peer: str) -> None:
@@ -123,17 +123,17 @@ class CacheAware:
         tree = self._trees.get(peer)
         return 0 if tree is None else tree.match(request.salt, request.prompt_ids)
 
-    def _remembered(self, peer: str) -> int:
+    def _tree_tokens(self, peer: str) -> int:
         tree = self._trees.get(peer)
         return 0 if tree is None else tree.tokens
 
 
-def _has_too_much(home: SchedulerPeer, least: SchedulerPeer) -> bool:
+def _is_overloaded(home: SchedulerPeer, least: SchedulerPeer) -> bool:
     """Return whether the least loaded scheduler is the better choice despite its cold cache."""
     waits = home.load.queued and not home.load.slots_free
     if waits and least.load.slots_free and not least.load.queued:
         return True
-    return home.tokens > max(least.tokens + UNEVEN_TOKENS, UNEVEN_RATIO * least.tokens)
+    return home.tokens > max(least.tokens + BALANCE_ABS_THRESHOLD, BALANCE_REL_THRESHOLD * least.tokens)
 
 
 POLICIES: dict[str, Callable[[], RoutingPolicy]] = {

@@ -40,7 +40,7 @@ class PrefixTree:
             node = node.children.get(ids[at : at + _INT])
             if node is None:
                 break
-            shared = _shared(node.edge, ids, at)
+            shared = _common_prefix(node.edge, ids, at)
             at += shared
             if shared < len(node.edge):
                 break
@@ -63,7 +63,7 @@ class PrefixTree:
                 self.tokens += len(child.edge) // _INT
                 at = len(ids)
             else:
-                shared = _shared(child.edge, ids, at)
+                shared = _common_prefix(child.edge, ids, at)
                 if shared < len(child.edge):
                     child = _split(node, child, shared)
                 at += shared
@@ -71,18 +71,18 @@ class PrefixTree:
             node = child
         if not node.children:
             heapq.heappush(self._leaves, (now, next(self._ticks), salt, node))
-        self._shrink()
+        self._evict()
 
-    def _shrink(self) -> None:
+    def _evict(self) -> None:
         while self.tokens > self._capacity:
             used, _, salt, node = heapq.heappop(self._leaves)
             if node.used == used and not node.children and node.parent is not None:
-                self._forget(salt, node)
+                self._remove_leaf(salt, node)
         if len(self._leaves) > 2 * self._leaf_count + 64:
             self._leaves = [entry for entry in self._leaves if _is_valid(entry)]
             heapq.heapify(self._leaves)
 
-    def _forget(self, salt: str, leaf: _Node) -> None:
+    def _remove_leaf(self, salt: str, leaf: _Node) -> None:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.edge[:_INT]]
@@ -111,7 +111,7 @@ def _split(parent: _Node, child: _Node, at: int) -> _Node:
     return middle
 
 
-def _shared(edge: bytes, ids: bytes, at: int) -> int:
+def _common_prefix(edge: bytes, ids: bytes, at: int) -> int:
     """Return the number of bytes of whole tokens that an edge and a buffer from `at` on share: at least one token."""
     most = min(len(edge), len(ids) - at) // _INT
     if edge[: most * _INT] == ids[at : at + most * _INT]:

@@ -17,8 +17,8 @@ MIN_INTERVAL = 0.2
 """Minimum seconds between counted heartbeats; several that were queued and arrive together count once."""
 SETTLE_SECONDS = 0.3
 """Seconds after a dispatch in which heartbeats are ignored for the request."""
-MISSES = 2
-MOST_DOUBLINGS = 5
+MISSES_UNTIL_LOST = 2
+MAX_DOUBLINGS = 5
 
 Key = tuple[str, int]
 """(rid, choice index)"""
@@ -45,7 +45,7 @@ class _Watch:
 
 
 @dataclass
-class _Seen:
+class _Snapshot:
     """Last counted heartbeat of a peer."""
 
     at: float
@@ -57,17 +57,17 @@ class Reconciler:
     """Stateless towards requests: it only returns findings. `now` is any monotonic clock in seconds."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._snapshots: dict[str, _Snapshot] = {}
 
     def forget(self, peer: str) -> None:
-        self._seen.pop(peer, None)
+        self._snapshots.pop(peer, None)
 
     def detokenizer(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, RequestState], now: float) -> Findings:
         """Return the orphans that a detokenizer holds. Choices that it lost show as missing output of the scheduler.
 
         Raises ValueError for an inconsistent list.
         """
-        last = self._seen.get(peer)
+        last = self._snapshots.get(peer)
         if last is not None and now - last.at < MIN_INTERVAL:
             return Findings()
         orphans = set[Key]()
@@ -75,7 +75,7 @@ class Reconciler:
             state = states.get(key[0])
             if state is None or state.detokenizer != peer or state.done or key[1] not in state.open_indices:
                 orphans.add(key)
-        self._seen[peer] = _Seen(now, {}, orphans)
+        self._snapshots[peer] = _Snapshot(now, {}, orphans)
         return Findings(orphans=_aborts(orphans & last.orphans if last is not None else ()))
 
     def scheduler(self, peer: str, heartbeat: Heartbeat, states: Mapping[str, RequestState], now: float) -> Findings:
@@ -83,7 +83,7 @@ class Reconciler:
 
         Raises ValueError for an inconsistent list.
         """
-        last = self._seen.get(peer)
+        last = self._snapshots.get(peer)
         if last is not None and now - last.at < MIN_INTERVAL:
             return Findings()
         unclaimed = _table(heartbeat.held)
@@ -102,13 +102,13 @@ class Reconciler:
                     continue
                 watch = watches[state.rid, index] = _watch(earlier, state, index, position, heartbeat.steps)
                 cause = _count_miss(watch, here, heartbeat)
-                if cause is not None and watch.misses >= MISSES << min(state.retries, MOST_DOUBLINGS):
+                if cause is not None and watch.misses >= MISSES_UNTIL_LOST << min(state.retries, MAX_DOUBLINGS):
                     causes.add(cause)
             if causes:
                 findings.lost.append((state, min(causes)))
         orphans = set(unclaimed)
         findings.orphans = _aborts(orphans & last.orphans if last is not None else ())
-        self._seen[peer] = _Seen(now, watches, orphans)
+        self._snapshots[peer] = _Snapshot(now, watches, orphans)
         return findings
 
 

@@ -82,7 +82,7 @@ class Recovery:
             if state.rid not in self._waiting:
                 self.redispatch(state, now, cause)
 
-    def move(self, states: Iterable[RequestState], now: float) -> None:
+    def redispatch_draining(self, states: Iterable[RequestState], now: float) -> None:
         """Redispatch the requests of a draining peer where another one is available; the others finish there."""
         for state in list(states):
             if not state.done and state.rid not in self._waiting and self._dispatch(state, now):

@@ -25,14 +25,14 @@ class WeightUpdates:
         self._models = models
         self._fleet = fleet
         self._control = control
-        self._renewals: dict[str, asyncio.Task[None]] = {}
+        self._updates: dict[str, asyncio.Task[None]] = {}
 
     async def close(self) -> None:
         """Cancel updates of outdated schedulers."""
-        renewals = list(self._renewals.values())
-        for each in renewals:
+        updates = list(self._updates.values())
+        for each in updates:
             each.cancel()
-        await asyncio.gather(*renewals, return_exceptions=True)
+        await asyncio.gather(*updates, return_exceptions=True)
 
     async def update(self, path: str, model: str | None = None, *, rolling: bool = False) -> dict[str, str]:
         """Load the weights of a directory on all schedulers of a model, one by one if `rolling`.
@@ -50,14 +50,14 @@ class WeightUpdates:
     def tick(self) -> None:
         """Update schedulers that started with replaced weights. Called periodically."""
         for each in self._fleet.schedulers.values():
-            if each.outdated and each.ready and each.identity and each.peer not in self._renewals:
-                self._renewals[each.peer] = asyncio.create_task(self._renew(each.peer, each.identity.weights))
+            if each.outdated and each.ready and each.identity and each.peer not in self._updates:
+                self._updates[each.peer] = asyncio.create_task(self._update_outdated(each.peer, each.identity.weights))
 
-    async def _renew(self, peer: str, old: str) -> None:
+    async def _update_outdated(self, peer: str, old: str) -> None:
         try:
             await self._load_latest(peer, old)
         finally:
-            del self._renewals[peer]
+            del self._updates[peer]
 
     async def _load_latest(self, peer: str, old: str) -> None:
         weight_lineage = self._fleet.weight_lineage

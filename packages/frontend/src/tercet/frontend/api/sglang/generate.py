@@ -162,7 +162,7 @@ def prompt_of(body: Tokenize, model: ServedModel) -> Prompt:
     if body.messages is None:
         return TextPrompt(body.prompt or "", body.add_special_tokens is not False)
     messages, tools = history([message_of(message) for message in body.messages]), body.specs()
-    if tools and model.files.template is not None and not model.files.template.knows_tools:
+    if tools and model.files.template is not None and not model.files.template.supports_tools:
         messages = with_instructions(messages, tools)
     return ChatPrompt(
         messages=messages,
