@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 import pytest
 
-from packages.frontend.tests.chat.vocabulary import accepts, babble, tokens
+from packages.frontend.tests.chat.vocabulary import accepts, sample_answer, tokens
 from packages.frontend.tests.parsers.test_framing import write
 from packages.frontend.tests.parsers.transcripts import Call, read
 from tercet.frontend.chat.answer_grammar import EnforcedCalls, Thinking, answer_grammar
@@ -139,7 +139,7 @@ def test_free_text_may_call_and_then_keeps_to_the_schema(name: str) -> None:
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_whatever_is_let_through_is_read_as_calls_of_the_schema(name: str) -> None:
     grammar = grammar_of(name, several=False)
-    ended = [text for seed in range(12) if (text := babble(grammar, seed)) is not None]
+    ended = [text for seed in range(12) if (text := sample_answer(grammar, seed)) is not None]
     assert len(ended) > 4
     for text in ended:
         [call] = calls_in(name, text)

@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from packages.frontend.tests.chat.test_call_grammar import calls_in, grammar_of, written
-from packages.frontend.tests.chat.vocabulary import accepts, babble
+from packages.frontend.tests.chat.vocabulary import accepts, sample_answer
 from tercet.frontend.chat.custom_calls import CustomCalls, custom_tool
 from tercet.frontend.chat.output_parser import merge_events
 from tercet.frontend.constraints import Lark, Regex
@@ -53,7 +53,7 @@ def test_an_expression_matches_from_end_to_end_whatever_it_has_there(name: str, 
 def test_whatever_a_model_babbles_under_a_grammar_is_an_input(name: str) -> None:
     tool = custom_tool("cd", "", Regex(pattern=r"/[a-z]{1,3}(/[a-z]{1,3}){0,2}"))
     for seed in range(8):
-        said = babble(grammar_of(name, (tool,), several=False), seed)
+        said = sample_answer(grammar_of(name, (tool,), several=False), seed)
         assert said is not None
         [call] = calls_in(name, said, (tool,))
         text = orjson.loads(call.arguments)["input"]

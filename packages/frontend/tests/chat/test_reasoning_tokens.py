@@ -9,7 +9,7 @@ from tercet.frontend.model.token_bytes import TokenBytes
 from tercet.frontend.parsers.registry import reasoning_format
 
 
-class Spelled(TokenBytes):
+class FakeTokenBytes(TokenBytes):
     """Tokens whose id is their index."""
 
     def __init__(self, words: list[bytes]) -> None:
@@ -20,7 +20,7 @@ class Spelled(TokenBytes):
 
 
 def count(parser: str, words: list[str], *, opened: bool = False, step: int = 1) -> int:
-    names = Spelled([word.encode() for word in words])
+    names = FakeTokenBytes([word.encode() for word in words])
     counter = ReasoningTokens(names, reasoning_format(parser).framing, opened=opened)
     ids = range(len(words))
     for at in range(0, len(words), step):
@@ -75,7 +75,7 @@ def test_any_cut_gives_the_same_count(words: list[str], data: st.DataObject) -> 
 
 
 def test_memory_does_not_grow_with_the_answer() -> None:
-    names = Spelled([b"word "])
+    names = FakeTokenBytes([b"word "])
     counter = ReasoningTokens(names, reasoning_format("gpt_oss").framing, opened=False)
     counter.read([0] * 10_000)
     assert len(counter._tail) < 100

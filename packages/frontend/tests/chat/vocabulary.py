@@ -59,7 +59,7 @@ def accepts(grammar: Grammar, text: str) -> bool:
     return bool(made.try_consume_tokens(ids) == len(ids) and made.is_accepting())
 
 
-def babble(grammar: Grammar, seed: int, most: int = 400) -> str | None:
+def sample_answer(grammar: Grammar, seed: int, most: int = 400) -> str | None:
     """Sample allowed tokens until the grammar may end; None if it never may."""
     made, chance = matcher(grammar), random.Random(seed)
     said: list[int] = []

@@ -39,7 +39,7 @@ async def ask(http: httpx2.AsyncClient, model: str = "haiku") -> Any:
     return await http.post("/v1/completions", json={**ASK, "model": model}, headers=USER)
 
 
-async def until_told(served: Served, status: int, name: str = "haiku") -> Any:
+async def retry_until_status(served: Served, status: int, name: str = "haiku") -> Any:
     """Repeat a request until it has this status."""
     async with asyncio.timeout(10), httpx2.AsyncClient(base_url=served.url) as http:
         answer = await ask(http, name)

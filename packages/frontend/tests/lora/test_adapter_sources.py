@@ -16,9 +16,9 @@ from packages.frontend.tests.lora.adapter_server import (
     ask,
     load,
     loads,
+    retry_until_status,
     sha,
     unload,
-    until_told,
 )
 from tercet.frontend.config.config import StoreConfig
 from tercet.frontend.testing import EncodingEngine, serving
@@ -83,7 +83,7 @@ async def test_an_option_is_learnt_when_a_scheduler_is_there(adapting: EngineOf,
         engine.silent.clear()
         engine.down("scheduler-0")
         engine.scheduler_up("scheduler-0", "2")
-        await until_told(served, 200)
+        await retry_until_status(served, 200)
         assert len((await http.get("/v1/models", headers=USER)).json()["data"]) == 2
     assert engine.requests()[-1].lora == LoRAAdapter("/adapters/haiku", sha("/adapters/haiku"))
 
@@ -93,7 +93,7 @@ async def test_an_option_is_learnt_at_once(adapting: EngineOf) -> None:
         assert served.manager._ticking is not None
         served.manager._ticking.cancel()  # periodic work is not needed
         await served.connect()
-        await until_told(served, 200)
+        await retry_until_status(served, 200)
 
 
 async def test_an_option_that_a_scheduler_refuses_is_tried_with_the_next(
@@ -108,7 +108,7 @@ async def test_an_option_that_a_scheduler_refuses_is_tried_with_the_next(
 
     engine = adapting(adapter=adapter)
     async with serving(engine, KEYS, WITH_HAIKU) as served:
-        refused = await until_told(served, 400)
+        refused = await retry_until_status(served, 400)
         assert refused.json()["error"]["code"] == "invalid_lora"
         assert "scheduler-0: no such directory" in refused.json()["error"]["message"]
         served.manager.tick()
@@ -121,7 +121,7 @@ async def test_an_option_that_a_scheduler_refuses_is_tried_with_the_next(
         assert len([each for each in caplog.records if "no such directory" in each.getMessage()]) == 1
         found["/adapters/haiku"] = "1"
         engine.scheduler_up("scheduler-1")
-        await until_told(served, 200)
+        await retry_until_status(served, 200)
     assert len(loads(engine)) == 4
 
 
@@ -131,7 +131,7 @@ async def test_what_an_option_names_stays(adapting: EngineOf, http_of: HttpOf, t
         await load(http_of(served), path="/another")
     engine = adapting()
     async with serving(engine, KEYS, WITH_HAIKU, store=store) as served:
-        await until_told(served, 200)
+        await retry_until_status(served, 200)
         http = http_of(served)
         assert (await load(http)).status_code == 200
         for refused in (await load(http, path="/another"), await unload(http)):
@@ -150,7 +150,7 @@ async def test_an_option_that_was_refused_can_be_loaded(adapting: EngineOf, http
         return "1"
 
     async with serving(adapting(adapter=adapter), KEYS, WITH_HAIKU) as served:
-        await until_told(served, 400)
+        await retry_until_status(served, 400)
         found += ["/adapters/haiku", "/another"]
         assert (await load(http_of(served), path="/another")).status_code == 400
         assert (await load(http_of(served))).status_code == 200
@@ -166,7 +166,7 @@ async def test_of_several_models_one_has_to_be_named(adapting: EngineOf, http_of
         engine.limits = msgspec.structs.replace(engine.limits, model="other")
         engine.weights = "weights-2"
         engine.scheduler_up("scheduler-1")
-        await until_told(served, 200, "other")
+        await retry_until_status(served, 200, "other")
         http = http_of(served)
         refused = await load(http)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, "base_model")
@@ -187,11 +187,11 @@ async def test_of_several_models_one_has_to_be_named(adapting: EngineOf, http_of
 async def test_an_option_is_of_one_model(adapting: EngineOf, http_of: HttpOf) -> None:
     engine = adapting()
     async with serving(engine, KEYS, WITH_HAIKU) as served:
-        await until_told(served, 200)
+        await retry_until_status(served, 200)
         engine.limits = msgspec.structs.replace(engine.limits, model="other")
         engine.weights = "weights-2"
         engine.scheduler_up("scheduler-1")
-        await until_told(served, 200, "other")
+        await retry_until_status(served, 200, "other")
         answers = [await ask(http_of(served), name) for name in ("haiku", "tiny:haiku", "other:haiku")]
     assert [each.status_code for each in answers] == [200, 200, 404]
 

@@ -20,7 +20,7 @@ HttpOf = Callable[[Served], httpx2.AsyncClient]
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "stream": True}
 
 
-class ToldError(Exception):
+class StreamError(Exception):
     """Error event at the end of a stream."""
 
 
@@ -32,7 +32,7 @@ async def begin(served: Served, http: httpx2.AsyncClient, engine: FakeEngine) ->
             events = [json.loads(line[6:]) async for line in answer.aiter_lines() if line.startswith("data: {")]
         for event in events:
             if "error" in event:
-                raise ToldError(event["error"]["message"])
+                raise StreamError(event["error"]["message"])
         return "".join(event["choices"][0]["text"] for event in events)
 
     task = asyncio.create_task(read())
@@ -91,7 +91,7 @@ async def test_what_does_not_end_is_told_so_after_the_grace_or_the_second_time(
             served.drain()
         await served.ended.wait()
         assert (await not_begun).status_code == 503
-        with pytest.raises(ToldError, match="leaving"):
+        with pytest.raises(StreamError, match="leaving"):
             await begun
 
 

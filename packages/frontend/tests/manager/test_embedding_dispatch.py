@@ -19,47 +19,47 @@ from tercet.protocol.testing import ScriptedClock
 Http = Callable[[Served], httpx2.AsyncClient]
 
 
-def nothing(request: object, index: int) -> list[Any]:
+def no_output(request: object, index: int) -> list[Any]:
     raise AssertionError("nothing is generated here")
 
 
 def engine(limits: ModelLimits | None = None, **options: Any) -> EncodingEngine:
-    script: Script = nothing
+    script: Script = no_output
     return EncodingEngine(script, files=encoders.files(), limits=limits or encoders.limits(), **options)
 
 
-async def held(made: EncodingEngine, count: int) -> None:
+async def until_held(fake: EncodingEngine, count: int) -> None:
     async with asyncio.timeout(10):
-        while len(made.inputs) < count:  # noqa: ASYNC110 - an engine tells nobody
+        while len(fake.inputs) < count:  # noqa: ASYNC110 - an engine tells nobody
             await asyncio.sleep(0.002)
 
 
 async def test_a_large_request_goes_a_window_at_a_time(http_of: Http) -> None:
-    made = engine(auto=False)
-    async with serving(made) as served:
+    fake = engine(auto=False)
+    async with serving(fake) as served:
         body = {"model": "encoder", "input": [[5 + place % 15] for place in range(MAX_IN_FLIGHT + 40)]}
         asking = asyncio.create_task(http_of(served).post("/v1/embeddings", json=body))
-        await held(made, MAX_IN_FLIGHT)
-        assert len(made.inputs) == MAX_IN_FLIGHT
-        made.step()
-        await held(made, 40)
-        made.step()
+        await until_held(fake, MAX_IN_FLIGHT)
+        assert len(fake.inputs) == MAX_IN_FLIGHT
+        fake.step()
+        await until_held(fake, 40)
+        fake.step()
         data = (await asking).json()["data"]
         assert [each["embedding"][1] for each in data] == [5 + place % 15 for place in range(MAX_IN_FLIGHT + 40)]
-        assert len({each.rid for each in made.asked()}) == MAX_IN_FLIGHT + 40
+        assert len({each.rid for each in fake.asked()}) == MAX_IN_FLIGHT + 40
 
 
 async def test_a_client_that_leaves_aborts_every_input(http_of: Http) -> None:
-    made = engine(auto=False)
-    async with serving(made) as served:
+    fake = engine(auto=False)
+    async with serving(fake) as served:
         asking = asyncio.create_task(
             http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": ["cat", "dog", "rain"]})
         )
-        await held(made, 3)
+        await until_held(fake, 3)
         asking.cancel()
         await served.until_idle()
-        assert made.inputs == []
-        assert sorted(each.rid for each in made.aborts()) == sorted(each.rid for each in made.asked())
+        assert fake.inputs == []
+        assert sorted(each.rid for each in fake.aborts()) == sorted(each.rid for each in fake.asked())
 
 
 async def test_one_input_that_fails_ends_the_request_and_aborts_the_others(http_of: Http) -> None:
@@ -68,8 +68,8 @@ async def test_one_input_that_fails_ends_the_request_and_aborts_the_others(http_
             return FinishReason(FinishType.ERROR, message="the model gave no finite numbers")
         return [1.0, 0.0, 0.0, 0.0]
 
-    made = engine(vector=vector)
-    async with serving(made) as served:
+    fake = engine(vector=vector)
+    async with serving(fake) as served:
         answer = await http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": ["cat", "dog"]})
         assert (answer.status_code, answer.json()["error"]["message"]) == (500, "the model gave no finite numbers")
         await served.until_idle()
@@ -86,56 +86,56 @@ async def test_an_input_too_large_for_the_machine_is_the_clients_to_shorten(http
 
 
 async def test_a_scheduler_that_dies_costs_nothing(http_of: Http) -> None:
-    made = engine(auto=False, schedulers=["scheduler-0", "scheduler-1"])
-    async with serving(made) as served:
+    fake = engine(auto=False, schedulers=["scheduler-0", "scheduler-1"])
+    async with serving(fake) as served:
         asking = asyncio.create_task(
             http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": ["cat", "dog", "rain", "a"]})
         )
-        await held(made, 4)
-        made.down("scheduler-0")
-        await held(made, 4)
-        assert {peer for peer, _ in made.inputs} == {"scheduler-1"}
-        assert sorted(request.attempt for _, request in made.inputs) == [0, 0, 1, 1]
-        made.down("scheduler-1")  # no scheduler has them now, and those dispatched twice are exclusive
-        assert made.inputs == []
-        made.scheduler_up("scheduler-2")
+        await until_held(fake, 4)
+        fake.down("scheduler-0")
+        await until_held(fake, 4)
+        assert {peer for peer, _ in fake.inputs} == {"scheduler-1"}
+        assert sorted(request.attempt for _, request in fake.inputs) == [0, 0, 1, 1]
+        fake.down("scheduler-1")  # no scheduler has them now, and those dispatched twice are exclusive
+        assert fake.inputs == []
+        fake.scheduler_up("scheduler-2")
         for count in (3, 1):  # exclusive ones run one at a time
-            await held(made, count)
-            assert sum(request.exclusive for _, request in made.inputs) == 1
-            made.step()
+            await until_held(fake, count)
+            assert sum(request.exclusive for _, request in fake.inputs) == 1
+            fake.step()
         answer = await asking
         assert [each["embedding"][0] for each in answer.json()["data"]] == [3.0] * 4
         assert served.manager.counters.resumed_finished == 4
 
 
 async def test_what_schedulers_die_of_ends_with_the_third_and_nothing_else_does(http_of: Http) -> None:
-    made = engine(auto=False)
-    async with serving(made) as served:
+    fake = engine(auto=False)
+    async with serving(fake) as served:
         http = http_of(served)
         killer = asyncio.create_task(http.post("/v1/embeddings", json={"model": "encoder", "input": "dog"}))
-        await held(made, 1)
+        await until_held(fake, 1)
         bystander = asyncio.create_task(http.post("/v1/embeddings", json={"model": "encoder", "input": "cat"}))
-        await held(made, 2)
+        await until_held(fake, 2)
         for number in (1, 2):
-            made.down(f"scheduler-{number - 1}")
-            made.scheduler_up(f"scheduler-{number}")
-            await held(made, 1)
+            fake.down(f"scheduler-{number - 1}")
+            fake.scheduler_up(f"scheduler-{number}")
+            await until_held(fake, 1)
         alone = []
         for number in range(3, 20):  # each runs exclusively now; the culprit crashes the scheduler once more
-            [(_, request)] = made.inputs
+            [(_, request)] = fake.inputs
             alone.append(request.exclusive)
             if unpack_ints(request.input_ids)[1] == 7:
-                made.down(f"scheduler-{number - 1}")
-                made.scheduler_up(f"scheduler-{number}")
+                fake.down(f"scheduler-{number - 1}")
+                fake.scheduler_up(f"scheduler-{number}")
             else:
-                made.step()
+                fake.step()
             await asyncio.sleep(0)
             if killer.done() and bystander.done():
                 break
             async with asyncio.timeout(10):
-                while not made.inputs and not (killer.done() and bystander.done()):  # noqa: ASYNC110
+                while not fake.inputs and not (killer.done() and bystander.done()):  # noqa: ASYNC110
                     await asyncio.sleep(0.002)
-            if not made.inputs:
+            if not fake.inputs:
                 break
         assert all(alone)
         assert (await killer).status_code == 500
@@ -144,85 +144,85 @@ async def test_what_schedulers_die_of_ends_with_the_third_and_nothing_else_does(
 
 async def test_a_full_scheduler_sends_inputs_to_another_under_the_same_attempt(http_of: Http) -> None:
     def refuse(request: TokenizedEmbeddingReqInput) -> Rejected | None:
-        if request.attempt == 0 and len(made.asked()) == 1:
+        if request.attempt == 0 and len(fake.asked()) == 1:
             return Rejected(rid=request.rid, attempt=0, code="overloaded", message="full", retry=True)
         return None
 
-    made = engine(schedulers=["scheduler-0", "scheduler-1"], refuse=refuse)
-    async with serving(made) as served:
+    fake = engine(schedulers=["scheduler-0", "scheduler-1"], refuse=refuse)
+    async with serving(fake) as served:
         answer = await http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": "cat"})
         assert answer.status_code == 200
-        assert [each.attempt for each in made.asked()] == [0, 0]
-        assert len({peer for peer, _ in made.sent if peer}) == 2
+        assert [each.attempt for each in fake.asked()] == [0, 0]
+        assert len({peer for peer, _ in fake.sent if peer}) == 2
 
 
 async def test_an_abort_by_the_id_of_the_http_request_ends_all_its_inputs(http_of: Http) -> None:
-    made = engine(auto=False)
-    async with serving(made) as served:
+    fake = engine(auto=False)
+    async with serving(fake) as served:
         asking = asyncio.create_task(
             http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": ["cat", "dog"]})
         )
-        await held(made, 2)
-        served.manager.abort(made.asked()[0].rid.partition(".")[0])
+        await until_held(fake, 2)
+        served.manager.abort(fake.asked()[0].rid.partition(".")[0])
         answer = await asking
         assert answer.json()["error"]["code"] == "request_aborted"
-        assert len([message for _, message in made.sent if isinstance(message, AbortReq)]) == 2
+        assert len([message for _, message in fake.sent if isinstance(message, AbortReq)]) == 2
 
 
 async def test_an_input_whose_vector_was_lost_is_asked_for_again() -> None:
-    clock, made = ScriptedClock(), engine()
+    clock, fake = ScriptedClock(), engine()
     asked = EmbeddingRequest(model="encoder", inputs=[TextInput("cat")], params=["input"])
-    async with managed(made, clock=clock) as manager:
+    async with managed(fake, clock=clock) as manager:
         asking = asyncio.create_task(manager.embed(asked))
-        await held(made, 1)
-        made.step(lost=True)
-        while not made.inputs:
+        await until_held(fake, 1)
+        fake.step(lost=True)
+        while not fake.inputs:
             clock.advance(0.5)
-            made._from("scheduler-0", Heartbeat(phase=Phase.IDLE))
+            fake._from("scheduler-0", Heartbeat(phase=Phase.IDLE))
             assert clock.now < 1100
-        assert [request.attempt for _, request in made.inputs] == [1]
-        made.step()
+        assert [request.attempt for _, request in fake.inputs] == [1]
+        fake.step()
         assert (await asking).tokens == 3
 
 
 async def test_inputs_go_to_the_least_loaded_whatever_they_begin_with(http_of: Http) -> None:
-    made = engine(auto=False, schedulers=["scheduler-0", "scheduler-1"])
-    async with serving(made) as served:
+    fake = engine(auto=False, schedulers=["scheduler-0", "scheduler-1"])
+    async with serving(fake) as served:
         served.manager._dispatcher._controller._policy = CacheAware()
         body = {"model": "encoder", "input": ["the cat sat on the mat"] * 10}
         asking = asyncio.create_task(http_of(served).post("/v1/embeddings", json=body))
-        await held(made, 10)
-        assert sorted(peer for peer, _ in made.inputs) == ["scheduler-0"] * 5 + ["scheduler-1"] * 5
-        made.step()
+        await until_held(fake, 10)
+        assert sorted(peer for peer, _ in fake.inputs) == ["scheduler-0"] * 5 + ["scheduler-1"] * 5
+        fake.step()
         await asking
 
 
 async def test_vectors_that_make_no_sense_are_passed_over(http_of: Http) -> None:
-    made = engine(auto=False)
-    async with serving(made) as served:
+    fake = engine(auto=False)
+    async with serving(fake) as served:
         asking = asyncio.create_task(http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": "cat"}))
-        await held(made, 1)
-        [(_, request)] = made.inputs
-        batch, frame = made._vectors([request])
-        made._from("scheduler-0", batch)
-        made._from("scheduler-0", batch, memoryview(frame[:-4]))
-        made._from("scheduler-0", batch, memoryview(frame), memoryview(frame))
+        await until_held(fake, 1)
+        [(_, request)] = fake.inputs
+        batch, frame = fake._vectors([request])
+        fake._from("scheduler-0", batch)
+        fake._from("scheduler-0", batch, memoryview(frame[:-4]))
+        fake._from("scheduler-0", batch, memoryview(frame), memoryview(frame))
         assert not served.manager._states[request.rid].done
-        made.step()
+        fake.step()
         assert (await asking).status_code == 200
 
 
 async def test_every_input_lost_with_a_message_is_asked_for_again(http_of: Http) -> None:
-    made = engine(auto=False, schedulers=["scheduler-0", "scheduler-1"])
-    async with serving(made) as served:
+    fake = engine(auto=False, schedulers=["scheduler-0", "scheduler-1"])
+    async with serving(fake) as served:
         asking = asyncio.create_task(
             http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": ["cat", "dog"]})
         )
-        await held(made, 2)
-        made.step(lost=True)
-        made.down("scheduler-0", Role.SCHEDULER)
-        made.down("scheduler-1", Role.SCHEDULER)
-        made.scheduler_up("scheduler-0", "2")
-        await held(made, 2)
-        made.step()
+        await until_held(fake, 2)
+        fake.step(lost=True)
+        fake.down("scheduler-0", Role.SCHEDULER)
+        fake.down("scheduler-1", Role.SCHEDULER)
+        fake.scheduler_up("scheduler-0", "2")
+        await until_held(fake, 2)
+        fake.step()
         assert len(json.loads((await asking).content)["data"]) == 2

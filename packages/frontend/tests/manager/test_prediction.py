@@ -19,11 +19,11 @@ HttpOf = Callable[[Served], httpx2.AsyncClient]
 TEXT = "The scheduler plans and the executor computes"
 
 
-def but_for_the_end(request: TokenizedGenerateReqInput, index: int) -> Sequence[Token]:
+def all_but_last_token(request: TokenizedGenerateReqInput, index: int) -> Sequence[Token]:
     """Predict the first answer without its last token; the second choice shares nothing with it."""
-    told = list(unpack_ints(request.prediction))[:-1] if index == 0 else [1, 1]
+    predicted = list(unpack_ints(request.prediction))[:-1] if index == 0 else [1, 1]
     end = FinishReason(FinishType.STOP)
-    return [Token(token, "x", end if place == len(told) - 1 else None) for place, token in enumerate(told)]
+    return [Token(token, "x", end if place == len(predicted) - 1 else None) for place, token in enumerate(predicted)]
 
 
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
@@ -62,7 +62,7 @@ def test_no_more_is_counted_than_is_in_both_in_order(seed: int) -> None:
 
 @pytest.mark.parametrize("content", [TEXT, [{"type": "text", "text": TEXT[:9]}, {"type": "text", "text": TEXT[9:]}]])
 async def test_a_prediction_is_sent_and_counted(engine_of: EngineOf, openai_of: OpenAIOf, content: Any) -> None:
-    async with serving(engine_of(but_for_the_end)) as served:
+    async with serving(engine_of(all_but_last_token)) as served:
         prediction: Any = {"type": "content", "content": content}
         answer = await openai_of(served).chat.completions.create(**BODY, prediction=prediction)
         tokenized = served.manager.models.get("tiny").tokenizer.encode(TEXT, add_special_tokens=False)
@@ -71,14 +71,14 @@ async def test_a_prediction_is_sent_and_counted(engine_of: EngineOf, openai_of: 
     assert answer.usage is not None
     details = answer.usage.completion_tokens_details
     assert details is not None
-    told = details.accepted_prediction_tokens, details.rejected_prediction_tokens
-    assert told == (len(tokenized) - 1, 1)
+    predicted = details.accepted_prediction_tokens, details.rejected_prediction_tokens
+    assert predicted == (len(tokenized) - 1, 1)
     assert answer.usage.completion_tokens == len(tokenized) - 1
 
 
 async def test_each_choice_is_counted_and_a_stream_tells_at_its_end(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
-    async with serving(engine_of(but_for_the_end)) as served:
+    async with serving(engine_of(all_but_last_token)) as served:
         stream = await openai_of(served).chat.completions.create(
             **BODY,
             n=2,
@@ -91,8 +91,8 @@ async def test_each_choice_is_counted_and_a_stream_tells_at_its_end(engine_of: E
     details = [usage.completion_tokens_details for usage in usages]
     assert all(each is not None and each.accepted_prediction_tokens is None for each in details[:-1])
     assert details[-1] is not None
-    told = details[-1].accepted_prediction_tokens, details[-1].rejected_prediction_tokens
-    assert told == (predicted - 1, predicted + 1)
+    reported = details[-1].accepted_prediction_tokens, details[-1].rejected_prediction_tokens
+    assert reported == (predicted - 1, predicted + 1)
 
 
 async def test_without_one_there_is_nothing_to_count(engine_of: EngineOf, http_of: HttpOf) -> None:

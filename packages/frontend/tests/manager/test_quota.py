@@ -69,18 +69,18 @@ async def test_rule_15_more_than_a_key_may_have_at_once_is_a_429(engine_of: Engi
     assert '\ntercet_requests_over_limit_total{frontend="frontend-0"} 2.0\n' in counted
 
 
-async def ends_whole(served: Served, http: httpx2.AsyncClient) -> None:
+async def finishes(served: Served, http: httpx2.AsyncClient) -> None:
     served.engine.auto = True
     assert (await http.post("/v1/completions", json=ASK, headers=MINE)).status_code == 200
 
 
-async def ends_streamed(served: Served, http: httpx2.AsyncClient) -> None:
+async def finishes_streaming(served: Served, http: httpx2.AsyncClient) -> None:
     served.engine.auto = True
     answer = await http.post("/v1/completions", json=ASK | {"stream": True}, headers=MINE)
     assert answer.text.endswith("data: [DONE]\n\n")
 
 
-async def is_left(served: Served, http: httpx2.AsyncClient) -> None:
+async def disconnects(served: Served, http: httpx2.AsyncClient) -> None:
     """Disconnect before the first token."""
     asked = asyncio.create_task(http.post("/v1/completions", json=ASK, headers=MINE))
     await until_running(served.engine, 1)
@@ -88,7 +88,7 @@ async def is_left(served: Served, http: httpx2.AsyncClient) -> None:
     await asyncio.gather(asked, return_exceptions=True)
 
 
-async def is_left_streaming(served: Served, http: httpx2.AsyncClient) -> None:
+async def disconnects_streaming(served: Served, http: httpx2.AsyncClient) -> None:
     asked = asyncio.create_task(
         http.send(http.build_request("POST", "/v1/completions", json=ASK | {"stream": True}, headers=MINE), stream=True)
     )
@@ -102,7 +102,7 @@ async def is_too_long(served: Served, http: httpx2.AsyncClient) -> None:
     assert answer.status_code == 400
 
 
-async def is_of_no_model(served: Served, http: httpx2.AsyncClient) -> None:
+async def has_unknown_model(served: Served, http: httpx2.AsyncClient) -> None:
     answer = await http.post("/v1/embeddings", json={"model": "tiny", "input": "hello"}, headers=MINE)
     assert answer.status_code == 400
 
@@ -130,8 +130,8 @@ async def is_aborted(served: Served, http: httpx2.AsyncClient) -> None:
 @pytest.mark.parametrize(
     "end",
     [
-        *(ends_whole, ends_streamed, is_left, is_left_streaming, is_too_long),
-        *(is_of_no_model, is_rejected, has_no_scheduler, is_aborted),
+        *(finishes, finishes_streaming, disconnects, disconnects_streaming, is_too_long),
+        *(has_unknown_model, is_rejected, has_no_scheduler, is_aborted),
     ],
 )
 async def test_however_a_request_ends_its_place_is_free(

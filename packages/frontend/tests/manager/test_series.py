@@ -21,7 +21,7 @@ from tercet.protocol.messages.values import FinishType, HistogramSample, Sample
 ODD = 'a "model"\\of\n{lines}'
 
 
-class Written:
+class Exposition:
     """Exposition format of prometheus_client."""
 
     def __init__(self, frontends: Mapping[str, Series]) -> None:
@@ -32,16 +32,16 @@ class Written:
 
 
 def as_text(frontends: Mapping[str, Series]) -> list[Metric]:
-    text = exposition.generate_latest(Written(frontends)).decode()
+    text = exposition.generate_latest(Exposition(frontends)).decode()
     return list(parser.text_string_to_metric_families(text))
 
 
 def as_openmetrics(frontends: Mapping[str, Series]) -> list[Metric]:
-    text = openmetrics.generate_latest(Written(frontends)).decode()  # type: ignore[no-untyped-call]
+    text = openmetrics.generate_latest(Exposition(frontends)).decode()  # type: ignore[no-untyped-call]
     return list(openmetrics_parser.text_string_to_metric_families(text))  # type: ignore[no-untyped-call]
 
 
-def counted(finished: int, *models: str) -> Series:
+def finished_series(finished: int, *models: str) -> Series:
     counters = Counters()
     counters.outcomes[RequestOutcome.FINISHED] = finished
     counters.exchanges[Exchange("GET", "/metrics", 200)] = 3
@@ -55,7 +55,13 @@ def counted(finished: int, *models: str) -> Series:
 def test_each_frontends_series_stand_under_its_name_and_each_family_once(
     read: Callable[[Mapping[str, Series]], list[Metric]],
 ) -> None:
-    families = read({"frontend-0": counted(4, "tiny", ODD), "frontend-1": counted(9, "tiny"), "frontend-2": counted(0)})
+    families = read(
+        {
+            "frontend-0": finished_series(4, "tiny", ODD),
+            "frontend-1": finished_series(9, "tiny"),
+            "frontend-2": finished_series(0),
+        }
+    )
     names = [family.name for family in families]
     assert len(names) == len(set(names)) > 15
     values = {(each.name, *sorted(each.labels.items())): each.value for family in families for each in family.samples}
@@ -76,18 +82,18 @@ def test_each_frontends_series_stand_under_its_name_and_each_family_once(
 
 
 def test_what_a_frontend_counts_makes_sense_to_another() -> None:
-    sent = counted(4, "tiny", ODD)
+    sent = finished_series(4, "tiny", ODD)
     check_series(sent)
     received = Codec(Series).decode(encode(sent))
     assert received == sent
 
 
 def test_names_of_a_later_version_are_passed_over() -> None:
-    later = counted(4, "tiny")
+    later = finished_series(4, "tiny")
     later.samples["gpu_hours"] = [Sample(labels=["gpu"], value=-1.0)]
     later.histograms["naps"] = [HistogramSample(labels=[], buckets=[1], sum=1.0)]
     check_series(later)
-    assert as_text({"frontend-0": later}) == as_text({"frontend-0": counted(4, "tiny")})
+    assert as_text({"frontend-0": later}) == as_text({"frontend-0": finished_series(4, "tiny")})
 
 
 def test_what_an_older_version_does_not_count_is_left_out() -> None:
@@ -124,6 +130,6 @@ BUCKETS = [0] * (len(LENGTH_BOUNDS) + 1)
 )
 def test_what_no_frontend_counts_is_refused(change: dict[str, list[Any]], why: str) -> None:
     field = "histograms" if "request_prompt_tokens" in change else "samples"
-    good = counted(4, "tiny")
+    good = finished_series(4, "tiny")
     with pytest.raises(ValueError, match=why):
         check_series(msgspec.structs.replace(good, **{field: {**getattr(good, field), **change}}))

@@ -23,7 +23,7 @@ KEYS = HttpConfig(api_key=("user",), admin_key=("boss",))
 BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello", "max_tokens": 100}
 
 
-def endless(request: object, index: int) -> list[Token]:
+def endless_script(request: object, index: int) -> list[Token]:
     return [Token(5, "x")] * 100
 
 
@@ -33,7 +33,7 @@ async def dispatched(engine: FakeEngine, count: int) -> None:
             await asyncio.sleep(0.001)
 
 
-class Wire:
+class RecordingSender:
     """Sender that only records messages."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ async def asked(control: Control) -> "asyncio.Task[dict[str, Answer]]":
 
 
 async def test_an_order_is_done_when_every_scheduler_has_said_so() -> None:
-    wire = Wire()
+    wire = RecordingSender()
     control = Control(wire, fleet_of("a", "b"))
     task = await asked(control)
     [(_, first), (_, second)] = wire.sent
@@ -75,7 +75,7 @@ async def test_an_order_is_done_when_every_scheduler_has_said_so() -> None:
 
 
 async def test_whoever_leaves_or_cannot_be_reached_has_not_obeyed() -> None:
-    wire = Wire()
+    wire = RecordingSender()
     wire.full.add("b")
     control = Control(wire, fleet_of("a", "b"))
     task = await asked(control)
@@ -86,12 +86,14 @@ async def test_whoever_leaves_or_cannot_be_reached_has_not_obeyed() -> None:
 
 
 async def test_silence_ends_an_order() -> None:
-    answers = await Control(Wire(), fleet_of("a"), timeout=0.01).broadcast(lambda number: PauseGenerationReq(id=number))
+    answers = await Control(RecordingSender(), fleet_of("a"), timeout=0.01).broadcast(
+        lambda number: PauseGenerationReq(id=number)
+    )
     assert answers == {"a": Answer(ok=False, message="it has not answered", answered=False)}
 
 
 async def test_without_schedulers_there_is_nobody_to_wait_for() -> None:
-    assert await Control(Wire(), PeerRegistry()).broadcast(lambda number: FlushCacheReq(id=number)) == {}
+    assert await Control(RecordingSender(), PeerRegistry()).broadcast(lambda number: FlushCacheReq(id=number)) == {}
 
 
 @pytest.mark.parametrize("route", ["/flush_cache", "/pause_generation", "/continue_generation"])
@@ -144,7 +146,7 @@ async def test_the_admin_key_opens_every_route_and_may_stand_in_either_header(
 async def test_a_stream_that_is_aborted_ends_with_an_error(
     engine_of: EngineOf, openai_of: OpenAIOf, http_of: HttpOf
 ) -> None:
-    engine = engine_of(endless)
+    engine = engine_of(endless_script)
     async with serving(engine) as served:
         stream = await openai_of(served, strict=False).completions.create(**BODY, stream=True)
         await anext(aiter(stream))
@@ -164,7 +166,7 @@ async def test_a_stream_that_is_aborted_ends_with_an_error(
 async def test_the_id_of_a_completion_is_enough(
     engine_of: EngineOf, openai_of: OpenAIOf, http_of: HttpOf, route: str
 ) -> None:
-    engine = engine_of(endless)
+    engine = engine_of(endless_script)
     async with serving(engine) as served:
         client = openai_of(served, strict=False)
         stream: Any
@@ -193,7 +195,7 @@ async def test_the_id_of_a_completion_is_enough(
 async def test_so_is_the_id_of_a_message_and_of_a_response(
     engine_of: EngineOf, http_of: HttpOf, path: str, fields: dict[str, Any]
 ) -> None:
-    engine = engine_of(endless, auto=False)
+    engine = engine_of(endless_script, auto=False)
     async with serving(engine) as served:
         http = http_of(served)
         asked = asyncio.create_task(http.post(path, json={"model": "tiny", "stream": True, **fields}))
@@ -210,7 +212,7 @@ async def test_so_is_the_id_of_a_message_and_of_a_response(
 
 
 async def test_a_request_of_another_frontend_is_looked_for_everywhere(engine_of: EngineOf, http_of: HttpOf) -> None:
-    engine = engine_of(endless)
+    engine = engine_of(endless_script)
     engine.schedulers.append("scheduler-1")
     async with serving(engine) as served:
         await http_of(served).post("/abort_request", json={"rid": "frontend-9-abc"})
@@ -220,7 +222,7 @@ async def test_a_request_of_another_frontend_is_looked_for_everywhere(engine_of:
 
 
 async def test_what_another_frontend_was_asked_to_end_does_not_go_on(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
-    engine = engine_of(endless)
+    engine = engine_of(endless_script)
     async with serving(engine) as served:
         waiting = asyncio.create_task(openai_of(served).completions.create(**BODY, n=2))
         await dispatched(engine, 1)
@@ -235,7 +237,7 @@ async def test_what_another_frontend_was_asked_to_end_does_not_go_on(engine_of: 
 
 
 async def test_abort_all_ends_everybodys(engine_of: EngineOf, openai_of: OpenAIOf, http_of: HttpOf) -> None:
-    engine = engine_of(endless)
+    engine = engine_of(endless_script)
     async with serving(engine, KEYS) as served:
         client = openai_of(served, api_key="user")
         waiting = [asyncio.create_task(client.completions.create(**BODY)) for _ in range(3)]

@@ -43,7 +43,7 @@ def make(files: dict[str, bytes], limits: ModelLimits) -> Make:
     return request
 
 
-def beat(*held: tuple[str, int, int, int], steps: int = 0, idle: bool = True, age: float = 0.0) -> Heartbeat:
+def heartbeat(*held: tuple[str, int, int, int], steps: int = 0, idle: bool = True, age: float = 0.0) -> Heartbeat:
     """Create a heartbeat that lists (rid, index, attempt, next position)."""
     columns = list(zip(*held, strict=True)) or [(), (), (), ()]
     rids, *numbers = columns
@@ -75,21 +75,21 @@ NOTHING: tuple[list[tuple[str, Cause]], list[AbortReq]] = ([], [])
 def test_what_is_held_as_believed_is_left_alone(make: Make) -> None:
     script = Script(make())
     for _ in range(10):
-        assert script.hear(beat(*BOTH)) == NOTHING
+        assert script.hear(heartbeat(*BOTH)) == NOTHING
 
 
 def test_what_two_heartbeats_lack_is_lost_and_one_is_not_enough(make: Make) -> None:
     script = Script(make())
-    assert script.hear(beat()) == NOTHING  # too soon after the dispatch
-    assert script.hear(beat()) == NOTHING
-    assert script.hear(beat(*BOTH)) == NOTHING
-    assert script.hear(beat()) == NOTHING
-    assert script.hear(beat()) == ([("r", Cause.ABSENT)], [])
+    assert script.hear(heartbeat()) == NOTHING  # too soon after the dispatch
+    assert script.hear(heartbeat()) == NOTHING
+    assert script.hear(heartbeat(*BOTH)) == NOTHING
+    assert script.hear(heartbeat()) == NOTHING
+    assert script.hear(heartbeat()) == ([("r", Cause.ABSENT)], [])
 
 
 def test_one_missing_choice_is_enough(make: Make) -> None:
     script = Script(make())
-    lacking = [script.hear(beat(BOTH[0])) for _ in range(3)]
+    lacking = [script.hear(heartbeat(BOTH[0])) for _ in range(3)]
     assert lacking == [NOTHING, NOTHING, ([("r", Cause.ABSENT)], [])]
 
 
@@ -97,38 +97,38 @@ def test_an_earlier_attempt_is_not_the_present_one(make: Make) -> None:
     state = make()
     state.dispatched(S, "detokenizer-0", 0.0)
     script = Script(state)
-    found = [script.hear(beat(*BOTH)) for _ in range(3)]
+    found = [script.hear(heartbeat(*BOTH)) for _ in range(3)]
     assert found[-1] == ([("r", Cause.ABSENT)], [])
 
 
 def test_heartbeats_that_come_together_count_once(make: Make) -> None:
     script = Script(make())
-    script.hear(beat(), after=1.0)
+    script.hear(heartbeat(), after=1.0)
     for _ in range(5):
-        assert script.hear(beat(), after=0.01) == NOTHING
-    assert script.hear(beat()) == ([("r", Cause.ABSENT)], [])
+        assert script.hear(heartbeat(), after=0.01) == NOTHING
+    assert script.hear(heartbeat()) == ([("r", Cause.ABSENT)], [])
 
 
 def test_a_scheduler_that_compiles_has_not_looked_into_its_inbox(make: Make) -> None:
     script = Script(make())
     for _ in range(8):
-        assert script.hear(msgspec.structs.replace(beat(steps=7), phase=Phase.COMPILING)) == NOTHING
-    assert script.hear(beat(steps=7)) == NOTHING
-    assert script.hear(beat(steps=7)) == ([("r", Cause.ABSENT)], [])
+        assert script.hear(msgspec.structs.replace(heartbeat(steps=7), phase=Phase.COMPILING)) == NOTHING
+    assert script.hear(heartbeat(steps=7)) == NOTHING
+    assert script.hear(heartbeat(steps=7)) == ([("r", Cause.ABSENT)], [])
 
 
 def test_a_long_step_cannot_know_what_came_while_it_ran(make: Make) -> None:
     script = Script(make())
     for age in range(20):
-        assert script.hear(beat(steps=7, idle=False, age=age / 4)) == NOTHING
-    assert script.hear(beat(steps=8, idle=False, age=0.1)) == NOTHING
-    assert script.hear(beat(steps=9, idle=False, age=0.1)) == NOTHING
-    assert script.hear(beat(steps=9, idle=False, age=0.3)) == ([("r", Cause.ABSENT)], [])
+        assert script.hear(heartbeat(steps=7, idle=False, age=age / 4)) == NOTHING
+    assert script.hear(heartbeat(steps=8, idle=False, age=0.1)) == NOTHING
+    assert script.hear(heartbeat(steps=9, idle=False, age=0.1)) == NOTHING
+    assert script.hear(heartbeat(steps=9, idle=False, age=0.3)) == ([("r", Cause.ABSENT)], [])
 
 
 def test_a_scheduler_ahead_while_nothing_arrives_has_lost_something(make: Make) -> None:
     script = Script(make())
-    ahead = beat(("r", 0, 0, 3), ("r", 1, 0, 0), idle=False, age=0.2)
+    ahead = heartbeat(("r", 0, 0, 3), ("r", 1, 0, 0), idle=False, age=0.2)
     assert [script.hear(ahead) for _ in range(3)] == [NOTHING, NOTHING, ([("r", Cause.SILENT)], [])]
 
 
@@ -136,7 +136,7 @@ def test_whatever_arrives_is_a_reason_to_wait(make: Make) -> None:
     state = make()
     script = Script(state)
     for position in range(8):
-        ahead = beat(("r", 0, 0, position + 2), ("r", 1, 0, 0))
+        ahead = heartbeat(("r", 0, 0, position + 2), ("r", 1, 0, 0))
         assert script.hear(ahead) == NOTHING
         state.accept(OutputRow(0, 0, position, [5]))
 
@@ -148,7 +148,7 @@ def test_each_fruitless_try_waits_twice_as_long(make: Make) -> None:
     for attempt in range(3):
         state.dispatched_at = script.now
         for count in range(1, 50):
-            if script.hear(beat())[0]:
+            if script.hear(heartbeat())[0]:
                 waits.append(count)
                 state.retries += 1
                 state.dispatched(S, "detokenizer-0", script.now)
@@ -163,9 +163,9 @@ def test_what_nobody_waits_for_is_called_off_after_two_heartbeats(make: Make) ->
     finished, elsewhere = make("done"), make("away", "scheduler-1")
     finished.accept(OutputRow(1, 0, 0, [5]))
     script = Script(finished, elsewhere)
-    held = beat(("gone", 0, 0, 4), ("gone", 3, 0, 4), ("away", 0, 0, 0), ("done", 0, 0, 0), ("done", 1, 0, 1))
+    held = heartbeat(("gone", 0, 0, 4), ("gone", 3, 0, 4), ("away", 0, 0, 0), ("done", 0, 0, 0), ("done", 1, 0, 1))
     assert script.hear(held) == NOTHING
-    assert script.hear(beat(("new", 0, 0, 0), ("gone", 0, 0, 5), ("done", 0, 0, 0), ("done", 1, 0, 1))) == (
+    assert script.hear(heartbeat(("new", 0, 0, 0), ("gone", 0, 0, 5), ("done", 0, 0, 0), ("done", 1, 0, 1))) == (
         [],
         [AbortReq(rid="gone", indices=[0], reason="nobody waits for it")],
     )
@@ -177,8 +177,8 @@ def test_a_detokenizer_is_called_off_what_is_not_routed_there_after_two_heartbea
     elsewhere.detokenizer = "another"
     states = {state.rid: state for state in (here, finished, elsewhere)}
     reconciler, peer = Reconciler(), here.detokenizer
-    first = beat(("here", 0, 0, 7), ("done", 0, 0, 1), ("done", 1, 0, 1), ("away", 0, 0, 0), ("gone", 0, 0, 4))
-    then = beat(("here", 0, 0, 9), ("done", 1, 0, 1), ("gone", 0, 0, 4), ("new", 0, 0, 0))
+    first = heartbeat(("here", 0, 0, 7), ("done", 0, 0, 1), ("done", 1, 0, 1), ("away", 0, 0, 0), ("gone", 0, 0, 4))
+    then = heartbeat(("here", 0, 0, 9), ("done", 1, 0, 1), ("gone", 0, 0, 4), ("new", 0, 0, 0))
     assert reconciler.detokenizer(peer, first, states, 1.0) == Findings()
     assert reconciler.detokenizer(peer, first, states, 1.1) == Findings()  # too soon after the last counted one
     findings = reconciler.detokenizer(peer, then, states, 1.25)
@@ -189,7 +189,7 @@ def test_a_detokenizer_is_called_off_what_is_not_routed_there_after_two_heartbea
 def test_requests_elsewhere_and_ended_ones_are_not_looked_for(make: Make) -> None:
     elsewhere, waiting = make("away", "scheduler-1"), make("waits", "")
     script = Script(elsewhere, waiting)
-    assert [script.hear(beat()) for _ in range(4)] == [NOTHING] * 4
+    assert [script.hear(heartbeat()) for _ in range(4)] == [NOTHING] * 4
 
 
 def test_a_table_that_makes_no_sense_is_refused(make: Make) -> None:

@@ -16,7 +16,7 @@ from tercet.protocol.messages.values import FinishReason, FinishType, Phase, Rol
 EngineOf = Callable[..., FakeEngine]
 
 
-def counting(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
+def counting_script(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
     """Create a script in which each choice counts in its own hundred."""
     return [Token(100 * index + place % 90, f"{index}:{place} ") for place in range(6 + index)]
 
@@ -33,21 +33,21 @@ def expected(n: int) -> list[tuple[str, list[int], FinishReason | None]]:
     ]
 
 
-def run_out(engine: FakeEngine) -> None:
+def run_to_end(engine: FakeEngine) -> None:
     for _ in range(20):
         engine.step()
 
 
 async def test_nothing_dies(engine_of: EngineOf) -> None:
-    engine = engine_of(counting)
+    engine = engine_of(counting_script)
     async with managed(engine) as manager:
         generation = await submit(manager, n=2)
-        run_out(engine)
+        run_to_end(engine)
         assert said(generation) == expected(2)
 
 
 async def test_a_dead_schedulers_request_goes_on_at_its_next_position(engine_of: EngineOf) -> None:
-    engine = engine_of(counting, schedulers=["scheduler-0", "scheduler-1"])
+    engine = engine_of(counting_script, schedulers=["scheduler-0", "scheduler-1"])
     async with managed(engine) as manager:
         generation = await submit(manager, n=2)
         engine.step()
@@ -56,24 +56,24 @@ async def test_a_dead_schedulers_request_goes_on_at_its_next_position(engine_of:
         again = engine.requests()[-1]
         assert (engine.sent[-1][0], again.attempt) == ("scheduler-1", 1)
         assert [list(unpack_ints(each.output_ids)) for each in again.resume] == [[0, 1], [100, 101]]
-        run_out(engine)
+        run_to_end(engine)
         assert said(generation) == expected(2)
 
 
 async def test_only_open_choices_are_resumed(engine_of: EngineOf) -> None:
-    engine = engine_of(counting, schedulers=["scheduler-0", "scheduler-1"])
+    engine = engine_of(counting_script, schedulers=["scheduler-0", "scheduler-1"])
     async with managed(engine) as manager:
         generation = await submit(manager, n=2)
         for _ in range(6):
             engine.step()
         engine.down("scheduler-0")
         assert [each.index for each in engine.requests()[-1].resume] == [1]
-        run_out(engine)
+        run_to_end(engine)
         assert said(generation) == expected(2)
 
 
 async def test_a_request_waits_for_its_restarted_scheduler(engine_of: EngineOf) -> None:
-    engine = engine_of(counting)
+    engine = engine_of(counting_script)
     async with managed(engine) as manager:
         generation = await submit(manager)
         engine.step()
@@ -81,24 +81,24 @@ async def test_a_request_waits_for_its_restarted_scheduler(engine_of: EngineOf) 
         assert len(engine.requests()) == 1
         engine.scheduler_up("scheduler-0", "2")
         assert engine.requests()[-1].attempt == 1
-        run_out(engine)
+        run_to_end(engine)
         assert said(generation) == expected(1)
 
 
 async def test_a_new_start_of_a_peer_means_that_the_old_one_is_dead(engine_of: EngineOf) -> None:
-    engine = engine_of(counting)
+    engine = engine_of(counting_script)
     async with managed(engine) as manager:
         generation = await submit(manager)
         engine.step()
         engine.running.clear()
         engine.scheduler_up("scheduler-0", "2")
         assert engine.requests()[-1].attempt == 1
-        run_out(engine)
+        run_to_end(engine)
         assert said(generation) == expected(1)
 
 
 async def test_a_dead_detokenizers_request_stays_with_its_scheduler(engine_of: EngineOf) -> None:
-    engine = engine_of(counting, schedulers=["scheduler-0", "scheduler-1"])
+    engine = engine_of(counting_script, schedulers=["scheduler-0", "scheduler-1"])
     async with managed(engine) as manager:
         generation = await submit(manager)
         first = engine.sent[-1][0]
@@ -108,12 +108,12 @@ async def test_a_dead_detokenizers_request_stays_with_its_scheduler(engine_of: E
         again = engine.requests()[-1]
         assert (engine.sent[-1][0], again.attempt, again.detokenizer) == (first, 1, "detokenizer-1")
         assert engine.aborts() == []
-        run_out(engine)
+        run_to_end(engine)
         assert said(generation) == expected(1)
 
 
 async def test_a_scheduler_that_a_request_leaves_behind_is_told(engine_of: EngineOf) -> None:
-    engine = engine_of(counting, schedulers=["scheduler-0", "scheduler-1"])
+    engine = engine_of(counting_script, schedulers=["scheduler-0", "scheduler-1"])
     async with managed(engine) as manager:
         generation = await submit(manager)
         engine.step()
@@ -121,12 +121,12 @@ async def test_a_scheduler_that_a_request_leaves_behind_is_told(engine_of: Engin
         engine.detokenizer_up("detokenizer-1")
         engine.down(DETOKENIZER, Role.DETOKENIZER)
         assert [peer for peer, message in engine.sent if isinstance(message, AbortReq)] == ["scheduler-0"]
-        run_out(engine)
+        run_to_end(engine)
         assert said(generation) == expected(1)
 
 
 async def test_a_restarted_scheduler_is_asked_for_its_files_again(engine_of: EngineOf) -> None:
-    engine = engine_of(counting)
+    engine = engine_of(counting_script)
     async with managed(engine) as manager:
         engine.down("scheduler-0")
         assert manager.models.peers == set()
@@ -140,19 +140,19 @@ async def test_a_restarted_scheduler_is_asked_for_its_files_again(engine_of: Eng
 
 
 async def test_without_any_other_detokenizer_the_request_waits(engine_of: EngineOf) -> None:
-    engine = engine_of(counting)
+    engine = engine_of(counting_script)
     async with managed(engine) as manager:
         generation = await submit(manager)
         engine.step()
         engine.down(DETOKENIZER, Role.DETOKENIZER)
         assert len(engine.requests()) == 1
         engine.detokenizer_up(DETOKENIZER, "2")
-        run_out(engine)
+        run_to_end(engine)
         assert said(generation) == expected(1)
 
 
 async def test_a_scheduler_of_other_weights_does_not_take_over(engine_of: EngineOf) -> None:
-    engine = engine_of(counting)
+    engine = engine_of(counting_script)
     async with managed(engine) as manager:
         await submit(manager)
         engine.step()
@@ -163,7 +163,7 @@ async def test_a_scheduler_of_other_weights_does_not_take_over(engine_of: Engine
 
 
 async def test_a_request_that_finds_nobody_ends_in_an_error(engine_of: EngineOf) -> None:
-    engine = engine_of(counting)
+    engine = engine_of(counting_script)
     async with managed(engine, recovery_timeout=0.0) as manager:
         generation = await submit(manager)
         engine.step()
@@ -176,19 +176,19 @@ async def test_a_request_that_finds_nobody_ends_in_an_error(engine_of: EngineOf)
 
 
 async def test_a_lost_message_is_noticed_and_made_up_for(engine_of: EngineOf) -> None:
-    engine = engine_of(counting)
+    engine = engine_of(counting_script)
     async with managed(engine) as manager:
         generation = await submit(manager)
         engine.step()
         engine.step(lost=True)
         engine.step()
         assert engine.requests()[-1].attempt == 1
-        run_out(engine)
+        run_to_end(engine)
         assert said(generation) == expected(1)
 
 
 async def test_a_released_request_is_not_dispatched_again(engine_of: EngineOf) -> None:
-    engine = engine_of(counting, schedulers=["scheduler-0", "scheduler-1"])
+    engine = engine_of(counting_script, schedulers=["scheduler-0", "scheduler-1"])
     async with managed(engine) as manager:
         generation = await submit(manager)
         engine.step()
@@ -201,7 +201,7 @@ async def test_a_released_request_is_not_dispatched_again(engine_of: EngineOf) -
 
 
 async def test_a_waiting_request_is_forgotten_with_its_client(engine_of: EngineOf) -> None:
-    engine = engine_of(counting)
+    engine = engine_of(counting_script)
     async with managed(engine) as manager:
         generation = await submit(manager)
         engine.down("scheduler-0")
@@ -218,14 +218,14 @@ async def test_a_finish_that_the_scheduler_does_not_know_is_told_to_it(engine_of
     engine = engine_of(stops)
     async with managed(engine) as manager:
         generation = await submit(manager, n=2)
-        run_out(engine)
+        run_to_end(engine)
         [state] = generation.states
         assert engine.aborts() == [AbortReq(rid=state.rid, indices=[1], reason="stop string")]
         assert [text for text, _, _ in said(generation)] == ["abc", "a"]
 
 
 async def test_a_refusal_that_allows_it_is_taken_elsewhere(engine_of: EngineOf) -> None:
-    engine = engine_of(counting, schedulers=["scheduler-0", "scheduler-1"])
+    engine = engine_of(counting_script, schedulers=["scheduler-0", "scheduler-1"])
     refused: list[str] = []
 
     def once(request: TokenizedGenerateReqInput) -> Rejected | None:
@@ -240,7 +240,7 @@ async def test_a_refusal_that_allows_it_is_taken_elsewhere(engine_of: EngineOf) 
         first = engine.sent[-1][0]
         await asyncio.sleep(0)
         assert engine.sent[-1][0] != first
-        run_out(engine)
+        run_to_end(engine)
         assert said(generation) == expected(1)
 
 
@@ -255,7 +255,7 @@ actions = st.lists(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_whatever_dies_whenever_no_token_is_lost_or_repeated(engine_of: EngineOf, actions: list[str], n: int) -> None:
     async def scenario() -> None:
-        engine = engine_of(counting, schedulers=["scheduler-0", "scheduler-1"])
+        engine = engine_of(counting_script, schedulers=["scheduler-0", "scheduler-1"])
         incarnation = 1
         async with managed(engine) as manager:
             generation = await submit(manager, n=n)
@@ -280,7 +280,7 @@ def test_whatever_dies_whenever_no_token_is_lost_or_repeated(engine_of: EngineOf
             incarnation += 1
             engine.down(DETOKENIZER, Role.DETOKENIZER)
             engine.detokenizer_up(DETOKENIZER, str(incarnation))
-            run_out(engine)
+            run_to_end(engine)
             assert said(generation) == expected(n)
 
     asyncio.run(scenario())

@@ -15,7 +15,7 @@ EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
 
 
-async def another(served: Served, peer: str, model: str, weights: str) -> None:
+async def add_scheduler(served: Served, peer: str, model: str, weights: str) -> None:
     """Connect another scheduler and send its files."""
     engine = served.engine
     engine.limits, engine.weights = msgspec.structs.replace(engine.limits, model=model), weights
@@ -25,7 +25,7 @@ async def another(served: Served, peer: str, model: str, weights: str) -> None:
             await asyncio.sleep(0.001)
 
 
-def went_to(engine: FakeEngine) -> list[str]:
+def dispatched_to(engine: FakeEngine) -> list[str]:
     return [peer for peer, message in engine.sent if message in engine.requests()]
 
 
@@ -36,14 +36,14 @@ async def ask(http: httpx2.AsyncClient, model: str) -> httpx2.Response:
 async def test_each_model_is_listed_and_served_by_its_own_schedulers(engine_of: EngineOf, http_of: HttpOf) -> None:
     async with serving(engine_of()) as served:
         http = http_of(served)
-        await another(served, "scheduler-1", "other", "weights-2")
+        await add_scheduler(served, "scheduler-1", "other", "weights-2")
         cards = (await http.get("/v1/models")).json()["data"]
         assert [card["id"] for card in cards] == ["tiny", "other"]
         for model in ("other", "tiny", "other"):
             answer = await ask(http, model)
             assert (answer.status_code, answer.json()["model"]) == (200, model)
         assert (await ask(http, "third")).status_code == 404
-        assert went_to(served.engine) == ["scheduler-1", "scheduler-0", "scheduler-1"]
+        assert dispatched_to(served.engine) == ["scheduler-1", "scheduler-0", "scheduler-1"]
 
 
 async def test_a_name_belongs_to_the_weights_that_had_it_first_until_they_are_gone(
@@ -51,13 +51,13 @@ async def test_a_name_belongs_to_the_weights_that_had_it_first_until_they_are_go
 ) -> None:
     async with serving(engine_of()) as served:
         http = http_of(served)
-        await another(served, "scheduler-1", "tiny", "weights-2")
+        await add_scheduler(served, "scheduler-1", "tiny", "weights-2")
         for _ in range(4):
             assert (await ask(http, "tiny")).status_code == 200
-        assert went_to(served.engine) == ["scheduler-0"] * 4
+        assert dispatched_to(served.engine) == ["scheduler-0"] * 4
         served.engine.down("scheduler-0")
         assert (await ask(http, "tiny")).status_code == 200
-        assert went_to(served.engine)[4:] == ["scheduler-1"]
+        assert dispatched_to(served.engine)[4:] == ["scheduler-1"]
 
 
 async def test_a_session_goes_on_with_models_of_one_tokenizer_alone(
@@ -65,9 +65,9 @@ async def test_a_session_goes_on_with_models_of_one_tokenizer_alone(
 ) -> None:
     async with serving(engine_of(), store=StoreConfig(response_store=str(tmp_path / "kept.sqlite"))) as served:
         http, engine = http_of(served), served.engine
-        await another(served, "scheduler-1", "alike", "weights-2")
+        await add_scheduler(served, "scheduler-1", "alike", "weights-2")
         engine.files = {**engine.files, "tokenizer.json": engine.files["tokenizer.json"] + b"\n"}
-        await another(served, "scheduler-2", "stranger", "weights-3")
+        await add_scheduler(served, "scheduler-2", "stranger", "weights-3")
         session = {"id": (await http.post("/open_session", json={"capacity_of_str_len": 100})).json()}
         first = await http.post("/generate", json={"model": "tiny", "input_ids": [1], "session_params": session})
         going_on = {"input_ids": [2], "session_params": {**session, "rid": first.json()["meta_info"]["id"]}}
@@ -82,7 +82,7 @@ async def test_a_response_goes_on_with_any_model(engine_of: EngineOf, http_of: H
     async with serving(engine_of(), store=StoreConfig(response_store=str(tmp_path / "kept.sqlite"))) as served:
         http, engine = http_of(served), served.engine
         engine.files = {**engine.files, "tokenizer.json": engine.files["tokenizer.json"] + b"\n"}
-        await another(served, "scheduler-1", "other", "weights-2")
+        await add_scheduler(served, "scheduler-1", "other", "weights-2")
         first = (await http.post("/v1/responses", json={"model": "tiny", "input": "hello"})).json()["id"]
         body = {"model": "other", "input": "and you?", "previous_response_id": first}
         assert (await http.post("/v1/responses", json=body)).status_code == 200

@@ -24,11 +24,11 @@ PATH = "/checkpoints/7"
 SHA = hashlib.sha256(PATH.encode()).hexdigest()
 
 
-def six(request: object, index: int) -> list[Token]:
+def six_tokens(request: object, index: int) -> list[Token]:
     return [Token(5, "x")] * 6
 
 
-def orders(engine: FakeEngine) -> list[tuple[str, str]]:
+def update_requests(engine: FakeEngine) -> list[tuple[str, str]]:
     return [(peer, each.path) for peer, each in engine.sent if isinstance(each, UpdateWeightsFromDiskReq)]
 
 
@@ -55,8 +55,8 @@ async def test_every_scheduler_is_told_and_answers_are_of_the_new_weights(engine
             "message": f"The weights are those of {PATH}.",
             "weights": {"scheduler-0": SHA, "scheduler-1": SHA},
         }
-        assert orders(engine)[0][1] == PATH
-        assert {peer for peer, _ in orders(engine)} == {"scheduler-0", "scheduler-1"}
+        assert update_requests(engine)[0][1] == PATH
+        assert {peer for peer, _ in update_requests(engine)} == {"scheduler-0", "scheduler-1"}
         assert await fingerprint(http) != before
 
 
@@ -67,7 +67,7 @@ async def test_only_an_administrator_may(engine_of: EngineOf, http_of: HttpOf) -
             "/update_weights_from_disk", json={"model_path": PATH}, headers={"authorization": "Bearer user"}
         )
     assert refused.status_code == 403
-    assert not orders(engine)
+    assert not update_requests(engine)
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ async def test_what_makes_no_sense_is_refused(
         refused = await update(http_of(served), **body)
     assert refused.status_code in {400, 404}
     assert refused.json()["error"]["param"] == param
-    assert not orders(engine)
+    assert not update_requests(engine)
 
 
 async def test_weights_that_a_scheduler_refuses_are_a_bad_request(engine_of: EngineOf, http_of: HttpOf) -> None:
@@ -121,10 +121,10 @@ async def test_one_after_the_other_stops_at_the_first_that_does_not(engine_of: E
     async with serving(engine, KEYS) as served:
         http = http_of(served)
         assert (await update(http, rolling=True)).status_code == 400
-        assert [peer for peer, _ in orders(engine)] == ["scheduler-0", "scheduler-1"]
+        assert [peer for peer, _ in update_requests(engine)] == ["scheduler-0", "scheduler-1"]
         refusing.clear()
         assert (await update(http, rolling=True)).status_code == 200
-        assert [peer for peer, _ in orders(engine)][2:] == ["scheduler-0", "scheduler-1", "scheduler-2"]
+        assert [peer for peer, _ in update_requests(engine)][2:] == ["scheduler-0", "scheduler-1", "scheduler-2"]
 
 
 async def test_requests_can_be_ended_first(engine_of: EngineOf, http_of: HttpOf) -> None:
@@ -141,7 +141,7 @@ async def test_requests_can_be_ended_first(engine_of: EngineOf, http_of: HttpOf)
 async def test_a_request_whose_weights_are_gone_goes_on_with_those_that_took_their_place(
     engine_of: EngineOf, http_of: HttpOf
 ) -> None:
-    engine = engine_of(six, auto=False)
+    engine = engine_of(six_tokens, auto=False)
     async with serving(engine, KEYS) as served:
         http = http_of(served)
         text = asyncio.create_task(http.post("/v1/completions", json={**BODY, "max_tokens": 6}, headers=ADMIN))
@@ -220,7 +220,7 @@ def test_the_first_weights_and_the_last_are_remembered() -> None:
     assert len(weight_lineage._paths) == 1
 
 
-async def comes_back(engine: FakeEngine, weights: str) -> None:
+async def restart(engine: FakeEngine, weights: str) -> None:
     """Restart the only scheduler with the weights of its command line."""
     engine.down("scheduler-0")
     engine.weights = weights
@@ -236,9 +236,9 @@ async def test_a_scheduler_that_starts_with_old_weights_is_given_the_new_ones(
         http = http_of(served)
         assert (await update(http)).status_code == 200
         new = await fingerprint(http)
-        await comes_back(engine, first)
+        await restart(engine, first)
         assert await fingerprint(http) == new
-        assert orders(engine) == [("scheduler-0", PATH)] * 2
+        assert update_requests(engine) == [("scheduler-0", PATH)] * 2
 
 
 async def test_old_weights_serve_on_where_the_new_ones_are_gone(
@@ -255,7 +255,7 @@ async def test_old_weights_serve_on_where_the_new_ones_are_gone(
             raise ValueError("it is no directory")
 
         engine.adapter = gone
-        await comes_back(engine, first)
+        await restart(engine, first)
         async with asyncio.timeout(10):
             while await fingerprint(http) != old:
                 pass
