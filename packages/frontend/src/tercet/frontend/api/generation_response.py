@@ -1,4 +1,4 @@
-"""The way of every generating endpoint: submit, wait for the first token, then stream or collect."""
+"""The common path of all generating endpoints: submit, wait for the first token, then stream or collect."""
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -23,11 +23,11 @@ logger = logging.getLogger(__name__)
 
 
 STEP_TOKENS = 64
-"""Tokens with log-probabilities that an event has, when more have come before it could be sent."""
+"""Maximum tokens with log-probabilities in one event, if more have arrived than could be sent."""
 
 
 class FinishedChoice(msgspec.Struct):
-    """One finished choice."""
+    """A finished choice."""
 
     state: ReqState
     prompt: int
@@ -38,27 +38,27 @@ class FinishedChoice(msgspec.Struct):
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Every token emitted."""
+        """Return all tokens of the choice."""
         return self.state.choices[self.index].token_ids
 
 
 class Form(Protocol):
-    """How one endpoint writes its answers. One is made for each HTTP request."""
+    """Writer of one endpoint's responses. A new one is made for each HTTP request."""
 
     def prepare(self, state: ReqState) -> Steps[None]:
-        """Do the long part of the next `events` with news of a prompt, if that has one."""
+        """Do the long part of the next `events` for a prompt, if there is one."""
         ...
 
     def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
-        """Events for what is new."""
+        """Return the events for new tokens."""
         ...
 
     def end(self, generation: Generation) -> bytes:
-        """Events after the last token."""
+        """Return the events after the last token."""
         ...
 
     def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
-        """The one JSON body; choices come in the order of prompts, then of indices."""
+        """Return the JSON body. Choices are ordered by prompt, then by index."""
         ...
 
 
@@ -72,9 +72,9 @@ async def answer(
     rid: str = "",
     ended: Callable[[Generation], Awaitable[None]] | None = None,
 ) -> Response:
-    """Generate and answer. Errors before the first token raise ApiError; later ones are an event of the stream.
+    """Generate and respond. Errors before the first token raise ApiError; later ones become an event of the stream.
 
-    `ended` is awaited once every choice has ended without an error, before the client gets the last of the answer.
+    `ended` is awaited once all choices have finished without an error, before the client gets the end of the response.
     """
     generation = await unless_gone(request, manager.submit(work, rid))
     arrivals = generation.arrivals() if ended is None else _kept(generation, ended)
@@ -117,7 +117,10 @@ async def _events(
     form: Form,
     run: Callable[[Steps[bytes]], Awaitable[bytes]],
 ) -> AsyncIterator[bytes]:
-    """Write events as there is news. Log-probabilities may be long, and are written in turns of the loop."""
+    """Yield events as tokens arrive.
+
+    Log-probabilities may be long, so they are written in turns of the loop.
+    """
     scored = any(state.request.logprobs is not None for state in generation.states)
     try:
         yield await run(_event_steps(form, generation, first)) if scored else form.events(generation, first)
@@ -132,7 +135,7 @@ async def _events(
 
 
 def _event_steps(form: Form, generation: Generation, news: list[GenerationUpdate]) -> Steps[bytes]:
-    """Write the events of a few tokens of one choice in each step."""
+    """Write the events, a few tokens of one choice in each step."""
     written = []
     for arrival in news:
         yield from form.prepare(generation.states[arrival.prompt])
@@ -143,8 +146,8 @@ def _event_steps(form: Form, generation: Generation, news: list[GenerationUpdate
 
 
 async def collect(generation: Generation, arrivals: AsyncIterator[list[GenerationUpdate]]) -> list[FinishedChoice]:
-    """Every choice when all have ended, in the order of prompts, then of indices. Raises ApiError."""
-    generation.notify_on_finish_only()
+    """Return all choices when they have finished, ordered by prompt, then by index. Raises ApiError."""
+    generation.tell_ends()
     choices = {
         (prompt, choice.index): FinishedChoice(state, prompt, choice.index, "", [], None)
         for prompt, state in enumerate(generation.states)

@@ -1,4 +1,4 @@
-"""/metrics for Prometheus, made of the last heartbeats and of counters when it is asked for."""
+"""Prometheus metrics, built on request from the last heartbeats and from counters."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -30,37 +30,37 @@ _COUNTERS = {
     "accepted_tokens": "Guessed tokens that were right.",
     "retractions": "Choices that had to give up their pages to others.",
 }
-"""Of a scheduler's load. Its counts begin anew when it does, as Prometheus expects."""
+"""Counters of a scheduler's load. They restart at zero with the scheduler, as Prometheus expects."""
 _STEPS = {
     "steps": "Forward passes.",
     "step_seconds": "What they took, all together, in seconds.",
 }
-"""Of its heartbeat, likewise."""
+"""Counters of a scheduler's heartbeat, which restart as well."""
 _FIELDS = {"pages": "pages_total", "slots": "slots_total"}
-"""Fields of the load that are named otherwise: in Prometheus' names _total is for counters."""
+"""Fields of the load with another name, because Prometheus reserves `_total` for counters."""
 
 
 class _Answer(NamedTuple):
-    """What prometheus_client writes out."""
+    """Collector for prometheus_client."""
 
     families: list[Metric]
 
     def collect(self) -> list[Metric]:
-        """Every family."""
         return self.families
 
 
 class Metrics:
-    """The route. Names begin with `tercet_`; values of schedulers are the same from every frontend.
+    """The /metrics endpoint. Names begin with `tercet_`.
 
-    What a frontend counts itself bears its name. Those that share a socket are all in the answer, whoever gives it.
+    All frontends report the same values of schedulers. A frontend's own counters carry its name. Frontends that share a
+    socket all appear in the response, no matter which one answers.
     """
 
     def __init__(self, manager: TokenizerManager) -> None:
         self._manager = manager
 
     async def scrape(self, request: Request) -> Response:
-        """Everything, in the format that the reader prefers."""
+        """Return all metrics in the format that the Accept header prefers."""
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         frontends = await self._manager.peer_metrics.series()
         frontends[self._manager.peer] = self._manager.series()

@@ -1,4 +1,4 @@
-"""/v1/models: in OpenAI's words, or in Anthropic's for its clients."""
+"""The /v1/models endpoint, in OpenAI's format, or in Anthropic's for its clients."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -17,27 +17,26 @@ from tercet.frontend.routing.model_registry import ModelRegistry
 
 
 class OpenAIServingModels:
-    """Lists what this frontend has learnt to serve: models, then their adapters."""
+    """Endpoint that lists the models of this frontend, then their adapters."""
 
     def __init__(self, models: ModelRegistry, adapters: AdapterRegistry) -> None:
         self._models = models
         self._adapters = adapters
 
     async def list(self, request: Request) -> Response:
-        """Every model."""
         models = [*self._models, *await self._adapters.served()]
         if asks_anthropic(request.scope):
             return _json(model_page(models, request))
         return _json({"object": "list", "data": [_card(model) for model in models]})
 
     async def retrieve(self, request: Request) -> Response:
-        """One model; its name may hold slashes."""
+        """Return one model. Its name may contain slashes."""
         model = await self._adapters.model(request.path_params["model"])
         return _json(model_info(model) if asks_anthropic(request.scope) else _card(model))
 
 
 def _card(model: ServedModel) -> dict[str, Any]:
-    """OpenAI's four fields, and the length this field's clients look for; of an adapter, as others, what it is of."""
+    """Return OpenAI's four fields, the context length under vLLM's name, and for an adapter its path and base model."""
     card = {
         "id": model.name,
         "object": "model",
@@ -53,11 +52,11 @@ def _json(value: dict[str, Any]) -> Response:
 
 
 _MOST = 1000
-"""Models on a page, by default, too: who asks once is to see all that there are."""
+"""Maximum, and default, number of models on a page, so that one request returns all."""
 
 
 def model_info(model: ServedModel) -> dict[str, Any]:
-    """One model."""
+    """Return a model in Anthropic's format."""
     return {
         "type": "model",
         "id": model.name,
@@ -70,7 +69,7 @@ def model_info(model: ServedModel) -> dict[str, Any]:
 
 
 def model_page(models: Sequence[ServedModel], request: Request) -> dict[str, Any]:
-    """The page of models that the request's query is for. Raises BadRequestError."""
+    """Return the page of models that the query asks for, in Anthropic's format. Raises BadRequestError."""
     limit = number(request, "limit", _MOST, lowest=1, highest=_MOST)
     places = {model.name: place for place, model in enumerate(models)}
     after, before = (_place(request, name, places) for name in ("after_id", "before_id"))
@@ -91,7 +90,7 @@ def model_page(models: Sequence[ServedModel], request: Request) -> dict[str, Any
 
 
 def _place(request: Request, name: str, places: dict[str, int]) -> int | None:
-    """Where the model is that a cursor names."""
+    """Return the index of the model that a cursor names."""
     cursor = request.query_params.get(name)
     if cursor is not None and cursor not in places:
         raise BadRequestError(f"There is no model {cursor!r}.", param=name, code="invalid_value")

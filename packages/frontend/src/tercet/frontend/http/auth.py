@@ -1,4 +1,4 @@
-"""Who asks: API keys and admin keys, and what a request may do with the one it shows."""
+"""API keys and admin keys: authentication of requests, and the caller of the current task."""
 
 import hashlib
 import hmac
@@ -17,12 +17,12 @@ _SCOPE = "tercet.visitor"
 
 
 class Caller(msgspec.Struct, frozen=True):
-    """The sender of a request. `owner` is a hash of its key, empty on a server that asks for none."""
+    """The sender of a request. `owner` is the hash of its API key; it is empty on a server without API keys."""
 
     owner: str = ""
     admin: bool = False
     returning: bool = False
-    """Its work was admitted before and is begun again: the key's limits do not apply."""
+    """The work was admitted before and is resumed: the limits of the key do not apply."""
 
 
 _NOBODY = Caller()
@@ -30,9 +30,10 @@ _current: ContextVar[Caller] = ContextVar("visitor")
 
 
 class Keys:
-    """Keys by their SHA-256, so that comparing takes the same time for every wrong one. An admin key opens all.
+    """Registered keys, stored as SHA-256 digests, so that every wrong key takes the same time to compare.
 
-    Raises ValueError for a key that nobody, or everybody, could show.
+    An admin key grants access to everything. Raises ValueError for an empty key and for one that no header
+    can carry.
     """
 
     def __init__(self, api_keys: Iterable[str], admin_keys: Iterable[str] = ()) -> None:
@@ -42,7 +43,10 @@ class Keys:
         self._admin = [_digest(key) for key in admin]
 
     def visitor(self, headers: Headers) -> Caller | None:
-        """Who shows these headers; None for whoever may not come in. Without API keys everyone may."""
+        """Return the caller that these headers identify, or None for a missing or wrong key.
+
+        A server without API keys admits every caller.
+        """
         shown = _digest(_shown(headers))
         admin, known = _among(shown, self._admin), _among(shown, self._api)
         if not (admin or known or not self._api):
@@ -51,41 +55,41 @@ class Keys:
 
 
 def remember(scope: Scope, visitor: Caller) -> None:
-    """Let the routes, and all that is done for them, know who asks."""
+    """Store the caller in the scope and in the context of the current task."""
     scope[_SCOPE] = visitor
     _current.set(visitor)
 
 
 def resume_for(owner: str) -> None:
-    """From here on the current task works for a visitor who asked earlier, and need not be connected any more."""
+    """Let the current task work for a caller whose request came earlier; its client may have disconnected since."""
     _current.set(Caller(owner, returning=True))
 
 
 def current_caller() -> Caller:
-    """For whom the current task works: who sent the request that began it, at whatever route."""
+    """Return the caller whose request started the current task."""
     return _current.get(_NOBODY)
 
 
 def caller_of(request: Request) -> Caller:
-    """Who asks. What belongs to one `owner` is not there for another."""
+    """Return the caller of a request. Stored objects are visible to their `owner` only."""
     visitor = request.scope.get(_SCOPE, Caller())
     assert isinstance(visitor, Caller)
     return visitor
 
 
 def require_admin(request: Request) -> None:
-    """Raises ForbiddenError unless the request shows an admin key. A server without one has no administrators."""
+    """Raise ForbiddenError unless the request has an admin key. A server without admin keys refuses all callers."""
     if not caller_of(request).admin:
         raise ForbiddenError("This needs a key that was given to the server with --admin-key.")
 
 
 def shows_key(headers: Headers) -> bool:
-    """Whether these have any key at all, right or wrong."""
+    """Return whether the headers have any key, right or wrong."""
     return bool(_shown(headers))
 
 
 def _shown(headers: Headers) -> str:
-    """The key in `Authorization: Bearer`, else in `x-api-key`."""
+    """Return the key in `Authorization: Bearer`, else the one in `x-api-key`."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
@@ -95,5 +99,5 @@ def _digest(key: str) -> bytes:
 
 
 def _among(digest: bytes, digests: list[bytes]) -> bool:
-    """Compares with all of them, also after one is equal."""
+    """Compare with every digest, even after a match, so that the time reveals nothing."""
     return sum(hmac.compare_digest(digest, each) for each in digests) > 0

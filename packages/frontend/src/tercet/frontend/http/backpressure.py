@@ -1,4 +1,4 @@
-"""Answers that are written as they are read, and take no more memory than they may together."""
+"""Backpressure for responses: bodies are written as fast as clients read, within a memory budget."""
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Send
@@ -7,20 +7,21 @@ from tercet.frontend.errors import UnavailableError
 from tercet.frontend.http.memory_budget import MemoryBudget, Space
 
 _PIECE = 65_536
-"""Bytes that are written before a client is waited for."""
+"""Bytes that are written before the next wait for the client."""
 _LONG = 32 * 1024 * 1024
-"""Bytes of an answer of which there is room for 16: few are longer."""
+"""Size of a long response in bytes; the budget holds 16 of them."""
 
 
 def room_for_answers(longest_body: int) -> MemoryBudget:
-    """Room for what has not been read yet of answers: as much as for bodies, which some of them repeat, or more."""
+    """Return the budget for unread responses: at least as large as the one for bodies, which some responses repeat."""
     return MemoryBudget(max(longest_body, _LONG))
 
 
 class BackpressuredSend:
-    """Sends one answer. One whose length is known takes space until its client has read it, but for the last of it.
+    """ASGI `send` for one response.
 
-    Streams know none, and wait for their client with each event.
+    A response of known length reserves memory until its client has read all but the last piece. Streams have no length;
+    they wait for their client with each event.
     """
 
     def __init__(self, send: Send, space: Space) -> None:
@@ -28,10 +29,9 @@ class BackpressuredSend:
         self._space = space
         self._whole = False
         self.refusal: UnavailableError | None = None
-        """What to say instead where there was no space: nothing was sent then."""
+        """Error to send instead if the reservation failed. Nothing was sent before it."""
 
     async def __call__(self, message: Message) -> None:
-        """Send a message of ASGI's."""
         if message["type"] == "http.response.start":
             self._begin(Headers(raw=message["headers"]).get("content-length"))
         if self.refusal is not None:

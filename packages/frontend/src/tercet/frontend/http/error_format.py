@@ -1,4 +1,4 @@
-"""Errors in Anthropic's words."""
+"""Error bodies in Anthropic's format, and the choice between the formats of the two APIs."""
 
 import re
 
@@ -9,11 +9,11 @@ from starlette.types import Scope
 from tercet.frontend.errors import ApiError, ContextLengthExceededError
 
 ANTHROPIC_ROUTES = "/v1/messages"
-"""Routes that begin so answer in these words."""
+"""Prefix of the routes that answer in Anthropic's format."""
 _ROUTES_OF_BOTH = "/v1/models"
-"""Routes that begin so answer in these words where Anthropic's client asks, and else in OpenAI's."""
+"""Prefix of the routes that answer in either format: Anthropic's for its client, else OpenAI's."""
 _INDEX = re.compile(r"\[(\d+)\]")
-"""Of a list, as OpenAI writes it in the path of a field; Anthropic has a dot before it."""
+"""A list index in OpenAI's notation for a field's path. Anthropic writes `.0` instead of `[0]`."""
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -25,7 +25,7 @@ _TYPES = {
 
 
 def asks_anthropic(scope: Scope) -> bool:
-    """Whether a request is to be answered in these words: all of Anthropic's client have the header, no others do."""
+    """Return whether the response has Anthropic's format. On shared routes its client is known by a header."""
     path = scope["path"]
     if path.startswith(_ROUTES_OF_BOTH):
         return "anthropic-version" in Headers(scope=scope)
@@ -33,7 +33,7 @@ def asks_anthropic(scope: Scope) -> bool:
 
 
 def anthropic_error(error: ApiError, request_id: str) -> bytes:
-    """The JSON of an error, also as the data of an event in the middle of a stream."""
+    """Return the JSON of an error, for a response or for an event of a stream."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     message = _words(error)
     if error.param:
@@ -43,7 +43,10 @@ def anthropic_error(error: ApiError, request_id: str) -> bytes:
 
 
 def _words(error: ApiError) -> str:
-    """The message; of lengths in the words in which Anthropic's clients look for the numbers, to ask for less."""
+    """Return the message of an error.
+
+    Messages about lengths follow Anthropic's wording, because its clients parse the numbers to retry with less.
+    """
     match error:
         case ContextLengthExceededError(prompt=prompt, context=context) if prompt >= context > 0:
             return f"prompt is too long: {prompt} tokens > {context} maximum"

@@ -1,29 +1,32 @@
-"""The cost of a JSON text, counted before it is parsed: a parser's time goes into values more than into bytes."""
+"""The cost of parsing a JSON text, estimated before it is parsed.
+
+A parser's time depends on the number of values more than on the number of bytes.
+"""
 
 import msgspec
 
 PIECE = 65_536
-"""Bytes that are looked through in one step."""
+"""Bytes that one step scans."""
 
 
 class Shape(msgspec.Struct):
-    """The structural characters of a text, those within strings left out."""
+    """Counts of the structural characters of a text, without those in strings."""
 
     values: int = 0
-    """Brackets that open and colons: objects, arrays and members of objects."""
+    """Opening brackets and colons: objects, arrays and members of objects."""
     items: int = 0
-    """Commas: members of objects and of arrays, but for the first of each."""
+    """Commas: members of objects and arrays, except the first one of each."""
 
 
 def most_marks(piece: bytes | bytearray) -> int:
-    """Return the structural characters of a piece, with those in strings counted as well; this is quick."""
+    """Return the number of structural characters of a piece, including those in strings. Fast."""
     return sum(map(piece.count, (b"{", b"[", b":", b",")))
 
 
 class ShapeCounter:
-    """Counts the structural characters of a text that is fed piece by piece.
+    """Counter of the structural characters of a text that is fed piece by piece.
 
-    Of a text that is no JSON it counts at least what a parser sees before it finds that out.
+    If the text is invalid JSON, it counts at least the characters that a parser sees before it reports the error.
     """
 
     def __init__(self) -> None:
@@ -33,7 +36,6 @@ class ShapeCounter:
         """The last piece ended in the backslash of an escape."""
 
     def feed(self, piece: bytes | bytearray) -> None:
-        """Count the next piece."""
         if self._escapes:
             piece = piece[1:]
         piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")

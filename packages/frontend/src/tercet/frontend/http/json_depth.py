@@ -1,13 +1,13 @@
-"""How deep JSON of a client may be nested where it is walked by recursion afterwards, by a template for one."""
+"""The depth limit for JSON of clients that recursive code walks later, such as a chat template."""
 
 from collections.abc import Mapping
 
 DEEPEST = 64
-"""Levels of a tool's schema, or of a call's arguments."""
+"""Maximum nesting of a tool's schema and of a call's arguments."""
 
 
 def is_within(value: object, levels: int) -> bool:
-    """Whether a value is nested no deeper than this; found without recursion."""
+    """Return whether a value has at most this many levels of nesting. Does not recurse."""
     inner = [value]
     for _ in range(levels + 1):
         inner = [each for value in inner for each in _inside(value)]

@@ -1,8 +1,8 @@
-"""Turns of the event loop: work that is too long to be done beside that of other requests, in pieces and with pauses.
+"""Turns of the event loop: long work runs in short pieces, with pauses for other requests.
 
-Everything that a frontend streams passes one event loop. A thread would not help: parsing and writing JSON holds the
-interpreter's lock. So a long piece of work waits for its turn. Turns are given one at a time, in rotation between API
-keys, and after each the loop is left to others for at least as long as the turn took.
+Everything that a frontend streams passes through one event loop. A thread would not help, because parsing and writing
+JSON holds the GIL. Long work therefore waits for its turn. Turns are given one at a time, in rotation between API keys.
+After each turn the loop is free for others for at least as long as the turn took.
 """
 
 import asyncio
@@ -15,20 +15,21 @@ from tercet.frontend.round_robin import RoundRobinQueue
 _Result = TypeVar("_Result")
 
 Steps = Generator[None, None, _Result]
-"""Work in steps of about a millisecond at the most; it returns its result."""
+"""Work in steps of at most about a millisecond; its return value is the result."""
 
 SLICE = 0.001
-"""Seconds of steps that are done in one turn."""
+"""Seconds of work in one turn."""
 _SHORT = 0.005
-"""Seconds: a turn of more than this is followed by a long rest."""
+"""Seconds. A longer turn is followed by a long rest."""
 _REST = 1.0
 """Seconds of rest for each second of a short turn."""
 _LONG_REST = 20.0
-"""The same after a long one: few of another request's tokens may wait for it, not one in a hundred."""
+"""Seconds of rest for each second of a long turn. Work then delays few tokens of other requests, less than one in a
+hundred."""
 
 
 class LoopTurns:
-    """The turns of one event loop. `clock` gives the seconds that its thread has computed for."""
+    """The turns of one event loop. `clock` returns the CPU seconds of its thread."""
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
@@ -37,18 +38,18 @@ class LoopTurns:
 
     @property
     def waiting(self) -> int:
-        """The number of turns that are waited for."""
+        """Return the number of tasks that wait for a turn."""
         return len(self._waiting)
 
     async def turn(self, owner: str) -> None:
-        """Wait for a turn. It lasts until the calling task next waits for anything."""
+        """Wait for a turn. The turn lasts until the calling task awaits again."""
         if self._taken:
             await self._wait(owner)
         self._taken = True
         asyncio.get_running_loop().call_soon(self._end, self._clock())
 
     async def run(self, owner: str, steps: Steps[_Result]) -> _Result:
-        """Return the result of `steps`. Those that fit into one slice are done at once, others in turns."""
+        """Return the result of `steps`. Work that fits into one slice runs at once, longer work in turns."""
         try:
             while True:
                 end = self._clock() + SLICE
@@ -67,7 +68,7 @@ class LoopTurns:
             await chance
         except asyncio.CancelledError:
             if not chance.cancelled():
-                self._next()  # the turn was given, and nothing is done with it
+                self._next()  # the turn was given to a cancelled task: pass it on
             raise
 
     def _end(self, began: float) -> None:
@@ -76,12 +77,12 @@ class LoopTurns:
         asyncio.get_running_loop().call_later(rest, self._next)
 
     def _next(self) -> None:
-        """Give the next turn, if one is waited for."""
+        """Give the next turn to a waiting task, if there is one."""
         self._taken = self._waiting.next()
 
 
 def result_of(steps: Steps[_Result]) -> _Result:
-    """Return the result of `steps`, done at once."""
+    """Return the result of `steps`, run at once."""
     try:
         while True:
             next(steps)
@@ -91,6 +92,6 @@ def result_of(steps: Steps[_Result]) -> _Result:
 
 
 def no_steps(_: object) -> Steps[None]:
-    """Return work that is done already."""
+    """Return work without steps."""
     return
     yield

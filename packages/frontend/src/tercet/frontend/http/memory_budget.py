@@ -1,4 +1,4 @@
-"""How much memory the bodies of requests may take together, whoever sends them, or answers that wait to be read."""
+"""Memory budgets for request bodies and for unread responses, shared by all callers."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,21 +8,21 @@ from contextvars import ContextVar
 from tercet.frontend.errors import UnavailableError
 
 _FREE = 65_536
-"""Bytes of each body that are not counted: most are shorter, and have room whatever others send."""
+"""Bytes of each body that are free: most bodies are shorter, so they are accepted under any load."""
 _BODIES = 16
-"""Bodies of the greatest length that there is room for."""
+"""Number of bodies of maximum length that the budget holds."""
 _VALUE = 64
-"""Bytes that a parsed value takes besides its text: an int or a short text, and its place in a list or an object."""
+"""Bytes of a parsed value in addition to its text: an int or a short string, and its entry in a list or an object."""
 _OBJECT = 512
-"""Bytes that a parsed object takes besides."""
+"""Bytes of a parsed object in addition to its members."""
 _WIDE = 4
-"""Bytes of a character of a text that has one outside the Basic Multilingual Plane."""
+"""Bytes per character of a string that has a character outside the Basic Multilingual Plane."""
 _kept: ContextVar["list[Space]"] = ContextVar("kept spaces")
 
 
 @contextmanager
 def until_request_ends() -> Iterator[None]:
-    """Keep the spaces of the bodies that are read inside until the end: what is parsed of them is held as long."""
+    """Hold the reservations of bodies read inside until the end, since the parsed values live as long."""
     spaces: list[Space] = []
     token = _kept.set(spaces)
     try:
@@ -34,7 +34,7 @@ def until_request_ends() -> Iterator[None]:
 
 
 class MemoryBudget:
-    """Room for bodies. The clients of one key have half of it at the most, but for a body that is their only one."""
+    """Memory budget in bytes. One API key gets at most half of it, except for a body that is its only one."""
 
     def __init__(self, longest: int) -> None:
         self.most = _BODIES * longest
@@ -43,9 +43,9 @@ class MemoryBudget:
 
     @contextmanager
     def space(self, owner: str) -> Iterator["Space"]:
-        """Yield the space of one body.
+        """Yield the reservation for one body.
 
-        It is given back if its client leaves before it is whole, and otherwise at the end of its request.
+        It is released at once if the body does not arrive in whole, otherwise at the end of the request.
         """
         space = Space(self, owner)
         try:
@@ -59,7 +59,10 @@ class MemoryBudget:
             kept.append(space)
 
     def take(self, owner: str, size: int, *, own: int = 0) -> None:
-        """Take `size` bytes more for what has `own`. Raises UnavailableError where there is not so much room."""
+        """Reserve `size` more bytes for a body that has `own` bytes already.
+
+        Raises UnavailableError if the budget is exhausted.
+        """
         others, owners = self.taken - own, self._owners[owner] - own
         if (others and self.taken + size > self.most) or (
             owner and owners and self._owners[owner] + size > self.most // 2
@@ -68,14 +71,14 @@ class MemoryBudget:
         self._add(owner, size)
 
     def take_alone(self, owner: str, size: int) -> None:
-        """Do the same, but where an owner has nothing yet there is room for anything."""
+        """Reserve `size` bytes; any size is accepted for an owner that has no other reservation."""
         if self._owners[owner]:
             self.take(owner, size)
         else:
             self._add(owner, size)
 
     def give(self, owner: str, size: int) -> None:
-        """Take back what an owner has taken."""
+        """Release `size` bytes of an owner."""
         self.taken -= size
         self._owners -= Counter({owner: size})
 
@@ -85,7 +88,7 @@ class MemoryBudget:
 
 
 class Space:
-    """The memory that one body takes."""
+    """The memory that one body reserves."""
 
     def __init__(self, room: MemoryBudget, owner: str) -> None:
         self._room = room
@@ -95,10 +98,10 @@ class Space:
         self.taken = 0
 
     def read(self, piece: bytes | bytearray | memoryview) -> None:
-        """Count one more piece of a body, and what will be parsed of it. Raises UnavailableError where it has no room.
+        """Reserve memory for one more piece of a body and for the values parsed from it. Raises UnavailableError.
 
-        Every value but the first stands behind a comma or a colon. One character of four bytes makes all of its text as
-        wide, and may be written as an escape.
+        Every value except the first follows a comma or a colon. One character of four bytes makes its whole string four
+        bytes wide, and it may be written as an escape.
         """
         piece = bytes(piece)
         self._bytes += len(piece)
@@ -109,23 +112,22 @@ class Space:
         self.grow(text + _VALUE * self._values + _OBJECT * self._objects)
 
     def grow(self, length: int) -> None:
-        """Take room for so many bytes in all. Raises UnavailableError where there is none."""
+        """Extend the reservation to `length` bytes. Raises UnavailableError."""
         more = length - _FREE - self.taken
         if more > 0:
             self._room.take(self._owner, more, own=self.taken)
             self.taken += more
 
     def fill(self, length: int) -> None:
-        """It has so many bytes from the beginning. Raises UnavailableError only where its owner has others.
+        """Reserve `length` bytes at the start. Raises UnavailableError only if the owner has other reservations.
 
-        One that is longer than all the room would else be refused again and again.
+        A body larger than the whole budget would otherwise be refused again and again.
         """
         if (more := length - _FREE) > 0:
             self._room.take_alone(self._owner, more)
             self.taken = more
 
     def give_back(self) -> None:
-        """Give all of it back."""
         if self.taken:
             self._room.give(self._owner, self.taken)
             self.taken = 0

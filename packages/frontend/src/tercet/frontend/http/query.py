@@ -1,4 +1,4 @@
-"""What the query of a URL says. Each raises BadRequestError for what cannot be meant."""
+"""Query parameters of a URL. Each function raises BadRequestError for an invalid value."""
 
 from starlette.requests import Request
 
@@ -6,7 +6,7 @@ from tercet.frontend.errors import BadRequestError
 
 
 def flag(request: Request, name: str) -> bool:
-    """Whether it says true; false when not given."""
+    """Return a boolean parameter; the default is false."""
     value = request.query_params.get(name, "false")
     if value not in {"true", "false"}:
         raise BadRequestError(f"'{name}' is 'true' or 'false'.", param=name, code="invalid_value")
@@ -14,7 +14,7 @@ def flag(request: Request, name: str) -> bool:
 
 
 def number(request: Request, name: str, default: int, *, lowest: int, highest: int) -> int:
-    """A whole number within bounds."""
+    """Return an integer parameter within bounds."""
     text = request.query_params.get(name)
     if text is None:
         return default
@@ -24,7 +24,7 @@ def number(request: Request, name: str, default: int, *, lowest: int, highest: i
 
 
 def order(request: Request) -> str:
-    """Which end of a list comes first: `asc`, or `desc` where not given."""
+    """Return the order of a list: `asc`, or `desc` by default."""
     value = request.query_params.get("order", "desc")
     if value not in {"asc", "desc"}:
         raise BadRequestError("'order' is 'asc' or 'desc'.", param="order", code="invalid_value")

@@ -1,6 +1,6 @@
-"""Reading a request's JSON: bounded, standard, and refused in OpenAI's words when it is not what the endpoint takes.
+"""JSON request bodies: bounded in size and time, standard JSON, with errors in OpenAI's format.
 
-Duplicate keys: the last one counts, as in Python's, JavaScript's and OpenAI's own parsers.
+Of duplicate keys the last one counts, as in the parsers of Python, JavaScript and OpenAI.
 """
 
 import asyncio
@@ -26,16 +26,17 @@ from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.sse import ClientGoneError, unless_gone
 
 BODY_SECONDS = 60.0
-"""Time a body has to arrive in, so that slow senders hold no connection for ever."""
+"""Seconds in which a body must arrive, so that slow senders cannot hold connections."""
 
 MAX_DEPTH = 128
 MAX_VALUES = 131_072
-"""Objects, arrays and named values that a body may have, so that it is parsed and validated in some 20 ms."""
+"""Maximum number of objects, arrays and named values of a body. Parsing and validation then take about 20 ms."""
 MAX_ITEMS = 1_048_576
-"""Commas that it may have outside texts: the numbers of its prompts, for example."""
+"""Maximum number of commas outside strings, for example between the token ids of a prompt."""
 _LIGHT_MARKS = 2048
 _LIGHT_BYTES = 262_144
-"""A body with more brackets, colons and commas, or of more bytes, is read in turns (`LoopTurns`)."""
+"""Thresholds of a heavy body: above this number of structural characters, or of bytes, it is parsed in turns
+(`LoopTurns`)."""
 _HOLDERS = frozenset({dict, list})
 _ERRORS_READ = 100
 _TAG_SHOWN = 64
@@ -43,10 +44,10 @@ _Model = TypeVar("_Model", bound=BaseModel)
 
 
 async def read_model(request: Request, schema: type[_Model], limit: int) -> _Model:
-    """Return the body as `schema`. Raises ApiError naming the parameter at fault, and ClientGoneError."""
+    """Return the body as `schema`. Raises ApiError that names the parameter at fault, or ClientGoneError."""
     data, heavy = await _read(request, limit)
     if heavy:
-        await _turn(request)  # which lasts until the endpoint first waits: its work on the model belongs to it
+        await _turn(request)  # lasts until the endpoint first awaits, and so covers its work
     try:
         return schema.model_validate(data)
     except ValidationError as error:
@@ -54,7 +55,7 @@ async def read_model(request: Request, schema: type[_Model], limit: int) -> _Mod
 
 
 async def read_json(request: Request, limit: int) -> object:
-    """Return the body, of at most `limit` bytes, parsed. NaN and Infinity are no JSON.
+    """Return the parsed body of at most `limit` bytes. NaN and Infinity are invalid.
 
     Raises ApiError or ClientGoneError.
     """
@@ -63,7 +64,7 @@ async def read_json(request: Request, limit: int) -> object:
 
 
 async def _read(request: Request, limit: int) -> tuple[object, bool]:
-    """Return the parsed body, and whether it is a heavy one: work on it then belongs in turns."""
+    """Return the parsed body, and whether it is heavy: work on a heavy body belongs in turns."""
     _check_headers(request, limit)
     body, marks = await _received(request, limit)
     heavy = marks > _LIGHT_MARKS or len(body) > _LIGHT_BYTES
@@ -81,7 +82,7 @@ async def _read(request: Request, limit: int) -> tuple[object, bool]:
 
 
 def _check_headers(request: Request, limit: int) -> None:
-    """Raises ApiError for a body that is no JSON or too long by what its headers say."""
+    """Raise ApiError if the headers announce a body that is not JSON or that is too long."""
     media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media_type != "application/json" and not media_type.endswith("+json"):
         raise UnsupportedMediaTypeError("The body must be JSON: send 'Content-Type: application/json'.")
@@ -94,7 +95,7 @@ def _check_headers(request: Request, limit: int) -> None:
 
 
 async def _received(request: Request, limit: int) -> tuple[bytearray, int]:
-    """Return the bytes of a body and `most_marks` of it. Raises ApiError, and ClientGoneError."""
+    """Return the bytes of a body and their `most_marks`. Raises ApiError or ClientGoneError."""
     body, marks, room = bytearray(), 0, request.app.state.body_room
     assert isinstance(room, MemoryBudget)
     try:
@@ -114,7 +115,7 @@ async def _received(request: Request, limit: int) -> tuple[bytearray, int]:
 
 
 async def _check_cost(request: Request, body: bytearray) -> None:
-    """Refuse a body that takes long to parse, with a BadRequestError: one of too many values, named or bare."""
+    """Raise BadRequestError for a body with too many values, which would take long to parse."""
     counter = ShapeCounter()
 
     def count() -> Steps[None]:
@@ -140,7 +141,7 @@ async def _turn(request: Request) -> None:
 
 
 def _check_depth(data: object) -> None:
-    """Refuse more than MAX_DEPTH objects and arrays in one another, with a BadRequestError: recursion has an end."""
+    """Raise BadRequestError if more than MAX_DEPTH objects and arrays are nested, because later code recurses."""
     level = [data]
     for _ in range(MAX_DEPTH):
         level = [inner for each in level for inner in _values(each) if isinstance(inner, dict | list)]
@@ -150,16 +151,16 @@ def _check_depth(data: object) -> None:
 
 
 def _values(value: object) -> Iterable[object]:
-    """What an object or an array holds; nothing for an array without either, such as millions of ids, or a scalar."""
+    """Return the values of an object or an array; nothing for scalars and for flat arrays, such as millions of ids."""
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) and not _HOLDERS.isdisjoint(map(type, value)) else ()
 
 
 def refusal(error: ValidationError, data: object) -> BadRequestError:
-    """What is wrong farthest inside, where a union came closest to fitting, and the parameter it is about.
+    """Return the error for the innermost fault, where a union came closest to a match, with its parameter.
 
-    Of a union's branches at one place, that which takes values of the type given came closest.
+    Among branches of a union at the same place, the one that accepts the type of the value came closest.
     """
     if not isinstance(data, Mapping):
         return BadRequestError("The body must be a JSON object.", code="invalid_value")
@@ -182,14 +183,14 @@ def refusal(error: ValidationError, data: object) -> BadRequestError:
 
 
 def _place(error: ErrorDetails) -> tuple[int | str, ...]:
-    """Where it is: of an object of no known kind, in the field that says of which kind it is."""
+    """Return the location of an error. For an object of unknown type, this is its discriminator field."""
     if error["type"] in {"union_tag_invalid", "union_tag_not_found"}:
         return (*error["loc"], error["ctx"]["discriminator"].strip("'"))
     return error["loc"]
 
 
 def _param(loc: tuple[int | str, ...], data: Any) -> str | None:
-    """`messages[0].content` of a location; pydantic's names for branches of a union, not in the data, are left out."""
+    """Return a location as `messages[0].content`, without pydantic's names for branches of a union."""
     path = ""
     for place, step in enumerate(loc):
         missing = place == len(loc) - 1 and isinstance(step, str) and step.isidentifier()

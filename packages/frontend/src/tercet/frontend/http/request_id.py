@@ -1,4 +1,4 @@
-"""The id of an HTTP request, by which clients and logs name it. Every answer has it."""
+"""The id of an HTTP request, by which clients and logs name it. Every response has it."""
 
 import re
 import secrets
@@ -11,18 +11,17 @@ _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 def identify(scope: Scope, headers: Headers) -> str:
-    """The client's own id, or a new one; kept in the scope."""
+    """Return the client's own request id, or a new one, and store it in the scope."""
     own = headers.get("x-request-id", "")
     scope[_SCOPE] = own if _ID.fullmatch(own) else new_request_id()
     return request_id_of(scope)
 
 
 def new_request_id() -> str:
-    """One that no other request has."""
     return f"req_{secrets.token_hex(16)}"
 
 
 def request_id_of(scope: Scope) -> str:
-    """What `identify` kept."""
+    """Return the id that `identify` stored."""
     request_id: str = scope[_SCOPE]
     return request_id

@@ -1,4 +1,4 @@
-"""Answers that end when their client does: server-sent events, and work that nobody waits for any more."""
+"""Server-sent events, and work that is cancelled when the client disconnects."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -13,13 +13,13 @@ _T = TypeVar("_T")
 DONE = b"data: [DONE]\n\n"
 
 Write = Callable[[bytes], bool]
-"""Sends a piece of a body at once. False, and nothing sent, when the client has to be waited for, or is gone."""
+"""Writes a piece of a body at once. Returns False, having written nothing, if the client is slow or gone."""
 WRITE = "tercet.write"
-"""Where the scope holds the server's own, below every middleware."""
+"""Key of the scope for the server's own `Write`, which bypasses all middleware."""
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection: there is nobody to answer."""
+    """The client has closed its connection, so there is nowhere to send a response."""
 
 
 async def _gone(receive: Receive) -> None:
@@ -28,7 +28,7 @@ async def _gone(receive: Receive) -> None:
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
-    """The result of `work`, which is cancelled when the client leaves. Call it once the body has been read.
+    """Return the result of `work`, which is cancelled if the client disconnects. Read the body before.
 
     Raises ClientGoneError.
     """
@@ -46,25 +46,24 @@ async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
 
 
 def event(data: bytes) -> bytes:
-    """One event."""
     return b"data: " + data + b"\n\n"
 
 
 def named_event(name: str, data: bytes) -> bytes:
-    """One event of an API whose events have names."""
+    """Return an event with a name, for APIs that name their events."""
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
 def _never(_: bytes) -> bool:
-    """The `Write` of a server that has none."""
+    """Write nothing: the default `Write` for a server without one."""
     return False
 
 
 class EventStream(Response):
-    """Streams `body`; `on_close` runs exactly once, however the connection ends.
+    """Streaming response with `body`; `on_close` runs exactly once when the connection ends.
 
-    Where the server has a `WRITE`, chunks are written by it, past the middleware: that does nothing with them, and
-    would cost more for each than the chunk itself.
+    If the server has a `WRITE`, chunks go through it and skip the middleware, which would do nothing with them and cost
+    more than the chunk itself.
     """
 
     media_type = "text/event-stream"
@@ -77,7 +76,7 @@ class EventStream(Response):
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the body ends or the client leaves."""
+        """Send until the body ends or the client disconnects."""
         sending = asyncio.ensure_future(self._send(send, scope.get(WRITE, _never)))
         gone = asyncio.ensure_future(_gone(receive))
         try:

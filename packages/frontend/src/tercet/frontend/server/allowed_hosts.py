@@ -1,8 +1,8 @@
-"""By which names a server may be called that asks for no key and that only this machine reaches.
+"""Protection against DNS rebinding for a server that needs no key and listens on this machine only.
 
-Any page may call it, and browsers keep answers from pages of other origins. But whoever owns a name can have it lead
-to 127.0.0.1 once its page is loaded (DNS rebinding): then the page and this server are of one origin. What tells it
-from a client of this machine is the name in the Host header.
+Any web page may send requests to it, and browsers withhold the responses from pages of other origins. But the owner of
+a name can point it at 127.0.0.1 after the page has loaded (DNS rebinding); page and server then share one origin. The
+name in the Host header distinguishes such a page from a client on this machine.
 """
 
 import ipaddress
@@ -15,12 +15,12 @@ from tercet.frontend.config.validation import ANY
 from tercet.frontend.errors import ForbiddenError
 
 _NOBODYS = (".localhost", ".internal")
-"""Ends of names that nobody can own, and that a container may call its host by."""
+"""Suffixes of names that cannot be registered, and that a container may use for its host."""
 _SHOWN = 64
 
 
 class AllowedHosts:
-    """Addresses, names that nobody can own, and those of `origins` whose pages may read answers anyway."""
+    """Allowed Host headers: addresses, names that cannot be registered, and the hosts of `origins`."""
 
     def __init__(self, origins: Iterable[str] = ()) -> None:
         given = tuple(origins)
@@ -28,7 +28,10 @@ class AllowedHosts:
         self._names = {urlsplit(origin).hostname for origin in given}
 
     def check(self, headers: Headers) -> None:
-        """Raises ForbiddenError for a request that calls the server by another name. One without any is no page's."""
+        """Raise ForbiddenError for a request with another name in its Host header.
+
+        A request without one does not come from a web page.
+        """
         name = _name(headers.get("host", ""))
         if self._any or name in self._names or _is_safe(name):
             return
@@ -40,13 +43,13 @@ class AllowedHosts:
 
 
 def _name(host: str) -> str:
-    """Of a Host header, without its port."""
+    """Return the name in a Host header, without the port."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return name.strip().rstrip(".").lower()
 
 
 def _is_safe(name: str) -> bool:
-    if "." not in name and ":" not in name:  # of this machine or its network, where no page comes from
+    if "." not in name and ":" not in name:  # a name of this machine or its network, from which no page is served
         return True
     if name.endswith(_NOBODYS):
         return True

@@ -1,4 +1,4 @@
-"""The HTTP application: the routes, and what surrounds them."""
+"""The HTTP application: routes, error handlers and middleware."""
 
 import logging
 
@@ -33,7 +33,7 @@ from tercet.frontend.server.stores import Stores
 logger = logging.getLogger(__name__)
 
 _SHOWN_TO_PAGES = ("x-request-id", "request-id", "retry-after")
-"""Headers of answers that pages of another origin may see, besides those that every page may."""
+"""Response headers that pages of another origin may read, in addition to the CORS-safelisted ones."""
 
 
 def build_app(
@@ -44,11 +44,11 @@ def build_app(
     *,
     local: bool = False,
 ) -> ASGIApp:
-    """The application. Its routes read and write their own bytes; FastAPI routes and no more.
+    """Return the application. Endpoints read and write their own bytes; FastAPI only routes.
 
-    `local`: only this machine reaches it.
+    `local`: the server is reachable from this machine only.
 
-    Raises ValueError for options that cannot work.
+    Raises ValueError for invalid options.
     """
     app = FastAPI(
         title="Tercet",
@@ -85,14 +85,14 @@ def build_app(
     )
     if not config.allowed_origin:
         return guarded
-    # Browsers ask whether a page may send its key, and show none then: that is answered before keys are looked at.
+    # Browsers send a preflight request without a key. It must be answered before keys are checked.
     return CORSMiddleware(
         guarded, config.allowed_origin, allow_methods=["*"], allow_headers=["*"], expose_headers=_SHOWN_TO_PAGES
     )
 
 
 def _named(path: str, endpoint: Endpoint) -> Endpoint:
-    """The endpoint; `RequestMiddleware` learns which it was."""
+    """Return the endpoint, wrapped to store its route in the scope for `RequestMiddleware`."""
 
     async def answer(request: Request) -> Response:
         request.scope[ROUTE] = path
@@ -107,12 +107,12 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """A fault of ours, which `RequestMiddleware` logs; its words stay inside."""
+    """Answer an unexpected exception, which `RequestMiddleware` logs, without its details."""
     return error_response(ServerError("The server failed this request."), request.scope)
 
 
 async def _on_store_error(request: Request, error: Exception) -> Response:
-    """No fault of ours, and what the client has to know: without `store` it would be answered."""
+    """Answer with the error of the store, because the same request without `store` would succeed."""
     logger.error("%s", error)
     return error_response(ServerError(str(error)), request.scope)
 
@@ -122,10 +122,10 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:  # no
 
 
 async def _on_http_error(request: Request, error: Exception) -> Response:
-    """What the router itself refuses."""
+    """Convert an error of the router into the API's format."""
     assert isinstance(error, HTTPException)
     scope = request.scope
-    path = scope["path"]  # `request.url` is put together from the Host header, too, and whatever it holds
+    path = scope["path"]  # `request.url` includes the Host header, which may hold anything
     match error.status_code:
         case 404:
             return error_response(NotFoundError(f"Unknown request URL: {request.method} {path}."), scope)

@@ -1,4 +1,4 @@
-"""How many connections a server keeps, and which of them make room for a new one."""
+"""The limit on client connections, and the eviction of idle ones."""
 
 import asyncio
 from typing import Protocol
@@ -6,20 +6,20 @@ from typing import Protocol
 from tercet.protocol.system.file_limit import raise_file_limit
 
 _OTHERS = 512
-"""File descriptors that are left to the other parts' connections, each of which takes five, grammar workers and files:
-ZeroMQ ends a process that cannot take a connection of theirs."""
+"""File descriptors reserved for connections to other processes (five each), grammar workers and files. ZeroMQ aborts
+a process that has no descriptor left to accept a connection."""
 
 
 class Connection(Protocol):
-    """One of a client's."""
+    """A client's connection."""
 
     transport: asyncio.Transport
 
 
 class Connections:
-    """Those without a request that is whole and unanswered, from the one that has waited longest for it on.
+    """Idle connections, longest idle first.
 
-    There are `most` at a time, these and others. One client that holds connections open shuts nobody else out.
+    At most `most` connections are open, idle or not. A client that opens many connections cannot lock out others.
     """
 
     def __init__(self, most: int) -> None:
@@ -27,7 +27,10 @@ class Connections:
         self._idle: dict[Connection, None] = {}
 
     def opened(self, connection: Connection, count: int) -> None:
-        """The last of now `count` connections: if they are too many, one that waits is ended, be it this one."""
+        """Register a new connection, the last of `count`.
+
+        If there are too many, abort the one that was idle longest.
+        """
         self.waits(connection)
         if count > self.most:
             longest = next(iter(self._idle))
@@ -35,20 +38,20 @@ class Connections:
             longest.transport.abort()
 
     def waits(self, connection: Connection) -> None:
-        """It is the client's turn."""
+        """Mark a connection as idle: the server waits for its client."""
         self._idle[connection] = None
 
     def works(self, connection: Connection) -> None:
-        """It is the server's turn."""
+        """Mark a connection as busy: its client waits for the server."""
         self._idle.pop(connection, None)
 
     gone = works
 
 
 def room_for_connections() -> int:
-    """How many connections of clients this process can have, once it may open as many files as it can ask for.
+    """Return the number of client connections that fit, after raising the file limit of this process.
 
-    Raises ChannelError where it may open too few files to serve at all.
+    Raises ChannelError if the limit is too low to serve at all.
     """
     most = raise_file_limit()
     return max(most - _OTHERS, most // 2)

@@ -1,4 +1,4 @@
-"""The socket that HTTP comes to: inherited from the supervisor, or one of our own, and where clients reach it."""
+"""The listening HTTP socket: inherited from the supervisor, or opened here."""
 
 import ipaddress
 import socket
@@ -10,7 +10,7 @@ BACKLOG = 2048
 
 
 def listening_socket(config: HttpConfig) -> socket.socket:
-    """The inherited socket, or one of our own. Raises OSError."""
+    """Return the inherited socket, or open one. Raises OSError."""
     if config.fd is not None:
         return socket.socket(fileno=config.fd)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
@@ -18,13 +18,13 @@ def listening_socket(config: HttpConfig) -> socket.socket:
 
 
 def is_local(listener: socket.socket) -> bool:
-    """Whether only this machine reaches it."""
+    """Return whether the socket is reachable from this machine only."""
     host = listener.getsockname()[0]
     return ipaddress.ip_address(host.partition("%")[0]).is_loopback
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where clients on this machine reach it."""
+    """Return the URL for clients on this machine."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

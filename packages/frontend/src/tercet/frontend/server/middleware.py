@@ -1,4 +1,7 @@
-"""What surrounds every route: request ids, API keys, and errors in OpenAI's words. Closed unless named here as open."""
+"""Middleware around all routes: request ids, API keys and error bodies.
+
+Every route needs a key unless listed as open.
+"""
 
 import logging
 from collections import Counter
@@ -23,16 +26,16 @@ logger = logging.getLogger(__name__)
 OPEN_ROUTES = frozenset({"/health", "/live"})
 METRICS = "/metrics"
 ROUTE = "tercet.route"
-"""Of the scope: the path of the route that was found, as the router has it."""
+"""Key of the scope for the path of the matched route, as the router writes it."""
 _OTHER = "other"
 _NO_KEY = "No API key provided: send it as 'Authorization: Bearer KEY'."
 _WRONG_KEY = "Incorrect API key provided."
 
 
 class RequestMiddleware:
-    """ASGI middleware around the whole app. Counts in `exchanges` how requests were answered.
+    """ASGI middleware around the whole application. Counts responses in `exchanges`.
 
-    Without `hosts` a server may be called by any name. Answers that wait to be read are in the room for `answers`.
+    Without `hosts` any Host header is accepted. Unread responses use the memory budget `answers`.
     """
 
     def __init__(
@@ -54,11 +57,10 @@ class RequestMiddleware:
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # a websocket, which no route takes
+        if scope["type"] != "http":  # no route accepts a websocket
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = Headers(scope=scope)
@@ -96,7 +98,7 @@ class RequestMiddleware:
                 raise
 
     async def _answer(self, visitor: Caller | None, scope: Scope, receive: Receive, send: Send) -> None:
-        """Have the app answer, as fast as its client reads. Raises UnavailableError where too much is unread."""
+        """Let the application answer with backpressure. Raises UnavailableError if too many responses are unread."""
         with self._answers.space(visitor.owner if visitor is not None else "") as space:
             paced = BackpressuredSend(send, space)
             await self.app(scope, receive, paced)
@@ -104,7 +106,10 @@ class RequestMiddleware:
             raise paced.refusal
 
     def _admit(self, scope: Scope, headers: Headers) -> Caller | None:
-        """Let a request in, or raise ApiError. None for whoever shows no key where it needs none."""
+        """Return the caller of an admitted request, None for a caller without a key on an open route.
+
+        Raises ApiError.
+        """
         visitor = self._keys.visitor(headers)
         if scope["path"] not in self._open_routes:
             if visitor is None:
@@ -117,12 +122,15 @@ class RequestMiddleware:
 
 
 def _exchange(scope: Scope, status: int) -> Exchange:
-    """What no route takes, or is turned away before it is routed, goes under one name: clients may ask for anything."""
+    """Return the counter key of a response.
+
+    Requests without a route share one key, because clients choose their paths.
+    """
     route = scope.get(ROUTE)
     return Exchange(scope["method"], route, status) if route else Exchange(_OTHER, _OTHER, status)
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
-    """An error as its own response, in the words that its client knows."""
+    """Return the response for an error, in the format of the client's API."""
     body = anthropic_error(error, request_id_of(scope)) if asks_anthropic(scope) else error.body()
     return Response(body, error.status, error.headers(), media_type="application/json")

@@ -1,4 +1,4 @@
-"""Parsing of HTTP/1 for a server that speaks nothing else."""
+"""HTTP/1 parser that ignores offers to upgrade the protocol."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,12 +7,12 @@ from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 
 class OneProtocolParser:
-    """httptools' parser, for which an offer to change the protocol is a header like any other (RFC 9110, 7.8).
+    """Wrapper of httptools' parser that treats `Upgrade` like any other header (RFC 9110, 7.8).
 
-    Its own would take the request to end there: the body, whatever a client of another has put into it, would be read
-    as the next request. Here a parser that knows nothing of the offer goes on with the body. `protocol` is called as
-    httptools calls it, but twice for the end of a head that offers: it passes over what comes while `resumes` is set,
-    and over the end of a message while `offers` is. What is no HTTP ends in `on_nonsense`.
+    httptools ends a request at the offer, so that the body, which may come from another client, would be
+    parsed as the next request. Here a second parser that has not seen the offer continues with the body. `protocol`
+    gets httptools' callbacks, some twice for a head with an offer: it ignores those that come while `resumes` is set,
+    and the end of a message while `offers` is true. Invalid HTTP calls `on_nonsense`.
     """
 
     def __init__(self, protocol: Any) -> None:
@@ -22,11 +22,11 @@ class OneProtocolParser:
 
     @property
     def offers(self) -> bool:
-        """Whether the head that has just ended offers another protocol, and its body is still to come."""
+        """Return whether the head that just ended offers another protocol, and its body is still to come."""
         return bool(self._parser.should_upgrade())
 
     def feed_data(self, data: bytes) -> None:
-        """As httptools', but what it raises the protocol is told."""
+        """Feed bytes to the parser. Invalid HTTP calls `on_nonsense` and raises nothing."""
         rest = memoryview(data)
         try:
             while True:
@@ -41,19 +41,17 @@ class OneProtocolParser:
             self._protocol.on_nonsense()
 
     def get_http_version(self) -> str:
-        """Of the present request."""
         return str(self._parser.get_http_version())
 
     def get_method(self) -> bytes:
-        """Of the present request."""
         return bytes(self._parser.get_method())
 
     def should_keep_alive(self) -> bool:
-        """Whether another request may follow the present one."""
+        """Return whether another request may follow the current one."""
         return bool(self._parser.should_keep_alive())
 
     def should_upgrade(self) -> bool:
-        """Nothing is ever changed."""
+        """Return False: the protocol is never upgraded."""
         return False
 
     def _resume(self) -> None:
@@ -68,12 +66,12 @@ class OneProtocolParser:
 
 def _parser(protocol: Any) -> HttpRequestParser:
     parser = HttpRequestParser(protocol)
-    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does: it drops what comes after the end
+    parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn: data after the end is dropped
     return parser
 
 
 def _frame(parser: HttpRequestParser, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """A head of the same method and version, with what says where its body ends."""
+    """Return a head of the same method and version, with only the headers that frame the body."""
     framing = [b"%b: %b\r\n" % each for each in headers if each[0] in {b"content-length", b"transfer-encoding"}]
     version = str(parser.get_http_version()).encode()
     return b"%b / HTTP/%b\r\n%b\r\n" % (parser.get_method(), version, b"".join(framing))

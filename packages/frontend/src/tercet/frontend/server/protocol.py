@@ -1,4 +1,4 @@
-"""HTTP of one connection, as uvicorn speaks it, within bounds of size and time."""
+"""HTTP protocol of one connection: uvicorn's, with limits of size and time."""
 
 import asyncio
 import logging
@@ -15,49 +15,50 @@ from tercet.protocol.logging import RateLimitedLogger
 logger = logging.getLogger(__name__)
 
 _HEAD_SECONDS = 30.0
-"""Time that the head of a request has to arrive in, the first of a connection and every later one."""
+"""Seconds in which the head of each request must arrive."""
 _COMPLAINT_SECONDS = 6.0
-"""Time between lines about what is no HTTP: anybody who reaches the port can cause them."""
+"""Seconds between log lines about invalid HTTP, which any client can cause."""
 _READ_SECONDS = 60.0
-"""Time in which a client takes something of what there is for it: one that takes nothing is gone."""
+"""Seconds in which a client must read some of its pending response, else it counts as gone."""
 _HEADER_COST = 32
-"""Bytes that each header counts for besides its own (as in RFC 7541, 4.1): an empty one takes time, too."""
+"""Bytes that each header counts in addition to its length (as in RFC 7541, 4.1), because empty headers take time,
+too."""
 _FREE_PIECES = 1024
 _PIECE_BYTES = 64
-"""A body may arrive in so many pieces, whatever their size; those beyond must have so many bytes on average."""
+"""A body may arrive in `_FREE_PIECES` pieces of any size; further pieces must have this many bytes on average."""
 _MOST_PIPELINED = 32
-"""Requests that a client may send on one connection before it has the answer to the first."""
+"""Requests that a client may send on one connection before the first is answered."""
 _TOO_LONG = "The headers of the request are too long."
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's, which has no such bounds, and takes the body of a request that offers another protocol for the next.
+    """uvicorn's protocol with limits, and with a parser that ignores offers to upgrade.
 
-    Hangs up on request heads that are too long, or take too long to arrive, and on clients that do not read.
+    Closes connections whose request heads are too long or too slow, and those whose clients do not read.
     """
 
     crowd: Connections
-    """All of the server's."""
+    """The open connections of the server."""
     head_limit = 0
-    """Bytes of a head, trailers included; and of what else surrounds a body, at a stretch."""
+    """Maximum bytes of a head with its trailers, and of consecutive framing bytes around a body."""
     complaints: RateLimitedLogger
-    """Of what is no HTTP, at any of the connections."""
+    """Logger for invalid HTTP, shared by all connections."""
     _in_head = False
     _header_bytes = 0
-    """Of the headers and trailers of the request that arrives."""
+    """Bytes of the headers and trailers of the current request."""
     _idle_bytes = 0
-    """Since the parser last had something to show for what it was fed."""
+    """Bytes since the parser last made progress."""
     _body_pieces = 0
     _body_bytes = 0
-    """Of the request that arrives."""
+    """Bytes of the body of the current request."""
     _progressed = False
     _leaves = False
-    """Once idle, this connection is not waited for as long as others are."""
+    """The server is draining: this connection closes soon after it becomes idle."""
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """The time for its first request runs."""
+        """Start the timeout for the first request."""
         super().connection_made(transport)
         self._reading = OneProtocolParser(self)
         self.parser = self._reading  # type: ignore[assignment]
@@ -65,7 +66,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nothing is waited for any more."""
+        """Cancel the timeouts."""
         self._head_came()
         self._has_read()
         self.crowd.gone(self)
@@ -73,13 +74,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def engaged(self) -> bool:
-        """Whether a request is under way here, has begun to arrive, or may follow an answer that said so."""
+        """Return whether a request runs or arrives here, or may follow because the last response allowed it."""
         return self._answering or self._in_head or (self._leaves and self.timeout_keep_alive_task is not None)
 
     def leave(self, last_call: int) -> None:
-        """Hang up `last_call` seconds after the answer that is under way, if there is one, unless a request comes.
+        """Close `last_call` seconds after the current response, if there is one, unless another request arrives.
 
-        The head of that answer has promised to read another, and clients send it on the heels of the answer's end.
+        The head of that response has announced keep-alive, and clients send the next request right after its end.
         """
         if self._answering:
             self._leaves, self.timeout_keep_alive = True, last_call
@@ -89,7 +90,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
-        """Some bytes of a request, or of several."""
+        """Parse received bytes, which may hold several requests."""
         self._progressed = False
         super().data_received(data)
         if self.transport.is_closing():
@@ -99,10 +100,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(HeadersTooLongError(_TOO_LONG))
             return
         if self._deadline is None and not self._answering and self.timeout_keep_alive_task is None:
-            self._wait_for_head()  # these bytes have ended uvicorn's wait for a next request, and completed none
+            self._wait_for_head()  # these bytes cancelled uvicorn's keep-alive timeout, but completed no head
 
     def on_message_begin(self) -> None:
-        """A head begins."""
+        """Reset the counters for a new request."""
         if self._reading.resumes:
             return
         self._header_bytes, self._idle_bytes, self._in_head = 0, 0, True
@@ -110,12 +111,11 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        """A piece of the target."""
         if not self._reading.resumes:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A header; or a trailer, which nobody reads."""
+        """Take a header, or a trailer, which is ignored. Raises ValueError for a head that is too long."""
         if self._reading.resumes:
             return
         self._header_bytes += len(name) + len(value) + _HEADER_COST
@@ -124,7 +124,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """A head is whole."""
+        """Start the request whose head is complete. Raises ValueError for too many pipelined requests."""
         if self._reading.resumes:
             return
         self._progressed, self._in_head = True, False
@@ -138,7 +138,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.scope[WRITE] = _writer(self.cycle)  # type: ignore[literal-required]
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of a body. Raises ValueError, which ends the parsing, where the pieces are too small."""
+        """Take a piece of a body. Raises ValueError, which ends parsing, if the pieces are too small."""
         self._progressed = True
         self._body_pieces += 1
         self._body_bytes += len(body)
@@ -149,7 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request is whole."""
+        """Mark the connection as busy once the request is complete."""
         if self._reading.offers:
             return
         self._progressed = True
@@ -158,19 +158,19 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """The client is behind."""
+        """Start the timeout for a client that reads too slowly."""
         super().pause_writing()
         self._await_reader()
 
     def resume_writing(self) -> None:
-        """It has caught up, but for what fits into the buffer."""
+        """Stop the timeout: the client has read all but a buffer."""
         self._has_read()
         if self.transport.is_closing():
             self._await_reader()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
-        """An answer is whole, and may have been the last."""
+        """Mark the connection as idle after a response, unless another request is pending."""
         super().on_response_complete()
         if not self._answering or self._awaits_body:
             self.crowd.waits(self)
@@ -178,12 +178,12 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_reader()
 
     def timeout_keep_alive_handler(self) -> None:
-        """No next request has come."""
+        """Close the connection: no further request has come in time."""
         self._hang_up()
 
     def on_nonsense(self) -> None:
-        """What arrives is no HTTP. The answer is in the words of every other error, unless there is one already."""
-        self.complaints.warn("invalid HTTP request received", self.loop.time())
+        """Answer invalid HTTP with an error in the API's format, unless a response has been started."""
+        self.complaints.say("invalid HTTP request received", self.loop.time())
         if not self.transport.is_closing():
             self._refuse(BadRequestError("Invalid HTTP request received."))
 
@@ -196,7 +196,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self._deadline = None
 
     def _await_reader(self) -> None:
-        """Look again later. Nothing is written meanwhile: what is unread gets less, unless nobody reads."""
+        """Check again later whether the client has read anything.
+
+        Nothing is written meanwhile, so the buffer shrinks unless the client has stopped reading.
+        """
         if self._unread is None:
             self._unread = self.loop.call_later(_READ_SECONDS, self._look, self.transport.get_write_buffer_size())
 
@@ -213,18 +216,18 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def _hang_up(self) -> None:
-        """Close, once what is written has been read."""
+        """Close the connection once the client has read the pending bytes."""
         self.transport.close()
         self._await_reader()
 
     def _check_length(self) -> None:
-        """Raises ValueError, which ends the parsing."""
+        """Raise ValueError, which ends parsing, if the head is too long."""
         if len(self.url) + self._header_bytes > self.head_limit:
             self._refuse(HeadersTooLongError(_TOO_LONG))
             raise ValueError(_TOO_LONG)
 
     def _refuse(self, error: ApiError) -> None:
-        """Hang up, and say why where that cannot be taken for a part of another answer."""
+        """Close the connection, and send the error if it cannot be mistaken for part of another response."""
         if not self._answering or self._awaits_body:
             body = error.body()
             headers = [
@@ -240,18 +243,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def _awaits_body(self) -> bool:
-        """Whether what arrives belongs to the request that is next to be answered."""
+        """Return whether arriving bytes belong to the next request to be answered."""
         return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
 
 
 def bounded_by(limit: int, crowd: Connections) -> type[BoundedProtocol]:
-    """The protocol of one server, with this `head_limit`."""
+    """Return the protocol class of one server, with `limit` as its `head_limit`."""
     complaints = RateLimitedLogger(logger, _COMPLAINT_SECONDS)
     return type("BoundedProtocol", (BoundedProtocol,), {"head_limit": limit, "crowd": crowd, "complaints": complaints})
 
 
 def _writer(cycle: RequestResponseCycle) -> Write:
-    """See WRITE. Its response has begun, and has no content-length."""
+    """Return the `Write` (see WRITE) of a response that has started and has no content-length."""
     flow, transport = cycle.flow, cycle.transport
 
     def write(data: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""Every route: its method, its path, and what answers it."""
+"""The table of routes: method, path and endpoint."""
 
 from collections.abc import Awaitable, Callable
 
@@ -32,7 +32,7 @@ Endpoint = Callable[[Request], Awaitable[Response]]
 def routes(
     manager: TokenizerManager, config: HttpConfig, serving: ServingConfig, stores: Stores | None
 ) -> list[tuple[str, str, Endpoint]]:
-    """The routes of one frontend. Raises ValueError for options that cannot work."""
+    """Return the routes of one frontend. Raises ValueError for invalid options."""
     planner = ChatPlanner(serving)
     chat = OpenAIServingChat(manager, config.max_body_bytes, planner)
     models = OpenAIServingModels(manager.models, manager.adapters)

@@ -11,7 +11,7 @@ from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
 
 class Stores:
-    """Stores that share one database file. Owns the file."""
+    """Stores that share one database file, which this object owns."""
 
     def __init__(self, manager: TokenizerManager, planner: ChatPlanner, database: Database) -> None:
         self._database = database
@@ -22,10 +22,10 @@ class Stores:
         self.sessions = SessionStore(database)
 
     def start(self) -> None:
-        """Begin to look for what frontends that are gone have left."""
+        """Start to look for background responses that dead frontends have left."""
         self.background.start()
 
     async def close(self) -> None:
-        """Leave what is not done to others."""
+        """Stop background work, which other frontends take over, and close the database."""
         await self.background.close()
         await self._database.close()

@@ -1,4 +1,4 @@
-"""uvicorn as this part runs it: bounded connections, our own signals and drains, and word of when it listens."""
+"""uvicorn server with bounded connections, own signal handling and draining, and a callback when it listens."""
 
 import asyncio
 import contextlib
@@ -16,33 +16,33 @@ from tercet.frontend.server.listener import BACKLOG
 from tercet.frontend.server.protocol import BoundedProtocol, bounded_by
 
 _TICK = 1.0
-"""Seconds between looks at the clock, for the date in answers."""
+"""Seconds between ticks, which update the date header."""
 _DRAIN_TICK = 0.1
-"""The same while the end of what is under way is waited for."""
+"""Seconds between ticks while draining."""
 _LAST_CALL = 1
-"""Seconds that a server which leaves gives to requests on their way: a client connects, or reads an answer, and then
-sends."""
+"""Seconds that a draining server leaves for requests on their way, from clients that have just connected or have
+just read a response."""
 _AT_ONCE = 32
-"""Connections that are accepted before anything is done about those there are. Some such lots are open before the first
-of those too many is closed: they have to fit into what `room_for_connections` leaves."""
+"""Connections accepted in one turn of the loop. Several such batches are open before the first surplus connection is
+closed, so they must fit into the reserve of `room_for_connections`."""
 
 
 class Serving(Protocol):
-    """Who answers the requests of a server."""
+    """The request handler of a server, as far as draining needs it."""
 
     @property
     def running(self) -> int:
-        """Requests that are not done with."""
+        """Return the number of unfinished requests."""
 
     def drain(self, last_call: float) -> None:
-        """Refuse what comes after `last_call` seconds."""
+        """Refuse requests that arrive more than `last_call` seconds from now."""
 
     def give_up(self) -> None:
-        """End what runs."""
+        """End the running requests."""
 
 
 class HttpServer(uvicorn.Server):
-    """Serves an app on one socket until `should_exit`; calls `on_started` once it accepts connections."""
+    """HTTP server on one socket until `should_exit`; calls `on_started` once it accepts connections."""
 
     def __init__(
         self, app: ASGIApp, config: HttpConfig, listener: socket.socket, on_started: Callable[[], None]
@@ -71,14 +71,14 @@ class HttpServer(uvicorn.Server):
         self._drained: _Drained | None = None
 
     async def run_until_told(self) -> None:
-        """Serve until `stop`; then no new requests, and those in flight may finish."""
+        """Serve until `stop`. Then accept no new requests, and let running ones finish."""
         await self.serve(sockets=[self._listener])
 
     def drain(self, serving: Serving) -> None:
-        """End `run_until_told` once nothing runs; after the grace, or when called again, give up what does.
+        """End `run_until_told` once no request runs; after the grace period, or on a second call, end running requests.
 
-        At a shared socket new connections go to the other processes, and whatever comes on those accepted already is
-        served, for nobody else could. A socket of its own goes on being listened to, for /health to tell; there new
+        On a shared socket, new connections go to the other processes. Requests on accepted connections are still
+        served, because no other process can. An unshared socket keeps listening, so that /health can answer; new
         requests are refused after the last call.
         """
         now = asyncio.get_running_loop().time()
@@ -86,20 +86,20 @@ class HttpServer(uvicorn.Server):
         self._drained = _Drained(serving, now + _DRAIN_TICK, now + min(_LAST_CALL, grace), now + grace)
         serving.drain(math.inf if self._shares_socket else _LAST_CALL)
         if self._shares_socket:
-            for server in getattr(self, "servers", ()):  # there are none before it has started
+            for server in getattr(self, "servers", ()):  # absent before start-up
                 server.close()
         for connection in self._connections():
             connection.leave(min(_LAST_CALL, grace))
         self._stopping.set()
 
     def stop(self) -> None:
-        """End `run_until_told`; a second time, without waiting for requests in flight."""
+        """End `run_until_told`; on a second call without waiting for running requests."""
         self.force_exit = self.should_exit
         self.should_exit = True
         self._stopping.set()
 
     async def main_loop(self) -> None:
-        """uvicorn's, but it looks less often, and wakes up at once when told to stop."""
+        """Run uvicorn's main loop with slower ticks, woken at once by `stop` and `drain`."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), _DRAIN_TICK if self._drained else _TICK)
@@ -117,7 +117,7 @@ class HttpServer(uvicorn.Server):
             self.should_exit = True
 
     def _is_done(self, drained: "_Drained", now: float) -> bool:
-        """Whether nothing runs, and no connection may still bring a request."""
+        """Return whether no request runs and no connection may still bring one."""
         if drained.serving.running or now < drained.earliest:
             return False
         connections = self._connections()
@@ -127,9 +127,10 @@ class HttpServer(uvicorn.Server):
         return list(self.server_state.connections)  # type: ignore[arg-type]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn does, then tell.
+        """Start uvicorn, then call `on_started`.
 
-        For asyncio a backlog is two things: how many may wait, and how many are accepted in one turn of the loop.
+        asyncio uses the backlog for two things: the length of the accept queue, and the number of connections accepted
+        in one turn of the loop.
         """
         await super().startup(sockets)
         self._listener.listen(BACKLOG)
@@ -137,16 +138,16 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are handled by whoever runs the loop."""
+        """Install no signal handlers: the owner of the loop has its own."""
         yield
 
 
 class _Drained(NamedTuple):
-    """What is waited for before the end."""
+    """Deadlines of a draining server, in loop time."""
 
     serving: Serving
     earliest: float
-    """When even connections that were being accepted are known."""
+    """Time from which connections that were being accepted are registered."""
     last_call: float
-    """When a connection that has brought no request is given up."""
+    """Time after which a connection without a request is ignored."""
     deadline: float

@@ -1,4 +1,4 @@
-"""Anthropic's messages as a turn of chat has them."""
+"""Conversion of Anthropic's messages to chat messages."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from tercet.frontend.errors import BadRequestError
 
 
 def messages_of(system: str | Sequence[TextBlock] | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """The chat. Raises BadRequestError for results of calls that nobody made."""
+    """Return the chat messages. Raises BadRequestError for a result of an unknown tool call."""
     told = _text(system) if system else ""
     chat: list[dict[str, Any]] = [{"role": "system", "content": told}] if told else []
     called: set[str] = set()
@@ -42,7 +42,7 @@ def _assistant(blocks: Sequence[Block], place: int) -> dict[str, Any]:
             case ThinkingBlock():
                 message["reasoning_content"] = message.get("reasoning_content", "") + block.thinking
             case RedactedThinkingBlock():
-                pass  # whoever could read it is another server
+                pass  # only the server that wrote it can read it
             case ToolUseBlock():
                 function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
                 call = {"id": block.id, "type": "function", "function": function}
@@ -53,7 +53,7 @@ def _assistant(blocks: Sequence[Block], place: int) -> dict[str, Any]:
 
 
 def _said(role: str, blocks: Sequence[Block], called: set[str], place: int) -> list[dict[str, Any]]:
-    """Results of tools as messages of their own, and then what is said besides."""
+    """Return tool results as messages of their own, then the text."""
     chat: list[dict[str, Any]] = []
     texts: list[str] = []
     for block in blocks:
@@ -80,7 +80,7 @@ def _said(role: str, blocks: Sequence[Block], called: set[str], place: int) -> l
 
 
 def described(tool: Tool) -> str:
-    """What the model is told of a tool in words: its description, and inputs as they might be."""
+    """Return the description of a tool for the model, with its input examples."""
     lines = [tool.description] if tool.description else []
     if tool.input_examples:
         lines += ["Examples:", *(orjson.dumps(each).decode() for each in tool.input_examples)]

@@ -36,7 +36,7 @@ _CALLS = {"auto": Calls.AUTO, "any": Calls.REQUIRED, "tool": Calls.REQUIRED, "no
 
 
 class AnthropicServingMessages:
-    """Messages of every served model. The headers that name a version and betas of the API are read by nobody."""
+    """Endpoints for messages. The headers for API versions and betas are ignored."""
 
     def __init__(self, manager: TokenizerManager, planner: ChatPlanner, body_limit: int) -> None:
         self._manager = manager
@@ -44,7 +44,7 @@ class AnthropicServingMessages:
         self._body_limit = body_limit
 
     async def create(self, request: Request) -> Response:
-        """Answer a chat."""
+        """Generate a message."""
         body = await read_model(request, CreateMessage, self._body_limit)
         model = await self._manager.adapters.model(body.model)
         sampling = SamplingFields(
@@ -74,7 +74,7 @@ class AnthropicServingMessages:
         return _json(writer.body)
 
     async def count_tokens(self, request: Request) -> Response:
-        """How many tokens an answer would be made from."""
+        """Return the number of prompt tokens of a message."""
         body = await read_model(request, CountTokens, self._body_limit)
         model = await self._manager.adapters.model(body.model)
         plan = await self._planner.plan(_turn(body, model), model)
@@ -83,7 +83,7 @@ class AnthropicServingMessages:
 
 
 def _turn(body: Prompted, model: ServedModel) -> ChatOptions:
-    """The turn, but for what only an answer needs. A last message of the assistant's is gone on with."""
+    """Return the chat options for a prompt, without those of sampling. A final assistant message is continued."""
     thinking, config, choice = body.thinking, body.output_config, body.tool_choice
     schema = config.format.schema_ if config and config.format else None
     last = body.messages[-1]
@@ -102,9 +102,9 @@ def _turn(body: Prompted, model: ServedModel) -> ChatOptions:
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         constraint=JsonSchema(schema=schema, param="output_config.format.schema") if schema is not None else None,
         reasoning_effort=config.effort if config else None,
-        # Here it is a wish about the whole answer, and Claude Code has it in every request.
+        # In this API the effort concerns the whole response, and Claude Code always sends it.
         effort_needs_reasoning=False,
-        # In this API a model thinks when it is asked to.
+        # In this API a model reasons only on request.
         thinking=thinking is not None and thinking.type != "disabled",
         thinking_budget=thinking.budget_tokens if thinking else None,
         add_generation_prompt=not continues,
@@ -114,7 +114,7 @@ def _turn(body: Prompted, model: ServedModel) -> ChatOptions:
 
 
 async def _changes(plan: ChatPlan, writer: MessageWriter, generation: Generation) -> AsyncIterator[list[Change]]:
-    """What each arrival changes, to the last. Raises ApiError."""
+    """Yield the changes of each update. Raises ApiError."""
     [reader] = plan.readers(generation)
     begun = False
     async for arrivals in generation.arrivals():
@@ -149,7 +149,7 @@ def _encoded(change: Change) -> bytes:
 
 
 def _usage(generation: Generation, thinking_tokens: int) -> dict[str, Any]:
-    """Token counts as this API has them: what the cache had is not among the input's."""
+    """Return the token counts in this API's format. Cached tokens are not among the input tokens."""
     cached = generation.cached_tokens
     return {
         "input_tokens": generation.prompt_tokens - cached,

@@ -145,7 +145,7 @@ _BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_
 
 
 def _refuse_unread_blocks(content: object, where: str, known: Set[str]) -> None:
-    """Raise UnsupportedParameterError, naming it, for the first block of a type that is not known."""
+    """Raise UnsupportedParameterError that names the first block of an unknown type."""
     for step, block in enumerate(content if isinstance(content, list) else ()):
         kind = block.get("type") if isinstance(block, dict) else None
         if isinstance(kind, str) and kind not in known:
@@ -157,7 +157,7 @@ def _refuse_unread_blocks(content: object, where: str, known: Set[str]) -> None:
 
 
 class Prompted(Strict):
-    """What stands before an answer: the part that creating a message and counting its tokens share."""
+    """The prompt fields, shared by message creation and token counting."""
 
     model: Name
     messages: Annotated[list[Message], Field(min_length=1, max_length=100_000)]
@@ -193,7 +193,7 @@ class Prompted(Strict):
 
 
 def _keeps_everything(management: object) -> bool:
-    """Whether what is to be done to the context leaves it as it is."""
+    """Return whether the context management keeps the whole context."""
     edits = (management.get("edits") or []) if isinstance(management, dict) else management
     return isinstance(edits, list) and all(
         isinstance(edit, dict)

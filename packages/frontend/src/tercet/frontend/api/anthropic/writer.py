@@ -1,6 +1,6 @@
-"""A message of Anthropic's as it comes to be: what the model says becomes blocks, and every change of them an event.
+"""Writer of Anthropic messages: parsed output becomes content blocks, and each change an event.
 
-Nothing here knows of time, sockets or chance.
+Pure code: no clock, sockets or randomness.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ Change = dict[str, Any]
 
 
 class MessageWriter:
-    """Writes one message. `body` is the message object, which it keeps up to date."""
+    """Writer of one message. `body` is the message object, kept up to date."""
 
     def __init__(self, message: str, model: str, *, tell_thoughts: bool = True) -> None:
         self.body: dict[str, Any] = {
@@ -38,20 +38,20 @@ class MessageWriter:
         }
         self._tell_thoughts = tell_thoughts
         self._open = ""
-        """Type of the block that is being written."""
+        """Type of the open block; empty if none is open."""
         self._texts: list[str] = []
         self._blank = ""
-        """White space that is text only if text follows."""
+        """White space that becomes text only if text follows."""
         self._in_call = False
-        """Whether the last call has no end."""
+        """The last tool call has not ended."""
 
     def begin(self, usage: dict[str, Any]) -> list[Change]:
-        """The message exists."""
+        """Return the first events of the message."""
         self.body["usage"] = usage
         return [{"type": "message_start", "message": {**self.body, "content": []}}, {"type": "ping"}]
 
     def take(self, findings: Sequence[Event]) -> list[Change]:
-        """What the model said."""
+        """Add parsed output; return the events."""
         changes: list[Change] = []
         for finding in findings:
             match finding:
@@ -75,7 +75,10 @@ class MessageWriter:
         return changes
 
     def end(self, finish: FinishReason, usage: dict[str, Any]) -> list[Change]:
-        """The model has said all it says. A call without an end asks for nothing: it cannot be relied on."""
+        """Return the last events of the message.
+
+        An unfinished tool call does not set the stop reason, since it cannot be used.
+        """
         changes = []
         if self._blank and not self.body["content"]:
             changes += self._into_text(self._blank)
@@ -92,8 +95,6 @@ class MessageWriter:
         self.body["usage"] = usage
         delta = {"stop_reason": self.body["stop_reason"], "stop_sequence": self.body["stop_sequence"]}
         return [*changes, {"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}]
-
-    # Inside.
 
     def _text(self, text: str) -> list[Change]:
         if self._open != "text":
@@ -115,11 +116,11 @@ class MessageWriter:
         return [*changes, *self._into("tool_use", block)]
 
     def _call_id(self) -> str:
-        """An id for a call that came without one."""
+        """Return an id for a tool call that has none."""
         return f"toolu_{self.body['id']}_{len(self.body['content'])}"
 
     def _into(self, kind: str, block: dict[str, Any]) -> list[Change]:
-        """The block that more is written into; a new one unless the open one is of that kind."""
+        """Open a block, unless one of this kind is open."""
         if self._open == kind:
             return []
         changes = self._close()
@@ -137,7 +138,7 @@ class MessageWriter:
             case "text":
                 block["text"] = text
             case "thinking":
-                # Clients keep a signature with the thought and send both back; ours proves nothing to anybody.
+                # Clients store a signature with the thinking block and send both back. This one is never verified.
                 block["thinking"] = text if self._tell_thoughts else ""
                 block["signature"] = hashlib.sha256(text.encode()).hexdigest()
                 changes.append(self._delta({"type": "signature_delta", "signature": block["signature"]}))
@@ -155,7 +156,7 @@ class MessageWriter:
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """A call's input; nothing of one that was cut off."""
+    """Return the input of a tool call; empty if its JSON was cut off."""
     try:
         value = orjson.loads(text or "{}")
     except orjson.JSONDecodeError:

@@ -1,4 +1,7 @@
-"""What each route answers, by example. A test asks every route and compares."""
+"""Example response of every route.
+
+A test sends a request to every route and compares.
+"""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""/openapi.json: every route as OpenAPI 3.1 tells it, made of the schemas that requests are checked by."""
+"""The /openapi.json endpoint: OpenAPI 3.1, generated from the request schemas."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -68,7 +68,7 @@ Route = tuple[str, str]
 
 
 class QueryParameter(msgspec.Struct, frozen=True):
-    """What may stand behind the question mark."""
+    """A parameter of the query string."""
 
     name: str
     schema: Mapping[str, Any]
@@ -76,29 +76,29 @@ class QueryParameter(msgspec.Struct, frozen=True):
 
 
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
-    """One route, for its readers."""
+    """Documentation of one route."""
 
     tag: str
     summary: str
     answer: str
-    """What comes back, in a phrase."""
+    """Description of the response, in a phrase."""
     body: type[BaseModel] | None = None
     example: Mapping[str, Any] = {}
-    """A body that works on a server of the embedded model; bodies without one take no fields."""
+    """Request body that works on a server of the embedded model. Routes with an empty example need no fields."""
     query: Sequence[QueryParameter] = ()
     lists: bool = False
-    """Of several at once it answers with a list."""
+    """A batch request is answered with a list."""
     streams: bool = False
-    """With `stream: true` it answers with server-sent events."""
+    """A request with `stream: true` is answered with server-sent events."""
     admin: bool = False
-    """All of it, or some, needs an admin key."""
+    """Part or all of the route needs an admin key."""
     media_type: str = "application/json"
 
 
 def document(operations: Mapping[Route, Operation], answers: Mapping[Route, Any] = ANSWERS) -> dict[str, Any]:
-    """The whole description of (method, path) to operation, each with an example of its answer.
+    """Return the OpenAPI document of all operations, each with an example response.
 
-    Paths are the router's.
+    `operations` is keyed by method and path, as the router writes them.
     """
     bodies = sorted({each.body for each in operations.values() if each.body}, key=lambda model: model.__name__)
     refs, shared = models_json_schema([(model, "validation") for model in bodies], ref_template=_REF)
@@ -150,7 +150,7 @@ def _describe(
 
 
 def _like(answer: Any, operation: Operation) -> dict[str, Any]:
-    """The outermost shape of answers like this one; what is deeper depends on what was asked for."""
+    """Return the schema of the outermost level of a response; deeper levels depend on the request."""
     if not isinstance(answer, dict):
         return _type_of(answer)
     fields = {name: _type_of(value) for name, value in answer.items()}
@@ -159,25 +159,25 @@ def _like(answer: Any, operation: Operation) -> dict[str, Any]:
 
 
 def _type_of(value: Any) -> dict[str, Any]:
-    """The type that a value has where it has any: what is null in the example may be something in another."""
+    """Return the type of a value as nullable, or no type for null, since other responses may have a value there."""
     return {} if value is None else {"type": [_TYPES[type(value)], "null"]}
 
 
 def _plain(path: str) -> tuple[str, list[str]]:
-    """A path without the router's converters, and the names in it."""
+    """Return a path without the router's converters, and the names of its parameters."""
     names = re.findall(r"{(\w+)(?::\w+)?}", path)
     return re.sub(r"{(\w+):\w+}", r"{\1}", path), names
 
 
 class OpenApi:
-    """The route."""
+    """The endpoint, which generates the document once."""
 
     def __init__(self, operations: Mapping[Route, Operation]) -> None:
         self._operations = operations
         self._body: bytes | None = None
 
     async def read(self, request: Request) -> Response:  # noqa: ARG002
-        """Made when first asked for: most servers never are."""
+        """Return the document, generated at the first request, since most servers never get one."""
         if self._body is None:
             self._body = orjson.dumps(document(self._operations))
         return Response(self._body, media_type="application/json")

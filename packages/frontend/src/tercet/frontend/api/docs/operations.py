@@ -1,4 +1,7 @@
-"""What every route does, in words and by example. A test keeps this table and the router equal."""
+"""Summary, request example and response description of every route.
+
+A test keeps this table equal to the router.
+"""
 
 from tercet.frontend.api.anthropic.schema import CountTokens, CreateMessage
 from tercet.frontend.api.docs.openapi import Operation, QueryParameter

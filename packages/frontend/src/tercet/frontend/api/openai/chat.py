@@ -1,4 +1,4 @@
-"""/v1/chat/completions."""
+"""The /v1/chat/completions endpoint."""
 
 from typing import Any
 
@@ -24,8 +24,6 @@ from tercet.protocol.messages.values import LogprobParams
 
 
 class OpenAIServingChat:
-    """Chat completions of every served model."""
-
     def __init__(self, manager: TokenizerManager, body_limit: int, planner: ChatPlanner) -> None:
         self._manager = manager
         self._body_limit = body_limit
@@ -33,7 +31,7 @@ class OpenAIServingChat:
         self._schema = chat_request(planner.reasoning_field)
 
     async def create(self, request: Request) -> Response:
-        """The route."""
+        """Generate chat completions."""
         body = await read_model(request, self._schema, self._body_limit)
         model = await self._manager.adapters.model(body.model)
         plan = await self._planner.plan(to_turn(body, model), model)
@@ -45,7 +43,7 @@ class OpenAIServingChat:
 
 
 def to_turn(body: ChatRequest, model: ServedModel) -> ChatOptions:
-    """The request as one turn of a chat. Raises BadRequestError."""
+    """Return the chat options of a request. Raises BadRequestError."""
     max_tokens, max_tokens_param = body.output_limit
     continues = bool(body.continue_final_message)
     asked = body.add_generation_prompt
@@ -84,7 +82,7 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatOptions:
 
 
 def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
-    """Variables for the template, among those allowed."""
+    """Return the allowed template variables. Raises UnknownParameterError for others."""
     kwargs = dict(body.chat_template_kwargs or {})
     for name in sorted(kwargs.keys() - ALLOWED):
         raise UnknownParameterError(
@@ -94,14 +92,14 @@ def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
 
 
 def _effort(body: ChatRequest) -> tuple[str | None, str]:
-    """How much to reason, and the parameter that said so; whoever switches it off has said it with that."""
+    """Return the reasoning effort, and the parameter that set it. Disabled reasoning means no effort."""
     if body.reasoning_effort is None and body.thinks is False:
         return "none", "thinking" if body.thinking else "enable_thinking"
     return body.reasoning_effort, "reasoning_effort"
 
 
 def _logprobs(body: ChatRequest) -> LogprobParams | None:
-    """What schedulers are asked for: one number of alternatives serves prompt and output."""
+    """Return the parameters for schedulers. One number of alternatives serves prompt and output."""
     scored = body.prompt_logprobs is not None
     if not body.logprobs and not scored:
         return None
@@ -109,7 +107,7 @@ def _logprobs(body: ChatRequest) -> LogprobParams | None:
 
 
 def _thinking_budget(body: ChatRequest) -> tuple[int | None, str]:
-    """Tokens of reasoning at the most, and the parameter that said so."""
+    """Return the maximum number of reasoning tokens, and the parameter that set it."""
     if body.thinking_token_budget is None:
         asked = (body.chat_template_kwargs or {}).get("thinking_budget")
         if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0:

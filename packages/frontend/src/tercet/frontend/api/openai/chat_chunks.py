@@ -1,4 +1,4 @@
-"""What every chunk and completion of one chat request has around the words: head, log-probabilities, counts."""
+"""Building blocks of chat chunks and completions: head, log-probabilities, token counts."""
 
 import time
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_ints
 
 
 class ChatChunks:
-    """Made once for each HTTP request. A chunk is a prefix, made here, and what is new."""
+    """Chunk builder of one HTTP request. A chunk is a prefix, serialized once, followed by the new part."""
 
     def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
         self.has_logprobs = bool(body.logprobs)
@@ -38,12 +38,12 @@ class ChatChunks:
         self._end_with(None)
 
     def _prefixed(self, more: dict[str, Any]) -> bytes:
-        """What begins a chunk, up to its choices."""
+        """Return the start of a chunk, up to its choices."""
         head = orjson.dumps({**self._head, "object": "chat.completion.chunk", **more})
         return b"data: " + head[:-1] + b',"choices":['
 
     def count(self, generation: Generation, reasoning_tokens: int = 0) -> None:
-        """Chunks from here on have the counts of what has come."""
+        """Add the current token counts to the chunks from here on."""
         self._end_with(usage(generation, reasoning_tokens=reasoning_tokens, ended=False))
 
     def _end_with(self, counts: dict[str, Any] | None) -> None:
@@ -51,7 +51,7 @@ class ChatChunks:
         self._text_suffix = b'},"logprobs":null,"finish_reason":null}' + self._suffix
 
     def first_chunk(self, generation: Generation, index: int, delta: bytes) -> bytes:
-        """A choice's first, with the ids of the prompt when asked for."""
+        """Return the first chunk of a choice, with the prompt's token ids on request."""
         chunk = self.chunk(index, delta)
         if not self.has_ids:
             return chunk
@@ -65,7 +65,7 @@ class ChatChunks:
         reason: str | None = None,
         token_ids: Sequence[int] | None = None,
     ) -> bytes:
-        """An event with one choice's delta, which is JSON, as `logprobs` are; with ids where they are asked for."""
+        """Return an event for one choice. `delta` and `logprobs` are JSON; token ids are added on request."""
         finish = b"null" if reason is None else b'"' + reason.encode() + b'"'
         return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}%b' % (
             self._prefix,
@@ -78,13 +78,13 @@ class ChatChunks:
         )
 
     def text_chunk(self, index: int, text: bytes) -> bytes:
-        """The event that nearly all are: text, which is JSON, and nothing else."""
+        """Return the event for plain text, the most common one. `text` is JSON."""
         return b'%b{"index":%d,"delta":{"content":%b%b' % (self._prefix, index, text, self._text_suffix)
 
     def logprobs(
         self, token_ids: Sequence[int], parts: Sequence[Logprobs], finish: FinishReason | None
     ) -> dict[str, Any] | None:
-        """Log-probabilities of tokens, when asked for; of all tokens, whatever their text means."""
+        """Return the log-probabilities of all tokens on request, including those of reasoning and tool calls."""
         if not self.has_logprobs:
             return None
         shown = token_ids if self._shows_end else without_end(token_ids, finish)
@@ -93,18 +93,18 @@ class ChatChunks:
     def logprob_steps(
         self, token_ids: Sequence[int], parts: Sequence[Logprobs], finish: FinishReason | None
     ) -> Steps[dict[str, Any] | None]:
-        """Do what `logprobs` does, in steps, for a whole choice."""
+        """Return `logprobs` of a whole choice, written in steps."""
         if not self.has_logprobs:
             return None
         shown = token_ids if self._shows_end else without_end(token_ids, finish)
         return (yield from chat_logprob_steps(self._names, shown, parts, self._top))
 
     def ids(self, token_ids: Sequence[int]) -> dict[str, list[int]]:
-        """What a whole choice tells of its tokens, when asked for: of all, also of one that only ends the answer."""
+        """Return the token ids of a whole choice on request, including a token that only ends the output."""
         return {"token_ids": list(token_ids)} if self.has_ids else {}
 
     def end(self, generation: Generation, reasoning_tokens: int = 0) -> bytes:
-        """The chunk of token counts, when asked for, and the end of the stream."""
+        """Return the end of the stream, with a chunk of token counts on request."""
         if not self._include_usage:
             return DONE
         counts = usage(generation, reasoning_tokens=reasoning_tokens)
@@ -114,7 +114,7 @@ class ChatChunks:
         )
 
     def whole(self, generation: Generation, choices: list[dict[str, Any]], reasoning_tokens: int = 0) -> Steps[bytes]:
-        """A chat.completion."""
+        """Return a `chat.completion` object."""
         counts = usage(generation, reasoning_tokens=reasoning_tokens)
         answer = {**self._head, "object": "chat.completion", "choices": choices, "usage": counts}
         if self.has_ids:

@@ -1,4 +1,4 @@
-"""The messages of a chat: every role OpenAI has, and reasoning as this field's servers give it back."""
+"""Chat messages: all of OpenAI's roles, and reasoning in the fields that SGLang, vLLM and others use."""
 
 from typing import Annotated, Any, Literal
 
@@ -33,7 +33,7 @@ ParsedMessage = Text | Annotated[list[SaidPart], Field(min_length=1, max_length=
 
 
 class ChatMessage(Strict):
-    """What one of them said. Some clients give it the type of its text, or of an item of /v1/responses."""
+    """Fields of all messages. Some clients add the type of a text part, or of an item of /v1/responses."""
 
     @model_validator(mode="before")
     @classmethod
@@ -154,7 +154,7 @@ Messages = Annotated[list[Message], Field(min_length=1, max_length=16_384), Befo
 
 
 def with_reasoning(messages: object, name: str) -> object:
-    """Messages, if that is what they are, with reasoning that stands under this name under the usual one."""
+    """Return the messages with the reasoning field `name` renamed to the standard one. Other values are unchanged."""
     if not isinstance(messages, list) or name in AssistantMessage.model_fields:
         return messages
     return [_renamed(each, name) for each in messages]
@@ -164,10 +164,10 @@ def _renamed(message: object, name: str) -> object:
     if not isinstance(message, dict) or message.get("role") != "assistant" or name not in message:
         return message
     if message.get("reasoning_content") is not None:
-        return message  # twice there: refused as unknown
+        return message  # given under both names: left for the schema to refuse
     return {**{key: value for key, value in message.items() if key != name}, "reasoning_content": message[name]}
 
 
 def message_of(message: Message) -> dict[str, Any]:
-    """A message as `tercet.frontend.chat.messages` takes it."""
+    """Return a message as `tercet.frontend.chat.messages` expects it."""
     return message.model_dump(exclude_none=True, exclude={"annotations"})

@@ -1,4 +1,4 @@
-"""The request of /v1/chat/completions: every field OpenAI documents, and this field's extensions."""
+"""Request schema of /v1/chat/completions: OpenAI's fields, and the extensions of SGLang, vLLM and others."""
 
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -24,7 +24,6 @@ class Prediction(Strict):
 
     @property
     def text(self) -> str:
-        """All of it."""
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
 
 
@@ -38,7 +37,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     """A chat to go on with."""
 
     reasoning_field: ClassVar[str] = "reasoning_content"
-    """What answers call reasoning, and the messages that come back with it may, too."""
+    """Name of the reasoning field in responses, which is accepted in messages as well."""
 
     messages: Messages
     max_completion_tokens: Count | None = None
@@ -119,21 +118,21 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
 
     @property
     def thinks(self) -> bool | None:
-        """Whether to reason; None leaves it to the model."""
+        """Return whether to reason; None leaves it to the model."""
         if self.thinking is None or self.thinking.type == "auto":
             return self.enable_thinking
         return self.thinking.type == "enabled"
 
     @property
     def output_limit(self) -> tuple[int | None, str]:
-        """Tokens to generate at the most, and the parameter that said so."""
+        """Return the maximum number of output tokens, and the parameter that set it."""
         if self.max_completion_tokens is not None:
             return self.max_completion_tokens, "max_completion_tokens"
         return self.max_tokens, "max_tokens"
 
 
 def chat_request(name: str) -> type[ChatRequest]:
-    """The schema of a server whose answers call reasoning so."""
+    """Return the schema for a server with this reasoning field."""
 
     class Named(ChatRequest):
         reasoning_field = name

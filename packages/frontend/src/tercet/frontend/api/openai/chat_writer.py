@@ -1,4 +1,4 @@
-"""How chats are answered where answers are text and no more: no object is built for a chunk."""
+"""Fast writer of chat responses that are plain text: most chunks are built without intermediate objects."""
 
 import orjson
 
@@ -12,14 +12,12 @@ from tercet.frontend.model.served_model import ServedModel
 
 
 class ChatWriter:
-    """Writes chunks and completions of plain text."""
-
     def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
         self._envelope = ChatChunks(rid, body, model)
         self._begun: set[int] = set()
 
     def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
-        """One chunk for each choice with news, after one with its role where it is the first."""
+        """Return a chunk for each choice with new tokens. The first one of a choice carries the role."""
         if self._envelope.continuous_usage:
             self._envelope.count(generation)
         return b"".join([self._events_of(generation, arrival.update) for arrival in arrivals])
@@ -46,15 +44,14 @@ class ChatWriter:
         return chunks + envelope.chunk(update.index, delta, logprobs, reason, update.token_ids)
 
     def end(self, generation: Generation) -> bytes:
-        """The end of the stream."""
         return self._envelope.end(generation)
 
     def prepare(self, state: ReqState) -> Steps[None]:
-        """Do nothing: events have nothing of the prompt."""
+        """Do nothing: events do not depend on the prompt."""
         return no_steps(state)
 
     def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
-        """A chat.completion."""
+        """Return a `chat.completion` object."""
         rows = []
         for choice in choices:
             scored = yield from self._envelope.logprob_steps(choice.token_ids, choice.logprobs, choice.finish)

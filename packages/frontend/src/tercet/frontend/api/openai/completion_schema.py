@@ -1,4 +1,4 @@
-"""The request of /v1/completions: every field OpenAI documents, and this field's extensions."""
+"""Request schema of /v1/completions: OpenAI's fields, and the extensions of SGLang, vLLM and others."""
 
 from typing import Annotated
 
@@ -45,21 +45,20 @@ class CompletionRequest(SamplingFields, StructuredFields):
 
     @property
     def candidates(self) -> int:
-        """Completions to generate of each prompt."""
+        """Return the number of completions to generate for each prompt."""
         return max(self.best_of or 0, self.n or 1)
 
     @property
     def chooses(self) -> bool:
-        """Whether more are generated than returned."""
+        """Return whether more completions are generated than returned."""
         return self.candidates > (self.n or 1)
 
     @property
     def shows_logprobs(self) -> bool:
-        """Whether the answer has any, of its tokens or of the prompt's."""
+        """Return whether the response has log-probabilities, of the output or of the prompt."""
         return self.logprobs is not None or self.prompt_logprobs is not None
 
     def prompts(self) -> list[TextPrompt | TokenPrompt]:
-        """The prompts in order."""
         special = self.add_special_tokens is not False
         match self.prompt:
             case str(text):

@@ -1,4 +1,4 @@
-"""/v1/completions."""
+"""The /v1/completions endpoint."""
 
 import time
 from collections.abc import Sequence
@@ -42,14 +42,12 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 class OpenAIServingCompletion:
-    """Completions of every served model."""
-
     def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
         self._manager = manager
         self._body_limit = body_limit
 
     async def create(self, request: Request) -> Response:
-        """The route."""
+        """Generate completions."""
         body = await read_model(request, CompletionRequest, self._body_limit)
         model = await self._manager.adapters.model(body.model)
         work = to_generate(body, model)
@@ -59,7 +57,7 @@ class OpenAIServingCompletion:
 
 
 def to_generate(body: CompletionRequest, model: ServedModel) -> list[GenerateRequest]:
-    """One request for each prompt, as the rest of the frontend knows them. Raises BadRequestError."""
+    """Return one request for each prompt. Raises BadRequestError."""
     request = _without_prompt(body, model)
     if not body.suffix:
         return [msgspec.structs.replace(request, prompt=prompt) for prompt in body.prompts()]
@@ -76,12 +74,12 @@ def to_generate(body: CompletionRequest, model: ServedModel) -> list[GenerateReq
 
 
 def _with_gap(prompt: TextPrompt | TokenPrompt, suffix: str, gap: FillFormat) -> TextPrompt:
-    assert isinstance(prompt, TextPrompt)  # the schema allows no other
+    assert isinstance(prompt, TextPrompt)  # guaranteed by the schema
     return TextPrompt(gap.text(prompt.text, suffix), prompt.add_special_tokens)
 
 
 def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequest:
-    """What the requests of all prompts have in common."""
+    """Return the common part of the requests of all prompts."""
     constraint = constraint_of(body)
     return GenerateRequest(
         model=model.base,
@@ -109,7 +107,7 @@ def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequ
 
 
 def _logprobs(body: CompletionRequest) -> LogprobParams | None:
-    """What schedulers are asked for: one number of alternatives serves prompt and output."""
+    """Return the parameters for schedulers. One number of alternatives serves prompt and output."""
     if not (body.shows_logprobs or body.chooses):
         return None
     scored = body.prompt_logprobs is not None or (bool(body.echo) and body.logprobs is not None)
@@ -117,14 +115,14 @@ def _logprobs(body: CompletionRequest) -> LogprobParams | None:
 
 
 class _Echo(NamedTuple):
-    """A prompt, as an answer that echoes it begins."""
+    """A prompt to echo, with the log-probabilities of its tokens."""
 
     text: str
     scores: dict[str, Members] | None
 
 
 class CompletionWriter:
-    """Writes completions. The choice of prompt i with index j is number i * n + j."""
+    """Writer of completions. The choice with index j of prompt i has number i * n + j."""
 
     def __init__(self, rid: str, body: CompletionRequest, model: ServedModel) -> None:
         self._model = model
@@ -149,12 +147,12 @@ class CompletionWriter:
         self._suffix = chunk_suffix(None, wanted=body.include_usage)
         self._writers: dict[int, CompletionLogprobs] = {}
         self._told: set[int] = set()
-        """The choices that something was told of."""
+        """Numbers of the choices that have appeared in a chunk."""
         self._prompts: dict[str, _Echo] = {}
         self._scored: dict[str, orjson.Fragment | None] = {}
 
     def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
-        """One chunk for each choice with news."""
+        """Return a chunk for each choice with new tokens."""
         chunks = b""
         if self._continuous_usage:
             self._suffix = chunk_suffix(self._usage(generation), wanted=True)
@@ -173,13 +171,13 @@ class CompletionWriter:
         return chunks
 
     def end(self, generation: Generation) -> bytes:
-        """The chunk of token counts, when asked for, and the end of the stream."""
+        """Return the end of the stream, with a chunk of token counts on request."""
         if not self._include_usage:
             return DONE
         return event(orjson.dumps({**self._head, "choices": [], "usage": self._usage(generation)})) + DONE
 
     def prepare(self, state: ReqState) -> Steps[None]:
-        """Write the prompt that is echoed, once for all its choices."""
+        """Write the echo of a prompt, once for all its choices."""
         if self._echo and state.rid not in self._prompts:
             ids = unpack_ints(state.prompt_ids)
             text, scores = self._prompt_text(state, ids), None
@@ -189,7 +187,7 @@ class CompletionWriter:
             self._prompts[state.rid] = _Echo(text, scores)
 
     def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
-        """A text_completion."""
+        """Return a `text_completion` object."""
         shown = _best(choices, self._n) if self._chooses else choices
         rows = []
         for number, each in enumerate(shown):
@@ -214,9 +212,9 @@ class CompletionWriter:
         finish: FinishReason | None,
         scores: dict[str, Members] | None = None,
     ) -> dict[str, Any]:
-        """A choice of a chunk or of the whole; the first of each number begins with the prompt when that is echoed.
+        """Return a choice for a chunk or a whole response. The first one of each number starts with the echo, if any.
 
-        `scores` are those of its tokens where they are written already.
+        `scores` are the log-probabilities of its tokens, if they are written already.
         """
         echo = self._prompts[state.rid] if self._echo and number not in self._told else _Echo("", None)
         self._told.add(number)
@@ -237,7 +235,7 @@ class CompletionWriter:
         }
 
     def _score_steps(self, number: int, choice: FinishedChoice) -> Steps[dict[str, Members] | None]:
-        """Write the log-probabilities of a whole choice, if they are shown."""
+        """Write the log-probabilities of a whole choice, if requested."""
         if self._top is None:
             return None
         ids, logprobs = ([], []) if self._scores_only else (choice.token_ids, choice.logprobs)
@@ -264,11 +262,14 @@ class CompletionWriter:
         return written
 
     def _prompt_ids(self, state: ReqState) -> dict[str, list[int]]:
-        """What the first of a choice tells of its prompt's tokens, when asked for."""
+        """Return the prompt's token ids for the first chunk of a choice, on request."""
         return {"prompt_token_ids": list(unpack_ints(state.prompt_ids))} if self._has_ids else {}
 
     def _prompt_fields(self, state: ReqState) -> Steps[dict[str, orjson.Fragment | None]]:
-        """What a whole choice tells of its prompt's tokens, when asked for; written once for all of a prompt."""
+        """Return the prompt's log-probabilities for a whole choice, on request.
+
+        They are written once for each prompt.
+        """
         if self._prompt_top is None:
             return {}
         if state.rid not in self._scored:
@@ -286,7 +287,7 @@ class CompletionWriter:
 
 
 def _best(choices: list[FinishedChoice], n: int) -> list[FinishedChoice]:
-    """The n of each prompt whose tokens are likeliest on average, the best first."""
+    """Return the n choices of each prompt with the highest mean log-probability, best first."""
     by_prompt: dict[int, list[FinishedChoice]] = {}
     for each in choices:
         by_prompt.setdefault(each.prompt, []).append(each)
@@ -294,6 +295,6 @@ def _best(choices: list[FinishedChoice], n: int) -> list[FinishedChoice]:
 
 
 def _likelihood(choice: FinishedChoice) -> float:
-    """Mean log-probability of its tokens."""
+    """Return the mean log-probability of the tokens."""
     scores = [score for part in choice.logprobs for score in unpack_floats(part.chosen)]
     return sum(scores) / len(scores) if scores else 0.0

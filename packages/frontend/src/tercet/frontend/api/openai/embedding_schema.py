@@ -1,4 +1,4 @@
-"""The requests of /v1/embeddings and of its neighbours: /v1/rerank, /v1/score and /v1/classify."""
+"""Request schemas of /v1/embeddings, /v1/rerank, /v1/score and /v1/classify."""
 
 from typing import Annotated, Any, Literal
 
@@ -17,7 +17,7 @@ Texts = Annotated[list[Text], Batch]
 
 
 def _shape(given: object) -> str:
-    """Which form an input has, so that what is wrong with it is told of that form."""
+    """Return the form of an input, so that errors concern that form only."""
     first = given[0] if isinstance(given, list) and given else None
     if isinstance(given, str):
         return "a text"
@@ -36,7 +36,7 @@ Inputs = Annotated[
 
 
 class _Encoded(Strict):
-    """What every one of them takes."""
+    """Fields of all embedding requests."""
 
     model: Name
     user: Name | None = None
@@ -50,7 +50,6 @@ class _Encoded(Strict):
         return self
 
     def request(self, inputs: list[Input], params: list[str], prompt_name: str | None = None) -> EmbeddingRequest:
-        """The request as the rest of the frontend knows it."""
         return EmbeddingRequest(
             model=self.model,
             inputs=inputs,
@@ -62,13 +61,13 @@ class _Encoded(Strict):
 
 
 class InputRequest(_Encoded):
-    """One or several inputs, as text or as token ids."""
+    """A request with one or several inputs, as text or token ids."""
 
     input: Inputs
     prompt_name: Name | None = None
 
     def to_request(self) -> EmbeddingRequest:
-        """Each input is named in errors as the client wrote it."""
+        """Return the request. Its parameter names, for errors, are those of the client."""
         inputs = _inputs(self.input)
         lone = isinstance(self.input, str) or isinstance(self.input[0], int)
         params = ["input"] if lone else [f"input[{place}]" for place in range(len(inputs))]
@@ -113,7 +112,6 @@ class RerankRequest(_Encoded):
         return self
 
     def texts(self) -> list[str]:
-        """The documents."""
         return [each if isinstance(each, str) else each.text for each in self.documents]
 
 
@@ -125,7 +123,7 @@ class ScoreRequest(_Encoded):
     use_activation: bool | None = None
 
     def pairs(self) -> list[PairInput]:
-        """The pairs in order. A lone text on the left stands in every pair."""
+        """Return the pairs in order. A single text on the left is paired with each text on the right."""
         left = [self.text_1] if isinstance(self.text_1, str) else self.text_1
         right = [self.text_2] if isinstance(self.text_2, str) else self.text_2
         params = _params("text_1", self.text_1)
@@ -137,12 +135,12 @@ class ScoreRequest(_Encoded):
         return [PairInput(*each) for each in zip(left, right, params, strict=True)]
 
     def params(self) -> list[str]:
-        """What the second text of each pair is called."""
+        """Return the parameter name of the second text of each pair."""
         return _params("text_2", self.text_2)
 
 
 def _params(name: str, given: str | list[str]) -> list[str]:
-    """What the client called each of its texts."""
+    """Return the parameter name of each text."""
     return [name] if isinstance(given, str) else [f"{name}[{place}]" for place in range(len(given))]
 
 

@@ -1,4 +1,4 @@
-"""/v1/embeddings and /v1/classify: every input has an answer of its own."""
+"""The /v1/embeddings and /v1/classify endpoints. Each input has a result of its own."""
 
 import asyncio
 import base64
@@ -21,18 +21,18 @@ from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import Task, pack_floats
 
 CLASSIFY_PATHS = ("/v1/classify", "/classify")
-"""vLLM has the second."""
+"""Paths of classification; the second one is vLLM's."""
 
 
 class OpenAIServingEmbedding:
-    """Vectors and classes of every served model that gives them."""
+    """Endpoints for embedding and classification models."""
 
     def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
         self._manager = manager
         self._body_limit = body_limit
 
     async def create(self, request: Request) -> Response:
-        """/v1/embeddings."""
+        """Return an embedding of each input."""
         body = await read_model(request, EmbeddingCreate, self._body_limit)
         model = await served_for(self._manager, body.model, Task.EMBED)
         if body.dimensions is not None and body.dimensions > model.limits.width:
@@ -42,7 +42,7 @@ class OpenAIServingEmbedding:
         return Response(await asyncio.to_thread(_embeddings, body, batch), media_type="application/json")
 
     async def classify(self, request: Request) -> Response:
-        """/v1/classify, in vLLM's shape."""
+        """Return the classes of each input, in vLLM's format."""
         body = await read_model(request, ClassifyRequest, self._body_limit)
         model = await served_for(self._manager, body.model, Task.CLASSIFY)
         rid = self._manager.new_id()
@@ -52,7 +52,7 @@ class OpenAIServingEmbedding:
 
 
 async def served_for(manager: TokenizerManager, name: str, *tasks: Task) -> ServedModel:
-    """The model a request names. Raises BadRequestError for one that is there for something else, and for adapters."""
+    """Return the model of a request. Raises BadRequestError for adapters and for models without one of `tasks`."""
     model = await manager.adapters.model(name)
     if model.lora is not None:
         raise BadRequestError(f"{name!r} is an adapter, and only answers that are text have one.", param="model")
@@ -64,7 +64,7 @@ async def served_for(manager: TokenizerManager, name: str, *tasks: Task) -> Serv
 
 
 def shortened(vector: bytes, dimensions: int | None) -> bytes:
-    """The first numbers of a vector, of length 1 again."""
+    """Return the first `dimensions` numbers of a vector, normalized to length 1."""
     if dimensions is None or 4 * dimensions == len(vector):
         return vector
     kept = unpack_vector(vector[: 4 * dimensions])
@@ -73,17 +73,17 @@ def shortened(vector: bytes, dimensions: int | None) -> bytes:
 
 
 def usage(batch: EmbeddingBatch) -> dict[str, int]:
-    """Every input's tokens, special ones too."""
+    """Return the token counts, which include special tokens."""
     return {"prompt_tokens": batch.tokens, "total_tokens": batch.tokens}
 
 
 def answered(body: dict[str, Any]) -> Response:
-    """A body as JSON. Numbers that are not finite never get here."""
+    """Return a JSON response. All numbers in `body` are finite."""
     return Response(orjson.dumps(body), media_type="application/json")
 
 
 def _classes(head: dict[str, Any], body: ClassifyRequest, model: ServedModel, batch: EmbeddingBatch) -> bytes:
-    """Write the classes of each input, one by one as well."""
+    """Return the response body, serialized input by input."""
     written = []
     for index, vector in enumerate(batch.vectors):
         scores = list(unpack_vector(vector))
@@ -96,12 +96,12 @@ def _classes(head: dict[str, Any], body: ClassifyRequest, model: ServedModel, ba
 
 
 def _listed(head: dict[str, Any], written: list[bytes]) -> bytes:
-    """Return an object that ends in the list of what is written."""
+    """Return an object that ends in the serialized list."""
     return orjson.dumps(head)[:-1] + b',"data":[' + b",".join(written) + b"]}"
 
 
 def _embeddings(body: EmbeddingCreate, batch: EmbeddingBatch) -> bytes:
-    """The list, written vector by vector: millions of numbers at once would hold up every thread."""
+    """Return the response body, serialized vector by vector: millions of numbers at once would block all threads."""
     written = []
     for index, vector in enumerate(batch.vectors):
         kept = shortened(vector, body.dimensions)

@@ -1,4 +1,4 @@
-"""Log-probabilities as the two OpenAI formats write them."""
+"""Log-probabilities in the formats of chat and completions."""
 
 import codecs
 import math
@@ -13,19 +13,19 @@ from tercet.frontend.model.token_bytes import TokenBytes, spelling
 from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_floats, unpack_ints
 
 _LOWEST = -9999.0
-"""What OpenAI writes for a probability of zero: JSON has no infinity."""
+"""Value for a probability of zero, as in OpenAI's API, because JSON has no infinity."""
 _NEAR = 16
-"""Characters beyond which a token of a prompt is not looked for."""
+"""Maximum distance in characters at which a prompt token is searched for in the text."""
 
 STEP_TOKENS = 16
-"""Tokens whose log-probabilities are written in one step: with many alternatives each takes some 20 microseconds."""
+"""Tokens whose log-probabilities are written in one step. With many alternatives each takes about 20 microseconds."""
 
 Entry = tuple[float | None, list[tuple[int, float]]]
-"""The chosen token's log-probability (None for a prompt's first token), and the alternatives, most likely first."""
+"""Log-probability of the chosen token (None for a prompt's first token), and its alternatives, most likely first."""
 
 
 def entries(parts: Sequence[Logprobs], top: int | None = None) -> Iterator[Entry]:
-    """One entry for each token of consecutive parts, with all alternatives there are or the first `top`."""
+    """Yield an entry for each token of consecutive parts, with all alternatives or the first `top`."""
     for part in parts:
         shown = part.top if top is None else min(top, part.top)
         top_ids, top_values = unpack_ints(part.top_ids), unpack_floats(part.top_logprobs)
@@ -40,18 +40,17 @@ def entries(parts: Sequence[Logprobs], top: int | None = None) -> Iterator[Entry
 
 
 class Members:
-    """The members of a JSON array, written as they come: what is kept as objects takes many times the memory."""
+    """Members of a JSON array, serialized as they are added. Objects would take many times the memory."""
 
     def __init__(self) -> None:
         self._written = bytearray()
 
     def add(self, members: Sequence[Any]) -> None:
-        """Write more members at the end."""
         if members:
             self._written += (b"," if self._written else b"") + orjson.dumps(members)[1:-1]
 
     def extend(self, more: "Members") -> None:
-        """Add those of another array."""
+        """Append the members of another array."""
         self._written += (b"," if self._written and more._written else b"") + more._written
 
     def fragment(self) -> orjson.Fragment:
@@ -60,7 +59,7 @@ class Members:
 
 
 def joined(first: Members, second: Members) -> Members:
-    """Return the members of both."""
+    """Return an array with the members of both."""
     both = Members()
     both.extend(first)
     both.extend(second)
@@ -68,7 +67,7 @@ def joined(first: Members, second: Members) -> Members:
 
 
 def sliced(token_ids: Sequence[int], parts: Sequence[Logprobs]) -> Iterator[tuple[Sequence[int], Logprobs]]:
-    """Yield consecutive parts and their tokens, `STEP_TOKENS` of them at the most; the last may have fewer tokens."""
+    """Yield the parts and their tokens in slices of at most `STEP_TOKENS`. The last slice may have fewer token ids."""
     place = 0
     for part in parts:
         count = len(unpack_floats(part.chosen))
@@ -86,7 +85,7 @@ def sliced(token_ids: Sequence[int], parts: Sequence[Logprobs]) -> Iterator[tupl
 
 
 def without_end(token_ids: Sequence[int], finish: FinishReason | None) -> Sequence[int]:
-    """The tokens of an answer's text: a token that only said that the answer ends is none of it."""
+    """Return the token ids without a final token that only ends the output."""
     if finish is not None and len(token_ids) and finish.matched == token_ids[-1]:
         return token_ids[:-1]
     return token_ids
@@ -95,7 +94,7 @@ def without_end(token_ids: Sequence[int], finish: FinishReason | None) -> Sequen
 def chat_logprobs(
     names: TokenBytes, token_ids: Sequence[int], parts: Sequence[Logprobs], top: int | None = None
 ) -> dict[str, Any]:
-    """`choices[].logprobs` of chat; entries beyond `token_ids` are left out."""
+    """Return `choices[].logprobs` of chat. Entries beyond `token_ids` are left out."""
     content = []
     for token_id, (chosen, alternatives) in zip(token_ids, entries(parts, top), strict=False):
         others = [_chat_token(names[each], value) for each, value in alternatives]
@@ -106,7 +105,7 @@ def chat_logprobs(
 def chat_logprob_steps(
     names: TokenBytes, token_ids: Sequence[int], parts: Sequence[Logprobs], top: int | None = None
 ) -> Steps[dict[str, Any]]:
-    """Do what `chat_logprobs` does, in steps; the list is written."""
+    """Return `chat_logprobs` with its list serialized in steps."""
     content = Members()
     for ids, part in sliced(token_ids, parts):
         content.add(chat_logprobs(names, ids, [part], top)["content"])
@@ -119,9 +118,9 @@ def _chat_token(data: bytes, value: float | None) -> dict[str, Any]:
 
 
 def prompt_offsets(names: TokenBytes, specials: Container[int], token_ids: Sequence[int], text: str) -> Iterator[int]:
-    """Where in a prompt's text each of its tokens begins.
+    """Yield the offset in a prompt's text at which each of its tokens begins.
 
-    What a tokenizer puts around a text, and the space that SentencePiece puts before it, are nowhere in the text.
+    The text contains neither the special tokens that the tokenizer adds nor the space that SentencePiece prepends.
     """
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     place = 0
@@ -132,7 +131,7 @@ def prompt_offsets(names: TokenBytes, specials: Container[int], token_ids: Seque
                 piece = ""
             elif piece.startswith(" ") and text.startswith(piece[1:], place):
                 piece = piece[1:]
-            else:  # normalized, or of an unknown token: the next that is spelt as it stands there is found again
+            else:  # normalized, or unknown: find the next piece that is unchanged
                 place = max(text.find(piece, place, place + len(piece) + _NEAR), place)
         yield min(place, len(text))
         place += len(piece)
@@ -142,9 +141,9 @@ COMPLETION_FIELDS = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
 
 
 class CompletionLogprobs:
-    """`choices[].logprobs` of completions, whose offsets run on from chunk to chunk of one choice.
+    """Builder of `choices[].logprobs` of completions. Offsets continue from chunk to chunk of a choice.
 
-    Tokens that are `hidden` leave nothing in the text. The first begins at `offset`: behind a prompt that is echoed.
+    Tokens in `hidden` add nothing to the text. The first token begins at `offset`, after an echoed prompt.
     """
 
     def __init__(self, names: TokenBytes, hidden: Container[int] = (), offset: int = 0, top: int | None = None) -> None:
@@ -155,9 +154,9 @@ class CompletionLogprobs:
         self._offset = offset
 
     def write(self, token_ids: Sequence[int], parts: Sequence[Logprobs]) -> dict[str, list[Any]]:
-        """The next tokens; entries beyond `token_ids` are left out.
+        """Return the fields for the next tokens. Entries beyond `token_ids` are left out.
 
-        The chosen token is among its alternatives, which makes one more than asked for.
+        The chosen token is always among the alternatives, so there may be one more than requested.
         """
         tokens: list[str] = []
         values: list[float | None] = []
@@ -172,7 +171,7 @@ class CompletionLogprobs:
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
     def _passed(self, token_id: int) -> int:
-        """Where a token of the output begins: behind what breaks off before it, at the character that it completes."""
+        """Advance by one token and return its offset, which is that of the character it completes."""
         offset, data = self._offset, self._names[token_id]
         if token_id in self._hidden:
             return offset
@@ -183,7 +182,7 @@ class CompletionLogprobs:
         return self._offset - len(alone) if text.endswith(alone) else offset
 
     def _named(self, alternatives: list[tuple[int, float]]) -> dict[str, float]:
-        """By name; where two tokens are spelt alike the likelier one counts."""
+        """Return the alternatives by name. If two tokens have the same spelling, the likelier one counts."""
         return {self._name(token_id): value for token_id, value in reversed(alternatives)}
 
     def _name(self, token_id: int) -> str:
@@ -198,7 +197,7 @@ def echo_logprobs(
     scores: Logprobs,
     top: int | None = None,
 ) -> Steps[dict[str, Members]]:
-    """Write `choices[].logprobs` of a prompt that is echoed."""
+    """Write `choices[].logprobs` of an echoed prompt."""
     writer = CompletionLogprobs(names, top=top)
     written = {name: Members() for name in COMPLETION_FIELDS}
     offsets = prompt_offsets(names, specials, token_ids, text)
@@ -213,9 +212,9 @@ def echo_logprobs(
 def prompt_logprobs(
     names: TokenBytes, token_ids: Sequence[int], scores: Logprobs | None, top: int
 ) -> list[dict[str, dict[str, Any]] | None] | None:
-    """`prompt_logprobs` as vLLM writes them: each token of a prompt, then the `top` likeliest in its place, by id.
+    """Return `prompt_logprobs` in vLLM's format: each prompt token and the `top` most likely ones, by id.
 
-    How many tokens are likelier schedulers do not tell: only what is among the likeliest has a rank.
+    Schedulers report only the most likely tokens, so other tokens have no rank.
     """
     if scores is None:
         return None
@@ -238,7 +237,7 @@ def prompt_logprobs(
 def prompt_logprob_steps(
     names: TokenBytes, token_ids: Sequence[int], scores: Logprobs | None, top: int
 ) -> Steps[orjson.Fragment | None]:
-    """Do what `prompt_logprobs` does, in steps; the list is written."""
+    """Return `prompt_logprobs` serialized in steps."""
     if scores is None:
         return None
     told = Members()

@@ -1,4 +1,4 @@
-"""How chats are answered where answers may hold reasoning and tool calls."""
+"""Writer of chat responses that may contain reasoning and tool calls."""
 
 from typing import Any
 
@@ -25,13 +25,13 @@ from tercet.protocol.messages.values import FinishReason, FinishType
 
 _ROLE = b'{"role":"assistant","content":null,"refusal":null}'
 _NO_TEXT = b'{"content":""}'
-"""At the end of an answer that has neither text nor calls, for clients to add up to what is no null."""
+"""Final delta of a choice without text or calls, for clients that concatenate contents and fail on null."""
 
 
 class ParsedChatWriter:
-    """Writes a chunk for each event. Log-probabilities and ids go with the first chunk of their tokens.
+    """Writer of a chunk for each parser event. Log-probabilities and token ids go with the first chunk of their tokens.
 
-    A client that asked with `functions` gets its call as `function_call`.
+    A client that sent `functions` gets its call as `function_call`.
     """
 
     def __init__(self, rid: str, body: ChatRequest, model: ServedModel, plan: ChatPlan, reasoning_field: str) -> None:
@@ -46,7 +46,7 @@ class ParsedChatWriter:
         """Choices that have text or calls."""
 
     def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
-        """Chunks for what is new, the role before all else."""
+        """Return the chunks for new tokens, the role first."""
         if not self._readers:
             self._readers = self._plan.readers(generation)
         return b"".join(self._events_of(generation, arrival.update) for arrival in arrivals)
@@ -99,20 +99,22 @@ class ParsedChatWriter:
                 return None
 
     def _reason(self, finish: FinishReason, reader: OutputParser) -> str:
-        """An answer that ended on its own with whole calls says so, unless the client had named the tool itself."""
+        """Return the finish reason.
+
+        A finished tool call sets its own reason, unless the client named the tool or the output was cut off.
+        """
         called = reader.calls and not reader.in_call and finish.type is FinishType.STOP
         return self._called if called else finish.type
 
     def end(self, generation: Generation) -> bytes:
-        """The end of the stream."""
         return self._envelope.end(generation, self._reasoning_tokens)
 
     def prepare(self, state: ReqState) -> Steps[None]:
-        """Do nothing: events have nothing of the prompt."""
+        """Do nothing: events do not depend on the prompt."""
         return no_steps(state)
 
     def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
-        """A chat.completion."""
+        """Return a `chat.completion` object."""
         self._readers = self._plan.readers(generation)
         written = []
         for choice in choices:

@@ -1,6 +1,6 @@
-"""/v1/rerank in Jina's shape and /v1/score in vLLM's: how well two texts go together.
+"""The /v1/rerank endpoint in Jina's format, and /v1/score in vLLM's.
 
-A cross-encoder reads both at once; of a model that embeds it is the similarity of their vectors.
+A cross-encoder scores both texts at once; for an embedding model the score is the similarity of their vectors.
 """
 
 import asyncio
@@ -24,20 +24,20 @@ from tercet.frontend.model.sentence_files import Similarity, cosine, dot
 from tercet.protocol.messages.values import Task
 
 RERANK_PATHS = ("/v1/rerank", "/v2/rerank", "/rerank")
-"""Cohere's clients ask at the second, and those of vLLM at the third."""
+"""Paths of reranking; the second one is Cohere's, the third vLLM's."""
 SCORE_PATHS = ("/v1/score", "/score")
-"""vLLM has both."""
+"""Paths of scoring, both vLLM's."""
 
 
 class OpenAIServingRerank:
-    """Relevance by every served model that can tell it."""
+    """Endpoints for cross-encoders and embedding models."""
 
     def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
         self._manager = manager
         self._body_limit = body_limit
 
     async def rerank(self, request: Request) -> Response:
-        """Documents by their relevance, the best first."""
+        """Return documents with their relevance, the most relevant first."""
         body = await read_model(request, RerankRequest, self._body_limit)
         texts = body.texts()
         pairs = [PairInput(body.query, text, "query", body.max_tokens_per_doc) for text in texts]
@@ -52,7 +52,7 @@ class OpenAIServingRerank:
         return answered({**head, "results": results, "usage": usage(batch)})
 
     async def score(self, request: Request) -> Response:
-        """A score for each pair."""
+        """Return a score for each pair."""
         body = await read_model(request, ScoreRequest, self._body_limit)
         rid = self._manager.new_id()
         scores, batch = await self._scores(request, body, body.pairs(), body.params(), rid)
@@ -68,7 +68,7 @@ class OpenAIServingRerank:
         params: list[str],
         rid: str,
     ) -> tuple[list[float], EmbeddingBatch]:
-        """The score of each pair; `params` are what the client called the second texts."""
+        """Return the score of each pair; `params` are the parameter names of the second texts."""
         model = await served_for(self._manager, body.model, Task.EMBED, Task.CLASSIFY)
         if model.limits.task is Task.EMBED:
             texts = _texts(pairs, params)
@@ -88,8 +88,8 @@ class OpenAIServingRerank:
 
 
 def unit(vector: bytes) -> list[float]:
-    """The direction of a vector; zeros for one that has none."""
-    given = unpack_vector(vector)
+    """Return a vector normalized to length 1; zeros are unchanged."""
+    given = numbers(vector)
     length = math.hypot(*given)
     return [number / length for number in given] if length else list(given)
 
@@ -97,15 +97,15 @@ def unit(vector: bytes) -> list[float]:
 def _similarities(
     similarity: Similarity, pairs: Sequence[PairInput], vectors: Mapping[TextInput, bytes]
 ) -> list[float]:
-    """Return the similarity of the vectors of each pair's texts; cosines are dot products of directions."""
-    read = unit if similarity is cosine else unpack_vector
+    """Return the similarity of the vectors of each pair. Cosines are dot products of unit vectors."""
+    read = unit if similarity is cosine else numbers
     compare = dot if similarity is cosine else similarity
     read_vectors = {text: read(vector) for text, vector in vectors.items()}
     return [compare(*(read_vectors[text] for text in _sides(pair))) for pair in pairs]
 
 
 def _texts(pairs: Sequence[PairInput], params: Sequence[str]) -> dict[TextInput, str]:
-    """Each text once, and what the client called it first."""
+    """Return the distinct texts, each with its first parameter name."""
     texts: dict[TextInput, str] = {}
     for pair, param in zip(pairs, params, strict=True):
         first, second = _sides(pair)
@@ -115,5 +115,5 @@ def _texts(pairs: Sequence[PairInput], params: Sequence[str]) -> dict[TextInput,
 
 
 def _sides(pair: PairInput) -> tuple[TextInput, TextInput]:
-    """The texts of a pair, each for itself."""
+    """Return the two texts of a pair as separate inputs."""
     return TextInput(pair.first), TextInput(pair.second, pair.most)

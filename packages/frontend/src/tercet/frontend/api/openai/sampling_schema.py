@@ -1,4 +1,4 @@
-"""The fields that chat and completions share, with their bounds, and what they mean for sampling."""
+"""Request fields that chat and completions share, with their bounds, and the sampling parameters they yield."""
 
 from typing import Annotated, Any
 
@@ -14,7 +14,7 @@ TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Field(max_length=512)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
-"""OpenAI takes four. Editors that complete code send twenty, and benchmarks of code send six."""
+"""OpenAI allows four. Editors with code completion send twenty, code benchmarks six."""
 
 
 def _keys_are_ids(bias: dict[str, float]) -> dict[str, float]:
@@ -32,17 +32,17 @@ LogitBias = Annotated[
 
 
 def biases(bias: dict[str, float] | None) -> dict[int, float]:
-    """A `LogitBias` by token id."""
+    """Return a `LogitBias` by token id."""
     return {int(token_id): value for token_id, value in (bias or {}).items()}
 
 
 def stop_strings(stop: str | list[str] | None) -> list[str]:
-    """The field `stop`, in any of its forms, as a list."""
+    """Return the field `stop`, in any of its forms, as a list."""
     return [stop] if isinstance(stop, str) else stop or []
 
 
 class Strict(BaseModel):
-    """Unknown fields, wrong types and numbers that are not finite are refused."""
+    """Base of all request schemas: refuses unknown fields, wrong types, and numbers that are not finite."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
@@ -56,7 +56,7 @@ class StreamOptions(Strict):
 
 
 class SamplingFields(Strict):
-    """OpenAI's fields first, then the extensions that this field's servers share."""
+    """OpenAI's fields, then the extensions that SGLang, vLLM and others share."""
 
     model: Name
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -113,16 +113,16 @@ class SamplingFields(Strict):
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream ends with a chunk of token counts."""
+        """Return whether a stream ends with a chunk of token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
     @property
     def continuous_usage(self) -> bool:
-        """Whether every chunk before that one has the counts so far."""
+        """Return whether each chunk of a stream has the current token counts."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     def sampling(self, defaults: SamplingDefaults) -> SamplingParams:
-        """What the client asked for, else what the model's generation config does, else OpenAI's defaults."""
+        """Return the client's values, else those of the model's generation config, else OpenAI's defaults."""
         temperature = _first(self.temperature, defaults.temperature, 1.0)
         top_p = _first(self.top_p, defaults.top_p, 1.0)
         return SamplingParams(
@@ -143,11 +143,11 @@ class SamplingFields(Strict):
 
 
 def _first(*values: float | None) -> float:
-    """The first that is set; the last one always is."""
+    """Return the first value that is set. The last one always is."""
     return next(value for value in values if value is not None)
 
 
 def refuse(param: str, value: Any, *, harmless: bool) -> None:
-    """Raise UnsupportedParameterError for a documented parameter unless its value asks for nothing."""
+    """Raise UnsupportedParameterError for a documented parameter, unless its value is harmless."""
     if value is not None and not harmless:
         raise UnsupportedParameterError(f"'{param}' is not supported by this server.", param=param)

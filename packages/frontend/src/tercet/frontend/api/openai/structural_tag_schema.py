@@ -1,4 +1,7 @@
-"""`structural_tag`: free text with constrained parts, in the older form of SGLang and vLLM and the newer `format`."""
+"""Schema of `structural_tag`: free text with constrained parts.
+
+Both forms are accepted, the older one of SGLang and vLLM and the newer one with `format`.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -107,7 +110,7 @@ class StructuralTagFormat(Strict):
 
 
 def structural_tag(wanted: StructuralTagFormat, param: str) -> StructuralTag:
-    """What it asks for."""
+    """Return the constraint of a structural tag."""
     match wanted.format:
         case TriggeredTags() as form:
             return StructuralTag(
@@ -139,7 +142,7 @@ def structural_tag(wanted: StructuralTagFormat, param: str) -> StructuralTag:
 
 
 def parse_structural_tag(text: str | None, param: str) -> StructuralTag | None:
-    """One that comes as JSON in a string. Raises BadRequestError."""
+    """Return the constraint of a structural tag that is JSON in a string. Raises BadRequestError."""
     if text is None:
         return None
     try:

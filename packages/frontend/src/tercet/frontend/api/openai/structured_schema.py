@@ -1,4 +1,4 @@
-"""Structured output as clients ask for it: OpenAI's `response_format`, and the fields of vLLM and SGLang."""
+"""Request schemas of structured output: OpenAI's `response_format`, and the fields of vLLM and SGLang."""
 
 from typing import Annotated, Any, Literal
 
@@ -69,7 +69,10 @@ class StructuredOutputs(Strict):
 
 
 class StructuredFields(Strict):
-    """At most one of these constrains an answer. `guided_...` are vLLM's older names, `regex` and `ebnf` SGLang's."""
+    """Fields that constrain a response; at most one may be set.
+
+    `guided_...` are vLLM's older names, `regex` and `ebnf` SGLang's.
+    """
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -82,7 +85,7 @@ class StructuredFields(Strict):
 
 
 class NativeStructuredFields(Strict):
-    """SGLang's sampling parameters; schemas and tags come as JSON in a string."""
+    """SGLang's sampling parameters for structured output. Schemas and tags are JSON in a string."""
 
     json_schema: Pattern | None = None
     regex: Pattern | None = None
@@ -91,7 +94,7 @@ class NativeStructuredFields(Strict):
 
 
 def constraint_of(body: StructuredFields) -> Constraint | None:
-    """The constraint that a body asks for. Raises BadRequestError for more than one."""
+    """Return the constraint of a request. Raises BadRequestError for more than one."""
     asked = [format_constraint(body.response_format, "response_format")]
     if (outputs := body.structured_outputs) is not None:
         asked += [
@@ -114,7 +117,7 @@ def constraint_of(body: StructuredFields) -> Constraint | None:
 
 
 def native_constraint_of(body: NativeStructuredFields) -> Constraint | None:
-    """The same for SGLang's sampling parameters."""
+    """Return the constraint of SGLang's sampling parameters. Raises BadRequestError for more than one."""
     return _only(
         [
             _schema(body.json_schema, "sampling_params.json_schema"),
@@ -126,7 +129,7 @@ def native_constraint_of(body: NativeStructuredFields) -> Constraint | None:
 
 
 def format_constraint(wanted: ResponseFormat | None, param: str) -> Constraint | None:
-    """What a `response_format` asks for."""
+    """Return the constraint of a `response_format`."""
     match wanted:
         case JsonObjectFormat(schema_=schema, value=value):
             given = _schema(value, f"{param}.value") if schema is None else _schema(schema, f"{param}.schema")
@@ -144,7 +147,7 @@ def format_constraint(wanted: ResponseFormat | None, param: str) -> Constraint |
 
 
 def parse_schema(text: str, param: str) -> dict[str, Any] | bool:
-    """A schema that comes as JSON in a string."""
+    """Return a schema that is JSON in a string. Raises BadRequestError."""
     try:
         schema = orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -1,4 +1,4 @@
-"""What a message may be made of: models here read text, and nothing else."""
+"""Refusal of images, audio and files, because the models read text only."""
 
 from tercet.frontend.errors import UnsupportedParameterError
 
@@ -8,11 +8,11 @@ _NOT_TEXT = frozenset(
         *("image", "audio", "video", "audio_url", "video_url", "input_video"),
     }
 )
-"""Types of parts: OpenAI's two APIs' first, then those that this field's servers add."""
+"""Types of parts: first those of OpenAI's two APIs, then those of vLLM, SGLang and others."""
 
 
 def refuse_what_is_no_text(parts: object, where: str) -> None:
-    """Raise UnsupportedParameterError, naming it, for the first part that is a picture, a sound or a file."""
+    """Raise UnsupportedParameterError that names the first part that is not text."""
     for step, part in enumerate(parts if isinstance(parts, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
         if isinstance(kind, str) and kind in _NOT_TEXT:

@@ -1,4 +1,4 @@
-"""Tools and the choice among them, as chat requests write them; functions too, which tools were called first."""
+"""Request schemas of tools, of the older functions, and of the choice among them."""
 
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
@@ -42,7 +42,7 @@ class InputGrammar(Strict):
     definition: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
 
     def constraint(self, param: str) -> Lark | Regex:
-        """The language; `param` is what the client calls its definition."""
+        """Return the grammar as a constraint; `param` is the parameter name of its definition."""
         if self.syntax == "lark":
             return Lark(text=self.definition, param=param)
         return Regex(pattern=self.definition, param=param)
@@ -91,7 +91,6 @@ class NamedTool(Strict):
 
     @property
     def name(self) -> str:
-        """The name."""
         return self.function.name
 
 
@@ -103,7 +102,6 @@ class NamedCustomTool(Strict):
 
     @property
     def name(self) -> str:
-        """The name."""
         return self.custom.name
 
 
@@ -141,7 +139,7 @@ ToolChoiceField = Choice | Annotated[NamedTool | NamedCustomTool | AllowedToolsC
 
 
 def specs_of(tools: Iterable[FunctionTool | CustomTool]) -> tuple[ToolSpec, ...]:
-    """Tools as the rest of the frontend knows them."""
+    """Return the specifications of the tools."""
     return tuple(
         _function(tool.function)
         if isinstance(tool, FunctionTool)
@@ -160,7 +158,7 @@ def _custom(each: Custom, param: str) -> ToolSpec:
 
 
 class ToolFields(Strict):
-    """The fields of a chat request that are about tools."""
+    """Fields of a chat request that concern tools."""
 
     tools: Tools | None = None
     tool_choice: ToolChoiceField | None = None
@@ -180,26 +178,25 @@ class ToolFields(Strict):
 
     @property
     def speaks_of_functions(self) -> bool:
-        """Whether the client knows no tools: its answer has `function_call`."""
+        """Return whether the client uses the older functions, so that the response has `function_call`."""
         return bool(self.functions)
 
     @property
     def names_one(self) -> bool:
-        """Whether one tool has to be called, which is no reason of its own to finish."""
+        """Return whether the client named the tool to call, in which case a call has no finish reason of its own."""
         named = (NamedTool, NamedCustomTool, NamedFunction)
         return isinstance(self.tool_choice, named) or isinstance(self.function_call, named)
 
     @property
     def calls_several(self) -> bool:
-        """Whether one answer may have more calls than one; a tool that is named is called exactly once."""
+        """Return whether the response may have several calls. A named tool is called exactly once."""
         return self.parallel_tool_calls is not False and not self.speaks_of_functions and not self.names_one
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """Every tool of the request."""
         return specs_of(self.tools or ()) or tuple(map(_function, self.functions or ()))
 
     def choice(self) -> ToolChoice:
-        """What may be called, and what must."""
+        """Return the allowed and required calls."""
         chosen = self.function_call if self.functions else self.tool_choice
         match chosen:
             case str(word):

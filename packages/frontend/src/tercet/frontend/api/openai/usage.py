@@ -10,7 +10,10 @@ from tercet.frontend.manager.generation import Generation
 def usage(
     generation: Generation, output_tokens: int | None = None, *, reasoning_tokens: int = 0, ended: bool = True
 ) -> dict[str, Any]:
-    """The `usage` object; a prompt counts once however many choices it has, and a prediction when all have `ended`."""
+    """Return the `usage` object.
+
+    A prompt counts once for all its choices. A prediction counts once all choices have `ended`.
+    """
     output = generation.output_tokens if output_tokens is None else output_tokens
     details = {"reasoning_tokens": reasoning_tokens}
     if ended and (predicted := generation.prediction_tokens()):
@@ -25,5 +28,8 @@ def usage(
 
 
 def chunk_suffix(counts: dict[str, Any] | None, *, wanted: bool) -> bytes:
-    """What ends a chunk behind its choices: null for counts that come later, nothing for a client that wants none."""
+    """Return the end of a chunk after its choices.
+
+    `usage` is null in chunks before the counts, and absent if the client did not ask for it.
+    """
     return b'],"usage":' + orjson.dumps(counts) + b"}\n\n" if wanted else b"]}\n\n"

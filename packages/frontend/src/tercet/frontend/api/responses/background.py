@@ -1,4 +1,4 @@
-"""Responses that are made while nobody waits for them, and those that frontends now dead have left."""
+"""Worker for background responses: those of this frontend, and those that dead frontends have left."""
 
 import asyncio
 import contextlib
@@ -30,15 +30,15 @@ logger = logging.getLogger(__name__)
 _RENEW_SECONDS = 0.5
 _LOOKS_FOR_EACH_TAKING = 2
 _FOLLOW_SECONDS = 0.1
-"""How long news of a response may be old that another frontend makes."""
+"""Maximum age in seconds of a follower's view of a response that another frontend generates."""
 MOST_FOLLOWERS = 64
-"""Streams of responses made in the background that one API key may have open at a frontend."""
+"""Streams of background responses that one API key may have open at a frontend."""
 _MOST_RUNS = 3
-"""What was begun so often failed each time, and may be what its frontends died of."""
+"""Maximum runs of a response. More would be futile, and the request may be the reason that its frontends died."""
 
 
 class Background:
-    """Works on background responses of this frontend's. All methods run on the event loop's thread."""
+    """Background worker of this frontend. All methods run on the event loop's thread."""
 
     def __init__(self, manager: TokenizerManager, drafter: ResponseDrafter, store: ResponseStore) -> None:
         self._manager = manager
@@ -46,18 +46,18 @@ class Background:
         self._store = store
         self._working: dict[Lease, asyncio.Task[None]] = {}
         self._news: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
-        """What the followers of a response wait for, for as long as there is one."""
+        """Events that the followers of a response wait for; they live as long as a follower does."""
         self._followers: Counter[str] = Counter()
         self._reads: dict[tuple[str, str, int], asyncio.Future[tuple[list[bytes], bool]]] = {}
-        """What is being read of the store, for all followers that ask for the same."""
+        """Pending reads of the store, shared by followers that ask for the same events."""
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Begin to look for what others have left."""
+        """Start to look for responses that other frontends have left."""
         self._looking = asyncio.create_task(self._look_forever())
 
     async def close(self) -> None:
-        """Stop; what is not done is left to whoever comes next."""
+        """Stop. Unfinished responses are left to other frontends."""
         tasks = [*self._working.values(), *([self._looking] if self._looking else [])]
         leases = list(self._working)
         for task in tasks:
@@ -67,7 +67,7 @@ class Background:
             await self._store.give_up(lease)
 
     async def begin(self, owner: str, origin: Origin, draft: Draft) -> dict[str, Any]:
-        """Have a response made; returns it as it is queued. Raises ApiError if its request cannot be taken."""
+        """Start a response and return its body as queued. Raises ApiError if the request is refused."""
         generation = await self._manager.submit([draft.plan.request], rid_of(origin.id))
         body = {**draft.body, "output": []}
         try:
@@ -80,7 +80,10 @@ class Background:
         return body
 
     def join(self, owner: str) -> Callable[[], None]:
-        """Count one more follower of an API key, and return what ends that. Raises RateLimitError for one too many."""
+        """Count a follower of an API key, and return the function that ends it.
+
+        Raises RateLimitError if there are too many.
+        """
         if self._followers[owner] >= MOST_FOLLOWERS:
             message = f"Too many streams of background responses are open: a key has {MOST_FOLLOWERS} at the most."
             raise RateLimitError(message, retry_after=1)
@@ -92,7 +95,7 @@ class Background:
         return leave
 
     async def follow(self, owner: str, response: str, after: int) -> AsyncIterator[bytes]:
-        """The events numbered above `after`, as they come, to the last, as a stream has them. Raises NotFoundError."""
+        """Yield the encoded events with numbers above `after`, to the last one. Raises NotFoundError."""
         more = True
         while more:
             events, more = await self._read(owner, response, after)
@@ -105,7 +108,7 @@ class Background:
                     await asyncio.wait_for(news.wait(), _FOLLOW_SECONDS)
 
     async def _read(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
-        """The next events of a response and whether more will come; read once for all who ask at the same time."""
+        """Return the next events and whether more will come. Concurrent readers share one read."""
         key = (owner, response, after)
         if key not in self._reads:
             self._reads[key] = asyncio.ensure_future(self._read_now(*key))
@@ -118,12 +121,12 @@ class Background:
         return [named_event(orjson.loads(data)["type"], data) for data in events], more
 
     def stop(self, response: str) -> None:
-        """Stop working on one that was cancelled or deleted."""
+        """Stop the work on a cancelled or deleted response."""
         for lease, task in self._working.items():
             if lease.id == response:
                 task.cancel()
 
-    # Work.
+    # Generation.
 
     async def _work(self, lease: Lease, draft: Draft, generation: Generation, earlier: Sequence[Change]) -> None:
         writer = ResponseWriter(draft.body, _call_ids(earlier))
@@ -140,7 +143,7 @@ class Background:
             self._manager.release(generation)
 
     async def _again(self, job: Job) -> None:
-        """Begin a response again that another frontend has left, and go on where its events end."""
+        """Resume a response that another frontend has left, from the end of its events."""
         resume_for(job.owner)
         request = job.request
         past = msgspec.convert(request["past"], Past) if "past" in request else None
@@ -170,7 +173,7 @@ class Background:
         first = log.next
         events = [orjson.dumps(event) for event in log.add(changes)]
         news = any(change["type"] in _STANDINGS for change in changes)
-        # What it has said while it runs its events tell; half an item would stay as it was until the end.
+        # While it runs, its events hold the output; a half-finished item in the body would stay there until the end.
         body = writer.body if writer.ended else {**writer.body, "output": []}
         if events or news:
             await self._store.add(lease, first, events, body if news else None)
@@ -184,7 +187,7 @@ class Background:
             except LeaseLostError:
                 logger.info("%s is no longer this frontend's to make", lease.id)
             except Exception:
-                # Its lease runs out, and it is begun again, but not for ever.
+                # The lease runs out, and the response is resumed, at most `_MOST_RUNS` times.
                 logger.exception("the work on %s failed", lease.id)
 
         task = asyncio.create_task(guarded())
@@ -209,7 +212,7 @@ class Background:
 
 
 _STANDINGS = {"response.in_progress", "response.completed", "response.incomplete", "response.failed"}
-"""Events after which a response stands otherwise than before."""
+"""Events that change the status of a response."""
 
 
 def _kept(origin: Origin, past: Past | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The response object, and what in it only repeats the request."""
+"""The response object, with the fields that repeat the request."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,19 +13,19 @@ _PREFIX = "resp_"
 
 
 def id_of(rid: str) -> str:
-    """The response that a request makes."""
+    """Return the response id of a request id."""
     return _PREFIX + rid
 
 
 def rid_of(response: str) -> str:
-    """The request that makes a response."""
+    """Return the request id of a response id."""
     return response.removeprefix(_PREFIX)
 
 
 def new_body(
     response: str, request: CreateResponse, sampling: SamplingParams, created: int, *, stored: bool
 ) -> dict[str, Any]:
-    """A response of which nothing has been said yet; `stored` is whether the server can."""
+    """Return the body of a new response without output; `stored` says whether the server has a store."""
     text = request.text.model_dump(exclude_none=True, by_alias=True) if request.text else {}
     reasoning = request.reasoning
     return {
@@ -64,7 +64,7 @@ def new_body(
 
 
 def usage_of(generation: Generation, reasoning_tokens: int) -> dict[str, Any]:
-    """Token counts as this API names them. Nobody is charged for what a cache takes in."""
+    """Return the token counts in this API's format. Cache writes are free, so their count is zero."""
     return {
         "input_tokens": generation.prompt_tokens,
         "input_tokens_details": {"cached_tokens": generation.cached_tokens, "cache_write_tokens": 0},
@@ -75,7 +75,7 @@ def usage_of(generation: Generation, reasoning_tokens: int) -> dict[str, Any]:
 
 
 def page(items: Sequence[dict[str, Any]], limit: int, after: str | None, order: str) -> dict[str, Any]:
-    """One page of a list of items. Raises BadRequestError for an `after` that is not among them."""
+    """Return a page of items. Raises BadRequestError for an unknown `after`."""
     items = list(items) if order == "asc" else list(reversed(items))
     begin = 0
     if after is not None:
@@ -86,7 +86,7 @@ def page(items: Sequence[dict[str, Any]], limit: int, after: str | None, order: 
 
 
 def listed(items: Sequence[dict[str, Any]], *, has_more: bool = False) -> dict[str, Any]:
-    """The list object of these items, of which there may be more."""
+    """Return the list object of these items."""
     return {
         "object": "list",
         "data": items,

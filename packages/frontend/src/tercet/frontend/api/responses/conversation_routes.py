@@ -1,4 +1,4 @@
-"""/v1/conversations and below."""
+"""The /v1/conversations endpoints."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -21,7 +21,7 @@ from tercet.frontend.http.request_body import read_model
 
 
 class OpenAIServingConversations:
-    """The conversations of a server; it has none where it stores nothing."""
+    """Endpoints for conversations. They answer 404 on a server without a store."""
 
     def __init__(
         self, conversations: ConversationStore | None, responses: ResponseStore | None, body_limit: int
@@ -31,29 +31,29 @@ class OpenAIServingConversations:
         self._body_limit = body_limit
 
     async def create(self, request: Request) -> Response:
-        """Begin a conversation."""
+        """Create a conversation."""
         body = await read_model(request, CreateConversation, self._body_limit)
         owner = caller_of(request).owner
         items = await self._given(owner, body.items or ())
         return _json(await self._store.create(owner, items, body.metadata or {}))
 
     async def retrieve(self, request: Request) -> Response:
-        """A conversation, without its items."""
+        """Return a conversation without its items."""
         return _json(await self._store.get(*_named(request)))
 
     async def update(self, request: Request) -> Response:
-        """Give it other metadata."""
+        """Replace the metadata of a conversation."""
         body = await read_model(request, UpdateConversation, self._body_limit)
         return _json(await self._store.update(*_named(request), body.metadata or {}))
 
     async def delete(self, request: Request) -> Response:
-        """Forget a conversation with its items."""
+        """Delete a conversation and its items."""
         owner, conversation = _named(request)
         await self._store.delete(owner, conversation)
         return _json({"id": conversation, "object": "conversation.deleted", "deleted": True})
 
     async def add_items(self, request: Request) -> Response:
-        """Items for its end; answers with those."""
+        """Append items to a conversation, and return them."""
         body = await read_model(request, AddItems, self._body_limit)
         owner, conversation = _named(request)
         items = await self._given(owner, body.items)
@@ -61,18 +61,18 @@ class OpenAIServingConversations:
         return _json(listed(items))
 
     async def items(self, request: Request) -> Response:
-        """What was said in it, one page at a time."""
+        """Return a page of the items of a conversation."""
         limit = number(request, "limit", 20, lowest=1, highest=100)
         after = request.query_params.get("after")
         items, more = await self._store.items(*_named(request), limit, after, order(request))
         return _json(listed(items, has_more=more))
 
     async def item(self, request: Request) -> Response:
-        """One of its items."""
+        """Return an item of a conversation."""
         return _json(await self._store.item(*_named(request), request.path_params["item_id"]))
 
     async def delete_item(self, request: Request) -> Response:
-        """Take an item out of it; answers with the conversation."""
+        """Delete an item of a conversation, and return the conversation."""
         return _json(await self._store.delete_item(*_named(request), request.path_params["item_id"]))
 
     @property
@@ -88,7 +88,7 @@ class OpenAIServingConversations:
 
 
 def _named(request: Request) -> tuple[str, str]:
-    """Who asks, and of which conversation."""
+    """Return the owner and the id of the conversation."""
     return caller_of(request).owner, request.path_params["conversation_id"]
 
 

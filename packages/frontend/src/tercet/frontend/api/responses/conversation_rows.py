@@ -1,6 +1,6 @@
-"""The rows of conversations, as parts of a transaction.
+"""Rows of conversations: functions that run inside a transaction.
 
-Each item has a place, and a place is never given twice: what stood before one is known for ever.
+Each item has a place, and places are never reused, so the items before a place never change except by deletion.
 """
 
 import sqlite3
@@ -13,12 +13,12 @@ import orjson
 Item = dict[str, Any]
 
 _USE_SECONDS = 3600.0
-"""How exactly it is known when a conversation was last used: not every reader has to write."""
+"""Resolution of the time of last use, in seconds, so that not every read has to write."""
 _ADD = "INSERT INTO conversation_items VALUES (?, ?, ?, ?) ON CONFLICT (conversation, id) DO NOTHING"
 
 
 class ConversationRow(msgspec.Struct, frozen=True):
-    """A conversation without its items: `next` is the place of the next one, `size` the bytes of all."""
+    """A conversation without its items: `next` is the place of the next item, `size` the bytes of all items."""
 
     id: str
     created: int
@@ -30,7 +30,7 @@ class ConversationRow(msgspec.Struct, frozen=True):
 def find(
     connection: sqlite3.Connection, owner: str, conversation: str, since: float, now: float
 ) -> ConversationRow | None:
-    """A conversation of the owner's that was used after `since`. This, too, is a use."""
+    """Return a conversation of the owner that was used after `since`, and record this use."""
     query = "SELECT id, created, metadata, next, bytes FROM conversations WHERE id = ? AND owner = ? AND used >= ?"
     row = connection.execute(query, (conversation, owner, since)).fetchone()
     if row is None:
@@ -41,7 +41,7 @@ def find(
 
 
 def append(connection: sqlite3.Connection, conversation: str, items: Sequence[Item], now: float) -> None:
-    """Add what is not in it yet, all in order. One that was deleted in the meantime is not made again."""
+    """Append the items that are not in the conversation yet, in order. A deleted conversation is not created again."""
     row = connection.execute("SELECT next FROM conversations WHERE id = ?", (conversation,)).fetchone()
     if row is None:
         return
@@ -54,13 +54,13 @@ def append(connection: sqlite3.Connection, conversation: str, items: Sequence[It
 
 
 def items_before(connection: sqlite3.Connection, conversation: str, place: int) -> list[Item]:
-    """Those of its items that stand before a place."""
+    """Return the items before a place."""
     query = "SELECT data FROM conversation_items WHERE conversation = ? AND place < ? ORDER BY place"
     return [orjson.loads(data) for (data,) in connection.execute(query, (conversation, place))]
 
 
 def item_of_any(connection: sqlite3.Connection, owner: str, item: str, since: float) -> Item | None:
-    """An item of whichever of the owner's conversations."""
+    """Return an item of any conversation of the owner."""
     query = (
         "SELECT data FROM conversation_items JOIN conversations ON conversations.id = conversation"
         " WHERE conversation_items.id = ? AND owner = ? AND used >= ? ORDER BY used DESC LIMIT 1"

@@ -1,4 +1,4 @@
-"""What /v1/conversations takes: items as responses take them."""
+"""Request schemas of /v1/conversations. Items are those of /v1/responses."""
 
 from typing import Annotated
 

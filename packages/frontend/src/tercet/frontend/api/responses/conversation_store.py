@@ -1,4 +1,4 @@
-"""Conversations and their items. One belongs to its owner and is not there for anybody else."""
+"""SQLite store of conversations and their items. A conversation is visible to its owner only."""
 
 import secrets
 import sqlite3
@@ -20,30 +20,30 @@ _PAGE = {
     "desc": "SELECT data FROM conversation_items WHERE conversation = ? AND place < ? ORDER BY place DESC LIMIT ?",
 }
 Conversation = dict[str, Any]
-"""The object that clients know."""
+"""The conversation object of the API."""
 
 
 class Past(msgspec.Struct, frozen=True):
-    """What a response finds in a conversation when it begins: the items before the place `end`, and their length."""
+    """A conversation as a response finds it at its start: the items before the place `end`, and their size in bytes."""
 
     items: list[Item]
     end: int
     size: int
 
     def check_room(self, given: Sequence[Item]) -> None:
-        """Raises BadRequestError for an input that the conversation has no room for."""
+        """Raise BadRequestError if the conversation has no room for the input."""
         _check_room(self.size + _length(given), "input")
 
 
 class ConversationStore:
-    """The conversations of every frontend. `clock` gives seconds since 1970, on which all of them must agree."""
+    """The conversations of all frontends. `clock` returns seconds since 1970, and must agree between frontends."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock
 
     async def create(self, owner: str, items: Sequence[Item], metadata: Mapping[str, str]) -> Conversation:
-        """A new conversation. Raises BadRequestError for items that cannot stand in one."""
+        """Create a conversation. Raises BadRequestError for items that cannot be stored."""
         conversation = f"conv_{secrets.token_hex(24)}"
 
         def work(connection: sqlite3.Connection) -> Conversation:
@@ -57,11 +57,10 @@ class ConversationStore:
         return await self._database.run(work)
 
     async def get(self, owner: str, conversation: str) -> Conversation:
-        """Raises NotFoundError."""
         return await self._database.run(lambda each: _shown(self._found(each, owner, conversation)))
 
     async def update(self, owner: str, conversation: str, metadata: Mapping[str, str]) -> Conversation:
-        """With other metadata in place of its own. Raises NotFoundError."""
+        """Replace the metadata of a conversation. Raises NotFoundError."""
 
         def work(connection: sqlite3.Connection) -> Conversation:
             self._found(connection, owner, conversation)
@@ -72,7 +71,7 @@ class ConversationStore:
         return await self._database.run(work)
 
     async def delete(self, owner: str, conversation: str) -> None:
-        """Forget it and its items. Raises NotFoundError."""
+        """Delete a conversation and its items. Raises NotFoundError."""
 
         def work(connection: sqlite3.Connection) -> None:
             self._found(connection, owner, conversation)
@@ -81,7 +80,7 @@ class ConversationStore:
         await self._database.run(work)
 
     async def add(self, owner: str, conversation: str, items: Sequence[Item]) -> None:
-        """Items for its end. Raises NotFoundError, and BadRequestError for items that cannot stand in it."""
+        """Append items. Raises NotFoundError, or BadRequestError for items that cannot be stored."""
 
         def work(connection: sqlite3.Connection) -> None:
             self._append(connection, owner, conversation, items)
@@ -92,7 +91,7 @@ class ConversationStore:
     async def items(
         self, owner: str, conversation: str, limit: int, after: str | None, order: str
     ) -> tuple[list[Item], bool]:
-        """A page of its items, and whether there are more. Raises NotFoundError, BadRequestError."""
+        """Return a page of items, and whether there are more. Raises NotFoundError or BadRequestError."""
 
         def work(connection: sqlite3.Connection) -> tuple[list[Item], bool]:
             end = self._found(connection, owner, conversation).next
@@ -107,8 +106,6 @@ class ConversationStore:
         return await self._database.run(work)
 
     async def item(self, owner: str, conversation: str, item: str) -> Item:
-        """Raises NotFoundError."""
-
         def work(connection: sqlite3.Connection) -> Item:
             self._found(connection, owner, conversation)
             query = "SELECT data FROM conversation_items WHERE conversation = ? AND id = ?"
@@ -121,7 +118,7 @@ class ConversationStore:
         return await self._database.run(work)
 
     async def delete_item(self, owner: str, conversation: str, item: str) -> Conversation:
-        """The conversation without one of its items. Raises NotFoundError."""
+        """Delete an item, and return the conversation. Raises NotFoundError."""
 
         def work(connection: sqlite3.Connection) -> Conversation:
             self._found(connection, owner, conversation)
@@ -135,7 +132,7 @@ class ConversationStore:
         return await self._database.run(work)
 
     async def past(self, owner: str, conversation: str) -> Past:
-        """What a response that goes on with it begins with. Raises NotFoundError, BadRequestError."""
+        """Return the conversation for a response that continues it. Raises NotFoundError or BadRequestError."""
 
         def work(connection: sqlite3.Connection) -> Past:
             found = self._found(connection, owner, conversation, "conversation")
@@ -154,7 +151,10 @@ class ConversationStore:
         return row
 
     def _append(self, connection: sqlite3.Connection, owner: str, conversation: str, items: Sequence[Item]) -> None:
-        """Raises NotFoundError, and BadRequestError for an id that it has already and for what it has no room for."""
+        """Append items.
+
+        Raises NotFoundError, or BadRequestError for duplicate ids and for items that exceed the limit.
+        """
         found = self._found(connection, owner, conversation)
         ids: set[str] = set()
         for place, item in enumerate(items):

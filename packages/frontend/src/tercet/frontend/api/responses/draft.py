@@ -1,4 +1,4 @@
-"""From a request to a response that can be made: its items, its turn, and what it says as events."""
+"""Preparation of responses: from a request to its items, its chat plan and its events."""
 
 import asyncio
 import secrets
@@ -40,19 +40,19 @@ _NAMES = ParamNames(
 
 
 class Begun(msgspec.Struct, frozen=True):
-    """What a response was given, and what its conversation had, when it was first begun."""
+    """Input items of a response, and the items of its conversation, when it was first started."""
 
     given: list[Item]
     past: Past | None
 
     @property
     def seen(self) -> int:
-        """The place in the conversation that is the first it does not know."""
+        """Return the place in the conversation of the first item that the response has not seen."""
         return self.past.end if self.past else 0
 
 
 class Origin(msgspec.Struct, frozen=True):
-    """What makes a response the same when it is begun again."""
+    """The data from which a response can be started again with the same result."""
 
     id: str
     created: int
@@ -62,11 +62,11 @@ class Origin(msgspec.Struct, frozen=True):
 
 
 _PIECES = 32
-"""Tokens with log-probabilities that are read before others have their turn at the loop."""
+"""Tokens with log-probabilities that are parsed before other tasks of the loop run."""
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
-    """A response that can be made."""
+    """A response that is ready to be generated."""
 
     plan: ChatPlan
     begun: Begun
@@ -75,7 +75,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     wants_logprobs: bool
 
     async def changes(self, writer: ResponseWriter, generation: Generation) -> AsyncIterator[list[Change]]:
-        """What each arrival changes, to the last. Raises ApiError."""
+        """Yield the changes of each update. Raises ApiError."""
         [reader] = self.plan.readers(generation)
         scored = self._scored()
         begun = False
@@ -89,7 +89,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
                     if place % _PIECES == 0:
                         yield changes
                         changes = []
-                        await asyncio.sleep(0)  # many tokens may have come while the client did not read
+                        await asyncio.sleep(0)  # let other tasks run: many tokens may have come
                 if update.finish is not None:
                     usage, rest = usage_of(generation, reader.reasoning_tokens), scored.rest if scored else ()
                     changes += writer.end(update.finish.type, usage, int(time.time()), rest)
@@ -103,7 +103,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResponseDrafter:
-    """Makes drafts. Without stores there is nothing to go on from."""
+    """Builder of drafts. Without stores, requests cannot refer to earlier responses or conversations."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class ResponseDrafter:
         self._conversations = conversations
 
     async def draft(self, owner: str, origin: Origin) -> Draft:
-        """Raises ApiError."""
+        """Return the draft of a response. Raises ApiError."""
         request = origin.request
         model = await self._manager.adapters.model(request.model)
         begun = origin.begun or await self._begun(owner, request)
@@ -151,13 +151,13 @@ class ResponseDrafter:
         )
 
     async def prompt(self, owner: str, request: Prompted) -> tuple[ChatPlan, ServedModel]:
-        """What would be generated from, for a count of its tokens. Raises ApiError."""
+        """Return the plan and the model of a request, to count its tokens. Raises ApiError."""
         model = await self._manager.adapters.model(request.model)
         turn = await self._turn(owner, request, await self._begun(owner, request), model)
         return await self._plan(turn, model), model
 
     async def _begun(self, owner: str, request: Prompted) -> Begun:
-        """The items that are new with this request, and those that stand in its conversation. Raises ApiError."""
+        """Return the new items of a request, and those of its conversation. Raises ApiError."""
         past = None
         if request.conversation_id is not None:
             if self._conversations is None:
@@ -171,7 +171,7 @@ class ResponseDrafter:
         return Begun(given, past)
 
     async def _turn(self, owner: str, request: Prompted, begun: Begun, model: ServedModel) -> ChatOptions:
-        """The turn that the items make, and those before them."""
+        """Return the chat options for the items and all items before them."""
         earlier = begun.past.items if begun.past else []
         if request.previous_response_id is not None:
             earlier = await self._history(owner, request.previous_response_id)
@@ -208,13 +208,13 @@ class ResponseDrafter:
         try:
             return await self._planner.plan(turn, model)
         except BadRequestError as error:
-            if error.param is not None and error.param.startswith("messages"):  # made of the items of `input`
+            if error.param is not None and error.param.startswith("messages"):  # made from the items of `input`
                 error.param = "input"
             raise
 
 
 def new_seed() -> int:
-    """A seed where the client gives none: a response begun again has to say the same."""
+    """Return a random seed for a request without one, because a resumed response must sample the same tokens."""
     return secrets.randbits(63)
 
 

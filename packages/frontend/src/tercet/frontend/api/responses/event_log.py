@@ -1,4 +1,4 @@
-"""The events of one response in order, each with its number."""
+"""Numbered events of one response."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -9,16 +9,16 @@ from tercet.frontend.api.responses.output_items import Change
 from tercet.frontend.http.sse import named_event
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
-"""The last event of a response is one of these."""
+"""Types of the last event of a response."""
 
 _TEXT_OF_CALL = {"function_call": "arguments", "custom_tool_call": "input"}
 
 
 class EventLog:
-    """Numbers events. One that goes on after `earlier` leaves out what those have told, however they were cut.
+    """Numbers the events of a response. A resumed one omits the events that are in `earlier`.
 
-    A response that is begun again says the same, but its text arrives in other pieces. Each character of a delta and
-    each other event is one step; so many steps as `earlier` has are passed over, but never the last of all.
+    A resumed response has the same content, but its text is cut into other deltas. Each character of a delta counts as
+    one step, and so does each other event. As many steps as `earlier` has are skipped, except the last event.
     """
 
     def __init__(self, earlier: Sequence[Change] = ()) -> None:
@@ -26,7 +26,7 @@ class EventLog:
         self._told = sum(_steps(change) for change in earlier)
 
     def add(self, changes: Iterable[Change]) -> list[Change]:
-        """The events that are new, with their numbers."""
+        """Return the new events, with their numbers."""
         numbered = []
         for change in changes:
             steps = _steps(change)
@@ -42,7 +42,7 @@ class EventLog:
 
 
 def items_told(events: Iterable[Change]) -> list[dict[str, Any]]:
-    """The items that the events of a response tell of, each as far as it is told. They become parts of the items."""
+    """Return the output items that the events describe, as far as they got. They share objects with the events."""
     items: list[dict[str, Any]] = []
     texts: list[str] = []
     for event in events:
@@ -72,5 +72,5 @@ def _steps(change: Change) -> int:
 
 
 def encoded(event: dict[str, Any]) -> bytes:
-    """An event as its client reads it: its type is its name."""
+    """Return an event in server-sent form, with its type as its name."""
     return named_event(event["type"], orjson.dumps(event))

@@ -1,4 +1,4 @@
-"""The items that a response is given, and the ones that earlier responses said."""
+"""Request schemas of input items, which include the output items of earlier responses."""
 
 from typing import Annotated, Any, Literal
 
@@ -12,7 +12,7 @@ Text = Annotated[str, Field(max_length=16_777_216)]
 Status = Literal["in_progress", "completed", "incomplete"]
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)]
 ASYNC = AliasChoices("async", "async_")
-"""A keyword of Python's, which OpenAI's clients write with a line where an item is dumped under its own names."""
+"""Python keyword; OpenAI's clients write it with an underscore when they dump an item under Python names."""
 
 
 class TextPart(Strict):
@@ -66,7 +66,7 @@ class ReasoningItem(Strict):
 
 
 class CallItem(Strict):
-    """What all calls have that the model made."""
+    """Common fields of tool calls."""
 
     call_id: Name
     name: Name
@@ -115,8 +115,8 @@ class ItemReference(Strict):
 
 
 def _kind(item: object) -> str:
-    """The type of an item; one that names none is a message, or a reference where it has nothing but an id."""
-    if not isinstance(item, dict):  # one of the models below, which is written back
+    """Return the type of an item. An item without one is a reference if it has only an id, otherwise a message."""
+    if not isinstance(item, dict):  # a model, when it is serialized
         return str(getattr(item, "type", "message"))
     kind = item.get("type")
     if isinstance(kind, str):
@@ -142,7 +142,7 @@ _ITEMS = {
 
 
 def known_types(param: str, items: object) -> object:
-    """The items as they are. Raises UnsupportedParameterError, naming it, for a documented type not served here."""
+    """Return the items unchanged. Raises UnsupportedParameterError that names the first item of an unsupported type."""
     for place, item in enumerate(items if isinstance(items, list) else ()):
         if not isinstance(item, dict):
             continue

@@ -1,4 +1,4 @@
-"""Items as messages: what stands in a response's input, and in those before it, as a turn of chat has it."""
+"""Conversion of response items to chat messages."""
 
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
@@ -11,7 +11,7 @@ from tercet.frontend.errors import BadRequestError
 Item = dict[str, Any]
 Message = dict[str, Any]
 Find = Callable[[str], Awaitable[Item | None]]
-"""The stored item of an id."""
+"""Returns the stored item with an id."""
 
 _PREFIXES = {
     "message": "msg",
@@ -22,11 +22,11 @@ _PREFIXES = {
     "custom_tool_call_output": "ctco",
 }
 _ANSWERED = {"function_call_output": "function_call", "custom_tool_call_output": "custom_tool_call"}
-"""Outputs, and what each is the output of."""
+"""Types of tool outputs, with the type of the call that each belongs to."""
 
 
 def shaped(item: Item) -> Item:
-    """An item as it is kept and shown: with an id, a status, and its text in parts."""
+    """Return an item as it is stored and shown: with an id, a status, and its text in parts."""
     item = {key: value for key, value in item.items() if value is not None}
     item.setdefault("id", f"{_PREFIXES[item['type']]}_{secrets.token_hex(24)}")
     item.setdefault("status", "completed")
@@ -42,7 +42,10 @@ def shaped(item: Item) -> Item:
 
 
 async def given_items(items: Sequence[InputItem], param: str, find: Find) -> list[Item]:
-    """Items of a request, and those it refers to, as they are kept. Raises BadRequestError for one that is lost."""
+    """Return the items of a request as they are stored, with references resolved.
+
+    Raises BadRequestError for a reference to a missing item.
+    """
     given: list[Item] = []
     for place, item in enumerate(items):
         if item.type != "item_reference":
@@ -62,9 +65,9 @@ def _part(part: dict[str, Any], kind: str) -> dict[str, Any]:
 
 
 def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: str | None) -> list[Message]:
-    """The chat that the items tell. What the assistant thought, said and called in a row is one message of it.
+    """Return the chat messages of the items. Consecutive reasoning, text and calls form one assistant message.
 
-    Raises BadRequestError for answers to calls there are not.
+    Raises BadRequestError for an output without a call.
     """
     messages: list[Message] = [{"role": "developer", "content": instructions}] if instructions else []
     called: set[tuple[str, str]] = set()
@@ -82,7 +85,7 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
                 message["reasoning_content"] = message.get("reasoning_content", "") + thought
             case "function_call" | "custom_tool_call":
                 if item.get("status") == "incomplete" and item["call_id"] not in answered:
-                    continue  # it was cut off in its arguments, and never made
+                    continue  # cut off in its arguments, and therefore never made
                 called.add((item["type"], item["call_id"]))
                 _assistant(messages).setdefault("tool_calls", []).append(_call(item))
             case "function_call_output" | "custom_tool_call_output" as kind:
@@ -97,14 +100,14 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
 
 
 def text_of(content: str | list[dict[str, Any]]) -> str:
-    """The text of an item's parts."""
+    """Return the text of an item's parts."""
     if isinstance(content, str):
         return content
     return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
 
 
 def _assistant(messages: list[Message], unless: str | None = None) -> Message:
-    """The assistant's message that is being put together; a new one if that has come to its part `unless`."""
+    """Return the assistant message under construction; a new one if that has the field `unless` already."""
     last = messages[-1] if messages else {}
     if last.get("role") != "assistant" or (unless is not None and last.get(unless)):
         messages.append({"role": "assistant", "content": ""})

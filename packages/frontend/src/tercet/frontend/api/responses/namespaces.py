@@ -1,4 +1,4 @@
-"""Functions and custom tools that stand in a namespace: a model has no namespaces, and knows each by one name."""
+"""Tools in namespaces. Models have no namespaces, so each tool gets one flat name."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,12 +7,15 @@ _BETWEEN = "__"
 
 
 def known_as(namespace: str | None, name: str) -> str:
-    """What the model calls a tool."""
+    """Return the name of a tool as the model sees it."""
     return f"{namespace}{_BETWEEN}{name}" if namespace else name
 
 
 def spaces_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Namespace and name of each tool in one, by what the model calls it; `tools` are those of a response."""
+    """Return the namespace and name of each tool in a namespace, by its flat name.
+
+    `tools` are those of a response body.
+    """
     return {
         known_as(tool["name"], each["name"]): (tool["name"], each["name"])
         for tool in tools

@@ -1,18 +1,18 @@
-"""The items of a response's output while they are written, and the events each brings."""
+"""Output items under construction, and their events."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 Change = dict[str, Any]
-"""One event, without its `sequence_number`."""
+"""An event without its `sequence_number`."""
 LogprobList = Sequence[dict[str, Any]]
 
 
 class Item:
-    """One item; `place` is its index in the output."""
+    """An output item; `place` is its index in the output."""
 
     prefix: ClassVar[str]
-    """What its id begins with."""
+    """Prefix of its id."""
 
     def __init__(self, item_id: str, place: int) -> None:
         self.id = item_id
@@ -21,28 +21,28 @@ class Item:
 
     @property
     def text(self) -> str:
-        """All so far."""
+        """Return the text so far."""
         return "".join(self._texts)
 
     def shape(self, status: str) -> dict[str, Any]:
-        """The item as an object."""
+        """Return the item as an object."""
         return {"id": self.id, "status": status, **self._fields(begun=status != "in_progress")}
 
     def opening(self) -> list[Change]:
-        """The events it begins with."""
+        """Return the first events of the item."""
         return [{"type": "response.output_item.added", "output_index": self.place, "item": self.shape("in_progress")}]
 
     def more(self, text: str, logprobs: LogprobList = ()) -> list[Change]:
-        """The events of more text."""
+        """Append text; return the events."""
         self._texts.append(text)
         return [self._delta(text, logprobs)]
 
     def closing(self, status: str) -> list[Change]:
-        """The events it ends with."""
+        """Return the last events of the item."""
         return [{"type": "response.output_item.done", "output_index": self.place, "item": self.shape(status)}]
 
     def change(self, kind: str, **fields: Any) -> Change:
-        """An event about this item."""
+        """Return an event about this item."""
         return {"type": f"response.{kind}", "item_id": self.id, "output_index": self.place, **fields}
 
     def _fields(self, *, begun: bool) -> dict[str, Any]:
@@ -53,14 +53,14 @@ class Item:
 
 
 class TextItem(Item):
-    """An item with one part of content."""
+    """An item with one content part."""
 
     def opening(self) -> list[Change]:
-        """With the part, which is empty as yet."""
+        """Return the first events, which include the empty part."""
         return [*super().opening(), self.change("content_part.added", content_index=0, part=self._part())]
 
     def closing(self, status: str) -> list[Change]:
-        """With the part in whole."""
+        """Return the last events, which include the complete part."""
         part = self.change("content_part.done", content_index=0, part=self._part())
         return [self._done(), part, *super().closing(status)]
 
@@ -72,7 +72,7 @@ class TextItem(Item):
 
 
 class Message(TextItem):
-    """Text for the reader."""
+    """A message to the user."""
 
     prefix = "msg"
 
@@ -87,7 +87,7 @@ class Message(TextItem):
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self._logprobs)}
 
     def score(self, logprobs: LogprobList) -> None:
-        """Log-probabilities of tokens that add nothing to the text; no event tells of them but the last."""
+        """Add log-probabilities of tokens without text. They appear in the last events only."""
         self._logprobs += logprobs
 
     def _delta(self, text: str, logprobs: LogprobList) -> Change:
@@ -99,7 +99,7 @@ class Message(TextItem):
 
 
 class Reasoning(TextItem):
-    """What the model thought. It is told in whole and open, so there is neither a summary nor anything encrypted."""
+    """Reasoning of the model. It is shown in full, so there is neither a summary nor encrypted content."""
 
     prefix = "rs"
 
@@ -117,7 +117,7 @@ class Reasoning(TextItem):
 
 
 class Call(Item):
-    """The call of a function."""
+    """A function call."""
 
     prefix = "fc"
 
@@ -128,7 +128,7 @@ class Call(Item):
         self._call_id = call_id
 
     def closing(self, status: str) -> list[Change]:
-        """With its arguments in whole."""
+        """Return the last events, which include the complete arguments."""
         return [self._done(), *super().closing(status)]
 
     def _named(self) -> dict[str, str]:
@@ -145,7 +145,7 @@ class Call(Item):
 
 
 class CustomCall(Call):
-    """The call of a custom tool."""
+    """A custom tool call."""
 
     prefix = "ctc"
 

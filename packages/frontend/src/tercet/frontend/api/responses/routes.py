@@ -1,4 +1,4 @@
-"""/v1/responses."""
+"""The /v1/responses endpoints."""
 
 import logging
 import time
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 class OpenAIServingResponses:
-    """Responses of every served model. Without a store none can be come back for."""
+    """Endpoints for responses. Without a store, responses cannot be retrieved later."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class OpenAIServingResponses:
         self._body_limit = body_limit
 
     async def create(self, request: Request) -> Response:
-        """Make a response."""
+        """Generate a response."""
         body = await read_model(request, CreateResponse, self._body_limit)
         if body.store and self._responses is None:
             raise UnsupportedParameterError("This server stores no responses.", param="store")
@@ -64,7 +64,7 @@ class OpenAIServingResponses:
         return await (work.stream(request) if body.stream else work.whole(request))
 
     async def retrieve(self, request: Request) -> Response:
-        """A response as it stands, or with `stream=true` the events of one made in the background."""
+        """Return a response, or with `stream=true` the events of a background response."""
         owner, response = caller_of(request).owner, request.path_params["response_id"]
         body = await self._store.get(owner, response)
         if not flag(request, "stream"):
@@ -75,7 +75,7 @@ class OpenAIServingResponses:
         return self._follow(self._background, owner, response, after, self._background.join(owner))
 
     async def cancel(self, request: Request) -> Response:
-        """End a response that is made in the background."""
+        """Cancel a background response."""
         response = request.path_params["response_id"]
         body = await self._store.cancel(caller_of(request).owner, response)
         if self._background is not None:
@@ -83,7 +83,7 @@ class OpenAIServingResponses:
         return _json(body)
 
     async def delete(self, request: Request) -> Response:
-        """Forget a response."""
+        """Delete a response."""
         response = request.path_params["response_id"]
         await self._store.delete(caller_of(request).owner, response)
         if self._background is not None:
@@ -91,13 +91,13 @@ class OpenAIServingResponses:
         return _json({"id": response, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
-        """What a response was made from, one page at a time."""
+        """Return a page of the input items of a response."""
         items = await self._store.input_items(caller_of(request).owner, request.path_params["response_id"])
         limit = number(request, "limit", 20, lowest=1, highest=100)
         return _json(page(items, limit, request.query_params.get("after"), order(request)))
 
     async def input_tokens(self, request: Request) -> Response:
-        """How many tokens a response would be made from."""
+        """Return the number of prompt tokens of a response."""
         body = await read_model(request, TokenCount, self._body_limit)
         plan, model = await self._drafter.prompt(caller_of(request).owner, body)
         ids = await model.tokenize(plan.request.prompt, must_fit=False)
@@ -125,7 +125,7 @@ class OpenAIServingResponses:
     def _follow(
         self, background: Background, owner: str, response: str, after: int, leave: Callable[[], None]
     ) -> Response:
-        """Stream events; `leave` is called at the end."""
+        """Return the stream of events; `leave` is called at its end."""
 
         async def events() -> AsyncIterator[bytes]:
             number = after + 1
@@ -133,7 +133,7 @@ class OpenAIServingResponses:
                 async for data in background.follow(owner, response, after):
                     yield data
                     number += 1
-            except ApiError as error:  # deleted, or forgotten for its age or for room
+            except ApiError as error:  # deleted, expired, or pruned for space
                 yield encoded(
                     {
                         "type": "error",
@@ -148,7 +148,7 @@ class OpenAIServingResponses:
 
 
 class _Work:
-    """One response that its client waits for."""
+    """A response that its client waits for."""
 
     def __init__(self, manager: TokenizerManager, draft: Draft, owner: str, store: ResponseStore | None) -> None:
         self._manager = manager
@@ -158,7 +158,7 @@ class _Work:
         self._writer = ResponseWriter(draft.body)
 
     async def whole(self, request: Request) -> Response:
-        """The response when it has ended."""
+        """Return the complete response."""
         generation = await unless_gone(
             request, self._manager.submit([self._draft.plan.request], rid_of(self._draft.body["id"]))
         )
@@ -170,7 +170,7 @@ class _Work:
         return _json(self._writer.body)
 
     async def stream(self, request: Request) -> Response:
-        """Its events as they come. Errors before the first token raise ApiError."""
+        """Return the stream of events. Errors before the first token raise ApiError."""
         generation = await unless_gone(
             request, self._manager.submit([self._draft.plan.request], rid_of(self._draft.body["id"]))
         )
@@ -184,8 +184,11 @@ class _Work:
         return EventStream(self._events([*begin, *first], changes), lambda: self._manager.release(generation))
 
     async def _collect(self, generation: Generation) -> None:
-        if not self._draft.wants_logprobs:  # those are written as they come: all together they take long
-            generation.notify_on_finish_only()
+        if (
+            not self._draft.wants_logprobs
+            # Log-probabilities are written as tokens arrive, because all at once would take long.
+        ):
+            generation.tell_ends()
         async for _ in self._draft.changes(self._writer, generation):
             pass
 
@@ -202,9 +205,9 @@ class _Work:
             yield _encoded(log, self._writer.fail(ServerError("The server failed this response.")))
 
     async def _told(self, log: EventLog, changes: list[Change]) -> bytes:
-        """Events for the client, who may come back for the response once it has read the last.
+        """Return encoded events. The response is stored before the last one, so that the client can retrieve it then.
 
-        Where it cannot, the last says so, unless that tells of a failure anyhow.
+        If it cannot be stored, the last event reports that, unless it reports a failure already.
         """
         if self._writer.ended:
             try:

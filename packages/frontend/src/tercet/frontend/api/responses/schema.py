@@ -1,4 +1,4 @@
-"""The request of /v1/responses: every field OpenAI documents, and the extensions it shares with chat."""
+"""Request schema of /v1/responses: OpenAI's fields, and the extensions shared with chat."""
 
 from typing import Annotated, Any, Literal
 
@@ -20,7 +20,7 @@ from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 
 _INCLUDABLE = {
     "message.output_text.logprobs": True,
-    "reasoning.encrypted_content": True,  # reasoning is told openly, and comes back the same way
+    "reasoning.encrypted_content": True,  # reasoning is sent in plain text, and accepted back in plain text
     "web_search_call.action.sources": False,
     "web_search_call.results": False,
     "code_interpreter_call.outputs": False,
@@ -28,7 +28,7 @@ _INCLUDABLE = {
     "file_search_call.results": False,
     "message.input_image.image_url": False,
 }
-"""What a client may ask to have included, and whether this server ever has it."""
+"""Values of `include`, and whether this server supports each."""
 
 
 class JsonObjectFormat(Strict):
@@ -65,7 +65,7 @@ class Reasoning(Strict):
 
     @model_validator(mode="after")
     def _is_the_templates_to_show(self) -> "Reasoning":
-        """Which of the reasoning of earlier turns a model reads again, its chat template decides."""
+        """Refuse to choose which earlier reasoning the model sees, because its chat template decides that."""
         refuse("reasoning.context", self.context, harmless=self.context == "auto")
         refuse("reasoning.mode", self.mode, harmless=self.mode == "standard")
         return self
@@ -78,7 +78,7 @@ class StreamOptions(Strict):
 
 
 def missing_input() -> BadRequestError:
-    """There is nothing to answer."""
+    """Return the error for a request without input."""
     return BadRequestError("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
 
 
@@ -89,7 +89,7 @@ class InConversation(Strict):
 
 
 class Prompted(Strict):
-    """What stands before an answer: the part that creating a response and counting its tokens share."""
+    """The prompt fields, shared by response creation and token counting."""
 
     model: Name
     input: Text | Annotated[list[InputItem], Field(max_length=16_384)] | None = None
@@ -134,12 +134,12 @@ class Prompted(Strict):
 
     @property
     def conversation_id(self) -> str | None:
-        """The id of the conversation, however it is written."""
+        """Return the id of the conversation, in either form."""
         return self.conversation.id if isinstance(self.conversation, InConversation) else self.conversation
 
     @property
     def calls_several(self) -> bool:
-        """Whether one answer may have more calls than one; a tool that is named is called exactly once."""
+        """Return whether the response may have several calls. A named tool is called exactly once."""
         return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
 
 
@@ -212,5 +212,5 @@ class CreateResponse(Prompted):
 
     @property
     def wants_logprobs(self) -> bool:
-        """Whether text comes with log-probabilities."""
+        """Return whether text comes with log-probabilities."""
         return "message.output_text.logprobs" in (self.include or ())

@@ -1,4 +1,4 @@
-"""Log-probabilities beside the text that they are of, and none of what is reasoning or a call."""
+"""Assignment of log-probabilities to text, leaving out those of reasoning and tool calls."""
 
 import codecs
 from collections.abc import Container, Iterator, Sequence
@@ -15,9 +15,9 @@ Scores = list[dict[str, Any]]
 
 
 class ScoredText:
-    """Reads one choice token by token: only so can it be told which of them are text, however many arrive at once.
+    """Reader of one choice, token by token, to find out which tokens are text even if many arrive at once.
 
-    Tokens that are `hidden` leave nothing in the text.
+    Tokens in `hidden` add nothing to the text.
     """
 
     def __init__(self, names: TokenBytes, hidden: Container[int] = ()) -> None:
@@ -25,18 +25,18 @@ class ScoredText:
         self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._awaited = ""
-        """What tokens spell that has not arrived: a stop string may have begun in it."""
+        """Text of tokens that has not arrived yet, because it may start a stop string."""
         self._open: list[tuple[str, Scores]] = []
-        """Tokens of which it is not known yet what they are: what each spells, and its log-probability."""
+        """Tokens that are not yet classified: the text of each, and its log-probability."""
         self._reasoned = 0
 
     @property
     def rest(self) -> Scores:
-        """Those of tokens that nothing was found in."""
+        """Return the log-probabilities of the unclassified tokens."""
         return [score for _, scores in self._open for score in scores]
 
     def pieces(self, update: Update) -> Iterator[Update]:
-        """The update as one for each of its tokens. Ask for what is `told` after each."""
+        """Yield the update split into one per token. Call `told` after each."""
         ids, text = update.token_ids, update.text
         scores = self._scores(update)
         for place, token_id in enumerate(ids):
@@ -50,12 +50,15 @@ class ScoredText:
         yield msgspec.structs.replace(update, text=text, token_ids=ids[-1:], logprobs=[])
 
     def _scores(self, update: Update) -> Iterator[dict[str, Any]]:
-        """Yield the log-probability of each token, a few of them written at a time."""
+        """Yield the log-probability of each token; a few are written at a time."""
         for ids, part in sliced(without_end(update.token_ids, update.finish), update.logprobs):
             yield from chat_logprobs(self._names, ids, [part])["content"]
 
     def told(self, findings: Sequence[Event], reasoned: int) -> Scores:
-        """Those to tell with what was found in a piece; `reasoned` counts the tokens of reasoning so far."""
+        """Return the log-probabilities for the events of a piece.
+
+        `reasoned` is the number of reasoning tokens so far.
+        """
         thought, self._reasoned = reasoned > self._reasoned, reasoned
         text = "".join(each.text for each in findings if isinstance(each, TextDelta))
         if text:
@@ -65,7 +68,10 @@ class ScoredText:
         return []
 
     def _of(self, text: str) -> Scores:
-        """Those of the tokens that spelt a text just found; what stands before it is none, and what follows waits."""
+        """Return the log-probabilities of the tokens that spell `text`.
+
+        Earlier tokens are dropped, later ones stay unclassified.
+        """
         spelt_all = "".join(spelt for spelt, _ in self._open)
         begin = 0 if spelt_all.startswith(text) else max(spelt_all.rfind(text), 0)
         told: Scores = []
@@ -86,8 +92,11 @@ class ScoredText:
         self._awaited += spelt
 
     def _arrived(self, text: str) -> str:
-        """What of the text the tokens so far have completed; none where it cannot be told, and a later one has it."""
-        for piece in (self._awaited, self._awaited.removeprefix(" ")):  # SentencePiece's first has a space too many
+        """Return the part of the text that the tokens so far have completed.
+
+        It is empty if that is unclear; a later token then has the text.
+        """
+        for piece in (self._awaited, self._awaited.removeprefix(" ")):  # SentencePiece adds a space to the first token
             if piece and text.startswith(piece):
                 self._awaited = ""
                 return piece

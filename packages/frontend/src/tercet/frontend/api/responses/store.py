@@ -1,8 +1,7 @@
-"""Responses that clients come back for: what each was given, what it became, and whoever works on it in the background.
+"""SQLite store of responses: the input and output of each, and the lease of the frontend that generates it.
 
-A response belongs to its owner and is not there for anybody else. One that runs in the background is leased to a
-frontend, which renews the lease while it lives. `run` counts those that took it, and a frontend that lost the lease can
-write nothing any more.
+A response is visible to its owner only. A background response is leased to a frontend, which renews the lease while it
+lives. `run` counts the frontends that took the lease; one that has lost it can write nothing more.
 """
 
 import sqlite3
@@ -23,9 +22,9 @@ Body = dict[str, Any]
 
 LEASE_SECONDS = 10.0
 MOST_HISTORY = 32 * 1024 * 1024
-"""Bytes of all that a response goes on from: it is read into memory at once, whatever a prompt may have of it."""
+"""Maximum bytes of history of a response, because all of it is read into memory before the prompt is built."""
 MOST_EVENTS = 256
-"""Events of a response that are read at once."""
+"""Maximum number of events that one read returns."""
 _RUNNING = ("queued", "in_progress")
 _MADE = ("completed", "incomplete")
 _HELD = "SELECT 1 FROM responses WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
@@ -39,18 +38,18 @@ _GIVE_UP = (
 
 
 class LeaseLostError(Exception):
-    """Cancelled, deleted, or in the hands of another frontend: there is nothing more to write."""
+    """The response was cancelled, deleted or taken by another frontend, so nothing more may be written."""
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The right to work on a background response."""
+    """The right to generate a background response."""
 
     id: str
     run: int
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A background response that its frontend left behind."""
+    """A background response that its frontend has left."""
 
     lease: Lease
     owner: str
@@ -59,20 +58,20 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class ResponseStore:
-    """The rows of every response. `clock` gives seconds since 1970, on which all frontends of a file must agree."""
+    """The responses of all frontends. `clock` returns seconds since 1970, and must agree between frontends."""
 
     def __init__(self, database: Database, peer: str, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._peer = peer
         self._clock = clock
         self._overdue: dict[str, float] = {}
-        """The leases that were not as they should be when last looked at."""
+        """Expired or invalid leases of the last check, by response."""
 
     async def keep(self, owner: str, body: Body, given: Sequence[Item], seen: int = 0) -> None:
-        """A response that has ended, with the input of its own.
+        """Store a finished response with its own input items.
 
-        With a conversation both go to its end, too; the response saw what stands there before the place `seen`. One
-        that is not to be stored is told to its conversation alone.
+        If it has a conversation, input and output are appended there as well; the response has seen the items before
+        the place `seen`. A response with `store: false` is added to its conversation only.
         """
 
         def work(connection: sqlite3.Connection) -> None:
@@ -87,18 +86,18 @@ class ResponseStore:
     async def begin(
         self, owner: str, body: Body, given: Sequence[Item], request: Mapping[str, Any], seen: int = 0
     ) -> Lease:
-        """A response to be made in the background; `request` is what it takes to begin again."""
+        """Store a new background response and return its lease. `request` holds all that is needed to resume it."""
         lease = self._clock() + LEASE_SECONDS
         await self._database.run(lambda each: self._insert(each, owner, body, given, request, seen, lease=lease))
         return Lease(body["id"], 1)
 
     async def get(self, owner: str, response: str) -> Body:
-        """The response as it stands. Raises NotFoundError."""
+        """Return the response body. Raises NotFoundError."""
         since = self._since
         return await self._database.read(lambda each: _body(each, owner, response, since))
 
     async def delete(self, owner: str, response: str) -> None:
-        """Forget it; what still works on it stops. Raises NotFoundError."""
+        """Delete a response, which stops its generation. Raises NotFoundError."""
         since = self._since
 
         def work(connection: sqlite3.Connection) -> None:
@@ -108,7 +107,7 @@ class ResponseStore:
         await self._database.run(work)
 
     async def cancel(self, owner: str, response: str) -> Body:
-        """End one that runs in the background, with what it has said. One that has ended stays as it is.
+        """Cancel a background response, keeping its output so far. A finished one is unchanged.
 
         Raises ApiError.
         """
@@ -126,7 +125,7 @@ class ResponseStore:
         return await self._database.run(work)
 
     async def input_items(self, owner: str, response: str) -> list[Item]:
-        """Everything it was given, what earlier responses were given and said included. Raises NotFoundError."""
+        """Return all input items, including the input and output of earlier responses. Raises NotFoundError."""
         since = self._since
 
         def work(connection: sqlite3.Connection) -> list[Item]:
@@ -139,12 +138,12 @@ class ResponseStore:
         return await self._database.read(work)
 
     async def history(self, owner: str, response: str) -> list[Item]:
-        """What a response that goes on from this one begins with. Raises BadRequestError."""
+        """Return the items that a response which continues this one starts with. Raises BadRequestError."""
         since = self._since
         return await self._database.read(lambda each: _history(each, owner, response, since, BadRequestError))
 
     async def item(self, owner: str, item: str) -> Item | None:
-        """An item of any response or conversation of the owner's."""
+        """Return an item of any response or conversation of the owner."""
         query = (
             "SELECT data FROM items JOIN responses ON responses.id = items.response"
             " WHERE items.id = ? AND owner = ? AND created >= ? ORDER BY created DESC LIMIT 1"
@@ -157,10 +156,10 @@ class ResponseStore:
 
         return await self._database.read(work)
 
-    # Work in the background.
+    # Background responses.
 
     async def add(self, lease: Lease, first: int, events: Sequence[bytes], body: Body | None = None) -> None:
-        """More events of a response, numbered from `first`, and how it now stands. Raises LeaseLostError."""
+        """Add events, numbered from `first`, and update the body. Raises LeaseLostError."""
 
         def work(connection: sqlite3.Connection) -> None:
             self._require(connection, lease)
@@ -175,7 +174,7 @@ class ResponseStore:
         await self._database.run(work)
 
     async def events(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
-        """Return the next events numbered above `after`, `MOST_EVENTS` at the most, and whether more will come.
+        """Return at most `MOST_EVENTS` events with numbers above `after`, and whether more will come.
 
         Raises NotFoundError.
         """
@@ -193,7 +192,7 @@ class ResponseStore:
         return await self._database.read(work)
 
     async def renew(self, leases: Sequence[Lease]) -> list[Lease]:
-        """Keep what one works on; returns what one has lost."""
+        """Renew the leases; return the lost ones."""
         until = self._clock() + LEASE_SECONDS
 
         def work(connection: sqlite3.Connection) -> list[Lease]:
@@ -202,14 +201,14 @@ class ResponseStore:
         return await self._database.run(work)
 
     async def give_up(self, lease: Lease) -> None:
-        """Leave the work to whoever comes next."""
+        """Release a lease, so that another frontend can take it."""
         await self._database.run(lambda each: each.execute(_GIVE_UP, self._mine(lease)))
 
     async def take_over(self, models: Sequence[str]) -> list[Job]:
-        """What frontends that are gone have left undone, for models that are served here. Ask now and then.
+        """Return the background responses that dead frontends have left, for models served here. Call it periodically.
 
-        What has run out is only taken at the next asking. A frontend that lives has renewed it by then: it may have
-        slept with the whole machine, or the clock may have been set, back as well as forward.
+        An expired lease is taken at the second call only. By then a live frontend has renewed it, even if the machine
+        was suspended or the clock was set forward or back.
         """
         now = self._clock()
 
@@ -232,14 +231,12 @@ class ResponseStore:
         return await self._database.run(work)
 
     async def emitted(self, response: str) -> list[dict[str, Any]]:
-        """Every event so far."""
+        """Return all events so far."""
         return await self._database.read(lambda each: _emitted(each, response))
-
-    # Inside.
 
     @property
     def _since(self) -> float:
-        """When the oldest response that is still there may have been made."""
+        """Return the time before which responses have expired."""
         return self._database.oldest(self._clock())
 
     def _insert(
@@ -293,7 +290,7 @@ def _update(connection: sqlite3.Connection, response: str, body: Body) -> None:
 
 
 def _ended(connection: sqlite3.Connection, response: str, body: Body, now: float) -> None:
-    """A response of the background stands as it will: others may go on from it, and it is not begun again."""
+    """Store the final state of a background response: others can continue from it, and it is not resumed."""
     _update(connection, response, body)
     connection.execute("UPDATE responses SET request = ? WHERE id = ?", (b"{}", response))
     _tell_conversation(connection, body, _given(connection, response), now)
@@ -302,7 +299,7 @@ def _ended(connection: sqlite3.Connection, response: str, body: Body, now: float
 
 
 def _tell_conversation(connection: sqlite3.Connection, body: Body, given: Sequence[Item], now: float) -> None:
-    """What a response was given and said goes to the end of its conversation, if it has one and has come to an end."""
+    """Append the input and output of a completed response to its conversation, if it has one."""
     if body.get("conversation") and body["status"] in _MADE:
         rows.append(connection, body["conversation"]["id"], [*given, *body["output"]], now)
 
@@ -320,7 +317,7 @@ def _add_items(
 
 
 def _items(connection: sqlite3.Connection, response: str) -> list[tuple[Item, bool]]:
-    """The items of one response, and whether it was given them."""
+    """Return the items of one response, and whether each is input."""
     query = "SELECT data, given FROM items WHERE response = ? ORDER BY place"
     return [(orjson.loads(data), bool(given)) for data, given in connection.execute(query, (response,))]
 
@@ -330,7 +327,10 @@ def _given(connection: sqlite3.Connection, response: str) -> list[Item]:
 
 
 def _seen(connection: sqlite3.Connection, response: str, since: float, missing: type[ApiError]) -> list[Item]:
-    """What a response saw of its conversation, as far as it is still there. Raises `missing` where that is gone."""
+    """Return the items of the conversation that a response has seen, as far as they still exist.
+
+    Raises `missing` if the conversation is gone.
+    """
     query = (
         "SELECT conversation, seen, used FROM response_conversations"
         " LEFT JOIN conversations ON conversations.id = conversation WHERE response = ?"
@@ -351,7 +351,7 @@ def _lost(missing: type[ApiError], message: str) -> ApiError:
 def _history(
     connection: sqlite3.Connection, owner: str, response: str, since: float, missing: type[ApiError]
 ) -> list[Item]:
-    """The items of a response and of all before it. Raises `missing` for one that is not there."""
+    """Return the items of a response and of all earlier ones. Raises `missing` if one is gone."""
     parts: list[list[Item]] = []
     step: str | None = response
     size = 0

@@ -1,4 +1,4 @@
-"""Tools and the choice among them, as requests of /v1/responses write them."""
+"""Request schemas of tools, and of the choice among them, for /v1/responses."""
 
 from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 
 
 class ClientTool(Strict):
-    """What functions and custom tools have in common."""
+    """Common fields of functions and custom tools."""
 
     name: ToolName
     description: Text | None = None
@@ -33,7 +33,10 @@ class ClientTool(Strict):
 
     @model_validator(mode="after")
     def _can_be_called_at_once(self) -> "ClientTool":
-        """Only the model calls here, no programs: nobody reads a schema of outputs, either."""
+        """Refuse options for tools that programs call, because only the model calls tools here.
+
+        Schemas of outputs are accepted and ignored for the same reason.
+        """
         refuse("tools.allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
         refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
         refuse("tools.async", self.async_, harmless=not self.async_)
@@ -49,7 +52,6 @@ class FunctionTool(ClientTool):
     output_schema: Anything | None = Field(None, exclude=True)
 
     def spec(self, name: str, description: str, where: str) -> ToolSpec:  # noqa: ARG002
-        """The function as the rest of the frontend knows it."""
         return ToolSpec(name, self.parameters or {}, description, bool(self.strict))
 
 
@@ -72,7 +74,7 @@ class CustomTool(ClientTool):
     format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] = TextFormat(type="text")
 
     def spec(self, name: str, description: str, where: str) -> ToolSpec:
-        """The tool as the rest of the frontend knows it; `where` it stands in the request."""
+        """Return the specification; `where` is the tool's place in the request, for errors."""
         if isinstance(self.format, GrammarFormat):
             return custom_tool(name, description, self.format.constraint(f"{where}.format.definition"))
         return custom_tool(name, description)
@@ -124,7 +126,7 @@ _OWN = {"function", "custom"}
 
 
 def supported_tools(tools: object) -> object:
-    """The tools as they are. Raises UnsupportedParameterError, naming it, for one of a type not served here."""
+    """Return the tools unchanged. Raises UnsupportedParameterError that names the first one of an unsupported type."""
     for place, tool in enumerate(tools if isinstance(tools, list) else ()):
         if not isinstance(tool, dict) or _searches_offline(tool):
             continue
@@ -136,7 +138,7 @@ def supported_tools(tools: object) -> object:
 
 
 def supported_choice(choice: object) -> object:
-    """The choice as it is. Raises UnsupportedParameterError for one of a type not served here."""
+    """Return the choice unchanged. Raises UnsupportedParameterError for an unsupported type."""
     kind = choice.get("type") if isinstance(choice, dict) else None
     if isinstance(kind, str) and kind not in _OWN | {"allowed_tools"}:
         raise UnsupportedParameterError(f"A choice of type '{kind}' is not supported.", param="tool_choice")
@@ -154,9 +156,9 @@ def _refuse_others(tool: object, where: str, known: Set[str]) -> None:
 
 
 def specs_of(tools: Iterable[AnyTool]) -> Iterator[ToolSpec]:
-    """Tools as the rest of the frontend knows them, by the names that the model calls them.
+    """Yield the specifications of the tools under their flat names.
 
-    The description of a namespace stands once, before that of its first tool.
+    The description of a namespace stands before that of its first tool.
     """
     for place, tool in enumerate(tools):
         where = f"tools[{place}]"
@@ -171,7 +173,7 @@ def specs_of(tools: Iterable[AnyTool]) -> Iterator[ToolSpec]:
 
 
 def choice_of(choice: Choice | None) -> ToolChoice:
-    """What may be called, and what must."""
+    """Return the allowed and required calls."""
     match choice:
         case NamedTool():
             return _among(Calls.REQUIRED, [choice])

@@ -1,7 +1,7 @@
-"""A response as it comes to be: what the model says becomes items, and every change of them an event.
+"""Writer of responses: parsed output becomes items, and each change an event.
 
-Nothing here knows of time, sockets or chance: the same findings give the same items and events, whoever makes them.
-Ids of items follow from the response's own, so that a response begun again keeps them.
+Pure code: no clock, sockets or randomness. Equal input gives equal items and events. Ids of items derive from the
+response's id, so a resumed response keeps them.
 """
 
 import hashlib
@@ -33,9 +33,9 @@ from tercet.protocol.messages.values import FinishType
 
 
 class ResponseWriter:
-    """Writes one response. `body` is the response object, which it keeps up to date.
+    """Writer of one response. `body` is the response object, kept up to date.
 
-    `call_ids` are those of calls, by their place in the output, that an earlier run has told already.
+    `call_ids` are those that an earlier run has sent, by index in the output.
     """
 
     def __init__(self, body: dict[str, Any], call_ids: Mapping[int, str] = MappingProxyType({})) -> None:
@@ -44,26 +44,26 @@ class ResponseWriter:
         self._spaces = spaces_of(body["tools"])
         self._open: Item | None = None
         self._blank = ""
-        """White space that is text only if text follows."""
+        """White space that becomes text only if text follows."""
         self._blank_logprobs: list[dict[str, Any]] = []
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more to say."""
+        """Return whether the response has finished."""
         return self.body["status"] not in {"queued", "in_progress"}
 
     def begin(self) -> list[Change]:
-        """The response exists."""
+        """Return the first events of the response."""
         queued = [self._about("response.queued")] if self.body["status"] == "queued" else []
         return [self._about("response.created"), *queued]
 
     def progress(self) -> list[Change]:
-        """The model begins to speak."""
+        """Mark the response as in progress; return the event."""
         self.body["status"] = "in_progress"
         return [self._about("response.in_progress")]
 
     def take(self, findings: Sequence[Event], logprobs: LogprobList = ()) -> list[Change]:
-        """What the model said; `logprobs` are those of the tokens it said it in."""
+        """Add parsed output; return the events. `logprobs` belong to the tokens of the text."""
         changes: list[Change] = []
         for finding in findings:
             match finding:
@@ -84,7 +84,7 @@ class ResponseWriter:
         return changes
 
     def end(self, finish: FinishType, usage: dict[str, Any], now: int, logprobs: LogprobList = ()) -> list[Change]:
-        """The model has said all it says; `logprobs` are those of its last tokens, if they added no text."""
+        """Finish the response; return its last events. `logprobs` belong to final tokens without text."""
         cut = finish is FinishType.LENGTH
         changes = []
         if not self.body["output"]:
@@ -105,14 +105,12 @@ class ResponseWriter:
         return [*changes, self._about("response.completed")]
 
     def fail(self, error: ApiError) -> list[Change]:
-        """It comes to nothing more. The code is among the few that OpenAI has for a response."""
+        """Mark the response as failed; return its last events. The error code is one of those that OpenAI defines."""
         code = {429: "rate_limit_exceeded", 400: "invalid_prompt"}.get(error.status, "server_error")
         changes = self._close("incomplete")
         self.body |= {"status": "failed", "completed_at": None, "incomplete_details": None}
         self.body["error"] = {"code": code, "message": error.message}
         return [*changes, self._about("response.failed")]
-
-    # Inside.
 
     def _text(self, text: str, logprobs: LogprobList) -> list[Change]:
         if not isinstance(self._open, Message):
@@ -124,7 +122,7 @@ class ResponseWriter:
         return self._into(Message, text, logprobs)
 
     def _into(self, kind: type[TextItem], text: str, logprobs: LogprobList = ()) -> list[Change]:
-        """More text of the open item, or of a new one unless that is of this kind."""
+        """Add text to the open item, or to a new one unless that is of this kind."""
         changes: list[Change] = []
         if not isinstance(self._open, kind):
             changes += self._leave("completed")
@@ -149,7 +147,7 @@ class ResponseWriter:
         return item.opening()
 
     def _leave(self, status: str) -> list[Change]:
-        """Close what is open. A call ends where its notation says so, and is not complete before that."""
+        """Close the open item. A call that the parser has not ended is incomplete."""
         return self._close("incomplete" if isinstance(self._open, Call) else status)
 
     def _close(self, status: str) -> list[Change]:
@@ -160,7 +158,7 @@ class ResponseWriter:
         return item.closing(status)
 
     def _about(self, kind: str) -> Change:
-        # The object goes on changing; the event tells of it as it is now.
+        # Copied, because the body changes later.
         return {"type": kind, "response": {**self.body, "output": list(self.body["output"])}}
 
     def _id(self, prefix: str) -> str:

@@ -1,4 +1,4 @@
-"""/load_lora_adapter and /unload_lora_adapter, as SGLang has them, and under /v1 as vLLM does."""
+"""The /load_lora_adapter and /unload_lora_adapter endpoints of SGLang, and vLLM's below /v1."""
 
 from typing import Annotated
 
@@ -37,21 +37,21 @@ class UnloadAdapter(Strict):
 
 
 class AdapterRoutes:
-    """Names that come and go. As they are everybody's, both routes need an admin key."""
+    """Endpoints that load and unload adapters. Adapters are shared by all callers, so both need an admin key."""
 
     def __init__(self, adapters: AdapterRegistry, body_limit: int) -> None:
         self._adapters = adapters
         self._body_limit = body_limit
 
     async def load(self, request: Request) -> Response:
-        """Have every scheduler read an adapter, and give it a name."""
+        """Load an adapter on all schedulers, and give it a name."""
         require_admin(request)
         body = await read_model(request, LoadAdapter, self._body_limit)
         await self._adapters.load(body.lora_name, body.lora_path, body.base_model)
         return await self._loaded()
 
     async def unload(self, request: Request) -> Response:
-        """Take a name away."""
+        """Remove the name of an adapter."""
         require_admin(request)
         body = await read_model(request, UnloadAdapter, self._body_limit)
         await self._adapters.unload(body.lora_name)

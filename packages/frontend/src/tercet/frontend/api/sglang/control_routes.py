@@ -1,4 +1,4 @@
-"""What concerns requests of others, caches, pauses and weights, as SGLang has it."""
+"""SGLang's control endpoints: abort, cache flush, pause and weight updates."""
 
 from typing import Annotated, Literal
 
@@ -17,7 +17,7 @@ from tercet.frontend.routing.control import Order
 from tercet.protocol.messages.messages import ContinueGenerationReq, FlushCacheReq, PauseGenerationReq
 
 _PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_", "rerank-", "score-", "classify-")
-"""Prefixes that the ids in answers have before those of their requests."""
+"""Prefixes of ids in responses, in front of the request id."""
 
 
 class AbortRequest(Strict):
@@ -45,16 +45,16 @@ class UpdateWeights(Strict):
 
 
 class ControlRoutes:
-    """Routes that act on running requests and on schedulers. What concerns everybody needs an admin key."""
+    """Endpoints that control requests and schedulers. Actions that affect all callers need an admin key."""
 
     def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
         self._manager = manager
         self._body_limit = body_limit
 
     async def abort_request(self, request: Request) -> Response:
-        """End a request, wherever it runs: an id is unguessable, so whoever knows one was given it.
+        """Abort a request on any frontend. Ids are unguessable, so a caller that knows one is entitled to it.
 
-        An id that no request has, or has any more, is no error: the end it asks for is there.
+        An unknown id, or one of a finished request, is no error.
         """
         body = await read_model(request, AbortRequest, self._body_limit)
         if body.abort_all:
@@ -69,19 +69,19 @@ class ControlRoutes:
         return _json({"success": True})
 
     async def flush_cache(self, request: Request) -> Response:
-        """Forget every cached prefix that no running request uses."""
+        """Drop all cached prefixes that running requests do not use."""
         return await self._order(request, lambda number: FlushCacheReq(id=number))
 
     async def pause_generation(self, request: Request) -> Response:
-        """Plan no further step until told to go on. Requests are kept, and new ones are queued."""
+        """Pause generation. Requests are kept, and new ones are queued."""
         return await self._order(request, lambda number: PauseGenerationReq(id=number))
 
     async def continue_generation(self, request: Request) -> Response:
-        """End a pause."""
+        """Resume generation."""
         return await self._order(request, lambda number: ContinueGenerationReq(id=number))
 
     async def update_weights(self, request: Request) -> Response:
-        """Have every scheduler go on with other weights."""
+        """Replace the weights of all schedulers."""
         require_admin(request)
         body = await read_model(request, UpdateWeights, self._body_limit)
         if not body.model_path.startswith("/"):
@@ -92,7 +92,7 @@ class ControlRoutes:
         return _json({"success": True, "message": f"The weights are those of {body.model_path}.", "weights": weights})
 
     async def _order(self, request: Request, order: Order) -> Response:
-        """Tell every scheduler; the answer says what each answered. Raises UnavailableError unless all obeyed."""
+        """Send a control message to all schedulers and return their replies. Raises UnavailableError if one refuses."""
         require_admin(request)
         answers = await self._manager.control.broadcast(order)
         obeyed = all(answer.ok for answer in answers.values())

@@ -1,4 +1,4 @@
-"""The routes that are not OpenAI's: /generate, /tokenize, /detokenize, /server_info, /health and /live."""
+"""SGLang's /generate, /tokenize, /detokenize and /server_info endpoints, and the probes /health and /live."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -40,7 +40,7 @@ _NAMES = ParamNames(
 
 
 class Native:
-    """Everything that is neither OpenAI's nor an error."""
+    """Endpoints for generation, tokenization, server information and probes."""
 
     def __init__(self, manager: TokenizerManager, sessions: Sessions, body_limit: int, reasoning_field: str) -> None:
         self._manager = manager
@@ -49,7 +49,7 @@ class Native:
         self._tokenize = tokenize_request(reasoning_field)
 
     async def generate(self, request: Request) -> Response:
-        """SGLang's own generation route."""
+        """Generate from one prompt or several."""
         body = await read_model(request, NativeGenerate, self._body_limit)
         model, lora = await self._models(body)
         work, ended = to_generate(body, model, lora), None
@@ -61,21 +61,21 @@ class Native:
         return await answer(request, self._manager, work, form, stream=bool(body.stream), ended=ended)
 
     async def tokenize(self, request: Request) -> Response:
-        """Ids of a prompt, or of a chat as its template renders it."""
+        """Return the token ids of a prompt, or of a chat rendered by the chat template."""
         body = await read_model(request, self._tokenize, self._body_limit)
         model = await self._model(body.model)
         ids = await model.tokenize(prompt_of(body, model), must_fit=False)
         return _json({"tokens": ids, "count": len(ids), "max_model_len": model.context})
 
     async def detokenize(self, request: Request) -> Response:
-        """Text of ids."""
+        """Return the text of token ids."""
         body = await read_model(request, Detokenize, self._body_limit)
         skip = bool(body.skip_special_tokens)
         text = await (await self._model(body.model)).decode(body.tokens, skip_special_tokens=skip, param="tokens")
         return _json({"prompt": text, "text": text})
 
     async def server_info(self, request: Request) -> Response:  # noqa: ARG002
-        """Models with their limits, and every part with how busy it is."""
+        """Return the models with their limits, and the load of every scheduler and detokenizer."""
         manager = self._manager
         fleet, counters = manager.fleet, manager.counters
         return _json(
@@ -117,7 +117,7 @@ class Native:
         )
 
     async def health(self, request: Request) -> Response:  # noqa: ARG002
-        """Whether requests can be served: 200, or 503 while no scheduler or no detokenizer is ready."""
+        """Return 200, or 503 while draining or while no scheduler or no detokenizer is ready."""
         if self._manager.draining:
             raise UnavailableError("The server is about to leave.", retry_after=1)
         if not self._manager.ready:
@@ -125,11 +125,11 @@ class Native:
         return _json({"status": "ok"})
 
     async def live(self, request: Request) -> Response:  # noqa: ARG002
-        """Whether this process answers at all."""
+        """Return 200 while the process runs."""
         return _json({"status": "ok"})
 
     async def _models(self, body: NativeGenerate) -> tuple[ServedModel, list[LoRAAdapter | None]]:
-        """The model of a request, and the adapter of each of its prompts. Raises ApiError."""
+        """Return the model of a request, and the adapter of each prompt. Raises ApiError."""
         names = body.adapters()
         found = {name: await self._adapter(name) for name in names if name is not None}
         first = next(iter(found.values()), None)
@@ -140,7 +140,7 @@ class Native:
         return model, [model.lora if name is None else found[name].lora for name in names]
 
     async def _adapter(self, name: str) -> ServedModel:
-        """The model with that adapter. Raises ApiError."""
+        """Return the model with this adapter. Raises ApiError."""
         try:
             model = await self._manager.adapters.model(name)
         except ApiError as error:
@@ -151,14 +151,14 @@ class Native:
         return model
 
     async def _model(self, name: str | None) -> ServedModel:
-        """The model named, else the first."""
+        """Return the named model, or the first one without a name."""
         if name is not None:
             return await self._manager.adapters.model(name)
         return next(iter(self._manager.models), None) or self._manager.models.get("")
 
 
 def prompt_of(body: Tokenize, model: ServedModel) -> Prompt:
-    """What is to be tokenized: text, or a chat with the tools that its model is told of. Raises BadRequestError."""
+    """Return the prompt to tokenize: text, or a chat with its tools. Raises BadRequestError."""
     if body.messages is None:
         return TextPrompt(body.prompt or "", body.add_special_tokens is not False)
     messages, tools = history([message_of(message) for message in body.messages]), body.specs()
@@ -172,7 +172,7 @@ def prompt_of(body: Tokenize, model: ServedModel) -> Prompt:
 
 
 def to_generate(body: NativeGenerate, model: ServedModel, lora: Sequence[LoRAAdapter | None]) -> list[GenerateRequest]:
-    """One request for each prompt, with its adapter, as the rest of the frontend knows them. Raises BadRequestError."""
+    """Return one request for each prompt, with its adapter. Raises BadRequestError."""
     asked = body.sampling_params
     constraint = native_constraint_of(asked)
     logprobs = None
@@ -234,5 +234,5 @@ def _describe(model: ServedModel) -> dict[str, Any]:
 
 
 def _json(value: object) -> Response:
-    # Enumerations are keys of the counters.
+    # The counters have enumerations as keys.
     return Response(orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS), media_type="application/json")

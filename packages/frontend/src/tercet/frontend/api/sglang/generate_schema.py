@@ -1,4 +1,4 @@
-"""The requests of the routes that are not OpenAI's: SGLang's shape of /generate, and the tokenizer's."""
+"""Request schemas of SGLang's /generate, and of /tokenize and /detokenize."""
 
 from typing import Annotated, Any, ClassVar, cast
 
@@ -52,7 +52,7 @@ _NOT_SERVED = (
     "audio_data",
     "custom_logit_processor",
 )
-"""What SGLang has besides, and its programs send where they ask for none of it."""
+"""SGLang's fields that are not supported. Its clients send them with values that request nothing."""
 
 
 class NativeGenerate(Strict):
@@ -101,19 +101,18 @@ class NativeGenerate(Strict):
 
     @property
     def is_batch(self) -> bool:
-        """Whether prompts came as a list, which answers with one."""
+        """Return whether the prompts are a list, which is answered with a list."""
         return isinstance(self.text, list) or (self.input_ids is not None and isinstance(self.input_ids[0], list))
 
     def adapters(self) -> list[str | None]:
-        """The name of each prompt's adapter, where it has one."""
+        """Return the name of each prompt's adapter, if it has one."""
         return self.lora_path if isinstance(self.lora_path, list) else [self.lora_path] * len(self.prompts())
 
     def prompts(self) -> list[TextPrompt | TokenPrompt]:
-        """The prompts in order."""
         if self.text is not None:
             texts = [self.text] if isinstance(self.text, str) else self.text
             return [TextPrompt(each, param="text") for each in texts]
-        # Which of the two it is the schema has checked of every element; of millions that is not done again.
+        # The schema has checked the elements. There may be millions, so they are not checked again.
         batch = self.input_ids if self.is_batch else [self.input_ids]
         return [TokenPrompt(each, param="input_ids") for each in cast("list[list[int]]", batch)]
 
@@ -122,7 +121,7 @@ class Tokenize(Strict):
     """Text, or a chat, to turn into ids."""
 
     reasoning_field: ClassVar[str] = "reasoning_content"
-    """As in chats."""
+    """Name of the reasoning field, as in chats."""
 
     model: Name | None = None
     prompt: Text | None = None
@@ -145,12 +144,11 @@ class Tokenize(Strict):
         return self
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        """Every tool that the chat's model would be told of."""
         return specs_of(self.tools or ())
 
 
 def tokenize_request(name: str) -> type[Tokenize]:
-    """The schema of a server whose chats call reasoning so."""
+    """Return the schema for a server with this reasoning field."""
 
     class Named(Tokenize):
         reasoning_field = name

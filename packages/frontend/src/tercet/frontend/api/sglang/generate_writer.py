@@ -1,4 +1,4 @@
-"""How /generate is answered: in SGLang's shape."""
+"""Writer of /generate responses, in SGLang's format."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +15,10 @@ from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_ints
 
 
 class GenerateWriter:
-    """Each event of a stream holds the whole text so far; a list of prompts, and n > 1, answer with a list.
+    """Writer of /generate responses. Several prompts or choices are answered with a list.
 
-    The choice of prompt i with index j is number i * n + j. Log-probabilities of a prompt are those from `start` on.
+    An event of a stream has the whole text so far. The choice with index j of prompt i has number i * n + j.
+    Log-probabilities of a prompt begin at token `start`.
     """
 
     def __init__(self, start: int | None = None, *, batch: bool = False) -> None:
@@ -29,7 +30,7 @@ class GenerateWriter:
         self._prompts: dict[str, _Scores] = {}
 
     def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
-        """One event for each choice with news."""
+        """Return an event for each choice with new tokens."""
         chunks = b""
         for arrival in arrivals:
             update, state = arrival.update, generation.states[arrival.prompt]
@@ -45,18 +46,17 @@ class GenerateWriter:
         return chunks
 
     def end(self, generation: Generation) -> bytes:  # noqa: ARG002
-        """The end of the stream."""
         return DONE
 
     def prepare(self, state: ReqState) -> Steps[None]:
-        """Write the log-probabilities of the prompt's tokens from the one that was asked for on."""
+        """Write the log-probabilities of the prompt, from token `start` on."""
         if state.prompt_logprobs is not None and state.rid not in self._prompts:
             scores = _Scores()
             yield from scores.steps(unpack_ints(state.prompt_ids), [state.prompt_logprobs], self._start)
             self._prompts[state.rid] = scores
 
     def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:  # noqa: ARG002
-        """One object, or a list of them."""
+        """Return one object, or a list of them."""
         rows = []
         for each in choices:
             yield from self.prepare(each.state)
@@ -84,14 +84,15 @@ class GenerateWriter:
         return {"index": number, "text": text, "output_ids": ids, "meta_info": meta}
 
     def _prompt_scores(self, state: ReqState) -> "_Scores":
-        """Those of the prompt's tokens, which are prepared if they have come; of the first there is none."""
+        """Return the scores of the prompt, if its log-probabilities have arrived. Its first token has none."""
         return self._prompts.get(state.rid) or _Scores()
 
 
 class _Scores:
-    """Triples of log-probability, token id and text, which is left out, and the same of each token's alternatives.
+    """Serialized log-probabilities: `[logprob, token id, null]` of each token, and of its alternatives.
 
-    They are kept as JSON: every event of a stream has all of them, and those of long answers are many.
+    The null stands in place of the text. The triples are kept as JSON, because every event of a stream repeats all of
+    them.
     """
 
     def __init__(self) -> None:
@@ -99,7 +100,7 @@ class _Scores:
         self._others = Members()
 
     def steps(self, ids: Sequence[int], logprobs: list[Logprobs], start: int = 0) -> Steps[None]:
-        """Add those of further tokens, without the first `start` of them."""
+        """Add further tokens in steps, without the first `start` of them."""
         place = 0
         for some, part in sliced(ids, logprobs):
             self.add(some, [part], max(start - place, 0))
@@ -107,7 +108,7 @@ class _Scores:
             yield
 
     def add(self, ids: Sequence[int], logprobs: list[Logprobs], start: int = 0) -> None:
-        """Do the same at once."""
+        """Add further tokens at once, without the first `start` of them."""
         scored = list(zip(ids, entries(logprobs), strict=True))[start:]
         self._chosen.add([[chosen, each, None] for each, (chosen, _) in scored])
         self._others.add(
@@ -118,7 +119,7 @@ class _Scores:
         )
 
     def fields(self, side: str) -> dict[str, orjson.Fragment]:
-        """As members of an object, for tokens of the `input` or the `output`."""
+        """Return the fields for the tokens of the `input` or the `output`."""
         return {
             f"{side}_token_logprobs": self._chosen.fragment(),
             f"{side}_top_logprobs": self._others.fragment(),

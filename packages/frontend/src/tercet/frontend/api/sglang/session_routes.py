@@ -1,4 +1,4 @@
-"""/open_session and /close_session, and the prompts of /generate that go on from an earlier one."""
+"""The /open_session and /close_session endpoints, and the prompts of /generate that continue a session."""
 
 from collections.abc import Awaitable, Callable
 
@@ -19,24 +19,24 @@ from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import unpack_ints
 
 Ended = Callable[[Generation], Awaitable[None]]
-"""What is to be done with a generation once all its choices have ended."""
+"""Called with a generation once all its choices have finished."""
 
 
 class Sessions:
-    """The sessions of a server; it has none where it stores nothing."""
+    """Endpoints for sessions. They are unsupported on a server without a store."""
 
     def __init__(self, store: SessionStore | None, body_limit: int) -> None:
         self._kept = store
         self._body_limit = body_limit
 
     async def open(self, request: Request) -> Response:
-        """Answers with the session's id."""
+        """Open a session, and return its id."""
         body = await read_model(request, OpenSession, self._body_limit)
         session = await self._store.open(caller_of(request).owner, body.capacity_of_str_len, body.session_id)
         return Response(orjson.dumps(session), media_type="application/json")
 
     async def close(self, request: Request) -> Response:
-        """Forget a session."""
+        """Delete a session."""
         body = await read_model(request, CloseSession, self._body_limit)
         await self._store.close(caller_of(request).owner, body.session_id)
         return Response(b"null", media_type="application/json")
@@ -44,7 +44,10 @@ class Sessions:
     async def continued(
         self, request: Request, params: SessionParams, work: GenerateRequest, model: ServedModel
     ) -> tuple[GenerateRequest, Ended]:
-        """The request with the tokens it goes on from before its own, and how to keep its turn. Raises ApiError."""
+        """Return the request with the earlier tokens in its prompt, and a function that stores its turn.
+
+        Raises ApiError.
+        """
         if work.sampling.n != 1:
             raise BadRequestError("A turn of a session has one choice.", param="sampling_params.n")
         owner = caller_of(request).owner
@@ -90,7 +93,7 @@ def _gone_on_from(parent: Turn, params: SessionParams) -> list[int]:
 
 
 async def _own_ids(work: GenerateRequest, model: ServedModel, *, first: bool) -> list[int]:
-    """The prompt's own tokens. The special token that begins a text stands before a session's first turn only."""
+    """Return the tokens of the prompt itself. A BOS token stands only before the first turn of a session."""
     match work.prompt:
         case TextPrompt() as prompt:
             prompt = msgspec.structs.replace(prompt, add_special_tokens=first)

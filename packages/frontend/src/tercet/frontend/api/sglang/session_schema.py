@@ -1,4 +1,4 @@
-"""What /open_session, /close_session and the `session_params` of /generate take: SGLang's names."""
+"""Schemas of /open_session, /close_session and the `session_params` of /generate, with SGLang's names."""
 
 from typing import Annotated
 
@@ -27,10 +27,10 @@ class SessionParams(Strict):
 
     id: SessionId
     rid: Name | None = None
-    """The turn; none begins anew."""
+    """The turn to continue; without it a new branch begins."""
     offset: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    """Go on after so many of that turn's tokens; none, 0 and -1 mean all."""
+    """Number of tokens of that turn to keep; null, 0 and -1 keep all."""
     replace: bool | None = None
-    """Forget what went on from that turn before."""
+    """Delete the earlier continuations of that turn."""
     drop_previous_output: bool | None = None
-    """Go on from that turn's prompt, and not from what it said."""
+    """Continue from the prompt of that turn, without its output."""

@@ -1,6 +1,6 @@
-"""Sessions and their turns: the token ids that a turn began with and said, for another to go on from.
+"""SQLite store of sessions and their turns: the token ids of each prompt and output, for later turns to continue.
 
-The keys and values of those tokens are the schedulers' business: their prefix caches know a prompt that begins alike.
+Keys and values of these tokens are not stored here: the schedulers' prefix caches recognize the prefix.
 """
 
 import secrets
@@ -28,25 +28,25 @@ DELETE FROM turns WHERE owner = :owner AND session = :session AND rid IN (
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """One answered prompt of a session; `parent` is the turn it went on from."""
+    """A finished request of a session; `parent` is the turn that it continued."""
 
     rid: str
     parent: str | None
     prompt_ids: list[int]
     output_ids: list[int]
     tokenizer: str | None = None
-    """SHA-256 of the tokenizer.json that the ids are of; none for a turn that version 0.1.0 kept."""
+    """SHA-256 of the tokenizer.json that the ids belong to; None for turns stored by version 0.1.0."""
 
 
 class SessionStore:
-    """The sessions of every frontend. One belongs to its owner and is not there for anybody else."""
+    """The sessions of all frontends. A session is visible to its owner only."""
 
     def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._clock = clock
 
     async def open(self, owner: str, capacity: int, session: str | None) -> str:
-        """A new session whose prompts have at most `capacity` tokens. Raises BadRequestError for an id it has."""
+        """Open a session whose prompts have at most `capacity` tokens. Raises BadRequestError for a duplicate id."""
         chosen = session or secrets.token_hex(16)
 
         def work(connection: sqlite3.Connection) -> None:
@@ -60,7 +60,7 @@ class SessionStore:
         return chosen
 
     async def close(self, owner: str, session: str) -> None:
-        """Forget a session and its turns. Raises NotFoundError."""
+        """Delete a session and its turns. Raises NotFoundError."""
         since = self._since
 
         def work(connection: sqlite3.Connection) -> None:
@@ -70,7 +70,7 @@ class SessionStore:
         await self._database.run(work)
 
     async def turn(self, owner: str, session: str, rid: str | None) -> tuple[int, Turn | None]:
-        """A session's capacity, and one of its turns. Raises NotFoundError, BadRequestError."""
+        """Return the capacity of a session, and one of its turns. Raises NotFoundError or BadRequestError."""
         since = self._since
 
         def work(connection: sqlite3.Connection) -> tuple[int, Turn | None]:
@@ -92,9 +92,9 @@ class SessionStore:
         return await self._database.read(work)
 
     async def add(self, owner: str, session: str, turn: Turn, *, replace: bool = False) -> None:
-        """A turn that has ended. With `replace` all that went on from its parent before is forgotten.
+        """Store a finished turn. With `replace`, delete the earlier continuations of its parent.
 
-        A session that was closed in the meantime is not opened again.
+        A session that has been closed meanwhile is not opened again.
         """
 
         def work(connection: sqlite3.Connection) -> None:
@@ -115,7 +115,7 @@ class SessionStore:
 
     @property
     def _since(self) -> float:
-        """When the oldest session that is still there may have been opened."""
+        """Return the time before which sessions have expired."""
         return self._database.oldest(self._clock())
 
 
