@@ -147,7 +147,7 @@ def _event_steps(form: Form, generation: Generation, news: list[GenerationUpdate
 
 async def collect(generation: Generation, arrivals: AsyncIterator[list[GenerationUpdate]]) -> list[FinishedChoice]:
     """Return all choices when they have finished, ordered by prompt, then by index. Raises ApiError."""
-    generation.tell_ends()
+    generation.notify_on_finish_only()
     choices = {
         (prompt, choice.index): FinishedChoice(state, prompt, choice.index, "", [], None)
         for prompt, state in enumerate(generation.states)

@@ -27,7 +27,7 @@ class Generation:
         self.states: list[ReqState] = []
 
     def notify_on_finish_only(self) -> None:
-        """Deliver each choice only once it has finished, for consumers that do not stream."""
+        """From now on news is what a choice said until it ended: for whoever does nothing with a part of it."""
         for state in self.states:
             state.finish_only = True
 

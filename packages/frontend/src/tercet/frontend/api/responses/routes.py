@@ -184,11 +184,9 @@ class _Work:
         return EventStream(self._events([*begin, *first], changes), lambda: self._manager.release(generation))
 
     async def _collect(self, generation: Generation) -> None:
-        if (
-            not self._draft.wants_logprobs
-            # Log-probabilities are written as tokens arrive, because all at once would take long.
-        ):
-            generation.tell_ends()
+        # Log-probabilities are written as tokens arrive, because all at once would take long.
+        if not self._draft.wants_logprobs:
+            generation.notify_on_finish_only()
         async for _ in self._draft.changes(self._writer, generation):
             pass
 
