@@ -10,7 +10,7 @@ import pytest
 
 from tercet.frontend import database as module
 from tercet.frontend.database import Database, StoreError
-from tercet.frontend.http.auth import resume_for
+from tercet.frontend.http.auth import set_resumed_caller
 
 
 @pytest.fixture
@@ -59,7 +59,7 @@ async def test_keys_take_turns(database: Database) -> None:
     order: list[str] = []
 
     async def ask(owner: str) -> None:
-        resume_for(owner)
+        set_resumed_caller(owner)
         await database.run(lambda _: order.append(owner))
 
     await asyncio.gather(*(asyncio.create_task(ask(owner)) for owner in "aaaaab"))

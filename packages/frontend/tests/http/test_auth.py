@@ -101,15 +101,15 @@ def test_a_file_is_held_to_the_same(tmp_path: Path) -> None:
     [Headers(), bearer(""), bearer(" "), Headers({"x-api-key": ""}), Headers({"authorization": "Basic boss"})],
 )
 def test_whoever_shows_nothing_is_nobody(nothing: Headers) -> None:
-    assert Keys(["user"], ["boss"]).visitor(nothing) is None
-    visitor = Keys([], ["boss"]).visitor(nothing)
-    assert visitor is not None
-    assert (visitor.owner, visitor.admin) == ("", False)
+    assert Keys(["user"], ["boss"]).authenticate(nothing) is None
+    caller = Keys([], ["boss"]).authenticate(nothing)
+    assert caller is not None
+    assert (caller.owner, caller.admin) == ("", False)
 
 
 def test_an_admin_key_opens_more_than_an_api_key() -> None:
     keys = Keys(["user"], ["boss"])
-    user, boss = keys.visitor(bearer("user")), keys.visitor(Headers({"x-api-key": "boss"}))
+    user, boss = keys.authenticate(bearer("user")), keys.authenticate(Headers({"x-api-key": "boss"}))
     assert user is not None
     assert boss is not None
     assert (user.admin, boss.admin) == (False, True)
@@ -127,7 +127,7 @@ def test_digests_are_compared_in_constant_time_with_every_key(monkeypatch: pytes
 
     with monkeypatch.context() as patch:
         patch.setattr(hmac, "compare_digest", never)
-        assert keys.visitor(bearer("first")) is None, "something else let the key in"
+        assert keys.authenticate(bearer("first")) is None, "something else let the key in"
     assert len({known for _, known in compared}) == 4
     assert {len(each) for pair in compared for each in pair} == {32}
     compared.clear()
@@ -137,5 +137,5 @@ def test_digests_are_compared_in_constant_time_with_every_key(monkeypatch: pytes
         return True
 
     monkeypatch.setattr(hmac, "compare_digest", always)
-    assert keys.visitor(bearer("wrong")) is not None
+    assert keys.authenticate(bearer("wrong")) is not None
     assert len(compared) == 4, "it stopped at the first that fitted"

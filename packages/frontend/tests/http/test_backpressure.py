@@ -9,7 +9,7 @@ import pytest
 from starlette.types import Message
 
 from tercet.frontend.config.config import HttpConfig
-from tercet.frontend.http.backpressure import BackpressuredSend, room_for_answers
+from tercet.frontend.http.backpressure import BackpressuredSend, response_budget
 from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 
@@ -33,7 +33,7 @@ async def until(http: httpx2.AsyncClient, status: int) -> httpx2.Response:
 async def test_answers_that_nobody_reads_are_not_kept_without_end(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.frontend.http.backpressure._LONG", 2 << 20)
+    monkeypatch.setattr("tercet.frontend.http.backpressure._LONG_RESPONSE_BYTES", 2 << 20)
     engine = engine_of(lambda _request, _index: [Token(5, text) for text in TEXTS])
     async with serving(engine, HttpConfig(max_body_bytes=2 << 20)) as served, asyncio.timeout(60):
         port = int(served.url.rpartition(":")[2])
@@ -58,15 +58,15 @@ async def test_a_long_answer_is_the_same_in_pieces(length: int) -> None:
         sent.append(message)
 
     room, body = MemoryBudget(1 << 20), bytes(range(256)) * (length // 256) + b"x" * (length % 256)
-    with room.space("") as space:
+    with room.reserve("") as space:
         paced = BackpressuredSend(send, space)
         await paced({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % length)]})
         await paced({"type": "http.response.body", "body": body})
-        assert room.taken == max(0, length - 65_536)
+        assert room.used == max(0, length - 65_536)
     assert b"".join(each["body"] for each in sent[1:]) == body
     assert all(len(each["body"]) <= 65_536 for each in sent[1:])
     assert [each["more_body"] for each in sent[1:]] == [True] * (len(sent) - 2) + [False]
-    assert room.taken == 0
+    assert room.used == 0
 
 
 @pytest.mark.parametrize("length", [5 * 32 << 20, 3 << 30], ids=["long", "longer than all room"])
@@ -75,9 +75,9 @@ async def test_any_answer_has_room_where_its_key_has_no_other(length: int) -> No
 
     async def send(_: Message) -> None: ...
 
-    room = room_for_answers(1024)
+    room = response_budget(1024)
     begin = {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % length)]}
-    with room.space("other") as taken, room.space("key") as first, room.space("key") as second:
+    with room.reserve("other") as taken, room.reserve("key") as first, room.reserve("key") as second:
         taken.grow(8 * 32 << 20)
         answers = [BackpressuredSend(send, space) for space in (first, second)]
         for answer in answers:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from tercet.frontend.http.loop_turns import SLICE, LoopTurns, Steps
+from tercet.frontend.http.loop_turns import SLICE_SECONDS, LoopTurns, Steps
 
 
 class Clock:
@@ -48,7 +48,7 @@ async def test_short_work_waits_for_no_turn(clock: Clock) -> None:
     await turns.turn("other")
     waiting = asyncio.ensure_future(turns.turn("other"))
     await asyncio.sleep(0)
-    assert await turns.run("mine", work(clock, 3, SLICE / 4, "done")) == "done"
+    assert await turns.run("mine", work(clock, 3, SLICE_SECONDS / 4, "done")) == "done"
     assert not waiting.done()
     waiting.cancel()
 
@@ -65,9 +65,9 @@ async def test_between_slices_the_loop_serves_others(clock: Clock) -> None:
 
     loop = asyncio.get_running_loop()
     loop.call_soon(watch)
-    await turns.run("a", work(clock, 100, SLICE / 2))
-    assert longest <= 2 * SLICE
-    assert clock.now == pytest.approx(50 * SLICE)
+    await turns.run("a", work(clock, 100, SLICE_SECONDS / 2))
+    assert longest <= 2 * SLICE_SECONDS
+    assert clock.now == pytest.approx(50 * SLICE_SECONDS)
 
 
 async def test_two_long_works_never_share_a_turn_of_the_loop(clock: Clock) -> None:
@@ -80,12 +80,12 @@ async def test_two_long_works_never_share_a_turn_of_the_loop(clock: Clock) -> No
         longest, before = max(longest, clock.now - before), clock.now
         loop.call_soon(watch)
 
-    works = [asyncio.ensure_future(turns.run(str(key), work(clock, 40, SLICE))) for key in range(8)]
+    works = [asyncio.ensure_future(turns.run(str(key), work(clock, 40, SLICE_SECONDS))) for key in range(8)]
     await asyncio.sleep(0)  # each has done its first slice
     loop, before = asyncio.get_running_loop(), clock.now
     loop.call_soon(watch)
     await asyncio.gather(*works)
-    assert longest <= 2 * SLICE
+    assert longest <= 2 * SLICE_SECONDS
 
 
 @pytest.mark.parametrize(("seconds", "rest"), [(0.002, 0.002), (0.01, 0.2)], ids=["short", "long"])
@@ -93,9 +93,9 @@ async def test_after_a_turn_the_loop_is_left_alone(clock: Clock, seconds: float,
     turns = LoopTurns(clock)
     await turns.turn("a")
     clock.now += seconds
-    began = time.monotonic()
+    started = time.monotonic()
     await turns.turn("a")
-    assert time.monotonic() - began >= 0.9 * rest
+    assert time.monotonic() - started >= 0.9 * rest
 
 
 @pytest.mark.parametrize("given", [False, True], ids=["while it waits", "when its turn has come"])
@@ -105,7 +105,7 @@ async def test_who_is_cancelled_leaves_the_turn_to_others(clock: Clock, given: b
     gone, stays = asyncio.ensure_future(turns.turn("a")), asyncio.ensure_future(turns.turn("a"))
     await asyncio.sleep(0)
     if given:
-        turns._next()
+        turns._give_next()
     gone.cancel()
     with suppress(asyncio.CancelledError):
         await gone

@@ -58,24 +58,24 @@ async def test_what_many_clients_send_is_bounded_and_free_again_when_they_leave(
 
 
 def test_one_key_leaves_half_of_the_room_to_others() -> None:
-    room = MemoryBudget(1 << 20)
-    with room.space("mine") as mine, room.space("yours") as yours:
-        mine.grow(room.most // 2)
-        with room.space("mine") as other, pytest.raises(UnavailableError, match="long requests"):
+    budget = MemoryBudget(1 << 20)
+    with budget.reserve("mine") as mine, budget.reserve("yours") as yours:
+        mine.grow(budget.limit // 2)
+        with budget.reserve("mine") as other, pytest.raises(UnavailableError, match="long requests"):
             other.grow(1 << 20)
-        yours.grow(room.most // 2)
-    assert room.taken == 0
+        yours.grow(budget.limit // 2)
+    assert budget.used == 0
 
 
 def test_a_body_that_is_alone_may_be_parsed_whatever_it_costs() -> None:
-    room = MemoryBudget(1 << 20)
-    with room.space("mine") as mine:
+    budget = MemoryBudget(1 << 20)
+    with budget.reserve("mine") as mine:
         for _ in range(16):
             mine.read(b"10,11," * (1 << 14))
-        assert mine.taken > room.most
-        with room.space("yours") as yours, pytest.raises(UnavailableError):
+        assert mine.used > budget.limit
+        with budget.reserve("yours") as yours, pytest.raises(UnavailableError):
             yours.grow(1 << 20)
-    assert room.taken == 0
+    assert budget.used == 0
 
 
 @pytest.mark.parametrize(
@@ -85,33 +85,33 @@ def test_what_is_parsed_of_a_body_takes_no_more_than_is_counted(text: str) -> No
     body = (
         json.dumps([text] * 2000, ensure_ascii=False) if text[0] not in "[{" else f"[{','.join([text] * 9000)}]"
     ).encode()
-    room = MemoryBudget(1 << 30)
-    with room.space("") as space:
+    budget = MemoryBudget(1 << 30)
+    with budget.reserve("") as reservation:
         for start in range(0, len(body), 1000):
-            space.read(body[start : start + 1000])
+            reservation.read(body[start : start + 1000])
         tracemalloc.start()
         parsed = orjson.loads(body)
         used, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert parsed
-        assert used - 65_536 <= space.taken + 65_536
+        assert used - 65_536 <= reservation.used + 65_536
 
 
 async def test_a_body_keeps_its_room_until_its_request_ends(engine_of: EngineOf, http_of: HttpOf) -> None:
     """What is parsed of it is held as long: a stream that goes on holds its prompt."""
     engine = engine_of(lambda _request, _index: [Token(5, "x")] * 3, auto=False)
-    room = MemoryBudget(1)
+    budget = MemoryBudget(1)
     body = json.dumps({**SHORT, "max_tokens": 3, "user": "x" * 200}).encode().ljust(LONGEST)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tercet.frontend.server.app.MemoryBudget", lambda _longest: room)
-        room.most = 5 * LONGEST
+        patch.setattr("tercet.frontend.server.app.MemoryBudget", lambda _longest: budget)
+        budget.limit = 5 * LONGEST
         async with serving(engine, HttpConfig(max_body_bytes=LONGEST)) as served:
             http = http_of(served)
             asked = [asyncio.create_task(http.post("/v1/completions", content=body, headers=JSON)) for _ in range(5)]
             async with asyncio.timeout(10):
                 while len(engine.running) < 5:  # noqa: ASYNC110
                     await asyncio.sleep(0.002)
-            assert room.taken > 4 * LONGEST
+            assert budget.used > 4 * LONGEST
             refused = await http.post("/v1/completions", content=body, headers=JSON)
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             async with asyncio.timeout(10):
@@ -119,12 +119,12 @@ async def test_a_body_keeps_its_room_until_its_request_ends(engine_of: EngineOf,
                     engine.step()
                     await asyncio.sleep(0.002)
             assert [(await each).status_code for each in asked] == [200] * 5
-            assert room.taken == 0
+            assert budget.used == 0
 
 
 def test_a_body_is_counted_once_however_it_arrives() -> None:
-    room = MemoryBudget(1 << 20)
-    with room.space("") as space:
+    budget = MemoryBudget(1 << 20)
+    with budget.reserve("") as reservation:
         for length in range(0, 1 << 20, 10_000):
-            space.grow(length)
-        assert room.taken == length - 65_536
+            reservation.grow(length)
+        assert budget.used == length - 65_536

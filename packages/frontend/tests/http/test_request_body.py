@@ -19,7 +19,7 @@ from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.loop_turns import LoopTurns
 from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.request_body import MAX_ITEMS, MAX_VALUES, read_json, read_model
-from tercet.frontend.http.sse import ClientGoneError
+from tercet.frontend.http.sse import ClientDisconnectedError
 
 LIMIT = 64 << 20
 
@@ -36,7 +36,7 @@ def asking(value: Any, *, stays: bool = True) -> Request:
         return messages.pop()
 
     app = FastAPI()
-    app.state.body_room = MemoryBudget(LIMIT)
+    app.state.body_budget = MemoryBudget(LIMIT)
     app.state.loop_turns = LoopTurns()
     scope = {"type": "http", "method": "POST", "headers": [(b"content-type", b"application/json")], "app": app}
     return Request(scope, receive)
@@ -95,7 +95,7 @@ async def test_a_body_is_not_looked_through_for_a_client_that_is_gone() -> None:
     request = asking(b'{"prompt":"' + b'\\"a\\":1,' * 500_000 + b'"}', stays=False)
     turns = request.app.state.loop_turns
     await turns.turn("another")
-    with pytest.raises(ClientGoneError):
+    with pytest.raises(ClientDisconnectedError):
         await read_json(request, LIMIT)
     assert turns.waiting <= 1
 

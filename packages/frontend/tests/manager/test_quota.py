@@ -12,7 +12,7 @@ import pytest
 
 from tercet.frontend.config.config import HttpConfig, StoreConfig
 from tercet.frontend.errors import RateLimitError
-from tercet.frontend.http.auth import Caller, remember, resume_for
+from tercet.frontend.http.auth import Caller, set_caller, set_resumed_caller
 from tercet.frontend.manager.quota import ApiKeyQuota
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 from tercet.protocol.messages.messages import Rejected
@@ -293,10 +293,10 @@ async def test_a_response_taken_over_keeps_its_salt(engine_of: EngineOf, http_of
 
 
 def test_what_is_taken_over_is_counted_and_never_refused() -> None:
-    tenants = ApiKeyQuota(max_answers=1)
-    resume_for("owner")
-    places = [tenants.acquire(), tenants.acquire()]
-    remember({}, Caller("owner"))
+    tenants = ApiKeyQuota(most_requests=1)
+    set_resumed_caller("owner")
+    places = [tenants.place(), tenants.place()]
+    set_caller({}, Caller("owner"))
     for place in places:
         with pytest.raises(RateLimitError):
             tenants.acquire()

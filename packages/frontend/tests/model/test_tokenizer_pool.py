@@ -12,7 +12,7 @@ import pytest
 
 from packages.frontend.tests import encoders
 from tercet.frontend.errors import BadRequestError, UnavailableError
-from tercet.frontend.http.auth import Caller, remember
+from tercet.frontend.http.auth import Caller, set_caller
 from tercet.frontend.model.chat_template import TemplateManager
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.model.tokenizer import PromptTokenizer
@@ -88,7 +88,7 @@ def by(owner: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     """Create a job for the caller with this key."""
 
     async def visit() -> Any:
-        remember({}, Caller(owner))
+        set_caller({}, Caller(owner))
         return await work
 
     return asyncio.create_task(visit())

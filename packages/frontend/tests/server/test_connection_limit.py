@@ -26,7 +26,7 @@ MOST = 8
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.frontend.server.uvicorn_server.room_for_connections", lambda: MOST)
+    monkeypatch.setattr("tercet.frontend.server.uvicorn_server.max_connections", lambda: MOST)
 
 
 @contextlib.asynccontextmanager
@@ -104,12 +104,12 @@ async def test_where_all_work_a_new_one_is_turned_away(engine_of: EngineOf, http
 @pytest.mark.parametrize(("hard", "most"), [(4096, 4096 - 512), (300, 150)])
 def test_as_many_as_the_process_may_have_but_for_what_the_parts_need(hard: int, most: int) -> None:
     code = (
-        "import resource; from tercet.frontend.server.connection_limit import room_for_connections as room;"
+        "import resource; from tercet.frontend.server.connection_limit import max_connections as room;"
         f"resource.setrlimit(resource.RLIMIT_NOFILE, (256, {hard}));"
         "print(room(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert told.split() == [str(most), str(hard)]
+    lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert lines.split() == [str(most), str(hard)]
 
 
 def test_idle_connections_take_no_descriptor_that_the_parts_need(tmp_path: Path) -> None:

@@ -294,8 +294,8 @@ async def test_a_client_that_reads_late_gets_everything(engine_of: EngineOf) -> 
         writer.close()
     assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
     assert answer.count(b"\r\n0\r\n") == 1, "an empty piece would have ended the body"
-    told = [event.partition(b"\n\n")[0] for event in answer.split(b"data: ")[1:-1]]
-    content = [json.loads(event)["choices"][0]["delta"].get("content") for event in told]
+    lines = [event.partition(b"\n\n")[0] for event in answer.split(b"data: ")[1:-1]]
+    content = [json.loads(event)["choices"][0]["delta"].get("content") for event in lines]
     assert "".join(filter(None, content)) == "".join(texts)
 
 

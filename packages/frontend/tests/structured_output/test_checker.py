@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from tercet.frontend.errors import BadRequestError, UnavailableError
-from tercet.frontend.http.auth import resume_for
+from tercet.frontend.http.auth import set_resumed_caller
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.structured_output.checker import GrammarChecker
 from tercet.frontend.structured_output.worker import MEMORY
@@ -99,12 +99,12 @@ async def test_all_the_bombs_of_one_key_leave_a_worker_to_the_others(model: Serv
     await checker.check(DIGITS, model)
 
     async def throw() -> list[BaseException | None]:
-        resume_for("bomber")
+        set_resumed_caller("bomber")
         bombs = [Grammar(GrammarKind.JSON_SCHEMA, f'{{"multipleOf":{99999900 + number}}}') for number in range(12)]
         return await asyncio.gather(*(checker.check(each, model) for each in bombs), return_exceptions=True)
 
     bombs = asyncio.create_task(throw())
-    resume_for("another")
+    set_resumed_caller("another")
     waits: list[float] = []
     while not bombs.done():
         began = time.monotonic()

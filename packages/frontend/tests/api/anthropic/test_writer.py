@@ -97,7 +97,7 @@ def test_white_space_is_a_block_only_where_nothing_else_is(said: list[Event], bl
 
 
 def test_thoughts_that_are_not_to_be_told_leave_an_empty_block() -> None:
-    writer = MessageWriter("msg_1", "m", tell_thoughts=False)
+    writer = MessageWriter("msg_1", "m", include_thinking=False)
     changes = told(writer, SAID[:2])
     assert writer.body["content"][0]["thinking"] == ""
     assert [change["delta"]["type"] for change in changes if change["type"] == "content_block_delta"] == [

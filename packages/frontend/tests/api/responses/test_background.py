@@ -266,7 +266,7 @@ async def test_what_fails_again_and_again_is_given_up(
 async def test_a_key_has_a_bounded_number_of_followers(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.frontend.api.responses.background.MOST_FOLLOWERS", 2)
+    monkeypatch.setattr("tercet.frontend.api.responses.background.MAX_FOLLOWERS", 2)
     async with serving(engine_of(counting), store=store) as served:
         client = openai_of(served)
         made = await client.responses.create(**BODY)
@@ -287,8 +287,8 @@ async def test_followers_share_what_is_read(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And read a long response in pages."""
-    monkeypatch.setattr("tercet.frontend.api.responses.background.MOST_EVENTS", 7)
-    monkeypatch.setattr("tercet.frontend.api.responses.store.MOST_EVENTS", 7)
+    monkeypatch.setattr("tercet.frontend.api.responses.background.MAX_EVENTS", 7)
+    monkeypatch.setattr("tercet.frontend.api.responses.store.MAX_EVENTS", 7)
     async with serving(engine_of(counting), store=store) as served:
         client = openai_of(served)
         made = await client.responses.create(**BODY)

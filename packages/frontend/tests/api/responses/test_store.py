@@ -99,7 +99,7 @@ async def test_history_that_is_too_long_is_not_read(stores: Stores, monkeypatch:
     store = stores("a")
     await store.keep("me", body("r1"), [item("i" * 600)])
     await store.keep("me", body("r2", previous_response_id="r1"), [item("j" * 600)])
-    monkeypatch.setattr("tercet.frontend.api.responses.store.MOST_HISTORY", 1000)
+    monkeypatch.setattr("tercet.frontend.api.responses.store.MAX_HISTORY_BYTES", 1000)
     assert len(await store.history("me", "r1")) == 2
     with pytest.raises(BadRequestError, match="more than 1000 bytes") as refused:
         await store.history("me", "r2")

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from tercet.frontend.errors import ApiError, ServerError
 from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.loop_turns import LoopTurns, Steps
-from tercet.frontend.http.sse import EventStream, event, unless_gone
+from tercet.frontend.http.sse import EventStream, cancel_on_disconnect, event
 from tercet.frontend.manager.generation import Generation, GenerationUpdate
 from tercet.frontend.manager.req_state import ReqState
 from tercet.frontend.manager.request import GenerateRequest
@@ -42,7 +42,7 @@ class FinishedChoice(msgspec.Struct):
         return self.state.choices[self.index].token_ids
 
 
-class Form(Protocol):
+class ResponseWriter(Protocol):
     """Writer of one endpoint's responses. A new one is made for each HTTP request."""
 
     def prepare(self, state: ReqState) -> Steps[None]:
@@ -57,35 +57,37 @@ class Form(Protocol):
         """Return the events after the last token."""
         ...
 
-    def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
+    def full_response(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
         """Return the JSON body. Choices are ordered by prompt, then by index."""
         ...
 
 
-async def answer(
+async def respond(
     request: Request,
     manager: TokenizerManager,
     work: Sequence[GenerateRequest],
-    form: Form,
+    writer: ResponseWriter,
     *,
     stream: bool,
     rid: str = "",
-    ended: Callable[[Generation], Awaitable[None]] | None = None,
+    on_finished: Callable[[Generation], Awaitable[None]] | None = None,
 ) -> Response:
     """Generate and respond. Errors before the first token raise ApiError; later ones become an event of the stream.
 
-    `ended` is awaited once all choices have finished without an error, before the client gets the end of the response.
+    `on_finished` is awaited once all choices have finished without an error, before the client gets the end.
     """
-    generation = await unless_gone(request, manager.submit(work, rid))
-    arrivals = generation.arrivals() if ended is None else _kept(generation, ended)
+    generation = await cancel_on_disconnect(request, manager.submit(work, rid))
+    arrivals = generation.arrivals() if on_finished is None else _with_callback(generation, on_finished)
     try:
         if stream:
-            first = await unless_gone(request, anext(arrivals))
-            events = _events(generation, first, arrivals, form, partial(_turns(request).run, caller_of(request).owner))
+            first_updates = await cancel_on_disconnect(request, anext(arrivals))
+            events = _events(
+                generation, first_updates, arrivals, writer, partial(_loop_turns(request).run, caller_of(request).owner)
+            )
             return EventStream(events, on_close=lambda: manager.release(generation))
-        choices = await unless_gone(request, collect(generation, arrivals))
-        writing = _turns(request).run(caller_of(request).owner, form.whole(generation, choices))
-        body = await unless_gone(request, writing)
+        choices = await cancel_on_disconnect(request, collect(generation, arrivals))
+        writing = _loop_turns(request).run(caller_of(request).owner, writer.full_response(generation, choices))
+        body = await cancel_on_disconnect(request, writing)
     except BaseException:
         manager.release(generation)
         raise
@@ -93,28 +95,28 @@ async def answer(
     return Response(body, media_type="application/json")
 
 
-def _turns(request: Request) -> LoopTurns:
+def _loop_turns(request: Request) -> LoopTurns:
     turns = request.app.state.loop_turns
     assert isinstance(turns, LoopTurns)
     return turns
 
 
-async def _kept(
-    generation: Generation, ended: Callable[[Generation], Awaitable[None]]
+async def _with_callback(
+    generation: Generation, on_finished: Callable[[Generation], Awaitable[None]]
 ) -> AsyncIterator[list[GenerationUpdate]]:
-    waits = True
-    async for news in generation.arrivals():
-        if waits and all(state.done and state.error is None for state in generation.states):
-            waits = False
-            await ended(generation)
-        yield news
+    pending = True
+    async for updates in generation.arrivals():
+        if pending and all(state.done and state.error is None for state in generation.states):
+            pending = False
+            await on_finished(generation)
+        yield updates
 
 
 async def _events(
     generation: Generation,
-    first: list[GenerationUpdate],
+    first_updates: list[GenerationUpdate],
     arrivals: AsyncIterator[list[GenerationUpdate]],
-    form: Form,
+    writer: ResponseWriter,
     run: Callable[[Steps[bytes]], Awaitable[bytes]],
 ) -> AsyncIterator[bytes]:
     """Yield events as tokens arrive.
@@ -123,10 +125,14 @@ async def _events(
     """
     scored = any(state.request.logprobs is not None for state in generation.states)
     try:
-        yield await run(_event_steps(form, generation, first)) if scored else form.events(generation, first)
-        async for news in arrivals:
-            yield await run(_event_steps(form, generation, news)) if scored else form.events(generation, news)
-        yield form.end(generation)
+        yield (
+            await run(_event_steps(writer, generation, first_updates))
+            if scored
+            else writer.events(generation, first_updates)
+        )
+        async for updates in arrivals:
+            yield await run(_event_steps(writer, generation, updates)) if scored else writer.events(generation, updates)
+        yield writer.end(generation)
     except ApiError as error:
         yield event(error.body())
     except Exception:
@@ -134,13 +140,13 @@ async def _events(
         yield event(ServerError("The server failed this request.").body())
 
 
-def _event_steps(form: Form, generation: Generation, news: list[GenerationUpdate]) -> Steps[bytes]:
+def _event_steps(writer: ResponseWriter, generation: Generation, updates: list[GenerationUpdate]) -> Steps[bytes]:
     """Write the events, a few tokens of one choice in each step."""
     written = []
-    for arrival in news:
-        yield from form.prepare(generation.states[arrival.prompt])
+    for arrival in updates:
+        yield from writer.prepare(generation.states[arrival.prompt])
         for update in arrival.update.cut(STEP_TOKENS):
-            written.append(form.events(generation, [GenerationUpdate(arrival.prompt, update)]))
+            written.append(writer.events(generation, [GenerationUpdate(arrival.prompt, update)]))
             yield
     return b"".join(written)
 
@@ -153,11 +159,11 @@ async def collect(generation: Generation, arrivals: AsyncIterator[list[Generatio
         for prompt, state in enumerate(generation.states)
         for choice in state.choices
     }
-    async for news in arrivals:
-        for arrival in news:
+    async for updates in arrivals:
+        for arrival in updates:
             update = arrival.update
-            whole = choices[arrival.prompt, update.index]
-            whole.text += update.text
-            whole.logprobs += update.logprobs
-            whole.finish = update.finish
+            choice = choices[arrival.prompt, update.index]
+            choice.text += update.text
+            choice.logprobs += update.logprobs
+            choice.finish = update.finish
     return list(choices.values())

@@ -40,7 +40,7 @@ _FIELDS = {"pages": "pages_total", "slots": "slots_total"}
 """Fields of the load with another name, because Prometheus reserves `_total` for counters."""
 
 
-class _Answer(NamedTuple):
+class _Collector(NamedTuple):
     """Collector for prometheus_client."""
 
     families: list[Metric]
@@ -64,8 +64,8 @@ class Metrics:
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         frontends = await self._manager.peer_metrics.series()
         frontends[self._manager.peer] = self._manager.series()
-        answer = _Answer([*self._of_schedulers(), *families_of(dict(sorted(frontends.items())))])
-        return Response(encode(answer), headers={"content-type": media_type})
+        collector = _Collector([*self._of_schedulers(), *families_of(dict(sorted(frontends.items())))])
+        return Response(encode(collector), headers={"content-type": media_type})
 
     def _of_schedulers(self) -> Iterator[Metric]:
         labels = ["scheduler", "model"]
@@ -76,8 +76,8 @@ class Metrics:
         for kind, texts in kinds:
             for name, text in texts.items():
                 field = _FIELDS.get(name, name)
-                values = [(said, getattr(each.load, field)) for said, each in schedulers]
+                values = [(label_values, getattr(each.load, field)) for label_values, each in schedulers]
                 yield family_of(kind, name, text, labels, values)
         for name, text in _STEPS.items():
-            values = [(said, getattr(each.heartbeat, name)) for said, each in schedulers]
+            values = [(label_values, getattr(each.heartbeat, name)) for label_values, each in schedulers]
             yield family_of(CounterMetricFamily, name, text, labels, values)

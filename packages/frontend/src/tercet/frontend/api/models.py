@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.http.error_format import asks_anthropic
+from tercet.frontend.http.error_format import uses_anthropic_format
 from tercet.frontend.http.query import number
 from tercet.frontend.lora.registry import AdapterRegistry
 from tercet.frontend.model.served_model import ServedModel
@@ -25,14 +25,14 @@ class OpenAIServingModels:
 
     async def list(self, request: Request) -> Response:
         models = [*self._models, *await self._adapters.served()]
-        if asks_anthropic(request.scope):
+        if uses_anthropic_format(request.scope):
             return _json(model_page(models, request))
         return _json({"object": "list", "data": [_card(model) for model in models]})
 
     async def retrieve(self, request: Request) -> Response:
         """Return one model. Its name may contain slashes."""
         model = await self._adapters.model(request.path_params["model"])
-        return _json(model_info(model) if asks_anthropic(request.scope) else _card(model))
+        return _json(model_info(model) if uses_anthropic_format(request.scope) else _card(model))
 
 
 def _card(model: ServedModel) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def _json(value: dict[str, Any]) -> Response:
     return Response(orjson.dumps(value), media_type="application/json")
 
 
-_MOST = 1000
+_MAX_PAGE = 1000
 """Maximum, and default, number of models on a page, so that one request returns all."""
 
 
@@ -70,7 +70,7 @@ def model_info(model: ServedModel) -> dict[str, Any]:
 
 def model_page(models: Sequence[ServedModel], request: Request) -> dict[str, Any]:
     """Return the page of models that the query asks for, in Anthropic's format. Raises BadRequestError."""
-    limit = number(request, "limit", _MOST, lowest=1, highest=_MOST)
+    limit = number(request, "limit", _MAX_PAGE, lowest=1, highest=_MAX_PAGE)
     places = {model.name: place for place, model in enumerate(models)}
     after, before = (_place(request, name, places) for name in ("after_id", "before_id"))
     if before is not None:

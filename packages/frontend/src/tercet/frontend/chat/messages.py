@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.http.json_depth import DEEPEST, is_within
+from tercet.frontend.http.json_depth import MAX_JSON_DEPTH, is_within
 
 Message = dict[str, Any]
 
@@ -105,8 +105,8 @@ def _arguments(text: str | None, where: str) -> dict[str, Any]:
         value = None
     if not isinstance(value, dict):
         return {NO_OBJECT: text}
-    if not is_within(value, DEEPEST):
-        raise BadRequestError(f"'{where}' must be a JSON object of {DEEPEST} levels at the most.", param=where)
+    if not is_within(value, MAX_JSON_DEPTH):
+        raise BadRequestError(f"'{where}' must be a JSON object of {MAX_JSON_DEPTH} levels at the most.", param=where)
     return value
 
 

@@ -17,7 +17,7 @@ from tercet.frontend.config.config import ServingConfig
 from tercet.frontend.config.validation import AUTOMATIC, NONE
 from tercet.frontend.constraints import Tokens
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
-from tercet.frontend.http.json_depth import DEEPEST, is_within
+from tercet.frontend.http.json_depth import MAX_JSON_DEPTH, is_within
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.req_state import ReqState
 from tercet.frontend.manager.request import GenerateRequest
@@ -168,10 +168,12 @@ def _checked_tools(turn: ChatOptions, names: ParserNames) -> tuple[ToolSpec, ...
     choice, known = turn.tool_choice, {tool.name: tool.custom for tool in turn.tools}
     if len(known) < len(turn.tools):
         raise BadRequestError("Two tools have the same name.", param="tools")
-    if deep := [tool.name for tool in turn.tools if not is_within(tool.parameters, DEEPEST)]:
-        raise BadRequestError(f"The schema of {deep[0]!r} is nested deeper than {DEEPEST} levels.", param="tools")
-    if unknown := sorted(each for each in choice.names or () if known.get(each) is not (each in choice.customs)):
-        raise BadRequestError(f"'tool_choice' names {unknown[0]!r}, which is not in 'tools'.", param="tool_choice")
+    if deep := [tool.name for tool in turn.tools if not is_within(tool.parameters, MAX_JSON_DEPTH)]:
+        raise BadRequestError(
+            f"The schema of {deep[0]!r} is nested deeper than {MAX_JSON_DEPTH} levels.", param="tools"
+        )
+    if strangers := sorted(each for each in choice.names or () if known.get(each) is not (each in choice.customs)):
+        raise BadRequestError(f"'tool_choice' names {strangers[0]!r}, which is not in 'tools'.", param="tool_choice")
     tools = turn.callable_tools
     if choice.calls is Calls.REQUIRED and not tools:
         raise BadRequestError("'tool_choice' requires a call, and there is no tool to call.", param="tool_choice")

@@ -163,9 +163,11 @@ class Engine:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _generate_one(self, request: GenerateRequest, options: Mapping[str, Any]) -> Any:
-        generation, choices = await self._client.generate(request)
-        return orjson.loads(result_of(GenerateWriter(options.get("logprob_start_len")).whole(generation, choices)))
+    async def _whole(self, request: GenerateRequest, options: Mapping[str, Any]) -> Any:
+        generation, choices = await self._client.whole(request)
+        return orjson.loads(
+            result_of(GenerateWriter(options.get("logprob_start_len")).full_response(generation, choices))
+        )
 
     def _stream(self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]) -> OutputStream[Answer]:
         if len(requests) != 1:
@@ -178,7 +180,7 @@ class Engine:
         form = GenerateWriter(options.get("logprob_start_len"))
         async with contextlib.aclosing(self._client.stream(request)) as arrivals:
             async for generation, choice in arrivals:
-                yield orjson.loads(result_of(form.whole(generation, [choice])))
+                yield orjson.loads(result_of(form.full_response(generation, [choice])))
 
     def _iterate(self, answers: OutputStream[Answer]) -> Iterator[Answer]:
         try:

@@ -5,10 +5,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tercet.frontend.api.sglang.generate import prompt_of, to_generate
+from tercet.frontend.api.sglang.generate import prompt_of, to_generate_requests
 from tercet.frontend.api.sglang.generate_schema import NativeGenerate, Tokenize
 from tercet.frontend.errors import ApiError, BadRequestError
-from tercet.frontend.http.request_body import refusal
+from tercet.frontend.http.request_body import validation_error
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.embedding_request import EmbeddingRequest, Input, TextInput
 from tercet.frontend.model.prompts import Prompt
@@ -72,7 +72,7 @@ def to_chat(
     try:
         return prompt_of(Tokenize.model_validate(body), model)
     except ValidationError as error:
-        raise ValueError(str(refusal(error, body))) from None
+        raise ValueError(str(validation_error(error, body))) from None
 
 
 def to_inputs(prompt: Texts, model: ServedModel, truncate: int | None) -> tuple[EmbeddingRequest, bool]:
@@ -99,11 +99,11 @@ def _request(body: dict[str, Any], model: ServedModel, lora: Mapping[str, LoRAAd
     try:
         asked = NativeGenerate.model_validate(body)
     except ValidationError as error:
-        raise ValueError(str(refusal(error, body))) from None
+        raise ValueError(str(validation_error(error, body))) from None
     [name] = asked.adapters()
     if name is not None and name not in lora:
         raise BadRequestError(f"The engine was made without an adapter {name!r}.", param="lora_path")
-    [request] = to_generate(asked, model, [None if name is None else lora[name]])
+    [request] = to_generate_requests(asked, model, [None if name is None else lora[name]])
     return request
 
 

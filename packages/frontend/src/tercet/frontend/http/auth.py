@@ -13,7 +13,7 @@ from starlette.types import Scope
 from tercet.frontend.config.validation import check_keys
 from tercet.frontend.errors import ForbiddenError
 
-_SCOPE = "tercet.visitor"
+_SCOPE = "tercet.caller"
 
 
 class Caller(msgspec.Struct, frozen=True):
@@ -21,12 +21,12 @@ class Caller(msgspec.Struct, frozen=True):
 
     owner: str = ""
     admin: bool = False
-    returning: bool = False
+    resumed: bool = False
     """The work was admitted before and is resumed: the limits of the key do not apply."""
 
 
-_NOBODY = Caller()
-_current: ContextVar[Caller] = ContextVar("visitor")
+_ANONYMOUS = Caller()
+_current: ContextVar[Caller] = ContextVar("caller")
 
 
 class Keys:
@@ -42,39 +42,39 @@ class Keys:
         self._api = [_digest(key) for key in api]
         self._admin = [_digest(key) for key in admin]
 
-    def visitor(self, headers: Headers) -> Caller | None:
+    def authenticate(self, headers: Headers) -> Caller | None:
         """Return the caller that these headers identify, or None for a missing or wrong key.
 
         A server without API keys admits every caller.
         """
-        shown = _digest(_shown(headers))
-        admin, known = _among(shown, self._admin), _among(shown, self._api)
+        digest = _digest(_key_of(headers))
+        admin, known = _matches_any(digest, self._admin), _matches_any(digest, self._api)
         if not (admin or known or not self._api):
             return None
-        return Caller(shown.hex() if admin or known else "", admin)
+        return Caller(digest.hex() if admin or known else "", admin)
 
 
-def remember(scope: Scope, visitor: Caller) -> None:
+def set_caller(scope: Scope, caller: Caller) -> None:
     """Store the caller in the scope and in the context of the current task."""
-    scope[_SCOPE] = visitor
-    _current.set(visitor)
+    scope[_SCOPE] = caller
+    _current.set(caller)
 
 
-def resume_for(owner: str) -> None:
+def set_resumed_caller(owner: str) -> None:
     """Let the current task work for a caller whose request came earlier; its client may have disconnected since."""
-    _current.set(Caller(owner, returning=True))
+    _current.set(Caller(owner, resumed=True))
 
 
 def current_caller() -> Caller:
     """Return the caller whose request started the current task."""
-    return _current.get(_NOBODY)
+    return _current.get(_ANONYMOUS)
 
 
 def caller_of(request: Request) -> Caller:
     """Return the caller of a request. Stored objects are visible to their `owner` only."""
-    visitor = request.scope.get(_SCOPE, Caller())
-    assert isinstance(visitor, Caller)
-    return visitor
+    caller = request.scope.get(_SCOPE, Caller())
+    assert isinstance(caller, Caller)
+    return caller
 
 
 def require_admin(request: Request) -> None:
@@ -83,12 +83,12 @@ def require_admin(request: Request) -> None:
         raise ForbiddenError("This needs a key that was given to the server with --admin-key.")
 
 
-def shows_key(headers: Headers) -> bool:
+def has_key(headers: Headers) -> bool:
     """Return whether the headers have any key, right or wrong."""
-    return bool(_shown(headers))
+    return bool(_key_of(headers))
 
 
-def _shown(headers: Headers) -> str:
+def _key_of(headers: Headers) -> str:
     """Return the key in `Authorization: Bearer`, else the one in `x-api-key`."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
@@ -98,6 +98,6 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode()).digest()
 
 
-def _among(digest: bytes, digests: list[bytes]) -> bool:
+def _matches_any(digest: bytes, digests: list[bytes]) -> bool:
     """Compare with every digest, even after a match, so that the time reveals nothing."""
     return sum(hmac.compare_digest(digest, each) for each in digests) > 0

@@ -10,7 +10,7 @@ from tercet.frontend.errors import ApiError, ContextLengthExceededError
 
 ANTHROPIC_ROUTES = "/v1/messages"
 """Prefix of the routes that answer in Anthropic's format."""
-_ROUTES_OF_BOTH = "/v1/models"
+_SHARED_ROUTES = "/v1/models"
 """Prefix of the routes that answer in either format: Anthropic's for its client, else OpenAI's."""
 _INDEX = re.compile(r"\[(\d+)\]")
 """A list index in OpenAI's notation for a field's path. Anthropic writes `.0` instead of `[0]`."""
@@ -24,10 +24,10 @@ _TYPES = {
 }
 
 
-def asks_anthropic(scope: Scope) -> bool:
+def uses_anthropic_format(scope: Scope) -> bool:
     """Return whether the response has Anthropic's format. On shared routes its client is known by a header."""
     path = scope["path"]
-    if path.startswith(_ROUTES_OF_BOTH):
+    if path.startswith(_SHARED_ROUTES):
         return "anthropic-version" in Headers(scope=scope)
     return bool(path.startswith(ANTHROPIC_ROUTES))
 
@@ -35,14 +35,14 @@ def asks_anthropic(scope: Scope) -> bool:
 def anthropic_error(error: ApiError, request_id: str) -> bytes:
     """Return the JSON of an error, for a response or for an event of a stream."""
     kind = _TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
-    message = _words(error)
+    message = _message_of(error)
     if error.param:
         path = _INDEX.sub(r".\1", error.param)
         message = f"{path}: " + message.replace(f"'{error.param}'", f"'{path}'")
     return orjson.dumps({"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id})
 
 
-def _words(error: ApiError) -> str:
+def _message_of(error: ApiError) -> str:
     """Return the message of an error.
 
     Messages about lengths follow Anthropic's wording, because its clients parse the numbers to retry with less.

@@ -9,7 +9,7 @@ PIECE = 65_536
 """Bytes that one step scans."""
 
 
-class Shape(msgspec.Struct):
+class StructureCounts(msgspec.Struct):
     """Counts of the structural characters of a text, without those in strings."""
 
     values: int = 0
@@ -18,19 +18,19 @@ class Shape(msgspec.Struct):
     """Commas: members of objects and arrays, except the first one of each."""
 
 
-def most_marks(piece: bytes | bytearray) -> int:
+def count_structural(piece: bytes | bytearray) -> int:
     """Return the number of structural characters of a piece, including those in strings. Fast."""
     return sum(map(piece.count, (b"{", b"[", b":", b",")))
 
 
-class ShapeCounter:
+class StructureCounter:
     """Counter of the structural characters of a text that is fed piece by piece.
 
     If the text is invalid JSON, it counts at least the characters that a parser sees before it reports the error.
     """
 
     def __init__(self) -> None:
-        self.shape = Shape()
+        self.counts = StructureCounts()
         self._in_string = False
         self._escapes = False
         """The last piece ended in the backslash of an escape."""
@@ -43,5 +43,5 @@ class ShapeCounter:
         parts = piece.split(b'"')
         outside = b"".join(parts[self._in_string :: 2])
         self._in_string ^= len(parts) % 2 == 0
-        self.shape.values += outside.count(b"{") + outside.count(b"[") + outside.count(b":")
-        self.shape.items += outside.count(b",")
+        self.counts.values += outside.count(b"{") + outside.count(b"[") + outside.count(b":")
+        self.counts.items += outside.count(b",")

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-DEEPEST = 64
+MAX_JSON_DEPTH = 64
 """Maximum nesting of a tool's schema and of a call's arguments."""
 
 

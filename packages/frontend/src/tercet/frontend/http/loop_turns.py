@@ -17,13 +17,13 @@ _Result = TypeVar("_Result")
 Steps = Generator[None, None, _Result]
 """Work in steps of at most about a millisecond; its return value is the result."""
 
-SLICE = 0.001
+SLICE_SECONDS = 0.001
 """Seconds of work in one turn."""
-_SHORT = 0.005
+_SHORT_TURN = 0.005
 """Seconds. A longer turn is followed by a long rest."""
-_REST = 1.0
+_REST_RATIO = 1.0
 """Seconds of rest for each second of a short turn."""
-_LONG_REST = 20.0
+_LONG_REST_RATIO = 20.0
 """Seconds of rest for each second of a long turn. Work then delays few tokens of other requests, less than one in a
 hundred."""
 
@@ -33,8 +33,8 @@ class LoopTurns:
 
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
-        self._taken = False
-        self._waiting = RoundRobinQueue()
+        self._busy = False
+        self._waiting = Rotation()
 
     @property
     def waiting(self) -> int:
@@ -43,16 +43,16 @@ class LoopTurns:
 
     async def turn(self, owner: str) -> None:
         """Wait for a turn. The turn lasts until the calling task awaits again."""
-        if self._taken:
+        if self._busy:
             await self._wait(owner)
-        self._taken = True
+        self._busy = True
         asyncio.get_running_loop().call_soon(self._end, self._clock())
 
     async def run(self, owner: str, steps: Steps[_Result]) -> _Result:
         """Return the result of `steps`. Work that fits into one slice runs at once, longer work in turns."""
         try:
             while True:
-                end = self._clock() + SLICE
+                end = self._clock() + SLICE_SECONDS
                 while self._clock() < end:
                     next(steps)
                 await self.turn(owner)
@@ -63,22 +63,22 @@ class LoopTurns:
             steps.close()
 
     async def _wait(self, owner: str) -> None:
-        chance = self._waiting.join(owner)
+        turn = self._waiting.join(owner)
         try:
-            await chance
+            await turn
         except asyncio.CancelledError:
-            if not chance.cancelled():
-                self._next()  # the turn was given to a cancelled task: pass it on
+            if not turn.cancelled():
+                self._give_next()  # the turn was given to a cancelled task: pass it on
             raise
 
-    def _end(self, began: float) -> None:
-        took = self._clock() - began
-        rest = took * (_REST if took < _SHORT else _LONG_REST)
-        asyncio.get_running_loop().call_later(rest, self._next)
+    def _end(self, started: float) -> None:
+        elapsed = self._clock() - started
+        rest = elapsed * (_REST_RATIO if elapsed < _SHORT_TURN else _LONG_REST_RATIO)
+        asyncio.get_running_loop().call_later(rest, self._give_next)
 
-    def _next(self) -> None:
+    def _give_next(self) -> None:
         """Give the next turn to a waiting task, if there is one."""
-        self._taken = self._waiting.next()
+        self._busy = self._waiting.next()
 
 
 def result_of(steps: Steps[_Result]) -> _Result:

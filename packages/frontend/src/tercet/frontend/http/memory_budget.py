@@ -7,95 +7,95 @@ from contextvars import ContextVar
 
 from tercet.frontend.errors import UnavailableError
 
-_FREE = 65_536
+_FREE_BYTES = 65_536
 """Bytes of each body that are free: most bodies are shorter, so they are accepted under any load."""
-_BODIES = 16
+_MAX_LONG_BODIES = 16
 """Number of bodies of maximum length that the budget holds."""
-_VALUE = 64
+_VALUE_BYTES = 64
 """Bytes of a parsed value in addition to its text: an int or a short string, and its entry in a list or an object."""
-_OBJECT = 512
+_OBJECT_BYTES = 512
 """Bytes of a parsed object in addition to its members."""
-_WIDE = 4
+_WIDE_CHARACTER = 4
 """Bytes per character of a string that has a character outside the Basic Multilingual Plane."""
-_kept: ContextVar["list[Space]"] = ContextVar("kept spaces")
+_held: ContextVar["list[Reservation]"] = ContextVar("held reservations")
 
 
 @contextmanager
-def until_request_ends() -> Iterator[None]:
+def hold_reservations() -> Iterator[None]:
     """Hold the reservations of bodies read inside until the end, since the parsed values live as long."""
-    spaces: list[Space] = []
-    token = _kept.set(spaces)
+    reservations: list[Reservation] = []
+    token = _held.set(reservations)
     try:
         yield
     finally:
-        _kept.reset(token)
-        for space in spaces:
-            space.give_back()
+        _held.reset(token)
+        for reservation in reservations:
+            reservation.release_all()
 
 
 class MemoryBudget:
     """Memory budget in bytes. One API key gets at most half of it, except for a body that is its only one."""
 
     def __init__(self, longest: int) -> None:
-        self.most = _BODIES * longest
-        self.taken = 0
+        self.limit = _MAX_LONG_BODIES * longest
+        self.used = 0
         self._owners: Counter[str] = Counter()
 
     @contextmanager
-    def space(self, owner: str) -> Iterator["Space"]:
+    def reserve(self, owner: str) -> Iterator["Reservation"]:
         """Yield the reservation for one body.
 
         It is released at once if the body does not arrive in whole, otherwise at the end of the request.
         """
-        space = Space(self, owner)
+        reservation = Reservation(self, owner)
         try:
-            yield space
+            yield reservation
         except BaseException:
-            space.give_back()
+            reservation.release_all()
             raise
-        if (kept := _kept.get(None)) is None:
-            space.give_back()
+        if (held := _held.get(None)) is None:
+            reservation.release_all()
         else:
-            kept.append(space)
+            held.append(reservation)
 
-    def take(self, owner: str, size: int, *, own: int = 0) -> None:
+    def acquire(self, owner: str, size: int, *, own: int = 0) -> None:
         """Reserve `size` more bytes for a body that has `own` bytes already.
 
         Raises UnavailableError if the budget is exhausted.
         """
-        others, owners = self.taken - own, self._owners[owner] - own
-        if (others and self.taken + size > self.most) or (
-            owner and owners and self._owners[owner] + size > self.most // 2
+        others, owners = self.used - own, self._owners[owner] - own
+        if (others and self.used + size > self.limit) or (
+            owner and owners and self._owners[owner] + size > self.limit // 2
         ):
             raise UnavailableError("Too many long requests are in flight.", code="overloaded", retry_after=1)
         self._add(owner, size)
 
-    def take_alone(self, owner: str, size: int) -> None:
+    def acquire_any_if_alone(self, owner: str, size: int) -> None:
         """Reserve `size` bytes; any size is accepted for an owner that has no other reservation."""
         if self._owners[owner]:
-            self.take(owner, size)
+            self.acquire(owner, size)
         else:
             self._add(owner, size)
 
-    def give(self, owner: str, size: int) -> None:
+    def release(self, owner: str, size: int) -> None:
         """Release `size` bytes of an owner."""
-        self.taken -= size
+        self.used -= size
         self._owners -= Counter({owner: size})
 
     def _add(self, owner: str, size: int) -> None:
-        self.taken += size
+        self.used += size
         self._owners[owner] += size
 
 
-class Space:
+class Reservation:
     """The memory that one body reserves."""
 
-    def __init__(self, room: MemoryBudget, owner: str) -> None:
-        self._room = room
+    def __init__(self, budget: MemoryBudget, owner: str) -> None:
+        self._budget = budget
         self._owner = owner
         self._bytes = self._values = self._objects = 0
         self._wide = False
-        self.taken = 0
+        self.used = 0
 
     def read(self, piece: bytes | bytearray | memoryview) -> None:
         """Reserve memory for one more piece of a body and for the values parsed from it. Raises UnavailableError.
@@ -108,26 +108,26 @@ class Space:
         self._values += piece.count(b",") + piece.count(b":")
         self._objects += piece.count(b"{")
         self._wide = self._wide or not piece.isascii() or b"\\u" in piece
-        text = self._bytes * (_WIDE if self._wide else 1)
-        self.grow(text + _VALUE * self._values + _OBJECT * self._objects)
+        text = self._bytes * (_WIDE_CHARACTER if self._wide else 1)
+        self.grow(text + _VALUE_BYTES * self._values + _OBJECT_BYTES * self._objects)
 
     def grow(self, length: int) -> None:
         """Extend the reservation to `length` bytes. Raises UnavailableError."""
-        more = length - _FREE - self.taken
+        more = length - _FREE_BYTES - self.used
         if more > 0:
-            self._room.take(self._owner, more, own=self.taken)
-            self.taken += more
+            self._budget.acquire(self._owner, more, own=self.used)
+            self.used += more
 
-    def fill(self, length: int) -> None:
+    def reserve_length(self, length: int) -> None:
         """Reserve `length` bytes at the start. Raises UnavailableError only if the owner has other reservations.
 
         A body larger than the whole budget would otherwise be refused again and again.
         """
-        if (more := length - _FREE) > 0:
-            self._room.take_alone(self._owner, more)
-            self.taken = more
+        if (more := length - _FREE_BYTES) > 0:
+            self._budget.acquire_any_if_alone(self._owner, more)
+            self.used = more
 
-    def give_back(self) -> None:
-        if self.taken:
-            self._room.give(self._owner, self.taken)
-            self.taken = 0
+    def release_all(self) -> None:
+        if self.used:
+            self._budget.release(self._owner, self.used)
+            self.used = 0

@@ -20,10 +20,10 @@ from tercet.frontend.errors import (
     UnsupportedMediaTypeError,
 )
 from tercet.frontend.http.auth import caller_of
-from tercet.frontend.http.json_cost import PIECE, ShapeCounter, most_marks
+from tercet.frontend.http.json_cost import PIECE, StructureCounter, count_structural
 from tercet.frontend.http.loop_turns import LoopTurns, Steps
 from tercet.frontend.http.memory_budget import MemoryBudget
-from tercet.frontend.http.sse import ClientGoneError, unless_gone
+from tercet.frontend.http.sse import ClientDisconnectedError, cancel_on_disconnect
 
 BODY_SECONDS = 60.0
 """Seconds in which a body must arrive, so that slow senders cannot hold connections."""
@@ -33,31 +33,31 @@ MAX_VALUES = 131_072
 """Maximum number of objects, arrays and named values of a body. Parsing and validation then take about 20 ms."""
 MAX_ITEMS = 1_048_576
 """Maximum number of commas outside strings, for example between the token ids of a prompt."""
-_LIGHT_MARKS = 2048
+_LIGHT_STRUCTURAL = 2048
 _LIGHT_BYTES = 262_144
 """Thresholds of a heavy body: above this number of structural characters, or of bytes, it is parsed in turns
 (`LoopTurns`)."""
-_HOLDERS = frozenset({dict, list})
-_ERRORS_READ = 100
-_TAG_SHOWN = 64
+_CONTAINERS = frozenset({dict, list})
+_MAX_ERRORS = 100
+_MAX_TAG = 64
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
 async def read_model(request: Request, schema: type[_Model], limit: int) -> _Model:
-    """Return the body as `schema`. Raises ApiError that names the parameter at fault, or ClientGoneError."""
+    """Return the body as `schema`. Raises ApiError that names the parameter at fault, or ClientDisconnectedError."""
     data, heavy = await _read(request, limit)
     if heavy:
         await _turn(request)  # lasts until the endpoint first awaits, and so covers its work
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise refusal(error, data) from None
+        raise validation_error(error, data) from None
 
 
 async def read_json(request: Request, limit: int) -> object:
     """Return the parsed body of at most `limit` bytes. NaN and Infinity are invalid.
 
-    Raises ApiError or ClientGoneError.
+    Raises ApiError or ClientDisconnectedError.
     """
     data, _ = await _read(request, limit)
     return data
@@ -66,9 +66,9 @@ async def read_json(request: Request, limit: int) -> object:
 async def _read(request: Request, limit: int) -> tuple[object, bool]:
     """Return the parsed body, and whether it is heavy: work on a heavy body belongs in turns."""
     _check_headers(request, limit)
-    body, marks = await _received(request, limit)
-    heavy = marks > _LIGHT_MARKS or len(body) > _LIGHT_BYTES
-    if marks > MAX_VALUES:
+    body, structural = await _read_bytes(request, limit)
+    heavy = structural > _LIGHT_STRUCTURAL or len(body) > _LIGHT_BYTES
+    if structural > MAX_VALUES:
         await _check_cost(request, body)
     if heavy:
         await _turn(request)
@@ -76,7 +76,7 @@ async def _read(request: Request, limit: int) -> tuple[object, bool]:
         data = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"The body is not standard JSON (line {error.lineno}, column {error.colno}).") from None
-    if marks > MAX_DEPTH:
+    if structural > MAX_DEPTH:
         _check_depth(data)
     return data, heavy
 
@@ -94,40 +94,40 @@ def _check_headers(request: Request, limit: int) -> None:
         raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
 
 
-async def _received(request: Request, limit: int) -> tuple[bytearray, int]:
-    """Return the bytes of a body and their `most_marks`. Raises ApiError or ClientGoneError."""
-    body, marks, room = bytearray(), 0, request.app.state.body_room
-    assert isinstance(room, MemoryBudget)
+async def _read_bytes(request: Request, limit: int) -> tuple[bytearray, int]:
+    """Return the bytes of a body and their `count_structural`. Raises ApiError or ClientDisconnectedError."""
+    body, structural, budget = bytearray(), 0, request.app.state.body_budget
+    assert isinstance(budget, MemoryBudget)
     try:
-        with room.space(caller_of(request).owner) as space:
+        with budget.reserve(caller_of(request).owner) as reservation:
             async with asyncio.timeout(BODY_SECONDS):
                 async for piece in request.stream():
                     body += piece
                     if len(body) > limit:
                         raise PayloadTooLargeError(f"The body is longer than {limit} bytes.")
-                    space.read(piece)
-                    marks += most_marks(piece)
+                    reservation.read(piece)
+                    structural += count_structural(piece)
     except TimeoutError:
         raise RequestTimeoutError(f"The body did not arrive within {BODY_SECONDS:g} seconds.") from None
     except ClientDisconnect:
-        raise ClientGoneError from None
-    return body, marks
+        raise ClientDisconnectedError from None
+    return body, structural
 
 
 async def _check_cost(request: Request, body: bytearray) -> None:
     """Raise BadRequestError for a body with too many values, which would take long to parse."""
-    counter = ShapeCounter()
+    counter = StructureCounter()
 
     def count() -> Steps[None]:
         for start in range(0, len(body), PIECE):
             counter.feed(body[start : start + PIECE])
-            if counter.shape.values > MAX_VALUES:
+            if counter.counts.values > MAX_VALUES:
                 raise BadRequestError(f"The body has more than {MAX_VALUES} values.")
-            if counter.shape.items > MAX_ITEMS:
+            if counter.counts.items > MAX_ITEMS:
                 raise BadRequestError(f"The body has more than {MAX_ITEMS} items in arrays and objects.")
             yield
 
-    await unless_gone(request, _turns(request).run(caller_of(request).owner, count()))
+    await cancel_on_disconnect(request, _turns(request).run(caller_of(request).owner, count()))
 
 
 def _turns(request: Request) -> LoopTurns:
@@ -154,18 +154,18 @@ def _values(value: object) -> Iterable[object]:
     """Return the values of an object or an array; nothing for scalars and for flat arrays, such as millions of ids."""
     if isinstance(value, dict):
         return value.values()
-    return value if isinstance(value, list) and not _HOLDERS.isdisjoint(map(type, value)) else ()
+    return value if isinstance(value, list) and not _CONTAINERS.isdisjoint(map(type, value)) else ()
 
 
-def refusal(error: ValidationError, data: object) -> BadRequestError:
+def validation_error(error: ValidationError, data: object) -> BadRequestError:
     """Return the error for the innermost fault, where a union came closest to a match, with its parameter.
 
     Among branches of a union at the same place, the one that accepts the type of the value came closest.
     """
     if not isinstance(data, Mapping):
         return BadRequestError("The body must be a JSON object.", code="invalid_value")
-    errors = error.errors(include_url=False, include_input=False)[:_ERRORS_READ]
-    found = [(_param(_place(each), data), each) for each in errors]
+    errors = error.errors(include_url=False, include_input=False)[:_MAX_ERRORS]
+    found = [(_param(_location(each), data), each) for each in errors]
     param, first = max(found, key=lambda pair: (len(pair[0] or ""), not pair[1]["type"].endswith("_type")))
     message = first["msg"].removeprefix("Value error, ")
     match first["type"]:
@@ -176,13 +176,13 @@ def refusal(error: ValidationError, data: object) -> BadRequestError:
                 f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
             )
         case "union_tag_invalid":
-            kinds, kind = first["ctx"]["expected_tags"], first["ctx"]["tag"][:_TAG_SHOWN]
+            kinds, kind = first["ctx"]["expected_tags"], first["ctx"]["tag"][:_MAX_TAG]
             message = f"Input should be one of {kinds}, not '{kind}'"
     where = f" for '{param}'" if param else ""
     return BadRequestError(f"Invalid value{where}: {message}.", param=param, code="invalid_value")
 
 
-def _place(error: ErrorDetails) -> tuple[int | str, ...]:
+def _location(error: ErrorDetails) -> tuple[int | str, ...]:
     """Return the location of an error. For an object of unknown type, this is its discriminator field."""
     if error["type"] in {"union_tag_invalid", "union_tag_not_found"}:
         return (*error["loc"], error["ctx"]["discriminator"].strip("'"))

@@ -10,7 +10,7 @@ _SCOPE = "tercet.request_id"
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
-def identify(scope: Scope, headers: Headers) -> str:
+def assign_request_id(scope: Scope, headers: Headers) -> str:
     """Return the client's own request id, or a new one, and store it in the scope."""
     own = headers.get("x-request-id", "")
     scope[_SCOPE] = own if _ID.fullmatch(own) else new_request_id()
@@ -22,6 +22,6 @@ def new_request_id() -> str:
 
 
 def request_id_of(scope: Scope) -> str:
-    """Return the id that `identify` stored."""
+    """Return the id that `assign_request_id` stored."""
     request_id: str = scope[_SCOPE]
     return request_id

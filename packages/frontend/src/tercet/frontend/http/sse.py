@@ -18,31 +18,31 @@ WRITE = "tercet.write"
 """Key of the scope for the server's own `Write`, which bypasses all middleware."""
 
 
-class ClientGoneError(Exception):
+class ClientDisconnectedError(Exception):
     """The client has closed its connection, so there is nowhere to send a response."""
 
 
-async def _gone(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
-async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
+async def cancel_on_disconnect(request: Request, work: Awaitable[_T]) -> _T:
     """Return the result of `work`, which is cancelled if the client disconnects. Read the body before.
 
-    Raises ClientGoneError.
+    Raises ClientDisconnectedError.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_gone(request.receive))
+    disconnected = asyncio.ensure_future(_disconnected(request.receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGoneError
+        raise ClientDisconnectedError
     finally:
-        for each in (task, gone):
+        for each in (task, disconnected):
             each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        await asyncio.gather(task, disconnected, return_exceptions=True)
 
 
 def event(data: bytes) -> bytes:
@@ -54,7 +54,7 @@ def named_event(name: str, data: bytes) -> bytes:
     return b"event: %b\ndata: %b\n\n" % (name.encode(), data)
 
 
-def _never(_: bytes) -> bool:
+def _write_nothing(_: bytes) -> bool:
     """Write nothing: the default `Write` for a server without one."""
     return False
 
@@ -77,17 +77,17 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the body ends or the client disconnects."""
-        sending = asyncio.ensure_future(self._send(send, scope.get(WRITE, _never)))
-        gone = asyncio.ensure_future(_gone(receive))
+        sending = asyncio.ensure_future(self._send(send, scope.get(WRITE, _write_nothing)))
+        disconnected = asyncio.ensure_future(_disconnected(receive))
         try:
-            await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, disconnected}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
                 sending.result()
         finally:
             self._on_close()
-            for each in (sending, gone):
+            for each in (sending, disconnected):
                 each.cancel()
-            await asyncio.gather(sending, gone, return_exceptions=True)
+            await asyncio.gather(sending, disconnected, return_exceptions=True)
 
     async def _send(self, send: Send, write: Write) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -14,9 +14,9 @@ from starlette.datastructures import Headers
 from tercet.frontend.config.validation import ANY
 from tercet.frontend.errors import ForbiddenError
 
-_NOBODYS = (".localhost", ".internal")
+_UNREGISTRABLE = (".localhost", ".internal")
 """Suffixes of names that cannot be registered, and that a container may use for its host."""
-_SHOWN = 64
+_MAX_SHOWN = 64
 
 
 class AllowedHosts:
@@ -37,7 +37,7 @@ class AllowedHosts:
             return
         raise ForbiddenError(
             "This server asks for no key and is for this machine alone, so it answers by its address or as localhost, "
-            f"not as {name[:_SHOWN]!r}. Start it with --api-key, or with the page's origin as --allowed-origin.",
+            f"not as {name[:_MAX_SHOWN]!r}. Start it with --api-key, or with the page's origin as --allowed-origin.",
             code="unknown_host",
         )
 
@@ -51,7 +51,7 @@ def _name(host: str) -> str:
 def _is_safe(name: str) -> bool:
     if "." not in name and ":" not in name:  # a name of this machine or its network, from which no page is served
         return True
-    if name.endswith(_NOBODYS):
+    if name.endswith(_UNREGISTRABLE):
         return True
     try:
         ipaddress.ip_address(name)

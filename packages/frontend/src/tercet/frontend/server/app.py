@@ -20,10 +20,10 @@ from tercet.frontend.errors import (
     ServerError,
 )
 from tercet.frontend.http.auth import Keys
-from tercet.frontend.http.backpressure import room_for_answers
+from tercet.frontend.http.backpressure import response_budget
 from tercet.frontend.http.loop_turns import LoopTurns
 from tercet.frontend.http.memory_budget import MemoryBudget
-from tercet.frontend.http.sse import ClientGoneError
+from tercet.frontend.http.sse import ClientDisconnectedError
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.server.allowed_hosts import AllowedHosts
 from tercet.frontend.server.middleware import METRICS, OPEN_ROUTES, ROUTE, RequestMiddleware, error_response
@@ -32,7 +32,7 @@ from tercet.frontend.server.stores import Stores
 
 logger = logging.getLogger(__name__)
 
-_SHOWN_TO_PAGES = ("x-request-id", "request-id", "retry-after")
+_EXPOSED_HEADERS = ("x-request-id", "request-id", "retry-after")
 """Response headers that pages of another origin may read, in addition to the CORS-safelisted ones."""
 
 
@@ -63,15 +63,15 @@ def build_app(
         redirect_slashes=False,
     )
     for method, path, endpoint in routes(manager, config, serving, stores):
-        app.add_route(path, _named(path, endpoint), methods=[method])
+        app.add_route(path, _with_route(path, endpoint), methods=[method])
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(ClientGoneError, _on_client_gone)
+    app.add_exception_handler(ClientDisconnectedError, _on_client_gone)
     app.add_exception_handler(StoreError, _on_store_error)
-    app.add_exception_handler(Exception, _on_failure)
+    app.add_exception_handler(Exception, _on_exception)
     open_routes = OPEN_ROUTES | ({METRICS} if config.open_metrics else set())
     api_keys = config.api_keys()
-    app.state.body_room = MemoryBudget(config.max_body_bytes)
+    app.state.body_budget = MemoryBudget(config.max_body_bytes)
     app.state.loop_turns = LoopTurns()
     hosts = AllowedHosts(config.allowed_origin) if local and not api_keys else None
     guarded = RequestMiddleware(
@@ -80,25 +80,25 @@ def build_app(
         lambda: manager.draining,
         manager.counters.exchanges,
         open_routes,
-        room_for_answers(config.max_body_bytes),
+        response_budget(config.max_body_bytes),
         hosts,
     )
     if not config.allowed_origin:
         return guarded
     # Browsers send a preflight request without a key. It must be answered before keys are checked.
     return CORSMiddleware(
-        guarded, config.allowed_origin, allow_methods=["*"], allow_headers=["*"], expose_headers=_SHOWN_TO_PAGES
+        guarded, config.allowed_origin, allow_methods=["*"], allow_headers=["*"], expose_headers=_EXPOSED_HEADERS
     )
 
 
-def _named(path: str, endpoint: Endpoint) -> Endpoint:
+def _with_route(path: str, endpoint: Endpoint) -> Endpoint:
     """Return the endpoint, wrapped to store its route in the scope for `RequestMiddleware`."""
 
-    async def answer(request: Request) -> Response:
+    async def respond(request: Request) -> Response:
         request.scope[ROUTE] = path
         return await endpoint(request)
 
-    return answer
+    return respond
 
 
 async def _on_api_error(request: Request, error: Exception) -> Response:
@@ -106,7 +106,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope)
 
 
-async def _on_failure(request: Request, error: Exception) -> Response:  # noqa: ARG001
+async def _on_exception(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """Answer an unexpected exception, which `RequestMiddleware` logs, without its details."""
     return error_response(ServerError("The server failed this request."), request.scope)
 

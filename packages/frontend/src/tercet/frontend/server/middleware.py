@@ -12,12 +12,12 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
-from tercet.frontend.http.auth import Caller, Keys, remember, shows_key
+from tercet.frontend.http.auth import Caller, Keys, has_key, set_caller
 from tercet.frontend.http.backpressure import BackpressuredSend
-from tercet.frontend.http.error_format import anthropic_error, asks_anthropic
-from tercet.frontend.http.memory_budget import MemoryBudget, until_request_ends
-from tercet.frontend.http.request_id import identify, request_id_of
-from tercet.frontend.http.sse import ClientGoneError
+from tercet.frontend.http.error_format import anthropic_error, uses_anthropic_format
+from tercet.frontend.http.memory_budget import MemoryBudget, hold_reservations
+from tercet.frontend.http.request_id import assign_request_id, request_id_of
+from tercet.frontend.http.sse import ClientDisconnectedError
 from tercet.frontend.manager.counters import Exchange
 from tercet.frontend.server.allowed_hosts import AllowedHosts
 
@@ -35,25 +35,25 @@ _WRONG_KEY = "Incorrect API key provided."
 class RequestMiddleware:
     """ASGI middleware around the whole application. Counts responses in `exchanges`.
 
-    Without `hosts` any Host header is accepted. Unread responses use the memory budget `answers`.
+    Without `hosts` any Host header is accepted. Unread responses count against `budget`.
     """
 
     def __init__(
         self,
         app: ASGIApp,
         keys: Keys,
-        leaving: Callable[[], bool],
+        is_draining: Callable[[], bool],
         exchanges: Counter[Exchange],
         open_routes: frozenset[str],
-        answers: MemoryBudget,
+        budget: MemoryBudget,
         hosts: AllowedHosts | None = None,
     ) -> None:
         self.app = app
         self._keys = keys
-        self._leaving = leaving
+        self._is_draining = is_draining
         self._exchanges = exchanges
         self._open_routes = open_routes
-        self._answers = answers
+        self._budget = budget
         self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,7 +64,7 @@ class RequestMiddleware:
             await send({"type": "websocket.close", "code": 1008})
             return
         headers = Headers(scope=scope)
-        request_id = identify(scope, headers)
+        request_id = assign_request_id(scope, headers)
         started = ended = False
 
         async def send_with_id(message: Message) -> None:
@@ -72,20 +72,20 @@ class RequestMiddleware:
             if message["type"] == "http.response.start":
                 started = True
                 self._exchanges[_exchange(scope, message["status"])] += 1
-                answer = MutableHeaders(scope=message)
-                answer["x-request-id"] = request_id
-                if asks_anthropic(scope):
-                    answer["request-id"] = request_id
-                if self._leaving():
-                    answer["connection"] = "close"
+                response_headers = MutableHeaders(scope=message)
+                response_headers["x-request-id"] = request_id
+                if uses_anthropic_format(scope):
+                    response_headers["request-id"] = request_id
+                if self._is_draining():
+                    response_headers["connection"] = "close"
             elif message["type"] == "http.response.body":
                 ended = not message.get("more_body", False)
             await send(message)
 
         try:
-            with until_request_ends():
-                await self._answer(self._admit(scope, headers), scope, receive, send_with_id)
-        except ClientGoneError:
+            with hold_reservations():
+                await self._respond(self._admit(scope, headers), scope, receive, send_with_id)
+        except ClientDisconnectedError:
             return
         except ApiError as error:
             await error_response(error, scope)(scope, receive, send_with_id)
@@ -97,28 +97,28 @@ class RequestMiddleware:
             elif not ended:
                 raise
 
-    async def _answer(self, visitor: Caller | None, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self, caller: Caller | None, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the application answer with backpressure. Raises UnavailableError if too many responses are unread."""
-        with self._answers.space(visitor.owner if visitor is not None else "") as space:
-            paced = BackpressuredSend(send, space)
-            await self.app(scope, receive, paced)
-        if paced.refusal is not None:
-            raise paced.refusal
+        with self._budget.reserve(caller.owner if caller is not None else "") as reservation:
+            backpressured = BackpressuredSend(send, reservation)
+            await self.app(scope, receive, backpressured)
+        if backpressured.refusal is not None:
+            raise backpressured.refusal
 
     def _admit(self, scope: Scope, headers: Headers) -> Caller | None:
         """Return the caller of an admitted request, None for a caller without a key on an open route.
 
         Raises ApiError.
         """
-        visitor = self._keys.visitor(headers)
+        caller = self._keys.authenticate(headers)
         if scope["path"] not in self._open_routes:
-            if visitor is None:
-                raise UnauthorizedError(_WRONG_KEY if shows_key(headers) else _NO_KEY)
+            if caller is None:
+                raise UnauthorizedError(_WRONG_KEY if has_key(headers) else _NO_KEY)
             if self._hosts is not None:
                 self._hosts.check(headers)
-        if visitor is not None:
-            remember(scope, visitor)
-        return visitor
+        if caller is not None:
+            set_caller(scope, caller)
+        return caller
 
 
 def _exchange(scope: Scope, status: int) -> Exchange:
@@ -132,5 +132,5 @@ def _exchange(scope: Scope, status: int) -> Exchange:
 
 def error_response(error: ApiError, scope: Scope) -> Response:
     """Return the response for an error, in the format of the client's API."""
-    body = anthropic_error(error, request_id_of(scope)) if asks_anthropic(scope) else error.body()
+    body = anthropic_error(error, request_id_of(scope)) if uses_anthropic_format(scope) else error.body()
     return Response(body, error.status, error.headers(), media_type="application/json")

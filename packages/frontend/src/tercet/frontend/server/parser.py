@@ -6,27 +6,27 @@ from typing import Any
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 
-class OneProtocolParser:
+class NoUpgradeParser:
     """Wrapper of httptools' parser that treats `Upgrade` like any other header (RFC 9110, 7.8).
 
     httptools ends a request at the offer, so that the body, which may come from another client, would be
     parsed as the next request. Here a second parser that has not seen the offer continues with the body. `protocol`
-    gets httptools' callbacks, some twice for a head with an offer: it ignores those that come while `resumes` is set,
-    and the end of a message while `offers` is true. Invalid HTTP calls `on_nonsense`.
+    gets httptools' callbacks, some twice for a head with an offer: it ignores those that come while `resuming` is set,
+    and the end of a message while `offers_upgrade` is true. Invalid HTTP calls `on_invalid_http`.
     """
 
     def __init__(self, protocol: Any) -> None:
         self._protocol = protocol
         self._parser = _parser(protocol)
-        self.resumes = False
+        self.resuming = False
 
     @property
-    def offers(self) -> bool:
+    def offers_upgrade(self) -> bool:
         """Return whether the head that just ended offers another protocol, and its body is still to come."""
         return bool(self._parser.should_upgrade())
 
     def feed_data(self, data: bytes) -> None:
-        """Feed bytes to the parser. Invalid HTTP calls `on_nonsense` and raises nothing."""
+        """Feed bytes to the parser. Invalid HTTP calls `on_invalid_http` and raises nothing."""
         rest = memoryview(data)
         try:
             while True:
@@ -38,7 +38,7 @@ class OneProtocolParser:
                 else:
                     return
         except HttpParserError:
-            self._protocol.on_nonsense()
+            self._protocol.on_invalid_http()
 
     def get_http_version(self) -> str:
         return str(self._parser.get_http_version())
@@ -55,13 +55,13 @@ class OneProtocolParser:
         return False
 
     def _resume(self) -> None:
-        head = _frame(self._parser, self._protocol.headers)
+        head = _framing_head(self._parser, self._protocol.headers)
         self._parser = _parser(self._protocol)
-        self.resumes = True
+        self.resuming = True
         try:
             self._parser.feed_data(head)
         finally:
-            self.resumes = False
+            self.resuming = False
 
 
 def _parser(protocol: Any) -> HttpRequestParser:
@@ -70,7 +70,7 @@ def _parser(protocol: Any) -> HttpRequestParser:
     return parser
 
 
-def _frame(parser: HttpRequestParser, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def _framing_head(parser: HttpRequestParser, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return a head of the same method and version, with only the headers that frame the body."""
     framing = [b"%b: %b\r\n" % each for each in headers if each[0] in {b"content-length", b"transfer-encoding"}]
     version = str(parser.get_http_version()).encode()

@@ -8,15 +8,15 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from tercet.frontend.errors import ApiError, BadRequestError, HeadersTooLongError
 from tercet.frontend.http.request_id import new_request_id
 from tercet.frontend.http.sse import WRITE, Write
-from tercet.frontend.server.connection_limit import Connections
-from tercet.frontend.server.parser import OneProtocolParser
+from tercet.frontend.server.connection_limit import ConnectionLimiter
+from tercet.frontend.server.parser import NoUpgradeParser
 from tercet.protocol.logging import RateLimitedLogger
 
 logger = logging.getLogger(__name__)
 
 _HEAD_SECONDS = 30.0
 """Seconds in which the head of each request must arrive."""
-_COMPLAINT_SECONDS = 6.0
+_LOG_SECONDS = 6.0
 """Seconds between log lines about invalid HTTP, which any client can cause."""
 _READ_SECONDS = 60.0
 """Seconds in which a client must read some of its pending response, else it counts as gone."""
@@ -26,7 +26,7 @@ too."""
 _FREE_PIECES = 1024
 _PIECE_BYTES = 64
 """A body may arrive in `_FREE_PIECES` pieces of any size; further pieces must have this many bytes on average."""
-_MOST_PIPELINED = 32
+_MAX_PIPELINED = 32
 """Requests that a client may send on one connection before the first is answered."""
 _TOO_LONG = "The headers of the request are too long."
 
@@ -37,11 +37,11 @@ class BoundedProtocol(HttpToolsProtocol):
     Closes connections whose request heads are too long or too slow, and those whose clients do not read.
     """
 
-    crowd: Connections
+    limiter: ConnectionLimiter
     """The open connections of the server."""
     head_limit = 0
     """Maximum bytes of a head with its trailers, and of consecutive framing bytes around a body."""
-    complaints: RateLimitedLogger
+    invalid_http_log: RateLimitedLogger
     """Logger for invalid HTTP, shared by all connections."""
     _in_head = False
     _header_bytes = 0
@@ -52,7 +52,7 @@ class BoundedProtocol(HttpToolsProtocol):
     _body_bytes = 0
     """Bytes of the body of the current request."""
     _progressed = False
-    _leaves = False
+    _draining = False
     """The server is draining: this connection closes soon after it becomes idle."""
     _deadline: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -60,33 +60,33 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timeout for the first request."""
         super().connection_made(transport)
-        self._reading = OneProtocolParser(self)
+        self._reading = NoUpgradeParser(self)
         self.parser = self._reading  # type: ignore[assignment]
-        self.crowd.opened(self, len(self.connections))
-        self._wait_for_head()
+        self.limiter.on_opened(self, len(self.connections))
+        self._start_head_timeout()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the timeouts."""
-        self._head_came()
-        self._has_read()
-        self.crowd.gone(self)
+        self._cancel_head_timeout()
+        self._cancel_read_timeout()
+        self.limiter.on_closed(self)
         super().connection_lost(exc)
 
     @property
-    def engaged(self) -> bool:
+    def active(self) -> bool:
         """Return whether a request runs or arrives here, or may follow because the last response allowed it."""
-        return self._answering or self._in_head or (self._leaves and self.timeout_keep_alive_task is not None)
+        return self._responding or self._in_head or (self._draining and self.timeout_keep_alive_task is not None)
 
-    def leave(self, last_call: int) -> None:
+    def start_draining(self, last_call: int) -> None:
         """Close `last_call` seconds after the current response, if there is one, unless another request arrives.
 
         The head of that response has announced keep-alive, and clients send the next request right after its end.
         """
-        if self._answering:
-            self._leaves, self.timeout_keep_alive = True, last_call
+        if self._responding:
+            self._draining, self.timeout_keep_alive = True, last_call
 
     @property
-    def _answering(self) -> bool:
+    def _responding(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
     def data_received(self, data: bytes) -> None:
@@ -99,24 +99,24 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._idle_bytes > self.head_limit:
             self._refuse(HeadersTooLongError(_TOO_LONG))
             return
-        if self._deadline is None and not self._answering and self.timeout_keep_alive_task is None:
-            self._wait_for_head()  # these bytes cancelled uvicorn's keep-alive timeout, but completed no head
+        if self._deadline is None and not self._responding and self.timeout_keep_alive_task is None:
+            self._start_head_timeout()  # these bytes cancelled uvicorn's keep-alive timeout, but completed no head
 
     def on_message_begin(self) -> None:
         """Reset the counters for a new request."""
-        if self._reading.resumes:
+        if self._reading.resuming:
             return
         self._header_bytes, self._idle_bytes, self._in_head = 0, 0, True
         self._body_pieces = self._body_bytes = 0
         super().on_message_begin()
 
     def on_url(self, url: bytes) -> None:
-        if not self._reading.resumes:
+        if not self._reading.resuming:
             super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Take a header, or a trailer, which is ignored. Raises ValueError for a head that is too long."""
-        if self._reading.resumes:
+        if self._reading.resuming:
             return
         self._header_bytes += len(name) + len(value) + _HEADER_COST
         self._check_length()
@@ -125,14 +125,14 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Start the request whose head is complete. Raises ValueError for too many pipelined requests."""
-        if self._reading.resumes:
+        if self._reading.resuming:
             return
         self._progressed, self._in_head = True, False
-        self._head_came()
+        self._cancel_head_timeout()
         self._check_length()
         super().on_headers_complete()
-        if len(self.pipeline) > _MOST_PIPELINED:
-            self._hang_up()
+        if len(self.pipeline) > _MAX_PIPELINED:
+            self._close_gracefully()
             raise ValueError("too many pipelined requests")
         if self.cycle is not None:
             self.scope[WRITE] = _writer(self.cycle)  # type: ignore[literal-required]
@@ -150,75 +150,77 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """Mark the connection as busy once the request is complete."""
-        if self._reading.offers:
+        if self._reading.offers_upgrade:
             return
         self._progressed = True
-        if self._answering:
-            self.crowd.works(self)
+        if self._responding:
+            self.limiter.mark_busy(self)
         super().on_message_complete()
 
     def pause_writing(self) -> None:
         """Start the timeout for a client that reads too slowly."""
         super().pause_writing()
-        self._await_reader()
+        self._start_read_timeout()
 
     def resume_writing(self) -> None:
         """Stop the timeout: the client has read all but a buffer."""
-        self._has_read()
+        self._cancel_read_timeout()
         if self.transport.is_closing():
-            self._await_reader()
+            self._start_read_timeout()
         super().resume_writing()
 
     def on_response_complete(self) -> None:
         """Mark the connection as idle after a response, unless another request is pending."""
         super().on_response_complete()
-        if not self._answering or self._awaits_body:
-            self.crowd.waits(self)
+        if not self._responding or self._awaits_body:
+            self.limiter.mark_idle(self)
         if self.transport.is_closing():
-            self._await_reader()
+            self._start_read_timeout()
 
     def timeout_keep_alive_handler(self) -> None:
         """Close the connection: no further request has come in time."""
-        self._hang_up()
+        self._close_gracefully()
 
-    def on_nonsense(self) -> None:
+    def on_invalid_http(self) -> None:
         """Answer invalid HTTP with an error in the API's format, unless a response has been started."""
-        self.complaints.say("invalid HTTP request received", self.loop.time())
+        self.invalid_http_log.say("invalid HTTP request received", self.loop.time())
         if not self.transport.is_closing():
             self._refuse(BadRequestError("Invalid HTTP request received."))
 
-    def _wait_for_head(self) -> None:
-        self._deadline = self.loop.call_later(_HEAD_SECONDS, self._hang_up)
+    def _start_head_timeout(self) -> None:
+        self._deadline = self.loop.call_later(_HEAD_SECONDS, self._close_gracefully)
 
-    def _head_came(self) -> None:
+    def _cancel_head_timeout(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
 
-    def _await_reader(self) -> None:
+    def _start_read_timeout(self) -> None:
         """Check again later whether the client has read anything.
 
         Nothing is written meanwhile, so the buffer shrinks unless the client has stopped reading.
         """
         if self._unread is None:
-            self._unread = self.loop.call_later(_READ_SECONDS, self._look, self.transport.get_write_buffer_size())
+            self._unread = self.loop.call_later(
+                _READ_SECONDS, self._check_reader, self.transport.get_write_buffer_size()
+            )
 
-    def _has_read(self) -> None:
+    def _cancel_read_timeout(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
 
-    def _look(self, before: int) -> None:
+    def _check_reader(self, before: int) -> None:
         self._unread = None
         if self.transport.get_write_buffer_size() < before:
-            self._await_reader()
+            self._start_read_timeout()
         else:
             self.transport.abort()
 
-    def _hang_up(self) -> None:
+    def _close_gracefully(self) -> None:
         """Close the connection once the client has read the pending bytes."""
         self.transport.close()
-        self._await_reader()
+        self._start_read_timeout()
 
     def _check_length(self) -> None:
         """Raise ValueError, which ends parsing, if the head is too long."""
@@ -228,7 +230,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Close the connection, and send the error if it cannot be mistaken for part of another response."""
-        if not self._answering or self._awaits_body:
+        if not self._responding or self._awaits_body:
             body = error.body()
             headers = [
                 *self.server_state.default_headers,
@@ -237,9 +239,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 (b"x-request-id", new_request_id().encode()),
                 (b"connection", b"close"),
             ]
-            told = b"".join(b"%b: %b\r\n" % header for header in headers)
-            self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], told, body))
-        self._hang_up()
+            lines = b"".join(b"%b: %b\r\n" % header for header in headers)
+            self.transport.write(b"%b%b\r\n%b" % (STATUS_LINE[error.status], lines, body))
+        self._close_gracefully()
 
     @property
     def _awaits_body(self) -> bool:
@@ -247,10 +249,14 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
 
 
-def bounded_by(limit: int, crowd: Connections) -> type[BoundedProtocol]:
+def bounded_protocol(limit: int, limiter: ConnectionLimiter) -> type[BoundedProtocol]:
     """Return the protocol class of one server, with `limit` as its `head_limit`."""
-    complaints = RateLimitedLogger(logger, _COMPLAINT_SECONDS)
-    return type("BoundedProtocol", (BoundedProtocol,), {"head_limit": limit, "crowd": crowd, "complaints": complaints})
+    invalid_http_log = RateLimitedLogger(logger, _LOG_SECONDS)
+    return type(
+        "BoundedProtocol",
+        (BoundedProtocol,),
+        {"head_limit": limit, "limiter": limiter, "invalid_http_log": invalid_http_log},
+    )
 
 
 def _writer(cycle: RequestResponseCycle) -> Write:

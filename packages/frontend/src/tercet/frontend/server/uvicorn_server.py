@@ -11,23 +11,23 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from tercet.frontend.config.config import HttpConfig
-from tercet.frontend.server.connection_limit import Connections, room_for_connections
+from tercet.frontend.server.connection_limit import ConnectionLimiter, max_connections
 from tercet.frontend.server.listener import BACKLOG
-from tercet.frontend.server.protocol import BoundedProtocol, bounded_by
+from tercet.frontend.server.protocol import BoundedProtocol, bounded_protocol
 
 _TICK = 1.0
 """Seconds between ticks, which update the date header."""
 _DRAIN_TICK = 0.1
 """Seconds between ticks while draining."""
-_LAST_CALL = 1
+_LAST_CALL_SECONDS = 1
 """Seconds that a draining server leaves for requests on their way, from clients that have just connected or have
 just read a response."""
-_AT_ONCE = 32
+_ACCEPT_BATCH = 32
 """Connections accepted in one turn of the loop. Several such batches are open before the first surplus connection is
-closed, so they must fit into the reserve of `room_for_connections`."""
+closed, so they must fit into the reserve of `max_connections`."""
 
 
-class Serving(Protocol):
+class Drainable(Protocol):
     """The request handler of a server, as far as draining needs it."""
 
     @property
@@ -50,7 +50,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http=bounded_by(config.max_header_bytes, Connections(room_for_connections())),
+                http=bounded_protocol(config.max_header_bytes, ConnectionLimiter(max_connections())),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -58,7 +58,7 @@ class HttpServer(uvicorn.Server):
                 access_log=config.access_log,
                 proxy_headers=False,
                 server_header=False,
-                backlog=_AT_ONCE,
+                backlog=_ACCEPT_BATCH,
                 timeout_keep_alive=config.keep_alive,
                 timeout_graceful_shutdown=config.shutdown_grace,
             )
@@ -68,32 +68,34 @@ class HttpServer(uvicorn.Server):
         self._on_started = on_started
         self._stopping = asyncio.Event()
         self._grace = config.shutdown_grace
-        self._drained: _Drained | None = None
+        self._drain_state: _DrainState | None = None
 
-    async def run_until_told(self) -> None:
+    async def serve_until_stopped(self) -> None:
         """Serve until `stop`. Then accept no new requests, and let running ones finish."""
         await self.serve(sockets=[self._listener])
 
-    def drain(self, serving: Serving) -> None:
-        """End `run_until_told` once no request runs; after the grace period, or on a second call, end running requests.
+    def drain(self, drainable: Drainable) -> None:
+        """End `serve_until_stopped` once no request runs.
+
+        After the grace period, or on a second call, running requests are ended.
 
         On a shared socket, new connections go to the other processes. Requests on accepted connections are still
         served, because no other process can. An unshared socket keeps listening, so that /health can answer; new
         requests are refused after the last call.
         """
         now = asyncio.get_running_loop().time()
-        grace = self._grace if self._drained is None else 0
-        self._drained = _Drained(serving, now + _DRAIN_TICK, now + min(_LAST_CALL, grace), now + grace)
-        serving.drain(math.inf if self._shares_socket else _LAST_CALL)
+        grace = self._grace if self._drain_state is None else 0
+        self._drain_state = _DrainState(drainable, now + _DRAIN_TICK, now + min(_LAST_CALL_SECONDS, grace), now + grace)
+        drainable.drain(math.inf if self._shares_socket else _LAST_CALL_SECONDS)
         if self._shares_socket:
             for server in getattr(self, "servers", ()):  # absent before start-up
                 server.close()
         for connection in self._connections():
-            connection.leave(min(_LAST_CALL, grace))
+            connection.start_draining(min(_LAST_CALL_SECONDS, grace))
         self._stopping.set()
 
     def stop(self) -> None:
-        """End `run_until_told`; on a second call without waiting for running requests."""
+        """End `serve_until_stopped`; on a second call without waiting for running requests."""
         self.force_exit = self.should_exit
         self.should_exit = True
         self._stopping.set()
@@ -102,26 +104,26 @@ class HttpServer(uvicorn.Server):
         """Run uvicorn's main loop with slower ticks, woken at once by `stop` and `drain`."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), _DRAIN_TICK if self._drained else _TICK)
+                await asyncio.wait_for(self._stopping.wait(), _DRAIN_TICK if self._drain_state else _TICK)
             self._stopping.clear()
-            if self._drained is not None:
-                self._look_after(self._drained)
+            if self._drain_state is not None:
+                self._check_drain(self._drain_state)
 
-    def _look_after(self, drained: "_Drained") -> None:
+    def _check_drain(self, state: "_DrainState") -> None:
         now = asyncio.get_running_loop().time()
-        left = drained.deadline - now
-        if left <= 0:
-            drained.serving.give_up()
-        if left <= 0 or self._is_done(drained, now):
-            self.config.timeout_graceful_shutdown = max(1, int(left))
+        remaining = state.deadline - now
+        if remaining <= 0:
+            state.drainable.give_up()
+        if remaining <= 0 or self._is_drained(state, now):
+            self.config.timeout_graceful_shutdown = max(1, int(remaining))
             self.should_exit = True
 
-    def _is_done(self, drained: "_Drained", now: float) -> bool:
+    def _is_drained(self, state: "_DrainState", now: float) -> bool:
         """Return whether no request runs and no connection may still bring one."""
-        if drained.serving.running or now < drained.earliest:
+        if state.drainable.running or now < state.earliest:
             return False
         connections = self._connections()
-        return not connections or (now >= drained.last_call and not any(each.engaged for each in connections))
+        return not connections or (now >= state.last_call and not any(each.active for each in connections))
 
     def _connections(self) -> list[BoundedProtocol]:
         return list(self.server_state.connections)  # type: ignore[arg-type]
@@ -142,10 +144,10 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-class _Drained(NamedTuple):
+class _DrainState(NamedTuple):
     """Deadlines of a draining server, in loop time."""
 
-    serving: Serving
+    drainable: Drainable
     earliest: float
     """Time from which connections that were being accepted are registered."""
     last_call: float

@@ -90,7 +90,7 @@ async def serving(
         manager.start()
         if stores is not None:
             stores.start()
-        running = asyncio.create_task(server.run_until_told())
+        running = asyncio.create_task(server.serve_until_stopped())
         running.add_done_callback(lambda _: ended.set())
         await started.wait()
         try:

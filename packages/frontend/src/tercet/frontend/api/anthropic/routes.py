@@ -20,7 +20,7 @@ from tercet.frontend.errors import ApiError, BadRequestError, ServerError
 from tercet.frontend.http.error_format import anthropic_error
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.request_id import request_id_of
-from tercet.frontend.http.sse import EventStream, named_event, unless_gone
+from tercet.frontend.http.sse import EventStream, cancel_on_disconnect, named_event
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.request import ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -56,17 +56,17 @@ class AnthropicServingMessages:
         plan = await self._planner.plan(turn, model)
         told = body.thinking is None or body.thinking.display != "omitted"
         rid = self._manager.new_id()
-        writer = MessageWriter(f"msg_{rid}", body.model, tell_thoughts=told)
-        generation = await unless_gone(request, self._manager.submit([plan.request], rid))
+        writer = MessageWriter(f"msg_{rid}", body.model, include_thinking=told)
+        generation = await cancel_on_disconnect(request, self._manager.submit([plan.request], rid))
         changes = _changes(plan, writer, generation)
         if not body.stream:
             generation.notify_on_finish_only()
         try:
-            first = await unless_gone(request, anext(changes))
+            first = await cancel_on_disconnect(request, anext(changes))
             if body.stream:
                 events = _events(first, changes, request_id_of(request.scope))
                 return EventStream(events, on_close=lambda: self._manager.release(generation))
-            await unless_gone(request, _exhaust(changes))
+            await cancel_on_disconnect(request, _exhaust(changes))
         except BaseException:
             self._manager.release(generation)
             raise

@@ -87,7 +87,7 @@ class Tool(Strict):
     defer_loading: bool | None = None
 
     @model_validator(mode="after")
-    def _can_be_called_at_once(self) -> "Tool":
+    def _refuse_unsupported_calling(self) -> "Tool":
         refuse("tools.allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
         refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
         return self
@@ -101,7 +101,7 @@ class ToolChoice(Strict):
     disable_parallel_tool_use: bool | None = None
 
     @model_validator(mode="after")
-    def _names_what_it_wants(self) -> "ToolChoice":
+    def _check_tool_name(self) -> "ToolChoice":
         if (self.type == "tool") != (self.name is not None):
             raise ValueError("'name' belongs to a choice of type 'tool', and only there")
         return self
@@ -115,7 +115,7 @@ class Thinking(Strict):
     display: Literal["summarized", "omitted"] | None = None
 
     @model_validator(mode="after")
-    def _has_a_budget_if_it_needs_one(self) -> "Thinking":
+    def _check_budget(self) -> "Thinking":
         if (self.type == "enabled") != (self.budget_tokens is not None):
             raise ValueError("'budget_tokens' belongs to 'enabled' thinking, and only there")
         return self
@@ -170,7 +170,7 @@ class Prompted(Strict):
 
     @field_validator("messages", mode="before")
     @classmethod
-    def _blocks_are_known(cls, messages: object) -> object:
+    def _check_block_types(cls, messages: object) -> object:
         for place, message in enumerate(messages if isinstance(messages, list) else ()):
             if isinstance(message, dict):
                 _refuse_unread_blocks(message.get("content"), f"messages.{place}.content", _BLOCKS)
@@ -178,13 +178,13 @@ class Prompted(Strict):
 
     @field_validator("system", mode="before")
     @classmethod
-    def _instructions_are_text(cls, system: object) -> object:
+    def _check_system_is_text(cls, system: object) -> object:
         _refuse_unread_blocks(system, "system", {"text"})
         return system
 
     @field_validator("tools", mode="before")
     @classmethod
-    def _tools_are_the_clients(cls, tools: object) -> object:
+    def _check_tool_types(cls, tools: object) -> object:
         for place, tool in enumerate(tools if isinstance(tools, list) else ()):
             kind = tool.get("type") if isinstance(tool, dict) else None
             if isinstance(kind, str) and kind != "custom":
@@ -192,7 +192,7 @@ class Prompted(Strict):
         return tools
 
 
-def _keeps_everything(management: object) -> bool:
+def _keeps_whole_context(management: object) -> bool:
     """Return whether the context management keeps the whole context."""
     edits = (management.get("edits") or []) if isinstance(management, dict) else management
     return isinstance(edits, list) and all(
@@ -221,11 +221,11 @@ class CreateMessage(Prompted):
     mcp_servers: Any = None
 
     @model_validator(mode="after")
-    def _only_what_is_honoured(self) -> "CreateMessage":
+    def _refuse_unsupported_fields(self) -> "CreateMessage":
         for name in ("container", "diagnostics", "mcp_servers"):
             value = getattr(self, name)
             refuse(name, value, harmless=not value)
-        refuse("context_management", self.context_management, harmless=_keeps_everything(self.context_management))
+        refuse("context_management", self.context_management, harmless=_keeps_whole_context(self.context_management))
         if self.thinking and self.thinking.budget_tokens and self.thinking.budget_tokens >= self.max_tokens:
             raise BadRequestError(
                 "'max_tokens' must be greater than 'thinking.budget_tokens'.", param="thinking.budget_tokens"

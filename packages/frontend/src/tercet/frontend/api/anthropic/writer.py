@@ -25,7 +25,7 @@ Change = dict[str, Any]
 class MessageWriter:
     """Writer of one message. `body` is the message object, kept up to date."""
 
-    def __init__(self, message: str, model: str, *, tell_thoughts: bool = True) -> None:
+    def __init__(self, message: str, model: str, *, include_thinking: bool = True) -> None:
         self.body: dict[str, Any] = {
             "id": message,
             "type": "message",
@@ -36,7 +36,7 @@ class MessageWriter:
             "stop_sequence": None,
             "usage": None,
         }
-        self._tell_thoughts = tell_thoughts
+        self._tell_thoughts = include_thinking
         self._open = ""
         """Type of the open block; empty if none is open."""
         self._texts: list[str] = []

@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.api.generation_response import Form, answer
+from tercet.frontend.api.generation_response import ResponseWriter, respond
 from tercet.frontend.api.openai.chat_messages import message_of
 from tercet.frontend.api.openai.chat_schema import ChatRequest, chat_request
 from tercet.frontend.api.openai.chat_writer import ChatWriter
@@ -34,19 +34,19 @@ class OpenAIServingChat:
         """Generate chat completions."""
         body = await read_model(request, self._schema, self._body_limit)
         model = await self._manager.adapters.model(body.model)
-        plan = await self._planner.plan(to_turn(body, model), model)
+        plan = await self._planner.plan(to_chat_options(body, model), model)
         rid = self._manager.new_id()
-        form: Form = ChatWriter(rid, body, model)
+        writer: ResponseWriter = ChatWriter(rid, body, model)
         if plan.reads:
-            form = ParsedChatWriter(rid, body, model, plan, self._planner.reasoning_field)
-        return await answer(request, self._manager, [plan.request], form, stream=bool(body.stream), rid=rid)
+            writer = ParsedChatWriter(rid, body, model, plan, self._planner.reasoning_field)
+        return await respond(request, self._manager, [plan.request], writer, stream=bool(body.stream), rid=rid)
 
 
-def to_turn(body: ChatRequest, model: ServedModel) -> ChatOptions:
+def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
     """Return the chat options of a request. Raises BadRequestError."""
     max_tokens, max_tokens_param = body.output_limit
     continues = bool(body.continue_final_message)
-    asked = body.add_generation_prompt
+    requested = body.add_generation_prompt
     budget, budget_param = _thinking_budget(body)
     effort, effort_param = _effort(body)
     return ChatOptions(
@@ -54,13 +54,13 @@ def to_turn(body: ChatRequest, model: ServedModel) -> ChatOptions:
         sampling=body.sampling(model.files.defaults),
         tools=body.specs(),
         tool_choice=body.choice(),
-        parallel_tool_calls=body.calls_several,
+        parallel_tool_calls=body.allows_parallel_calls,
         constraint=constraint_of(body),
         reasoning_effort=effort,
         thinking=body.thinks,
         thinking_budget=budget,
         template_kwargs=_template_kwargs(body),
-        add_generation_prompt=not continues if asked is None else asked,
+        add_generation_prompt=not continues if requested is None else requested,
         continue_final_message=continues,
         max_tokens=max_tokens,
         seed=body.seed,
@@ -109,7 +109,7 @@ def _logprobs(body: ChatRequest) -> LogprobParams | None:
 def _thinking_budget(body: ChatRequest) -> tuple[int | None, str]:
     """Return the maximum number of reasoning tokens, and the parameter that set it."""
     if body.thinking_token_budget is None:
-        asked = (body.chat_template_kwargs or {}).get("thinking_budget")
-        if isinstance(asked, int) and not isinstance(asked, bool) and asked >= 0:
-            return asked, "chat_template_kwargs.thinking_budget"
+        requested = (body.chat_template_kwargs or {}).get("thinking_budget")
+        if isinstance(requested, int) and not isinstance(requested, bool) and requested >= 0:
+            return requested, "chat_template_kwargs.thinking_budget"
     return body.thinking_token_budget, "thinking_token_budget"

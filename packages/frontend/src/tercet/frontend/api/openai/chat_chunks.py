@@ -113,7 +113,9 @@ class ChatChunks:
             + DONE
         )
 
-    def whole(self, generation: Generation, choices: list[dict[str, Any]], reasoning_tokens: int = 0) -> Steps[bytes]:
+    def full_response(
+        self, generation: Generation, choices: list[dict[str, Any]], reasoning_tokens: int = 0
+    ) -> Steps[bytes]:
         """Return a `chat.completion` object."""
         counts = usage(generation, reasoning_tokens=reasoning_tokens)
         answer = {**self._head, "object": "chat.completion", "choices": choices, "usage": counts}

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse
-from tercet.frontend.api.openai.text_only import refuse_what_is_no_text
+from tercet.frontend.api.openai.text_only import refuse_non_text
 from tercet.frontend.errors import BadRequestError
 
 Text = Annotated[str, Field(max_length=16_777_216)]
@@ -37,7 +37,7 @@ class ChatMessage(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _needs_no_type(cls, message: object) -> object:
+    def _drop_type(cls, message: object) -> object:
         if isinstance(message, dict) and message.get("type", "") in ("text", "message", None):
             return {name: value for name, value in message.items() if name != "type"}
         return message
@@ -113,7 +113,7 @@ class AssistantMessage(ChatMessage):
     provider_specific_fields: Any = Field(None, exclude=True)
 
     @model_validator(mode="after")
-    def _says_something(self) -> "AssistantMessage":
+    def _check_content(self) -> "AssistantMessage":
         refuse("messages.audio", self.audio, harmless=False)
         said = (self.content, self.refusal, self.reasoning_content, self.reasoning)
         if not self.tool_calls and self.function_call is None and all(each is None for each in said):
@@ -143,14 +143,14 @@ Message = Annotated[
 ]
 
 
-def _of_text(messages: object) -> object:
+def _check_text_only(messages: object) -> object:
     for place, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
-            refuse_what_is_no_text(message.get("content"), f"messages[{place}].content")
+            refuse_non_text(message.get("content"), f"messages[{place}].content")
     return messages
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=16_384), BeforeValidator(_of_text)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=16_384), BeforeValidator(_check_text_only)]
 
 
 def with_reasoning(messages: object, name: str) -> object:

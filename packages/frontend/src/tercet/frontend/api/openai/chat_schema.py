@@ -71,11 +71,11 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
 
     @field_validator("messages", mode="before")
     @classmethod
-    def _reasoning_comes_back_as_it_was_told(cls, messages: object) -> object:
+    def _rename_reasoning_field(cls, messages: object) -> object:
         return with_reasoning(messages, cls.reasoning_field)
 
     @model_validator(mode="after")
-    def _only_what_is_honoured(self) -> "ChatRequest":
+    def _refuse_unsupported_fields(self) -> "ChatRequest":
         refuse("modalities", self.modalities, harmless=self.modalities == ["text"])
         refuse("audio", self.audio, harmless=False)
         refuse("moderation", self.moderation, harmless=False)
@@ -87,7 +87,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _effort_is_a_word_of_the_api(cls, kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
+    def _check_template_effort(cls, kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
         if kwargs and kwargs.get("reasoning_effort", "none") not in get_args(Effort):
             param = "chat_template_kwargs.reasoning_effort"
             message = f"Invalid value for '{param}': it must be one of {', '.join(get_args(Effort))}."
@@ -95,7 +95,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
         return kwargs
 
     @model_validator(mode="after")
-    def _fields_agree(self) -> "ChatRequest":
+    def _check_fields(self) -> "ChatRequest":
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequestError("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
         if self.continue_final_message:
@@ -111,7 +111,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
         return self
 
     @model_validator(mode="after")
-    def _ways_to_say_whether_to_think_agree(self) -> "ChatRequest":
+    def _check_thinking_switches(self) -> "ChatRequest":
         if self.enable_thinking not in (None, self.thinks):
             raise BadRequestError("'thinking' and 'enable_thinking' contradict each other.", param="enable_thinking")
         return self

@@ -50,7 +50,7 @@ class ChatWriter:
         """Do nothing: events do not depend on the prompt."""
         return no_steps(state)
 
-    def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
+    def full_response(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
         """Return a `chat.completion` object."""
         rows = []
         for choice in choices:
@@ -65,4 +65,4 @@ class ChatWriter:
                 }
             )
             yield
-        return (yield from self._envelope.whole(generation, rows))
+        return (yield from self._envelope.full_response(generation, rows))

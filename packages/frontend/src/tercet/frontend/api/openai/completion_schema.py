@@ -28,7 +28,7 @@ class CompletionRequest(SamplingFields, StructuredFields):
     add_special_tokens: bool | None = None
 
     @model_validator(mode="after")
-    def _fields_agree(self) -> "CompletionRequest":
+    def _check_fields(self) -> "CompletionRequest":
         if self.best_of and self.best_of < (self.n or 1):
             raise BadRequestError("'best_of' must not be less than 'n'.", param="best_of")
         if self.chooses and self.stream:

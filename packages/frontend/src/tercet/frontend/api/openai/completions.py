@@ -9,7 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.api.generation_response import FinishedChoice, answer
+from tercet.frontend.api.generation_response import FinishedChoice, respond
 from tercet.frontend.api.openai.completion_schema import CompletionRequest
 from tercet.frontend.api.openai.logprobs import (
     COMPLETION_FIELDS,
@@ -50,13 +50,13 @@ class OpenAIServingCompletion:
         """Generate completions."""
         body = await read_model(request, CompletionRequest, self._body_limit)
         model = await self._manager.adapters.model(body.model)
-        work = to_generate(body, model)
+        work = to_generate_requests(body, model)
         rid = self._manager.new_id()
-        form = CompletionWriter(rid, body, model)
-        return await answer(request, self._manager, work, form, stream=bool(body.stream), rid=rid)
+        writer = CompletionWriter(rid, body, model)
+        return await respond(request, self._manager, work, writer, stream=bool(body.stream), rid=rid)
 
 
-def to_generate(body: CompletionRequest, model: ServedModel) -> list[GenerateRequest]:
+def to_generate_requests(body: CompletionRequest, model: ServedModel) -> list[GenerateRequest]:
     """Return one request for each prompt. Raises BadRequestError."""
     request = _without_prompt(body, model)
     if not body.suffix:
@@ -186,7 +186,7 @@ class CompletionWriter:
                 scores = yield from echo_logprobs(names, specials, ids, text, state.prompt_logprobs, self._top)
             self._prompts[state.rid] = _Echo(text, scores)
 
-    def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
+    def full_response(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
         """Return a `text_completion` object."""
         shown = _best(choices, self._n) if self._chooses else choices
         rows = []

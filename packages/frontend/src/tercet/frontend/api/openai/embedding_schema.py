@@ -8,11 +8,11 @@ from tercet.frontend.api.openai.sampling_schema import Name, Strict, TokenId, re
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.model.embedding_request import EmbeddingRequest, Input, PairInput, TextInput, TokenInput
 
-MOST_INPUTS = 2048
+MAX_INPUTS = 2048
 
 Text = Annotated[str, Field(min_length=1, max_length=16_777_216)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1_048_576, fail_fast=True)]
-Batch = Field(min_length=1, max_length=MOST_INPUTS, fail_fast=True)
+Batch = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Texts = Annotated[list[Text], Batch]
 
 
@@ -44,7 +44,7 @@ class _Encoded(Strict):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
 
     @model_validator(mode="after")
-    def _cuts_to_something(self) -> "_Encoded":
+    def _check_truncation(self) -> "_Encoded":
         if self.truncate_prompt_tokens == 0:
             raise BadRequestError("Nothing would be left of the input.", param="truncate_prompt_tokens")
         return self
@@ -106,7 +106,7 @@ class RerankRequest(_Encoded):
     rank_fields: Any = None
 
     @model_validator(mode="after")
-    def _a_document_is_one_text(self) -> "RerankRequest":
+    def _refuse_unsupported_documents(self) -> "RerankRequest":
         refuse("max_chunks_per_doc", self.max_chunks_per_doc, harmless=False)
         refuse("rank_fields", self.rank_fields, harmless=False)
         return self

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tercet.frontend.api.openai.embedding_schema import ClassifyRequest, EmbeddingCreate
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.request_body import read_model
-from tercet.frontend.http.sse import unless_gone
+from tercet.frontend.http.sse import cancel_on_disconnect
 from tercet.frontend.manager.embedding_batch import EmbeddingBatch
 from tercet.frontend.manager.embedding_state import unpack_vector
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -34,24 +34,24 @@ class OpenAIServingEmbedding:
     async def create(self, request: Request) -> Response:
         """Return an embedding of each input."""
         body = await read_model(request, EmbeddingCreate, self._body_limit)
-        model = await served_for(self._manager, body.model, Task.EMBED)
+        model = await model_for_task(self._manager, body.model, Task.EMBED)
         if body.dimensions is not None and body.dimensions > model.limits.width:
             message = f"The vectors of this model have {model.limits.width} dimensions."
             raise BadRequestError(message, param="dimensions", code="invalid_value")
-        batch = await unless_gone(request, self._manager.embed(body.to_request()))
+        batch = await cancel_on_disconnect(request, self._manager.embed(body.to_request()))
         return Response(await asyncio.to_thread(_embeddings, body, batch), media_type="application/json")
 
     async def classify(self, request: Request) -> Response:
         """Return the classes of each input, in vLLM's format."""
         body = await read_model(request, ClassifyRequest, self._body_limit)
-        model = await served_for(self._manager, body.model, Task.CLASSIFY)
+        model = await model_for_task(self._manager, body.model, Task.CLASSIFY)
         rid = self._manager.new_id()
-        batch = await unless_gone(request, self._manager.embed(body.to_request(), rid))
+        batch = await cancel_on_disconnect(request, self._manager.embed(body.to_request(), rid))
         head = {"id": f"classify-{rid}", "object": "list", "created": int(time.time()), "model": body.model}
         return Response(await asyncio.to_thread(_classes, head, body, model, batch), media_type="application/json")
 
 
-async def served_for(manager: TokenizerManager, name: str, *tasks: Task) -> ServedModel:
+async def model_for_task(manager: TokenizerManager, name: str, *tasks: Task) -> ServedModel:
     """Return the model of a request. Raises BadRequestError for adapters and for models without one of `tasks`."""
     model = await manager.adapters.model(name)
     if model.lora is not None:

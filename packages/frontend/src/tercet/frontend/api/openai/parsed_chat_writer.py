@@ -38,8 +38,8 @@ class ParsedChatWriter:
         self._envelope = ChatChunks(rid, body, model)
         self._plan = plan
         self._reasoning_field = reasoning_field
-        self._functions = body.speaks_of_functions
-        self._called = "stop" if body.names_one else "function_call" if self._functions else "tool_calls"
+        self._functions = body.uses_functions
+        self._called = "stop" if body.names_tool else "function_call" if self._functions else "tool_calls"
         self._readers: list[OutputParser] = []
         self._begun: set[int] = set()
         self._answered: set[int] = set()
@@ -113,7 +113,7 @@ class ParsedChatWriter:
         """Do nothing: events do not depend on the prompt."""
         return no_steps(state)
 
-    def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
+    def full_response(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
         """Return a `chat.completion` object."""
         self._readers = self._plan.readers(generation)
         written = []
@@ -122,7 +122,7 @@ class ParsedChatWriter:
             yield
             row["logprobs"] = yield from self._envelope.logprob_steps(choice.token_ids, choice.logprobs, choice.finish)
             written.append(row)
-        return (yield from self._envelope.whole(generation, written, self._reasoning_tokens))
+        return (yield from self._envelope.full_response(generation, written, self._reasoning_tokens))
 
     @property
     def _reasoning_tokens(self) -> int:

@@ -12,10 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.api.openai.embedding_schema import RerankRequest, ScoreRequest
-from tercet.frontend.api.openai.embeddings import answered, served_for, usage
+from tercet.frontend.api.openai.embeddings import answered, model_for_task, usage
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.request_body import read_model
-from tercet.frontend.http.sse import unless_gone
+from tercet.frontend.http.sse import cancel_on_disconnect
 from tercet.frontend.manager.embedding_batch import EmbeddingBatch
 from tercet.frontend.manager.embedding_state import unpack_vector
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -69,19 +69,19 @@ class OpenAIServingRerank:
         rid: str,
     ) -> tuple[list[float], EmbeddingBatch]:
         """Return the score of each pair; `params` are the parameter names of the second texts."""
-        model = await served_for(self._manager, body.model, Task.EMBED, Task.CLASSIFY)
+        model = await model_for_task(self._manager, body.model, Task.EMBED, Task.CLASSIFY)
         if model.limits.task is Task.EMBED:
             texts = _texts(pairs, params)
             asked = body.request(list(texts), list(texts.values()))
-            batch = await unless_gone(request, self._manager.embed(asked, rid))
+            batch = await cancel_on_disconnect(request, self._manager.embed(asked, rid))
             vectors = dict(zip(texts, batch.vectors, strict=True))
             return await asyncio.to_thread(_similarities, model.files.sentences.similarity, pairs, vectors), batch
         if model.limits.width != 1:
             message = f"The model {model.name!r} tells {model.limits.width} labels apart: it is no reranker."
             raise BadRequestError(message, param="model")
         asked = body.request(list(pairs), params)
-        batch = await unless_gone(request, self._manager.embed(asked, rid))
-        scores = [score for vector in batch.vectors for score in unpack_vector(vector)]
+        batch = await cancel_on_disconnect(request, self._manager.embed(asked, rid))
+        scores = [score for vector in batch.vectors for score in numbers(vector)]
         if body.use_activation is False:
             return scores, batch
         return [share for score in scores for share in model.files.sentences.activate([score])], batch

@@ -17,7 +17,7 @@ Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 """OpenAI allows four. Editors with code completion send twenty, code benchmarks six."""
 
 
-def _keys_are_ids(bias: dict[str, float]) -> dict[str, float]:
+def _check_keys(bias: dict[str, float]) -> dict[str, float]:
     for key in bias:
         if not key.isascii() or not key.isdecimal() or len(key) > 10:
             raise ValueError("keys must be token ids")
@@ -27,7 +27,7 @@ def _keys_are_ids(bias: dict[str, float]) -> dict[str, float]:
 LogitBias = Annotated[
     dict[str, Annotated[float, Field(ge=-100, le=100)]],
     Field(max_length=1024, json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,10}$"}}),
-    AfterValidator(_keys_are_ids),
+    AfterValidator(_check_keys),
 ]
 
 
@@ -92,7 +92,7 @@ class SamplingFields(Strict):
     return_tokens_as_token_ids: bool | None = None
 
     @model_validator(mode="after")
-    def _what_is_not_honoured_asks_for_nothing(self) -> "SamplingFields":
+    def _refuse_unsupported_sampling(self) -> "SamplingFields":
         refuse("length_penalty", self.length_penalty, harmless=self.length_penalty == 1)
         for name in ("use_beam_search", "bad_words", "return_tokens_as_token_ids"):
             value = getattr(self, name)
@@ -100,13 +100,13 @@ class SamplingFields(Strict):
         return self
 
     @model_validator(mode="after")
-    def _options_need_a_stream(self) -> "SamplingFields":
+    def _check_stream_options(self) -> "SamplingFields":
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
         return self
 
     @model_validator(mode="after")
-    def _a_prompt_is_not_scored_in_a_stream(self) -> "SamplingFields":
+    def _refuse_streamed_prompt_logprobs(self) -> "SamplingFields":
         if self.prompt_logprobs is not None and self.stream:
             raise BadRequestError("'prompt_logprobs' are not available in a stream.", param="prompt_logprobs")
         return self

@@ -102,7 +102,7 @@ class StructuralTagFormat(Strict):
     format: TagsFormat | None = None
 
     @model_validator(mode="after")
-    def _is_one_form(self) -> "StructuralTagFormat":
+    def _check_form(self) -> "StructuralTagFormat":
         older = self.structures is not None and self.triggers is not None
         if older == (self.format is not None) or (self.structures is None) != (self.triggers is None):
             raise ValueError("a structural tag has either 'structures' and 'triggers', or 'format'")

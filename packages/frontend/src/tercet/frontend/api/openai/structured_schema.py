@@ -30,7 +30,7 @@ class JsonObjectFormat(Strict):
     value: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _has_one_schema(self) -> "JsonObjectFormat":
+    def _check_schema(self) -> "JsonObjectFormat":
         if self.schema_ is not None and self.value is not None:
             raise BadRequestError("'schema' and 'value' exclude each other.", param="response_format.value")
         return self

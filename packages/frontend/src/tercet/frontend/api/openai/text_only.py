@@ -11,7 +11,7 @@ _NOT_TEXT = frozenset(
 """Types of parts: first those of OpenAI's two APIs, then those of vLLM, SGLang and others."""
 
 
-def refuse_what_is_no_text(parts: object, where: str) -> None:
+def refuse_non_text(parts: object, where: str) -> None:
     """Raise UnsupportedParameterError that names the first part that is not text."""
     for step, part in enumerate(parts if isinstance(parts, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None

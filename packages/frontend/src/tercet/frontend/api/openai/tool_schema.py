@@ -167,7 +167,7 @@ class ToolFields(Strict):
     function_call: Literal["none", "auto"] | NamedFunction | None = None
 
     @model_validator(mode="after")
-    def _chooses_among_what_it_gives(self) -> "ToolFields":
+    def _check_tool_fields(self) -> "ToolFields":
         if self.tools and self.functions:
             raise BadRequestError("'functions' cannot be combined with 'tools'.", param="functions")
         if self.function_call is not None and not self.functions:
@@ -177,20 +177,20 @@ class ToolFields(Strict):
         return self
 
     @property
-    def speaks_of_functions(self) -> bool:
+    def uses_functions(self) -> bool:
         """Return whether the client uses the older functions, so that the response has `function_call`."""
         return bool(self.functions)
 
     @property
-    def names_one(self) -> bool:
+    def names_tool(self) -> bool:
         """Return whether the client named the tool to call, in which case a call has no finish reason of its own."""
         named = (NamedTool, NamedCustomTool, NamedFunction)
         return isinstance(self.tool_choice, named) or isinstance(self.function_call, named)
 
     @property
-    def calls_several(self) -> bool:
+    def allows_parallel_calls(self) -> bool:
         """Return whether the response may have several calls. A named tool is called exactly once."""
-        return self.parallel_tool_calls is not False and not self.speaks_of_functions and not self.names_one
+        return self.parallel_tool_calls is not False and not self.uses_functions and not self.names_tool
 
     def specs(self) -> tuple[ToolSpec, ...]:
         return specs_of(self.tools or ()) or tuple(map(_function, self.functions or ()))

@@ -13,14 +13,14 @@ import orjson
 
 from tercet.frontend.api.responses.body import rid_of
 from tercet.frontend.api.responses.conversation_store import Past
-from tercet.frontend.api.responses.draft import Begun, Draft, Origin, ResponseDrafter
+from tercet.frontend.api.responses.draft import Draft, InitialItems, Origin, ResponseDrafter
 from tercet.frontend.api.responses.event_log import EventLog
 from tercet.frontend.api.responses.output_items import Change
 from tercet.frontend.api.responses.schema import CreateResponse
-from tercet.frontend.api.responses.store import MOST_EVENTS, Job, Lease, LeaseLostError, ResponseStore
+from tercet.frontend.api.responses.store import MAX_EVENTS, Job, Lease, LeaseLostError, ResponseStore
 from tercet.frontend.api.responses.writer import ResponseWriter
 from tercet.frontend.errors import ApiError, RateLimitError, ServerError, UnavailableError
-from tercet.frontend.http.auth import resume_for
+from tercet.frontend.http.auth import set_resumed_caller
 from tercet.frontend.http.sse import named_event
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -31,7 +31,7 @@ _RENEW_SECONDS = 0.5
 _LOOKS_FOR_EACH_TAKING = 2
 _FOLLOW_SECONDS = 0.1
 """Maximum age in seconds of a follower's view of a response that another frontend generates."""
-MOST_FOLLOWERS = 64
+MAX_FOLLOWERS = 64
 """Streams of background responses that one API key may have open at a frontend."""
 _MOST_RUNS = 3
 """Maximum runs of a response. More would be futile, and the request may be the reason that its frontends died."""
@@ -84,8 +84,8 @@ class Background:
 
         Raises RateLimitError if there are too many.
         """
-        if self._followers[owner] >= MOST_FOLLOWERS:
-            message = f"Too many streams of background responses are open: a key has {MOST_FOLLOWERS} at the most."
+        if self._followers[owner] >= MAX_FOLLOWERS:
+            message = f"Too many streams of background responses are open: a key has {MAX_FOLLOWERS} at the most."
             raise RateLimitError(message, retry_after=1)
         self._followers[owner] += 1
 
@@ -102,7 +102,7 @@ class Background:
             after += len(events)
             for event in events:
                 yield event
-            if more and len(events) < MOST_EVENTS:
+            if more and len(events) < MAX_EVENTS:
                 news = self._news.setdefault(response, asyncio.Event())
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(news.wait(), _FOLLOW_SECONDS)
@@ -144,7 +144,7 @@ class Background:
 
     async def _again(self, job: Job) -> None:
         """Resume a response that another frontend has left, from the end of its events."""
-        resume_for(job.owner)
+        set_resumed_caller(job.owner)
         request = job.request
         past = msgspec.convert(request["past"], Past) if "past" in request else None
         origin = Origin(
@@ -152,7 +152,7 @@ class Background:
             request["created"],
             request["seed"],
             CreateResponse.model_validate(request["request"]),
-            Begun(job.given, past),
+            InitialItems(job.given, past),
         )
         earlier = await self._store.emitted(job.lease.id)
         try:

@@ -12,7 +12,7 @@ from tercet.frontend.api.responses.body import listed
 from tercet.frontend.api.responses.conversation_schema import AddItems, CreateConversation, UpdateConversation
 from tercet.frontend.api.responses.conversation_store import ConversationStore
 from tercet.frontend.api.responses.input_schema import InputItem
-from tercet.frontend.api.responses.items import Item, given_items
+from tercet.frontend.api.responses.items import Item, resolve_items
 from tercet.frontend.api.responses.store import ResponseStore
 from tercet.frontend.errors import NotFoundError
 from tercet.frontend.http.auth import caller_of
@@ -84,7 +84,7 @@ class OpenAIServingConversations:
     async def _given(self, owner: str, items: Sequence[InputItem]) -> list[Item]:
         if self._responses is None:
             raise NotFoundError("This server keeps no conversations: it was started without --response-store.")
-        return await given_items(items, "items", partial(self._responses.item, owner))
+        return await resolve_items(items, "items", partial(self._responses.item, owner))
 
 
 def _named(request: Request) -> tuple[str, str]:

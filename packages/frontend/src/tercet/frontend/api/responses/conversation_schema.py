@@ -18,7 +18,7 @@ class CreateConversation(Strict):
 
     @field_validator("items", mode="before")
     @classmethod
-    def _items_are_known(cls, value: object) -> object:
+    def _check_item_types(cls, value: object) -> object:
         return known_types("items", value)
 
 
@@ -35,5 +35,5 @@ class AddItems(Strict):
 
     @field_validator("items", mode="before")
     @classmethod
-    def _items_are_known(cls, value: object) -> object:
+    def _check_item_types(cls, value: object) -> object:
         return known_types("items", value)

@@ -11,7 +11,7 @@ import orjson
 
 from tercet.frontend.api.responses import conversation_rows as rows
 from tercet.frontend.api.responses.conversation_rows import ConversationRow, Item
-from tercet.frontend.api.responses.store import MOST_HISTORY
+from tercet.frontend.api.responses.store import MAX_HISTORY_BYTES
 from tercet.frontend.database import Database
 from tercet.frontend.errors import BadRequestError, NotFoundError
 
@@ -170,8 +170,8 @@ def _length(items: Sequence[Item]) -> int:
 
 
 def _check_room(size: int, param: str) -> None:
-    if size > MOST_HISTORY:
-        raise BadRequestError(f"A conversation holds at most {MOST_HISTORY} bytes of items.", param=param)
+    if size > MAX_HISTORY_BYTES:
+        raise BadRequestError(f"A conversation holds at most {MAX_HISTORY_BYTES} bytes of items.", param=param)
 
 
 def _place(connection: sqlite3.Connection, conversation: str, item: str) -> int | None:

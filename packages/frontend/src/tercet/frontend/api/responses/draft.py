@@ -11,7 +11,7 @@ import msgspec
 from tercet.frontend.api.openai.sampling_schema import SamplingFields, stop_strings
 from tercet.frontend.api.responses.body import new_body, usage_of
 from tercet.frontend.api.responses.conversation_store import ConversationStore, Past
-from tercet.frontend.api.responses.items import Item, given_items, messages_of, shaped
+from tercet.frontend.api.responses.items import Item, messages_of, resolve_items, shaped
 from tercet.frontend.api.responses.output_items import Change
 from tercet.frontend.api.responses.schema import (
     CreateResponse,
@@ -39,7 +39,7 @@ _NAMES = ParamNames(
 )
 
 
-class Begun(msgspec.Struct, frozen=True):
+class InitialItems(msgspec.Struct, frozen=True):
     """Input items of a response, and the items of its conversation, when it was first started."""
 
     given: list[Item]
@@ -58,7 +58,7 @@ class Origin(msgspec.Struct, frozen=True):
     created: int
     seed: int
     request: CreateResponse
-    begun: Begun | None = None
+    begun: InitialItems | None = None
 
 
 _PIECES = 32
@@ -69,7 +69,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A response that is ready to be generated."""
 
     plan: ChatPlan
-    begun: Begun
+    begun: InitialItems
     body: dict[str, Any]
     model: ServedModel
     wants_logprobs: bool
@@ -156,7 +156,7 @@ class ResponseDrafter:
         turn = await self._turn(owner, request, await self._begun(owner, request), model)
         return await self._plan(turn, model), model
 
-    async def _begun(self, owner: str, request: Prompted) -> Begun:
+    async def _begun(self, owner: str, request: Prompted) -> InitialItems:
         """Return the new items of a request, and those of its conversation. Raises ApiError."""
         past = None
         if request.conversation_id is not None:
@@ -168,9 +168,9 @@ class ResponseDrafter:
             past.check_room(given)
             if not (past.items or given):
                 raise missing_input()
-        return Begun(given, past)
+        return InitialItems(given, past)
 
-    async def _turn(self, owner: str, request: Prompted, begun: Begun, model: ServedModel) -> ChatOptions:
+    async def _turn(self, owner: str, request: Prompted, begun: InitialItems, model: ServedModel) -> ChatOptions:
         """Return the chat options for the items and all items before them."""
         earlier = begun.past.items if begun.past else []
         if request.previous_response_id is not None:
@@ -180,7 +180,7 @@ class ResponseDrafter:
             sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
             tools=tuple(specs_of(request.tools or ())),
             tool_choice=choice_of(request.tool_choice),
-            parallel_tool_calls=request.calls_several,
+            parallel_tool_calls=request.allows_parallel_calls,
             constraint=_constraint(request),
             reasoning_effort=request.reasoning.effort if request.reasoning else None,
             param_names=_NAMES,
@@ -202,7 +202,7 @@ class ResponseDrafter:
         async def find(item: str) -> Item | None:
             return await self._store.item(owner, item) if self._store else None
 
-        return await given_items(request.input or (), "input", find)
+        return await resolve_items(request.input or (), "input", find)
 
     async def _plan(self, turn: ChatOptions, model: ServedModel) -> ChatPlan:
         try:

@@ -41,7 +41,7 @@ class EventLog:
         return numbered
 
 
-def items_told(events: Iterable[Change]) -> list[dict[str, Any]]:
+def items_from_events(events: Iterable[Change]) -> list[dict[str, Any]]:
     """Return the output items that the events describe, as far as they got. They share objects with the events."""
     items: list[dict[str, Any]] = []
     texts: list[str] = []

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Discriminator, Field, Tag
 
 from tercet.frontend.api.openai.sampling_schema import Name, Strict
-from tercet.frontend.api.openai.text_only import refuse_what_is_no_text
+from tercet.frontend.api.openai.text_only import refuse_non_text
 from tercet.frontend.errors import UnsupportedParameterError
 
 Text = Annotated[str, Field(max_length=16_777_216)]
@@ -150,5 +150,5 @@ def known_types(param: str, items: object) -> object:
         if isinstance(kind, str) and kind not in _ITEMS:
             raise UnsupportedParameterError(f"Items of type '{kind}' are not supported.", param=f"{param}[{place}]")
         for field in ("content", "output"):
-            refuse_what_is_no_text(item.get(field), f"{param}[{place}].{field}")
+            refuse_non_text(item.get(field), f"{param}[{place}].{field}")
     return items

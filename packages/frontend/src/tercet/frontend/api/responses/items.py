@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tercet.frontend.api.responses.input_schema import InputItem
-from tercet.frontend.api.responses.namespaces import known_as
+from tercet.frontend.api.responses.namespaces import flat_name
 from tercet.frontend.errors import BadRequestError
 
 Item = dict[str, Any]
@@ -41,7 +41,7 @@ def shaped(item: Item) -> Item:
     return item
 
 
-async def given_items(items: Sequence[InputItem], param: str, find: Find) -> list[Item]:
+async def resolve_items(items: Sequence[InputItem], param: str, find: Find) -> list[Item]:
     """Return the items of a request as they are stored, with references resolved.
 
     Raises BadRequestError for a reference to a missing item.
@@ -115,7 +115,7 @@ def _assistant(messages: list[Message], unless: str | None = None) -> Message:
 
 
 def _call(item: Item) -> dict[str, Any]:
-    name = known_as(item.get("namespace"), item["name"])
+    name = flat_name(item.get("namespace"), item["name"])
     if item["type"] == "custom_tool_call":
         return {"id": item["call_id"], "type": "custom", "custom": {"name": name, "input": item["input"]}}
     return {"id": item["call_id"], "type": "function", "function": {"name": name, "arguments": item["arguments"]}}

@@ -6,18 +6,18 @@ from typing import Any
 _BETWEEN = "__"
 
 
-def known_as(namespace: str | None, name: str) -> str:
+def flat_name(namespace: str | None, name: str) -> str:
     """Return the name of a tool as the model sees it."""
     return f"{namespace}{_BETWEEN}{name}" if namespace else name
 
 
-def spaces_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+def namespaces_by_name(tools: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
     """Return the namespace and name of each tool in a namespace, by its flat name.
 
     `tools` are those of a response body.
     """
     return {
-        known_as(tool["name"], each["name"]): (tool["name"], each["name"])
+        flat_name(tool["name"], each["name"]): (tool["name"], each["name"])
         for tool in tools
         if tool["type"] == "namespace"
         for each in tool["tools"]

@@ -24,7 +24,7 @@ from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError, Ser
 from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.query import flag, number, order
 from tercet.frontend.http.request_body import read_model
-from tercet.frontend.http.sse import EventStream, unless_gone
+from tercet.frontend.http.sse import EventStream, cancel_on_disconnect
 from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
@@ -61,7 +61,7 @@ class OpenAIServingResponses:
         if body.background:
             return await self._in_background(owner, origin, draft)
         work = _Work(self._manager, draft, owner, self._responses)
-        return await (work.stream(request) if body.stream else work.whole(request))
+        return await (work.stream(request) if body.stream else work.full_response(request))
 
     async def retrieve(self, request: Request) -> Response:
         """Return a response, or with `stream=true` the events of a background response."""
@@ -157,13 +157,13 @@ class _Work:
         self._store = store
         self._writer = ResponseWriter(draft.body)
 
-    async def whole(self, request: Request) -> Response:
+    async def full_response(self, request: Request) -> Response:
         """Return the complete response."""
-        generation = await unless_gone(
+        generation = await cancel_on_disconnect(
             request, self._manager.submit([self._draft.plan.request], rid_of(self._draft.body["id"]))
         )
         try:
-            await unless_gone(request, self._collect(generation))
+            await cancel_on_disconnect(request, self._collect(generation))
         finally:
             self._manager.release(generation)
         await self._keep()
@@ -171,13 +171,13 @@ class _Work:
 
     async def stream(self, request: Request) -> Response:
         """Return the stream of events. Errors before the first token raise ApiError."""
-        generation = await unless_gone(
+        generation = await cancel_on_disconnect(
             request, self._manager.submit([self._draft.plan.request], rid_of(self._draft.body["id"]))
         )
         changes = self._draft.changes(self._writer, generation)
         begin = self._writer.begin()
         try:
-            first = await unless_gone(request, anext(changes))
+            first = await cancel_on_disconnect(request, anext(changes))
         except BaseException:
             self._manager.release(generation)
             raise

@@ -64,7 +64,7 @@ class Reasoning(Strict):
     mode: Name | None = None
 
     @model_validator(mode="after")
-    def _is_the_templates_to_show(self) -> "Reasoning":
+    def _refuse_unsupported_reasoning(self) -> "Reasoning":
         """Refuse to choose which earlier reasoning the model sees, because its chat template decides that."""
         refuse("reasoning.context", self.context, harmless=self.context == "auto")
         refuse("reasoning.mode", self.mode, harmless=self.mode == "standard")
@@ -105,21 +105,21 @@ class Prompted(Strict):
 
     @field_validator("input", mode="before")
     @classmethod
-    def _items_are_known(cls, value: object) -> object:
+    def _check_item_types(cls, value: object) -> object:
         return known_types("input", value)
 
     @field_validator("tools", mode="before")
     @classmethod
-    def _tools_are_supported(cls, value: object) -> object:
+    def _check_tool_types(cls, value: object) -> object:
         return supported_tools(value)
 
     @field_validator("tool_choice", mode="before")
     @classmethod
-    def _choice_is_supported(cls, value: object) -> object:
+    def _check_choice_type(cls, value: object) -> object:
         return supported_choice(value)
 
     @model_validator(mode="after")
-    def _prompt_is_ours_to_find(self) -> "Prompted":
+    def _check_prompt_source(self) -> "Prompted":
         if self.conversation is not None and self.previous_response_id is not None:
             raise BadRequestError(
                 "Only one of 'conversation' and 'previous_response_id' can be given.",
@@ -138,7 +138,7 @@ class Prompted(Strict):
         return self.conversation.id if isinstance(self.conversation, InConversation) else self.conversation
 
     @property
-    def calls_several(self) -> bool:
+    def allows_parallel_calls(self) -> bool:
         """Return whether the response may have several calls. A named tool is called exactly once."""
         return self.parallel_tool_calls is not False and not isinstance(self.tool_choice, NamedTool)
 
@@ -188,7 +188,7 @@ class CreateResponse(Prompted):
 
     @field_validator("include")
     @classmethod
-    def _has_what_is_included(cls, include: list[str] | None) -> list[str] | None:
+    def _check_include(cls, include: list[str] | None) -> list[str] | None:
         for place, each in enumerate(include or ()):
             if each not in _INCLUDABLE:
                 raise ValueError(f"nothing is called '{each}'")
@@ -197,13 +197,13 @@ class CreateResponse(Prompted):
         return include
 
     @model_validator(mode="after")
-    def _only_what_is_honoured(self) -> "CreateResponse":
+    def _refuse_unsupported_fields(self) -> "CreateResponse":
         for name in ("access_programs", "context_management", "image", "moderation", "prompt"):
             refuse(name, getattr(self, name), harmless=False)
         return self
 
     @model_validator(mode="after")
-    def _fields_agree(self) -> "CreateResponse":
+    def _check_fields(self) -> "CreateResponse":
         if self.stream_options is not None and not self.stream:
             raise BadRequestError("'stream_options' is only allowed when 'stream' is true.", param="stream_options")
         if self.background and self.store is False:

@@ -13,7 +13,7 @@ import msgspec
 import orjson
 
 from tercet.frontend.api.responses import conversation_rows as rows
-from tercet.frontend.api.responses.event_log import items_told
+from tercet.frontend.api.responses.event_log import items_from_events
 from tercet.frontend.database import Database
 from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError
 
@@ -21,9 +21,9 @@ Item = dict[str, Any]
 Body = dict[str, Any]
 
 LEASE_SECONDS = 10.0
-MOST_HISTORY = 32 * 1024 * 1024
+MAX_HISTORY_BYTES = 32 * 1024 * 1024
 """Maximum bytes of history of a response, because all of it is read into memory before the prompt is built."""
-MOST_EVENTS = 256
+MAX_EVENTS = 256
 """Maximum number of events that one read returns."""
 _RUNNING = ("queued", "in_progress")
 _MADE = ("completed", "incomplete")
@@ -118,7 +118,7 @@ class ResponseStore:
             if not body["background"]:
                 raise BadRequestError("Only a response that runs in the background can be cancelled.")
             if body["status"] in _RUNNING:
-                body |= {"status": "cancelled", "output": items_told(_emitted(connection, response))}
+                body |= {"status": "cancelled", "output": items_from_events(_emitted(connection, response))}
                 _ended(connection, response, body, self._clock())
             return body
 
@@ -174,7 +174,7 @@ class ResponseStore:
         await self._database.run(work)
 
     async def events(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
-        """Return at most `MOST_EVENTS` events with numbers above `after`, and whether more will come.
+        """Return at most `MAX_EVENTS` events with numbers above `after`, and whether more will come.
 
         Raises NotFoundError.
         """
@@ -186,8 +186,8 @@ class ResponseStore:
             if row is None:
                 raise _not_found(response)
             query = "SELECT data FROM events WHERE response = ? AND number > ? ORDER BY number LIMIT ?"
-            events = [data for (data,) in connection.execute(query, (response, after, MOST_EVENTS))]
-            return events, row[0] in _RUNNING or len(events) == MOST_EVENTS
+            events = [data for (data,) in connection.execute(query, (response, after, MAX_EVENTS))]
+            return events, row[0] in _RUNNING or len(events) == MAX_EVENTS
 
         return await self._database.read(work)
 
@@ -367,9 +367,9 @@ def _history(
         if row[1] in _RUNNING:
             raise BadRequestError(f"The response '{step}' has not ended yet.", param="previous_response_id")
         size += (row[2] or 0) + (row[3] or 0)
-        if size > MOST_HISTORY:
+        if size > MAX_HISTORY_BYTES:
             raise BadRequestError(
-                f"The responses to go on from hold more than {MOST_HISTORY} bytes.", param="previous_response_id"
+                f"The responses to go on from hold more than {MAX_HISTORY_BYTES} bytes.", param="previous_response_id"
             )
         parts.append([item for item, _ in _items(connection, step)])
         parts.append(_seen(connection, step, since, missing))

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from tercet.frontend.api.openai.sampling_schema import Strict, refuse
 from tercet.frontend.api.openai.tool_schema import InputGrammar
 from tercet.frontend.api.responses.input_schema import ASYNC, Text
-from tercet.frontend.api.responses.namespaces import known_as
+from tercet.frontend.api.responses.namespaces import flat_name
 from tercet.frontend.chat.chat_request import Calls, ToolChoice
 from tercet.frontend.chat.custom_calls import custom_tool
 from tercet.frontend.errors import UnsupportedParameterError
@@ -32,7 +32,7 @@ class ClientTool(Strict):
     async_: bool | None = Field(None, alias="async", validation_alias=ASYNC, exclude=True)
 
     @model_validator(mode="after")
-    def _can_be_called_at_once(self) -> "ClientTool":
+    def _refuse_unsupported_calling(self) -> "ClientTool":
         """Refuse options for tools that programs call, because only the model calls tools here.
 
         Schemas of outputs are accepted and ignored for the same reason.
@@ -166,7 +166,7 @@ def specs_of(tools: Iterable[AnyTool]) -> Iterator[ToolSpec]:
             about = tool.description
             for step, each in enumerate(tool.tools):
                 told = "\n\n".join(text for text in (about, each.description) if text)
-                yield each.spec(known_as(tool.name, each.name), told, f"{where}.tools[{step}]")
+                yield each.spec(flat_name(tool.name, each.name), told, f"{where}.tools[{step}]")
                 about = None
         elif not isinstance(tool, OfflineSearch):
             yield tool.spec(tool.name, tool.description or "", where)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, assert_never
 
-from tercet.frontend.api.responses.namespaces import spaces_of
+from tercet.frontend.api.responses.namespaces import namespaces_by_name
 from tercet.frontend.api.responses.output_items import (
     Call,
     Change,
@@ -41,7 +41,7 @@ class ResponseWriter:
     def __init__(self, body: dict[str, Any], call_ids: Mapping[int, str] = MappingProxyType({})) -> None:
         self.body = body
         self._call_ids = call_ids
-        self._spaces = spaces_of(body["tools"])
+        self._spaces = namespaces_by_name(body["tools"])
         self._open: Item | None = None
         self._blank = ""
         """White space that becomes text only if text follows."""

@@ -27,7 +27,7 @@ class AbortRequest(Strict):
     abort_all: bool | None = None
 
     @model_validator(mode="after")
-    def _names_something(self) -> "AbortRequest":
+    def _check_target(self) -> "AbortRequest":
         if (self.rid is None) == (not self.abort_all):
             raise BadRequestError("Give either 'rid' or 'abort_all'.", param="rid")
         return self

@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.__about__ import __version__
-from tercet.frontend.api.generation_response import answer
+from tercet.frontend.api.generation_response import respond
 from tercet.frontend.api.openai.chat_messages import message_of
 from tercet.frontend.api.openai.sampling_schema import biases, stop_strings
 from tercet.frontend.api.openai.structured_schema import native_constraint_of
@@ -52,13 +52,13 @@ class Native:
         """Generate from one prompt or several."""
         body = await read_model(request, NativeGenerate, self._body_limit)
         model, lora = await self._models(body)
-        work, ended = to_generate(body, model, lora), None
-        form = GenerateWriter(body.logprob_start_len, batch=body.is_batch)
+        work, on_finished = to_generate_requests(body, model, lora), None
+        writer = GenerateWriter(body.logprob_start_len, batch=body.is_batch)
         if body.session_params is not None:
             [turn] = work
-            turn, ended = await self._sessions.continued(request, body.session_params, turn, model)
+            turn, on_finished = await self._sessions.continued(request, body.session_params, turn, model)
             work = [turn]
-        return await answer(request, self._manager, work, form, stream=bool(body.stream), ended=ended)
+        return await respond(request, self._manager, work, writer, stream=bool(body.stream), on_finished=on_finished)
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a prompt, or of a chat rendered by the chat template."""
@@ -171,10 +171,12 @@ def prompt_of(body: Tokenize, model: ServedModel) -> Prompt:
     )
 
 
-def to_generate(body: NativeGenerate, model: ServedModel, lora: Sequence[LoRAAdapter | None]) -> list[GenerateRequest]:
+def to_generate_requests(
+    body: NativeGenerate, model: ServedModel, lora: Sequence[LoRAAdapter | None]
+) -> list[GenerateRequest]:
     """Return one request for each prompt, with its adapter. Raises BadRequestError."""
-    asked = body.sampling_params
-    constraint = native_constraint_of(asked)
+    requested = body.sampling_params
+    constraint = native_constraint_of(requested)
     logprobs = None
     if body.return_logprob:
         start = -1 if body.logprob_start_len is None else body.logprob_start_len
@@ -184,26 +186,26 @@ def to_generate(body: NativeGenerate, model: ServedModel, lora: Sequence[LoRAAda
         prompt=TextPrompt(""),
         sampling=SamplingParams(
             max_new_tokens=0,
-            min_new_tokens=asked.min_new_tokens or 0,
-            n=asked.n or 1,
-            temperature=1.0 if asked.temperature is None else asked.temperature,
-            top_p=1.0 if asked.top_p is None else asked.top_p,
-            top_k=max(asked.top_k or 0, 0),
-            min_p=asked.min_p or 0.0,
-            presence_penalty=asked.presence_penalty or 0.0,
-            frequency_penalty=asked.frequency_penalty or 0.0,
-            repetition_penalty=asked.repetition_penalty or 1.0,
-            stop_token_ids=asked.stop_token_ids or [],
-            ignore_eos=bool(asked.ignore_eos),
-            logit_bias=biases(asked.logit_bias),
+            min_new_tokens=requested.min_new_tokens or 0,
+            n=requested.n or 1,
+            temperature=1.0 if requested.temperature is None else requested.temperature,
+            top_p=1.0 if requested.top_p is None else requested.top_p,
+            top_k=max(requested.top_k or 0, 0),
+            min_p=requested.min_p or 0.0,
+            presence_penalty=requested.presence_penalty or 0.0,
+            frequency_penalty=requested.frequency_penalty or 0.0,
+            repetition_penalty=requested.repetition_penalty or 1.0,
+            stop_token_ids=requested.stop_token_ids or [],
+            ignore_eos=bool(requested.ignore_eos),
+            logit_bias=biases(requested.logit_bias),
         ),
-        max_tokens=asked.max_new_tokens,
+        max_tokens=requested.max_new_tokens,
         default_tokens=_DEFAULT_MAX_NEW_TOKENS,
-        seed=asked.sampling_seed,
-        stop=stop_strings(asked.stop),
-        include_stop=bool(asked.no_stop_trim),
-        skip_special_tokens=asked.skip_special_tokens is not False,
-        spaces_between_special_tokens=asked.spaces_between_special_tokens is not False,
+        seed=requested.sampling_seed,
+        stop=stop_strings(requested.stop),
+        include_stop=bool(requested.no_stop_trim),
+        skip_special_tokens=requested.skip_special_tokens is not False,
+        spaces_between_special_tokens=requested.spaces_between_special_tokens is not False,
         logprobs=logprobs,
         grammar=to_grammar(constraint, model.tokens) if constraint else None,
         priority=body.priority or 0,

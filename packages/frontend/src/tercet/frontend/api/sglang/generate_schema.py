@@ -83,7 +83,7 @@ class NativeGenerate(Strict):
     lora_path: Name | Annotated[list[Name | None], Batch] | None = None
 
     @model_validator(mode="after")
-    def _has_one_prompt(self) -> "NativeGenerate":
+    def _check_prompt(self) -> "NativeGenerate":
         if (self.text is None) == (self.input_ids is None):
             raise BadRequestError("Give either 'text' or 'input_ids'.", param="text")
         refuse("rid", self.rid, harmless=False)
@@ -132,11 +132,11 @@ class Tokenize(Strict):
 
     @field_validator("messages", mode="before")
     @classmethod
-    def _reasoning_comes_back_as_it_was_told(cls, messages: object) -> object:
+    def _rename_reasoning_field(cls, messages: object) -> object:
         return with_reasoning(messages, cls.reasoning_field)
 
     @model_validator(mode="after")
-    def _has_one_prompt(self) -> "Tokenize":
+    def _check_prompt(self) -> "Tokenize":
         if (self.prompt is None) == (self.messages is None):
             raise BadRequestError("Give either 'prompt' or 'messages'.", param="prompt")
         if self.tools and self.messages is None:

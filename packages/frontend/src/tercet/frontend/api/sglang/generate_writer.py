@@ -55,7 +55,7 @@ class GenerateWriter:
             yield from scores.steps(unpack_ints(state.prompt_ids), [state.prompt_logprobs], self._start)
             self._prompts[state.rid] = scores
 
-    def whole(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:  # noqa: ARG002
+    def full_response(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:  # noqa: ARG002
         """Return one object, or a list of them."""
         rows = []
         for each in choices:
