@@ -45,7 +45,7 @@ async def begin(served: Served, http: httpx2.AsyncClient, engine: FakeEngine) ->
 async def test_streams_finish_while_new_requests_are_sent_away(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.frontend.server.uvicorn_server._LAST_CALL", 0)
+    monkeypatch.setattr("tercet.frontend.server.uvicorn_server._LAST_CALL_SECONDS", 0)
     engine = engine_of(auto=False)
     async with serving(engine) as served:
         stream = await begin(served, http_of(served), engine)
@@ -134,8 +134,8 @@ async def test_what_was_on_its_way_is_served(engine_of: EngineOf, http_of: HttpO
 async def test_at_a_shared_socket_nobody_is_sent_away(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Even late connections: no other process can answer what this one has accepted."""
-    monkeypatch.setattr("tercet.frontend.server.uvicorn_server._LAST_CALL", 0)
+    """However late: no other process can answer on a connection that this one has accepted."""
+    monkeypatch.setattr("tercet.frontend.server.uvicorn_server._LAST_CALL_SECONDS", 0)
     engine = engine_of(auto=False)
     with socket.create_server(("127.0.0.1", 0)) as ours:
         async with serving(engine, HttpConfig(fd=os.dup(ours.fileno()))) as served, asyncio.timeout(10):

@@ -34,7 +34,7 @@ STOP = FinishReason(FinishType.STOP)
 def told(writer: MessageWriter, said: list[Event], finish: FinishReason = STOP) -> list[Change]:
     changes = writer.begin({"output_tokens": 0})
     for each in said:
-        changes += writer.take([each])
+        changes += writer.add([each])
     return changes + writer.end(finish, {"output_tokens": 9})
 
 

@@ -339,15 +339,15 @@ async def test_ids_are_those_of_the_requests_and_end_them(http_of: Http, path: s
     encoder = classifier("good", auto=False, vector=lambda _request: [0.5])
     async with serving(encoder) as served:
         http = http_of(served)
-        asked = asyncio.create_task(http.post(f"/v1/{path}", json={"model": "encoder", **fields}))
+        embedding_request = asyncio.create_task(http.post(f"/v1/{path}", json={"model": "encoder", **fields}))
         public = f"{path}-{await rid_of_next(encoder)}"
         await http.post("/abort_request", json={"rid": public})
-        assert (await asked).json()["error"]["code"] == "request_aborted"
+        assert (await embedding_request).json()["error"]["code"] == "request_aborted"
         encoder.sent.clear()
-        asked = asyncio.create_task(http.post(f"/v1/{path}", json={"model": "encoder", **fields}))
+        embedding_request = asyncio.create_task(http.post(f"/v1/{path}", json={"model": "encoder", **fields}))
         public = f"{path}-{await rid_of_next(encoder)}"
         encoder.step()
-        assert (await asked).json()["id"] == public
+        assert (await embedding_request).json()["id"] == public
 
 
 async def rid_of_next(encoder: EncodingEngine) -> str:

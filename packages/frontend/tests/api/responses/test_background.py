@@ -50,7 +50,7 @@ async def die(served: Served) -> None:
     """A frontend stops as by SIGKILL, with its leases in its hands, and they run out."""
     assert served.stores is not None
     background = served.stores.background
-    tasks = [*background._working.values(), background._looking]
+    tasks = [*background._tasks.values(), background._poller]
     for task in tasks:
         assert task is not None
         task.cancel()
@@ -123,7 +123,7 @@ async def test_whoever_follows_no_more_leaves_nothing_and_disturbs_nobody(
 ) -> None:
     async with serving(engine_of(counting, auto=False), store=store) as served:
         assert served.stores is not None
-        news = served.stores.background._news
+        news = served.stores.background._new_events
         client = openai_of(served)
         stream = await client.responses.create(**BODY, stream=True)
         response = (await anext(stream)).response.id

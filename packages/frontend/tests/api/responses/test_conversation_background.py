@@ -83,7 +83,7 @@ async def test_one_that_ends_at_its_frontends_death_is_not_added_again(
         await ended(client, queued.id)
         await die(served)
         assert served.stores is not None
-        assert await served.stores.responses.take_over(["tiny"]) == []
+        assert await served.stores.responses.take_expired(["tiny"]) == []
         assert await texts(client, begun.id) == ["hello", HELLO]
         kept = await served.stores._database.read(lambda each: each.execute("SELECT request FROM responses").fetchone())
         assert kept == (b"{}",), "what it takes to begin it again is not kept, nor a copy of the conversation with it"

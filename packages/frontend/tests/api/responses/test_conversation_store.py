@@ -54,11 +54,11 @@ async def test_it_is_forgotten_when_nobody_asks_for_it(database: Database, clock
     for _ in range(3):
         clock.now += 20 * DAY
         await store.get("me", used)
-    for ask in (store.get, store.delete, store.past):
+    for ask in (store.get, store.delete, store.snapshot):
         with pytest.raises(NotFoundError):
             await ask("me", unused)
-    assert (await store.past("me", used)).items == [item("a")]
-    await responses.keep("me", body("r"), [])
+    assert (await store.snapshot("me", used)).items == [item("a")]
+    await responses.save("me", body("r"), [])
     assert await counts(database) == (1, 1)
     assert await responses.item("me", "a") == item("a")
     clock.now += 30 * DAY + 1
@@ -69,9 +69,9 @@ async def test_what_a_response_adds_is_a_use(database: Database, clock: Clock) -
     store, responses = ConversationStore(database, clock), ResponseStore(database, "a", clock)
     begun = (await store.create("me", [], {}))["id"]
     clock.now += 29 * DAY
-    await responses.keep("me", body("r", conversation={"id": begun}, store=False), [item("i")])
+    await responses.save("me", body("r", conversation={"id": begun}, store=False), [item("i")])
     clock.now += 29 * DAY
-    assert [each["id"] for each in (await store.past("me", begun)).items] == ["i", "msg_r"]
+    assert [each["id"] for each in (await store.snapshot("me", begun)).items] == ["i", "msg_r"]
     with pytest.raises(NotFoundError):
         await responses.get("me", "r")
 
@@ -79,16 +79,16 @@ async def test_what_a_response_adds_is_a_use(database: Database, clock: Clock) -
 async def test_places_are_never_given_twice(database: Database, clock: Clock) -> None:
     store, responses = ConversationStore(database, clock), ResponseStore(database, "a", clock)
     begun = (await store.create("me", [item("a"), item("b")], {}))["id"]
-    past = await store.past("me", begun)
+    past = await store.snapshot("me", begun)
     assert (past.items, past.end) == ([item("a"), item("b")], 2)
     for name in ("a", "b"):
         await store.delete_item("me", begun, name)
-    assert (await store.past("me", begun)).size == 0
+    assert (await store.snapshot("me", begun)).size == 0
     await store.add("me", begun, [item("c")])
-    await responses.keep("me", body("r", conversation={"id": begun}), [item("i")], past.end)
+    await responses.save("me", body("r", conversation={"id": begun}), [item("i")], past.end)
     assert [each["id"] for each in await responses.input_items("me", "r")] == ["i"], "it never saw the third"
     assert [each["id"] for each in await responses.history("me", "r")] == ["i", "msg_r"]
-    after = await store.past("me", begun)
+    after = await store.snapshot("me", begun)
     assert [each["id"] for each in after.items] == ["c", "i", "msg_r"]
     assert after.size == sum(len(orjson.dumps(each)) for each in after.items)
 
@@ -99,13 +99,13 @@ async def test_what_a_response_says_may_fill_it_and_the_next_is_refused(
     monkeypatch.setattr("tercet.frontend.api.responses.conversation_store.MAX_HISTORY_BYTES", 1000)
     store, responses = ConversationStore(database, clock), ResponseStore(database, "a", clock)
     begun = (await store.create("me", [], {}))["id"]
-    await responses.keep("me", body("r", conversation={"id": begun}), [item("i" * 1000)])
+    await responses.save("me", body("r", conversation={"id": begun}), [item("i" * 1000)])
     with pytest.raises(BadRequestError, match="at most 1000 bytes") as full:
-        await store.past("me", begun)
+        await store.snapshot("me", begun)
     assert full.value.param == "conversation"
     assert len((await store.items("me", begun, 20, None, "asc"))[0]) == 2, "it can be read"
     await store.delete_item("me", begun, "i" * 1000)
-    assert [each["id"] for each in (await store.past("me", begun)).items] == ["msg_r"]
+    assert [each["id"] for each in (await store.snapshot("me", begun)).items] == ["msg_r"]
 
 
 async def test_the_oldest_use_is_forgotten_first_whatever_it_is_of(tmp_path: Path, clock: Clock) -> None:
@@ -116,7 +116,7 @@ async def test_the_oldest_use_is_forgotten_first_whatever_it_is_of(tmp_path: Pat
     for number in range(60):
         clock.now += 2 * HOUR
         await store.get("me", fresh)
-        await responses.keep("me", body(f"r{number}", filler="x" * 100_000), [])
+        await responses.save("me", body(f"r{number}", filler="x" * 100_000), [])
     for lost in (store.get("me", stale), responses.get("me", "r0")):
         with pytest.raises(NotFoundError):
             await lost
@@ -148,7 +148,7 @@ async def test_a_file_of_an_older_version_is_gone_on_with(tmp_path: Path, clock:
     store, responses = ConversationStore(database, clock), ResponseStore(database, "a", clock)
     assert await responses.get("me", "old") == told
     assert await responses.history("me", "old") == []
-    [job] = await responses.take_over(["tiny"])
+    [job] = await responses.take_expired(["tiny"])
     assert (job.request, job.given) == ({"seed": 5}, [item("i")])
     await responses.add(job.lease, 0, [], body("asked", background=True))
     assert [each["id"] for each in await responses.history("me", "asked")] == ["i", "msg_asked"]

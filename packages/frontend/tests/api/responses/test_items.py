@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tercet.frontend.api.responses.items import messages_of, shaped
+from tercet.frontend.api.responses.items import messages_of, to_stored_item
 from tercet.frontend.errors import BadRequestError
 
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
@@ -13,11 +13,11 @@ CALLED = {"id": "c1", "type": "function", "function": {"name": "f", "arguments":
 
 
 def said(role: str, text: str) -> dict[str, Any]:
-    return shaped({"type": "message", "role": role, "content": text})
+    return to_stored_item({"type": "message", "role": role, "content": text})
 
 
 def thought(text: str, **fields: Any) -> dict[str, Any]:
-    return shaped({"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}], **fields})
+    return to_stored_item({"type": "reasoning", "content": [{"type": "reasoning_text", "text": text}], **fields})
 
 
 def test_what_the_assistant_does_in_a_row_is_one_message() -> None:
@@ -77,10 +77,10 @@ def test_items_are_kept_with_ids_and_parts_of_their_kind() -> None:
     assert mine["id"].startswith("msg_")
     assert mine["content"] == [{"type": "input_text", "text": "q"}]
     assert theirs["content"] == [{"type": "output_text", "text": "a", "annotations": []}]
-    refused = shaped(
+    refused = to_stored_item(
         {"type": "message", "id": "m", "role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}
     )
     assert (refused["id"], refused["content"]) == ("m", [{"type": "refusal", "refusal": "no"}])
     assert messages_of([], [refused], None) == [{"role": "assistant", "content": "no"}]
-    summary = shaped({"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]})
+    summary = to_stored_item({"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}]})
     assert messages_of([], [summary], None) == [{"role": "assistant", "content": "", "reasoning_content": "s"}]

@@ -28,14 +28,14 @@ def update(ids: Sequence[int], text: str, finish: FinishReason | None = None) ->
     return Update(0, text, ids, [logprobs], finish)
 
 
-def told(scored: ScoredText, updates: Sequence[Update]) -> str:
+def logprobs_for(scored: ScoredText, updates: Sequence[Update]) -> str:
     """What the tokens whose log-probabilities are told spell."""
     reader = OutputParser(make_parser(ParserNames("qwen3", "hermes"), (ToolSpec("weather", {}),), ""))
-    spelt = b""
+    spelled = b""
     for each in updates:
-        for piece in scored.pieces(each):
-            spelt += b"".join(bytes(score["bytes"]) for score in scored.told(reader.read(piece), 0))
-    return spelt.decode()
+        for piece in scored.split(each):
+            spelled += b"".join(bytes(score["bytes"]) for score in scored.logprobs_for(reader.read(piece), 0))
+    return spelled.decode()
 
 
 @pytest.mark.parametrize(
@@ -52,30 +52,33 @@ def test_those_of_the_text_are_told_whether_tokens_come_alone_or_together(
     text: str, shown: str, tokenizer: Tokenizer, names: TokenBytes
 ) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False).ids
-    assert told(ScoredText(names), [update(ids, text, ENDED)]) == shown
+    assert logprobs_for(ScoredText(names), [update(ids, text, ENDED)]) == shown
     heads = (ids[:number] for number in range(len(ids) + 1))
     said = [tokenizer.decode(head, skip_special_tokens=False).rstrip("\ufffd") for head in heads]
     alone = [update([each], said[place + 1][len(said[place]) :]) for place, each in enumerate(ids)]
-    assert told(ScoredText(names), [*alone, update([], "", ENDED)]) == shown
+    assert logprobs_for(ScoredText(names), [*alone, update([], "", ENDED)]) == shown
 
 
 def test_text_that_is_held_back_comes_with_its_own(tokenizer: Tokenizer, names: TokenBytes) -> None:
     first, *rest = tokenizer.encode("hello world, you", add_special_tokens=False).ids
     scored = ScoredText(names)
-    assert told(scored, [update([first], ""), update(rest, "hello world, you", ENDED)]) == "hello world, you"
+    assert logprobs_for(scored, [update([first], ""), update(rest, "hello world, you", ENDED)]) == "hello world, you"
     assert scored.rest == []
 
 
 def test_a_hidden_token_goes_with_the_text_around_it(tokenizer: Tokenizer, names: TokenBytes) -> None:
     [hidden] = tokenizer.encode("<s>").ids
     first, *rest = tokenizer.encode("hello world", add_special_tokens=False).ids
-    assert told(ScoredText(names, {hidden}), [update([first, hidden, *rest], "hello world", ENDED)]) == "hello<s> world"
+    assert (
+        logprobs_for(ScoredText(names, {hidden}), [update([first, hidden, *rest], "hello world", ENDED)])
+        == "hello<s> world"
+    )
 
 
 def test_what_stands_in_a_call_is_never_waited_for(names: TokenBytes) -> None:
     scored = ScoredText(names)
-    for piece in scored.pieces(update([10], "x")):
+    for piece in scored.split(update([10], "x")):
         assert len(scored.rest) == 1
-        assert scored.told([ToolCallEnd(0)], 0) == []
+        assert scored.logprobs_for([ToolCallEnd(0)], 0) == []
         assert piece.text == "x"
     assert scored.rest == []

@@ -60,7 +60,7 @@ def item(name: str) -> dict[str, Any]:
 
 
 async def test_what_one_frontend_keeps_another_finds(stores: Stores) -> None:
-    await stores("a").keep("me", body(), [item("i1")])
+    await stores("a").save("me", body(), [item("i1")])
     other = stores("b")
     assert await other.get("me", "resp_1") == body()
     assert await other.input_items("me", "resp_1") == [item("i1")]
@@ -69,7 +69,7 @@ async def test_what_one_frontend_keeps_another_finds(stores: Stores) -> None:
 
 async def test_nothing_is_there_for_another_owner(stores: Stores) -> None:
     store = stores("a")
-    await store.keep("me", body(), [item("i1")])
+    await store.save("me", body(), [item("i1")])
     for ask in (store.get, store.delete, store.cancel, store.input_items):
         with pytest.raises(NotFoundError):
             await ask("you", "resp_1")
@@ -85,8 +85,8 @@ async def test_nothing_is_there_for_another_owner(stores: Stores) -> None:
 
 async def test_history_is_everything_before(stores: Stores) -> None:
     store = stores("a")
-    await store.keep("me", body("r1"), [item("i1")])
-    await store.keep("me", body("r2", previous_response_id="r1"), [item("i2")])
+    await store.save("me", body("r1"), [item("i1")])
+    await store.save("me", body("r2", previous_response_id="r1"), [item("i2")])
     assert [each["id"] for each in await store.history("me", "r2")] == ["i1", "msg_r1", "i2", "msg_r2"]
     await store.delete("me", "r1")
     with pytest.raises(BadRequestError, match="'r1' not found"):
@@ -97,8 +97,8 @@ async def test_history_is_everything_before(stores: Stores) -> None:
 
 async def test_history_that_is_too_long_is_not_read(stores: Stores, monkeypatch: pytest.MonkeyPatch) -> None:
     store = stores("a")
-    await store.keep("me", body("r1"), [item("i" * 600)])
-    await store.keep("me", body("r2", previous_response_id="r1"), [item("j" * 600)])
+    await store.save("me", body("r1"), [item("i" * 600)])
+    await store.save("me", body("r2", previous_response_id="r1"), [item("j" * 600)])
     monkeypatch.setattr("tercet.frontend.api.responses.store.MAX_HISTORY_BYTES", 1000)
     assert len(await store.history("me", "r1")) == 2
     with pytest.raises(BadRequestError, match="more than 1000 bytes") as refused:
@@ -117,19 +117,19 @@ async def test_work_that_nobody_renews_is_taken_over_once(stores: Stores, clock:
     first, second, third = stores("a"), stores("b"), stores("c")
     lease = await first.begin("me", body(status="queued"), [item("i1")], {"seed": 5})
     await first.add(lease, 0, [b'{"n":0}'])
-    assert await second.take_over(["tiny"]) == []
+    assert await second.take_expired(["tiny"]) == []
     clock.now += LEASE_SECONDS - 1
     assert await first.renew([lease]) == []
     clock.now += 2
-    assert await second.take_over(["tiny"]) == [], "it was renewed"
+    assert await second.take_expired(["tiny"]) == [], "it was renewed"
     clock.now += LEASE_SECONDS
-    assert await second.take_over(["another model"]) == []
+    assert await second.take_expired(["another model"]) == []
     for store in (second, third):
-        assert await store.take_over(["tiny"]) == [], "its frontend may be about to renew it"
-    jobs = await asyncio.gather(second.take_over(["tiny"]), third.take_over(["tiny"]))
+        assert await store.take_expired(["tiny"]) == [], "its frontend may be about to renew it"
+    jobs = await asyncio.gather(second.take_expired(["tiny"]), third.take_expired(["tiny"]))
     [job] = [job for each in jobs for job in each]
     assert (job.owner, job.request, job.lease.run) == ("me", {"seed": 5}, 2)
-    assert await second.emitted("resp_1") == [{"n": 0}]
+    assert await second.all_events("resp_1") == [{"n": 0}]
     with pytest.raises(LeaseLostError):
         await first.add(lease, 1, [b"{}"])
     assert await first.renew([lease]) == [lease]
@@ -143,21 +143,21 @@ async def test_clocks_that_are_set_take_no_work_from_who_lives_and_leave_none(
     first, second = stores("a"), stores("b")
     lease = await first.begin("me", body(status="queued"), [], {})
     clock.now += set_by
-    assert await second.take_over(["tiny"]) == []
+    assert await second.take_expired(["tiny"]) == []
     assert await first.renew([lease]) == []
     for _ in range(3):
-        assert await second.take_over(["tiny"]) == []
+        assert await second.take_expired(["tiny"]) == []
     clock.now -= set_by
-    assert await second.take_over(["tiny"]) == []
-    [job] = await second.take_over(["tiny"])
+    assert await second.take_expired(["tiny"]) == []
+    [job] = await second.take_expired(["tiny"])
     assert job.lease.run == 2
 
 
 async def test_work_given_up_is_there_at_once_and_does_not_count(stores: Stores) -> None:
     first, second = stores("a"), stores("b")
     lease = await first.begin("me", body(status="queued"), [], {})
-    await first.give_up(lease)
-    [job] = await second.take_over(["tiny"])
+    await first.release_lease(lease)
+    [job] = await second.take_expired(["tiny"])
     assert job.lease.run == 1
 
 
@@ -174,7 +174,7 @@ async def test_a_cancelled_response_takes_no_more(stores: Stores) -> None:
 
 async def test_only_what_runs_in_the_background_is_cancelled(stores: Stores) -> None:
     store = stores("a")
-    await store.keep("me", body(), [])
+    await store.save("me", body(), [])
     with pytest.raises(BadRequestError):
         await store.cancel("me", "resp_1")
     lease = await store.begin("me", body("resp_2", "queued"), [], {})
@@ -194,9 +194,9 @@ async def test_events_are_read_from_where_one_was(stores: Stores) -> None:
 
 async def test_the_old_are_forgotten(stores: Stores, clock: Clock) -> None:
     store = stores("a")
-    await store.keep("me", body("old"), [item("i1")])
+    await store.save("me", body("old"), [item("i1")])
     clock.now += 31 * DAY
-    await store.keep("me", body("new"), [])
+    await store.save("me", body("new"), [])
     with pytest.raises(NotFoundError):
         await store.get("me", "old")
     assert (await store.get("me", "new"))["id"] == "new"
@@ -204,7 +204,7 @@ async def test_the_old_are_forgotten(stores: Stores, clock: Clock) -> None:
 
 async def test_the_old_are_not_there_though_nothing_new_comes(stores: Stores, clock: Clock) -> None:
     store = stores("a")
-    await store.keep("me", body("old"), [item("i1")])
+    await store.save("me", body("old"), [item("i1")])
     lease = await store.begin("me", body("asked", "queued"), [], {})
     await store.add(lease, 0, [b"{}"], body("asked", background=True))
     clock.now += 29 * DAY
@@ -242,7 +242,7 @@ async def test_the_file_keeps_to_its_bound_by_forgetting_the_oldest(tmp_path: Pa
     store = ResponseStore(database, "a", clock)
     for number in range(100):
         clock.now += 1
-        await store.keep("me", body(f"r{number}", filler="x" * 100_000), [])
+        await store.save("me", body(f"r{number}", filler="x" * 100_000), [])
     with pytest.raises(NotFoundError):
         await store.get("me", "r0")
     assert (await store.get("me", "r99"))["id"] == "r99"
@@ -254,12 +254,12 @@ async def test_the_file_keeps_to_its_bound_by_forgetting_the_oldest(tmp_path: Pa
 async def test_an_owner_that_writes_much_forgets_its_own(tmp_path: Path, clock: Clock) -> None:
     database = Database(tmp_path / "r.sqlite", 2 << 20, 30 * DAY)
     store, sessions = ResponseStore(database, "a", clock), SessionStore(database, clock)
-    await store.keep("modest", body("r-modest", filler="x" * 100_000), [])
+    await store.save("modest", body("r-modest", filler="x" * 100_000), [])
     session = await sessions.open("modest", 100, None)
     for number in range(60):
         clock.now += 1
         if number % 2:
-            await store.keep("greedy", body(f"r{number}", filler="x" * 100_000), [])
+            await store.save("greedy", body(f"r{number}", filler="x" * 100_000), [])
         else:
             opened = await sessions.open("greedy", 100_000, None)
             await sessions.add("greedy", opened, Turn("rid", None, [7] * 25_000, [7]))
@@ -400,8 +400,8 @@ async def test_a_full_disk_fails_what_is_stored_and_nothing_later(tmp_path: Path
     store = ResponseStore(database, "a", clock)
     await database.run(lambda each: each.execute("PRAGMA max_page_count = 40"))
     with pytest.raises(StoreError, match="does not answer: database or disk is full"):
-        await store.keep("me", body("large", filler="x" * 1_000_000), [])
-    await store.keep("me", body("small"), [])
+        await store.save("me", body("large", filler="x" * 1_000_000), [])
+    await store.save("me", body("small"), [])
     assert (await store.get("me", "small"))["id"] == "small"
     await database.close()
 

@@ -18,8 +18,8 @@ from tercet.frontend.api.responses.conversation_routes import OpenAIServingConve
 from tercet.frontend.api.responses.routes import OpenAIServingResponses
 from tercet.frontend.api.sglang.adapter_routes import LOAD_PATHS, UNLOAD_PATHS, AdapterRoutes
 from tercet.frontend.api.sglang.control_routes import ControlRoutes
-from tercet.frontend.api.sglang.generate import Native
-from tercet.frontend.api.sglang.session_routes import Sessions
+from tercet.frontend.api.sglang.generate import GenerateRoutes
+from tercet.frontend.api.sglang.session_routes import SessionRoutes
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import HttpConfig, ServingConfig
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -36,8 +36,8 @@ def routes(
     planner = ChatPlanner(serving)
     chat = OpenAIServingChat(manager, config.max_body_bytes, planner)
     models = OpenAIServingModels(manager.models, manager.adapters)
-    sessions = Sessions(stores.sessions if stores else None, config.max_body_bytes)
-    native = Native(manager, sessions, config.max_body_bytes, planner.reasoning_field)
+    sessions = SessionRoutes(stores.sessions if stores else None, config.max_body_bytes)
+    generate = GenerateRoutes(manager, sessions, config.max_body_bytes, planner.reasoning_field)
     control = ControlRoutes(manager, config.max_body_bytes)
     adapters = AdapterRoutes(manager.adapters, config.max_body_bytes)
     messages = AnthropicServingMessages(manager, planner, config.max_body_bytes)
@@ -79,11 +79,11 @@ def routes(
         ("GET", "/v1/models/{model:path}", models.retrieve),
         ("POST", "/v1/messages", messages.create),
         ("POST", "/v1/messages/count_tokens", messages.count_tokens),
-        ("POST", "/generate", native.generate),
+        ("POST", "/generate", generate.generate),
         ("POST", "/open_session", sessions.open),
         ("POST", "/close_session", sessions.close),
-        ("POST", "/tokenize", native.tokenize),
-        ("POST", "/detokenize", native.detokenize),
+        ("POST", "/tokenize", generate.tokenize),
+        ("POST", "/detokenize", generate.detokenize),
         ("POST", "/abort_request", control.abort_request),
         ("POST", "/flush_cache", control.flush_cache),
         ("POST", "/pause_generation", control.pause_generation),
@@ -91,9 +91,9 @@ def routes(
         ("POST", "/update_weights_from_disk", control.update_weights),
         *(("POST", path, adapters.load) for path in LOAD_PATHS),
         *(("POST", path, adapters.unload) for path in UNLOAD_PATHS),
-        ("GET", "/server_info", native.server_info),
-        ("GET", "/health", native.health),
-        ("GET", "/live", native.live),
+        ("GET", "/server_info", generate.server_info),
+        ("GET", "/health", generate.health),
+        ("GET", "/live", generate.live),
         ("GET", METRICS, Metrics(manager).scrape),
         ("GET", "/openapi.json", OpenApi(OPERATIONS).read),
     ]

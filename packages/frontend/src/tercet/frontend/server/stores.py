@@ -1,6 +1,6 @@
 """SQLite stores of one frontend: responses, conversations, sessions, and the background worker."""
 
-from tercet.frontend.api.responses.background import Background
+from tercet.frontend.api.responses.background import BackgroundWorker
 from tercet.frontend.api.responses.conversation_store import ConversationStore
 from tercet.frontend.api.responses.draft import ResponseDrafter
 from tercet.frontend.api.responses.store import ResponseStore
@@ -18,7 +18,7 @@ class Stores:
         self.responses = ResponseStore(database, manager.peer)
         self.conversations = ConversationStore(database)
         drafter = ResponseDrafter(manager, planner, self.responses, self.conversations)
-        self.background = Background(manager, drafter, self.responses)
+        self.background = BackgroundWorker(manager, drafter, self.responses)
         self.sessions = SessionStore(database)
 
     def start(self) -> None:

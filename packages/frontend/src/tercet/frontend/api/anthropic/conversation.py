@@ -20,16 +20,16 @@ from tercet.frontend.errors import BadRequestError
 
 def messages_of(system: str | Sequence[TextBlock] | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the chat messages. Raises BadRequestError for a result of an unknown tool call."""
-    told = _text(system) if system else ""
-    chat: list[dict[str, Any]] = [{"role": "system", "content": told}] if told else []
-    called: set[str] = set()
+    text = _text(system) if system else ""
+    chat: list[dict[str, Any]] = [{"role": "system", "content": text}] if text else []
+    call_ids: set[str] = set()
     for place, message in enumerate(messages):
         blocks = [TextBlock(type="text", text=message.content)] if isinstance(message.content, str) else message.content
         if message.role == "assistant":
             chat.append(_assistant(blocks, place))
-            called |= {block.id for block in blocks if isinstance(block, ToolUseBlock)}
+            call_ids |= {block.id for block in blocks if isinstance(block, ToolUseBlock)}
         else:
-            chat += _said(message.role, blocks, called, place)
+            chat += _user_messages(message.role, blocks, call_ids, place)
     return chat
 
 
@@ -52,7 +52,7 @@ def _assistant(blocks: Sequence[Block], place: int) -> dict[str, Any]:
     return message
 
 
-def _said(role: str, blocks: Sequence[Block], called: set[str], place: int) -> list[dict[str, Any]]:
+def _user_messages(role: str, blocks: Sequence[Block], call_ids: set[str], place: int) -> list[dict[str, Any]]:
     """Return tool results as messages of their own, then the text."""
     chat: list[dict[str, Any]] = []
     texts: list[str] = []
@@ -61,7 +61,7 @@ def _said(role: str, blocks: Sequence[Block], called: set[str], place: int) -> l
             case TextBlock():
                 texts.append(block.text)
             case ToolResultBlock():
-                if block.tool_use_id not in called:
+                if block.tool_use_id not in call_ids:
                     raise BadRequestError(
                         f"No tool_use block before this has the id '{block.tool_use_id}'.",
                         param=f"messages.{place}.content",
@@ -79,7 +79,7 @@ def _said(role: str, blocks: Sequence[Block], called: set[str], place: int) -> l
     return chat
 
 
-def described(tool: Tool) -> str:
+def tool_description(tool: Tool) -> str:
     """Return the description of a tool for the model, with its input examples."""
     lines = [tool.description] if tool.description else []
     if tool.input_examples:

@@ -9,7 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.api.anthropic.conversation import described, messages_of
+from tercet.frontend.api.anthropic.conversation import messages_of, tool_description
 from tercet.frontend.api.anthropic.schema import CountTokens, CreateMessage, Prompted
 from tercet.frontend.api.anthropic.writer import Change, MessageWriter
 from tercet.frontend.api.openai.sampling_schema import SamplingFields
@@ -50,13 +50,13 @@ class AnthropicServingMessages:
         sampling = SamplingFields(
             model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k
         ).sampling(model.files.defaults)
-        turn = msgspec.structs.replace(
-            _turn(body, model), sampling=sampling, max_tokens=body.max_tokens, stop=body.stop_sequences or []
+        options = msgspec.structs.replace(
+            _chat_options(body, model), sampling=sampling, max_tokens=body.max_tokens, stop=body.stop_sequences or []
         )
-        plan = await self._planner.plan(turn, model)
-        told = body.thinking is None or body.thinking.display != "omitted"
+        plan = await self._planner.plan(options, model)
+        include_thinking = body.thinking is None or body.thinking.display != "omitted"
         rid = self._manager.new_id()
-        writer = MessageWriter(f"msg_{rid}", body.model, include_thinking=told)
+        writer = MessageWriter(f"msg_{rid}", body.model, include_thinking=include_thinking)
         generation = await cancel_on_disconnect(request, self._manager.submit([plan.request], rid))
         changes = _changes(plan, writer, generation)
         if not body.stream:
@@ -77,12 +77,12 @@ class AnthropicServingMessages:
         """Return the number of prompt tokens of a message."""
         body = await read_model(request, CountTokens, self._body_limit)
         model = await self._manager.adapters.model(body.model)
-        plan = await self._planner.plan(_turn(body, model), model)
-        ids = await model.tokenize(plan.request.prompt, must_fit=False)
+        plan = await self._planner.plan(_chat_options(body, model), model)
+        ids = await model.tokenized(plan.request.prompt, must_fit=False)
         return _json({"input_tokens": len(ids)})
 
 
-def _turn(body: Prompted, model: ServedModel) -> ChatOptions:
+def _chat_options(body: Prompted, model: ServedModel) -> ChatOptions:
     """Return the chat options for a prompt, without those of sampling. A final assistant message is continued."""
     thinking, config, choice = body.thinking, body.output_config, body.tool_choice
     schema = config.format.schema_ if config and config.format else None
@@ -94,7 +94,8 @@ def _turn(body: Prompted, model: ServedModel) -> ChatOptions:
         messages=messages_of(body.system, body.messages),
         sampling=SamplingFields(model=body.model).sampling(model.files.defaults),
         tools=tuple(
-            ToolSpec(tool.name, tool.input_schema, described(tool), bool(tool.strict)) for tool in body.tools or ()
+            ToolSpec(tool.name, tool.input_schema, tool_description(tool), bool(tool.strict))
+            for tool in body.tools or ()
         ),
         tool_choice=ToolChoice(_CALLS[choice.type], frozenset({choice.name}) if choice.name else None)
         if choice
@@ -116,12 +117,12 @@ def _turn(body: Prompted, model: ServedModel) -> ChatOptions:
 async def _changes(plan: ChatPlan, writer: MessageWriter, generation: Generation) -> AsyncIterator[list[Change]]:
     """Yield the changes of each update. Raises ApiError."""
     [reader] = plan.readers(generation)
-    begun = False
+    started = False
     async for arrivals in generation.arrivals():
-        changes = [] if begun else writer.begin(_usage(generation, reader.reasoning_tokens))
-        begun = True
+        changes = [] if started else writer.begin(_usage(generation, reader.reasoning_tokens))
+        started = True
         for update in (arrival.update for arrival in arrivals):
-            changes += writer.take(reader.read(update))
+            changes += writer.add(reader.read(update))
             if update.finish is not None:
                 changes += writer.end(update.finish, _usage(generation, reader.reasoning_tokens))
         yield changes

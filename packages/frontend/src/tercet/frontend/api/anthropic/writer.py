@@ -39,8 +39,8 @@ class MessageWriter:
         self._tell_thoughts = include_thinking
         self._open = ""
         """Type of the open block; empty if none is open."""
-        self._texts: list[str] = []
-        self._blank = ""
+        self._parts: list[str] = []
+        self._pending_space = ""
         """White space that becomes text only if text follows."""
         self._in_call = False
         """The last tool call has not ended."""
@@ -50,28 +50,28 @@ class MessageWriter:
         self.body["usage"] = usage
         return [{"type": "message_start", "message": {**self.body, "content": []}}, {"type": "ping"}]
 
-    def take(self, findings: Sequence[Event]) -> list[Change]:
+    def add(self, events: Sequence[Event]) -> list[Change]:
         """Add parsed output; return the events."""
         changes: list[Change] = []
-        for finding in findings:
-            match finding:
+        for event in events:
+            match event:
                 case TextDelta(text):
                     changes += self._text(text)
                 case ReasoningDelta(text):
-                    changes += self._into("thinking", {"type": "thinking", "thinking": "", "signature": ""})
-                    self._texts.append(text)
+                    changes += self._open_block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+                    self._parts.append(text)
                     if self._tell_thoughts:
                         changes.append(self._delta({"type": "thinking_delta", "thinking": text}))
                 case ToolCallStart():
-                    changes += self._call(finding)
+                    changes += self._call(event)
                 case ToolArgumentsDelta(_, text):
-                    self._texts.append(text)
+                    self._parts.append(text)
                     changes.append(self._delta({"type": "input_json_delta", "partial_json": text}))
                 case ToolCallEnd():
                     self._in_call = False
                     changes += self._close()
                 case _:
-                    assert_never(finding)
+                    assert_never(event)
         return changes
 
     def end(self, finish: FinishReason, usage: dict[str, Any]) -> list[Change]:
@@ -80,8 +80,8 @@ class MessageWriter:
         An unfinished tool call does not set the stop reason, since it cannot be used.
         """
         changes = []
-        if self._blank and not self.body["content"]:
-            changes += self._into_text(self._blank)
+        if self._pending_space and not self.body["content"]:
+            changes += self._append_text(self._pending_space)
         changes += self._close()
         called = not self._in_call and any(block["type"] == "tool_use" for block in self.body["content"])
         if finish.type is FinishType.LENGTH:
@@ -98,28 +98,33 @@ class MessageWriter:
 
     def _text(self, text: str) -> list[Change]:
         if self._open != "text":
-            if not (self._blank + text).strip():
-                self._blank += text
+            if not (self._pending_space + text).strip():
+                self._pending_space += text
                 return []
-            text, self._blank = self._blank + text, ""
-        return self._into_text(text)
+            text, self._pending_space = self._pending_space + text, ""
+        return self._append_text(text)
 
-    def _into_text(self, text: str) -> list[Change]:
-        changes = self._into("text", {"type": "text", "text": ""})
-        self._texts.append(text)
+    def _append_text(self, text: str) -> list[Change]:
+        changes = self._open_block("text", {"type": "text", "text": ""})
+        self._parts.append(text)
         return [*changes, self._delta({"type": "text_delta", "text": text})]
 
     def _call(self, start: ToolCallStart) -> list[Change]:
-        self._blank, self._in_call = "", True
+        self._pending_space, self._in_call = "", True
         changes = self._close()
-        block: dict[str, Any] = {"type": "tool_use", "id": start.id or self._call_id(), "name": start.name, "input": {}}
-        return [*changes, *self._into("tool_use", block)]
+        block: dict[str, Any] = {
+            "type": "tool_use",
+            "id": start.id or self._new_call_id(),
+            "name": start.name,
+            "input": {},
+        }
+        return [*changes, *self._open_block("tool_use", block)]
 
-    def _call_id(self) -> str:
+    def _new_call_id(self) -> str:
         """Return an id for a tool call that has none."""
         return f"toolu_{self.body['id']}_{len(self.body['content'])}"
 
-    def _into(self, kind: str, block: dict[str, Any]) -> list[Change]:
+    def _open_block(self, kind: str, block: dict[str, Any]) -> list[Change]:
         """Open a block, unless one of this kind is open."""
         if self._open == kind:
             return []
@@ -133,7 +138,7 @@ class MessageWriter:
             return []
         changes: list[Change] = []
         block: dict[str, Any] = self.body["content"][-1]
-        text = "".join(self._texts)
+        text = "".join(self._parts)
         match self._open:
             case "text":
                 block["text"] = text
@@ -144,7 +149,7 @@ class MessageWriter:
                 changes.append(self._delta({"type": "signature_delta", "signature": block["signature"]}))
             case "tool_use":
                 block["input"] = _arguments(text)
-        self._open, self._texts = "", []
+        self._open, self._parts = "", []
         return [*changes, {"type": "content_block_stop", "index": self._index}]
 
     def _delta(self, delta: dict[str, Any]) -> Change:

@@ -48,7 +48,7 @@ def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
     continues = bool(body.continue_final_message)
     requested = body.add_generation_prompt
     budget, budget_param = _thinking_budget(body)
-    effort, effort_param = _effort(body)
+    effort, effort_param = _reasoning_effort(body)
     return ChatOptions(
         messages=[message_of(message) for message in body.messages],
         sampling=body.sampling(model.files.defaults),
@@ -91,7 +91,7 @@ def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
     return kwargs
 
 
-def _effort(body: ChatRequest) -> tuple[str | None, str]:
+def _reasoning_effort(body: ChatRequest) -> tuple[str | None, str]:
     """Return the reasoning effort, and the parameter that set it. Disabled reasoning means no effort."""
     if body.reasoning_effort is None and body.thinks is False:
         return "none", "thinking" if body.thinking else "enable_thinking"

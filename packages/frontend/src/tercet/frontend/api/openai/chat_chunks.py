@@ -35,18 +35,18 @@ class ChatChunks:
             "system_fingerprint": model.fingerprint,
         }
         self._prefix = self._prefixed({})
-        self._end_with(None)
+        self._set_counts(None)
 
     def _prefixed(self, more: dict[str, Any]) -> bytes:
         """Return the start of a chunk, up to its choices."""
         head = orjson.dumps({**self._head, "object": "chat.completion.chunk", **more})
         return b"data: " + head[:-1] + b',"choices":['
 
-    def count(self, generation: Generation, reasoning_tokens: int = 0) -> None:
+    def set_usage(self, generation: Generation, reasoning_tokens: int = 0) -> None:
         """Add the current token counts to the chunks from here on."""
-        self._end_with(usage(generation, reasoning_tokens=reasoning_tokens, ended=False))
+        self._set_counts(usage(generation, reasoning_tokens=reasoning_tokens, ended=False))
 
-    def _end_with(self, counts: dict[str, Any] | None) -> None:
+    def _set_counts(self, counts: dict[str, Any] | None) -> None:
         self._suffix = chunk_suffix(counts, wanted=self._include_usage)
         self._text_suffix = b'},"logprobs":null,"finish_reason":null}' + self._suffix
 

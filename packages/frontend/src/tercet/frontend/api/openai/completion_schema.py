@@ -31,7 +31,7 @@ class CompletionRequest(SamplingFields, StructuredFields):
     def _check_fields(self) -> "CompletionRequest":
         if self.best_of and self.best_of < (self.n or 1):
             raise BadRequestError("'best_of' must not be less than 'n'.", param="best_of")
-        if self.chooses and self.stream:
+        if self.picks_best and self.stream:
             raise BadRequestError("The best of several completions cannot be streamed.", param="best_of")
         if self.suffix and self.echo:
             raise BadRequestError("'echo' and 'suffix' exclude each other.", param="suffix")
@@ -39,7 +39,7 @@ class CompletionRequest(SamplingFields, StructuredFields):
         if self.suffix and not all(isinstance(each, TextPrompt) for each in prompts):
             raise BadRequestError("With 'suffix' the prompt must be text.", param="suffix")
         if len(prompts) * self.candidates > MOST_CHOICES:
-            param = "best_of" if self.chooses else "n"
+            param = "best_of" if self.picks_best else "n"
             raise BadRequestError(f"A request can ask for {MOST_CHOICES} completions in all.", param=param)
         return self
 
@@ -49,7 +49,7 @@ class CompletionRequest(SamplingFields, StructuredFields):
         return max(self.best_of or 0, self.n or 1)
 
     @property
-    def chooses(self) -> bool:
+    def picks_best(self) -> bool:
         """Return whether more completions are generated than returned."""
         return self.candidates > (self.n or 1)
 

@@ -99,7 +99,7 @@ def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequ
         priority=body.priority or 0,
         cache_salt=body.cache_salt or "",
         param_names=ParamNames(
-            n="best_of" if body.chooses else "n",
+            n="best_of" if body.picks_best else "n",
             logprobs="prompt_logprobs" if body.logprobs is None else "logprobs",
             grammar=constraint.param if constraint else "",
         ),
@@ -108,7 +108,7 @@ def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequ
 
 def _logprobs(body: CompletionRequest) -> LogprobParams | None:
     """Return the parameters for schedulers. One number of alternatives serves prompt and output."""
-    if not (body.shows_logprobs or body.chooses):
+    if not (body.shows_logprobs or body.picks_best):
         return None
     scored = body.prompt_logprobs is not None or (bool(body.echo) and body.logprobs is not None)
     return LogprobParams(top=max(body.logprobs or 0, body.prompt_logprobs or 0), prompt=scored)
@@ -127,7 +127,7 @@ class CompletionWriter:
     def __init__(self, rid: str, body: CompletionRequest, model: ServedModel) -> None:
         self._model = model
         self._n = body.n or 1
-        self._chooses = body.chooses
+        self._picks_best = body.picks_best
         self._echo = bool(body.echo)
         self._scores_only = body.max_tokens == 0
         self._top = body.logprobs
@@ -146,7 +146,7 @@ class CompletionWriter:
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
         self._suffix = chunk_suffix(None, wanted=body.include_usage)
         self._writers: dict[int, CompletionLogprobs] = {}
-        self._told: set[int] = set()
+        self._started: set[int] = set()
         """Numbers of the choices that have appeared in a chunk."""
         self._prompts: dict[str, _Echo] = {}
         self._scored: dict[str, orjson.Fragment | None] = {}
@@ -159,7 +159,7 @@ class CompletionWriter:
         for arrival in arrivals:
             update = arrival.update
             number = arrival.prompt * self._n + update.index
-            first = number not in self._told
+            first = number not in self._started
             if not (first or update.text or update.finish or self._top is not None or self._has_ids):
                 continue
             state = generation.states[arrival.prompt]
@@ -188,7 +188,7 @@ class CompletionWriter:
 
     def full_response(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
         """Return a `text_completion` object."""
-        shown = _best(choices, self._n) if self._chooses else choices
+        shown = _best(choices, self._n) if self._picks_best else choices
         rows = []
         for number, each in enumerate(shown):
             yield from self.prepare(each.state)
@@ -216,11 +216,11 @@ class CompletionWriter:
 
         `scores` are the log-probabilities of its tokens, if they are written already.
         """
-        echo = self._prompts[state.rid] if self._echo and number not in self._told else _Echo("", None)
-        self._told.add(number)
+        echo = self._prompts[state.rid] if self._echo and number not in self._started else _Echo("", None)
+        self._started.add(number)
         if self._scores_only:
             text, ids, logprobs = "", [], []
-        told = {"token_ids": list(ids)} if self._has_ids else {}
+        token_fields = {"token_ids": list(ids)} if self._has_ids else {}
         if self._top is not None and scores is None:
             scores = result_of(self._scores(number, state, ids, logprobs, finish))
         if scores is not None and echo.scores is not None:
@@ -231,7 +231,7 @@ class CompletionWriter:
             "text": echo.text + text,
             "logprobs": scores and {name: values.fragment() for name, values in scores.items()},
             "finish_reason": "length" if reason and self._scores_only else reason,
-            **told,
+            **token_fields,
         }
 
     def _score_steps(self, number: int, choice: FinishedChoice) -> Steps[dict[str, Members] | None]:
@@ -291,7 +291,7 @@ def _best(choices: list[FinishedChoice], n: int) -> list[FinishedChoice]:
     by_prompt: dict[int, list[FinishedChoice]] = {}
     for each in choices:
         by_prompt.setdefault(each.prompt, []).append(each)
-    return [each for rivals in by_prompt.values() for each in sorted(rivals, key=_likelihood, reverse=True)[:n]]
+    return [each for candidates in by_prompt.values() for each in sorted(candidates, key=_likelihood, reverse=True)[:n]]
 
 
 def _likelihood(choice: FinishedChoice) -> float:

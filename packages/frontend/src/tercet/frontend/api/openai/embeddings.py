@@ -58,12 +58,12 @@ async def model_for_task(manager: TokenizerManager, name: str, *tasks: Task) -> 
         raise BadRequestError(f"{name!r} is an adapter, and only answers that are text have one.", param="model")
     task = model.limits.task
     if task not in tasks:
-        able = {Task.GENERATE: "generates text", Task.EMBED: "makes vectors", Task.CLASSIFY: "classifies"}[task]
-        raise BadRequestError(f"The model {name!r} {able}, and cannot answer this.", param="model")
+        does = {Task.GENERATE: "generates text", Task.EMBED: "makes vectors", Task.CLASSIFY: "classifies"}[task]
+        raise BadRequestError(f"The model {name!r} {does}, and cannot answer this.", param="model")
     return model
 
 
-def shortened(vector: bytes, dimensions: int | None) -> bytes:
+def truncate_vector(vector: bytes, dimensions: int | None) -> bytes:
     """Return the first `dimensions` numbers of a vector, normalized to length 1."""
     if dimensions is None or 4 * dimensions == len(vector):
         return vector
@@ -77,7 +77,7 @@ def usage(batch: EmbeddingBatch) -> dict[str, int]:
     return {"prompt_tokens": batch.tokens, "total_tokens": batch.tokens}
 
 
-def answered(body: dict[str, Any]) -> Response:
+def json_response(body: dict[str, Any]) -> Response:
     """Return a JSON response. All numbers in `body` are finite."""
     return Response(orjson.dumps(body), media_type="application/json")
 
@@ -92,10 +92,10 @@ def _classes(head: dict[str, Any], body: ClassifyRequest, model: ServedModel, ba
         label = model.limits.labels[best] if best < len(model.limits.labels) else None
         row = {"index": index, "label": label, "probs": shares, "num_classes": len(shares)}
         written.append(orjson.dumps(row))
-    return _listed({**head, "usage": usage(batch)}, written)
+    return _with_data({**head, "usage": usage(batch)}, written)
 
 
-def _listed(head: dict[str, Any], written: list[bytes]) -> bytes:
+def _with_data(head: dict[str, Any], written: list[bytes]) -> bytes:
     """Return an object that ends in the serialized list."""
     return orjson.dumps(head)[:-1] + b',"data":[' + b",".join(written) + b"]}"
 
@@ -104,7 +104,7 @@ def _embeddings(body: EmbeddingCreate, batch: EmbeddingBatch) -> bytes:
     """Return the response body, serialized vector by vector: millions of numbers at once would block all threads."""
     written = []
     for index, vector in enumerate(batch.vectors):
-        kept = shortened(vector, body.dimensions)
-        embedding = base64.b64encode(kept).decode() if body.encoding_format == "base64" else unpack_vector(kept)
+        kept = truncate_vector(vector, body.dimensions)
+        embedding = base64.b64encode(kept).decode() if body.encoding_format == "base64" else numbers(kept)
         written.append(orjson.dumps({"object": "embedding", "index": index, "embedding": embedding}))
-    return _listed({"object": "list", "model": body.model, "usage": usage(batch)}, written)
+    return _with_data({"object": "list", "model": body.model, "usage": usage(batch)}, written)

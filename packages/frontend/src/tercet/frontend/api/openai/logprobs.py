@@ -12,9 +12,9 @@ from tercet.frontend.http.loop_turns import Steps
 from tercet.frontend.model.token_bytes import TokenBytes, spelling
 from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_floats, unpack_ints
 
-_LOWEST = -9999.0
+_MIN_LOGPROB = -9999.0
 """Value for a probability of zero, as in OpenAI's API, because JSON has no infinity."""
-_NEAR = 16
+_SEARCH_WINDOW = 16
 """Maximum distance in characters at which a prompt token is searched for in the text."""
 
 STEP_TOKENS = 16
@@ -32,11 +32,11 @@ def entries(parts: Sequence[Logprobs], top: int | None = None) -> Iterator[Entry
         for place, chosen in enumerate(unpack_floats(part.chosen)):
             span = slice(place * part.top, place * part.top + shown)
             alternatives = [
-                (token_id, max(value, _LOWEST))
+                (token_id, max(value, _MIN_LOGPROB))
                 for token_id, value in zip(top_ids[span], top_values[span], strict=True)
                 if not math.isnan(value)
             ]
-            yield None if math.isnan(chosen) else max(chosen, _LOWEST), alternatives
+            yield None if math.isnan(chosen) else max(chosen, _MIN_LOGPROB), alternatives
 
 
 class Members:
@@ -132,7 +132,7 @@ def prompt_offsets(names: TokenBytes, specials: Container[int], token_ids: Seque
             elif piece.startswith(" ") and text.startswith(piece[1:], place):
                 piece = piece[1:]
             else:  # normalized, or unknown: find the next piece that is unchanged
-                place = max(text.find(piece, place, place + len(piece) + _NEAR), place)
+                place = max(text.find(piece, place, place + len(piece) + _SEARCH_WINDOW), place)
         yield min(place, len(text))
         place += len(piece)
 
@@ -167,19 +167,19 @@ class CompletionLogprobs:
             tokens.append(name)
             values.append(chosen)
             tops.append(None if chosen is None else {**self._named(alternatives), name: chosen})
-            offsets.append(self._passed(token_id))
+            offsets.append(self._advance(token_id))
         return {"tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}
 
-    def _passed(self, token_id: int) -> int:
+    def _advance(self, token_id: int) -> int:
         """Advance by one token and return its offset, which is that of the character it completes."""
         offset, data = self._offset, self._names[token_id]
         if token_id in self._hidden:
             return offset
-        begun = bool(self._decoder.getstate()[0])
+        mid_character = bool(self._decoder.getstate()[0])
         text = self._decoder.decode(data)
         self._offset += len(text)
-        alone = codecs.getincrementaldecoder("utf-8")("replace").decode(data) if begun else text
-        return self._offset - len(alone) if text.endswith(alone) else offset
+        own_text = codecs.getincrementaldecoder("utf-8")("replace").decode(data) if mid_character else text
+        return self._offset - len(own_text) if text.endswith(own_text) else offset
 
     def _named(self, alternatives: list[tuple[int, float]]) -> dict[str, float]:
         """Return the alternatives by name. If two tokens have the same spelling, the likelier one counts."""
@@ -218,20 +218,20 @@ def prompt_logprobs(
     """
     if scores is None:
         return None
-    told: list[dict[str, dict[str, Any]] | None] = []
+    rows: list[dict[str, dict[str, Any]] | None] = []
     for token_id, (own, alternatives) in zip(token_ids, entries([scores]), strict=True):
         if own is None:
-            told.append(None)
+            rows.append(None)
             continue
         ranks = {each: rank for rank, (each, _) in enumerate(alternatives, 1)}
         values = {token_id: own, **dict(alternatives[:top])}
-        told.append(
+        rows.append(
             {
                 str(each): {"logprob": value, "rank": ranks.get(each), "decoded_token": spelling(names[each])}
                 for each, value in values.items()
             }
         )
-    return told
+    return rows
 
 
 def prompt_logprob_steps(
@@ -240,8 +240,8 @@ def prompt_logprob_steps(
     """Return `prompt_logprobs` serialized in steps."""
     if scores is None:
         return None
-    told = Members()
+    rows = Members()
     for ids, part in sliced(token_ids, [scores]):
-        told.add(prompt_logprobs(names, ids, part, top) or [])
+        rows.add(prompt_logprobs(names, ids, part, top) or [])
         yield
-    return told.fragment()
+    return rows.fragment()

@@ -35,14 +35,14 @@ class ParsedChatWriter:
     """
 
     def __init__(self, rid: str, body: ChatRequest, model: ServedModel, plan: ChatPlan, reasoning_field: str) -> None:
-        self._envelope = ChatChunks(rid, body, model)
+        self._builder = ChatChunks(rid, body, model)
         self._plan = plan
         self._reasoning_field = reasoning_field
         self._functions = body.uses_functions
-        self._called = "stop" if body.names_tool else "function_call" if self._functions else "tool_calls"
+        self._call_finish_reason = "stop" if body.names_tool else "function_call" if self._functions else "tool_calls"
         self._readers: list[OutputParser] = []
-        self._begun: set[int] = set()
-        self._answered: set[int] = set()
+        self._started: set[int] = set()
+        self._has_content: set[int] = set()
         """Choices that have text or calls."""
 
     def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
@@ -52,27 +52,27 @@ class ParsedChatWriter:
         return b"".join(self._events_of(generation, arrival.update) for arrival in arrivals)
 
     def _events_of(self, generation: Generation, update: Update) -> bytes:
-        envelope, index = self._envelope, update.index
+        builder, index = self._builder, update.index
         reader = self._readers[index]
         deltas = [delta for event in reader.read(update) if (delta := self._delta(event)) is not None]
         if any(delta.keys() != {self._reasoning_field} for delta in deltas):
-            self._answered.add(index)
-        if envelope.continuous_usage:
-            envelope.count(generation, self._reasoning_tokens)
-        scored = envelope.logprobs(update.token_ids, update.logprobs, update.finish)
-        ids = update.token_ids if envelope.has_ids else []
+            self._has_content.add(index)
+        if builder.continuous_usage:
+            builder.set_usage(generation, self._reasoning_tokens)
+        scored = builder.logprobs(update.token_ids, update.logprobs, update.finish)
+        ids = update.token_ids if builder.has_ids else []
         if not deltas and (len(ids) or (scored is not None and scored["content"])):
             deltas = [{}]
         chunks = []
-        if index not in self._begun:
-            self._begun.add(index)
-            chunks.append(envelope.first_chunk(generation, index, _ROLE))
+        if index not in self._started:
+            self._started.add(index)
+            chunks.append(builder.first_chunk(generation, index, _ROLE))
         for delta in deltas:
-            chunks.append(envelope.chunk(index, orjson.dumps(delta), orjson.dumps(scored), token_ids=ids))
+            chunks.append(builder.chunk(index, orjson.dumps(delta), orjson.dumps(scored), token_ids=ids))
             scored, ids = None, []
         if update.finish is not None:
-            last = b"{}" if index in self._answered else _NO_TEXT
-            chunks.append(envelope.chunk(index, last, reason=self._reason(update.finish, reader)))
+            last = b"{}" if index in self._has_content else _NO_TEXT
+            chunks.append(builder.chunk(index, last, reason=self._reason(update.finish, reader)))
         return b"".join(chunks)
 
     def _delta(self, event: Event) -> dict[str, Any] | None:
@@ -103,11 +103,11 @@ class ParsedChatWriter:
 
         A finished tool call sets its own reason, unless the client named the tool or the output was cut off.
         """
-        called = reader.calls and not reader.in_call and finish.type is FinishType.STOP
-        return self._called if called else finish.type
+        has_call = reader.calls and not reader.in_call and finish.type is FinishType.STOP
+        return self._call_finish_reason if has_call else finish.type
 
     def end(self, generation: Generation) -> bytes:
-        return self._envelope.end(generation, self._reasoning_tokens)
+        return self._builder.end(generation, self._reasoning_tokens)
 
     def prepare(self, state: ReqState) -> Steps[None]:
         """Do nothing: events do not depend on the prompt."""
@@ -120,31 +120,31 @@ class ParsedChatWriter:
         for choice in choices:
             row = self._choice(choice, self._readers[choice.index])
             yield
-            row["logprobs"] = yield from self._envelope.logprob_steps(choice.token_ids, choice.logprobs, choice.finish)
+            row["logprobs"] = yield from self._builder.logprob_steps(choice.token_ids, choice.logprobs, choice.finish)
             written.append(row)
-        return (yield from self._envelope.full_response(generation, written, self._reasoning_tokens))
+        return (yield from self._builder.full_response(generation, written, self._reasoning_tokens))
 
     @property
     def _reasoning_tokens(self) -> int:
         return sum(reader.reasoning_tokens for reader in self._readers)
 
     def _choice(self, choice: FinishedChoice, reader: OutputParser) -> dict[str, Any]:
-        said = merge_events(reader.read(Update(choice.index, choice.text, choice.token_ids, [], choice.finish)))
-        message: dict[str, Any] = {"role": "assistant", "content": said.text, "refusal": None}
-        if said.reasoning:
-            message[self._reasoning_field] = said.reasoning
-        if said.calls:
-            message["content"] = said.text or None
-            message |= self._written(said.calls)
+        parsed = merge_events(reader.read(Update(choice.index, choice.text, choice.token_ids, [], choice.finish)))
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.text, "refusal": None}
+        if parsed.reasoning:
+            message[self._reasoning_field] = parsed.reasoning
+        if parsed.calls:
+            message["content"] = parsed.text or None
+            message |= self._call_fields(parsed.calls)
         return {
             "index": choice.index,
             "message": message,
             "logprobs": None,
             "finish_reason": self._reason(choice.finish, reader) if choice.finish else None,
-            **self._envelope.ids(choice.token_ids),
+            **self._builder.ids(choice.token_ids),
         }
 
-    def _written(self, calls: list[Call]) -> dict[str, Any]:
+    def _call_fields(self, calls: list[Call]) -> dict[str, Any]:
         if self._functions:
             return {"function_call": _function(calls[0])}
         return {"tool_calls": list(map(_tool_call, calls))}

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.api.openai.embedding_schema import RerankRequest, ScoreRequest
-from tercet.frontend.api.openai.embeddings import answered, model_for_task, usage
+from tercet.frontend.api.openai.embeddings import json_response, model_for_task, usage
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import cancel_on_disconnect
@@ -49,7 +49,7 @@ class OpenAIServingRerank:
             document = {} if body.return_documents is False else {"document": {"text": texts[place]}}
             results.append({"index": place, "relevance_score": scores[place], **document})
         head = {"id": f"rerank-{rid}", "model": body.model}
-        return answered({**head, "results": results, "usage": usage(batch)})
+        return json_response({**head, "results": results, "usage": usage(batch)})
 
     async def score(self, request: Request) -> Response:
         """Return a score for each pair."""
@@ -58,7 +58,7 @@ class OpenAIServingRerank:
         scores, batch = await self._scores(request, body, body.pairs(), body.params(), rid)
         data = [{"index": index, "object": "score", "score": score} for index, score in enumerate(scores)]
         head = {"id": f"score-{rid}", "object": "list", "created": int(time.time())}
-        return answered({**head, "model": body.model, "data": data, "usage": usage(batch)})
+        return json_response({**head, "model": body.model, "data": data, "usage": usage(batch)})
 
     async def _scores(
         self,
@@ -72,22 +72,22 @@ class OpenAIServingRerank:
         model = await model_for_task(self._manager, body.model, Task.EMBED, Task.CLASSIFY)
         if model.limits.task is Task.EMBED:
             texts = _texts(pairs, params)
-            asked = body.request(list(texts), list(texts.values()))
-            batch = await cancel_on_disconnect(request, self._manager.embed(asked, rid))
+            embedding_request = body.request(list(texts), list(texts.values()))
+            batch = await cancel_on_disconnect(request, self._manager.embed(embedding_request, rid))
             vectors = dict(zip(texts, batch.vectors, strict=True))
             return await asyncio.to_thread(_similarities, model.files.sentences.similarity, pairs, vectors), batch
         if model.limits.width != 1:
             message = f"The model {model.name!r} tells {model.limits.width} labels apart: it is no reranker."
             raise BadRequestError(message, param="model")
-        asked = body.request(list(pairs), params)
-        batch = await cancel_on_disconnect(request, self._manager.embed(asked, rid))
+        embedding_request = body.request(list(pairs), params)
+        batch = await cancel_on_disconnect(request, self._manager.embed(embedding_request, rid))
         scores = [score for vector in batch.vectors for score in numbers(vector)]
         if body.use_activation is False:
             return scores, batch
         return [share for score in scores for share in model.files.sentences.activate([score])], batch
 
 
-def unit(vector: bytes) -> list[float]:
+def normalized(vector: bytes) -> list[float]:
     """Return a vector normalized to length 1; zeros are unchanged."""
     given = numbers(vector)
     length = math.hypot(*given)
@@ -98,7 +98,7 @@ def _similarities(
     similarity: Similarity, pairs: Sequence[PairInput], vectors: Mapping[TextInput, bytes]
 ) -> list[float]:
     """Return the similarity of the vectors of each pair. Cosines are dot products of unit vectors."""
-    read = unit if similarity is cosine else numbers
+    read = normalized if similarity is cosine else numbers
     compare = dot if similarity is cosine else similarity
     read_vectors = {text: read(vector) for text, vector in vectors.items()}
     return [compare(*(read_vectors[text] for text in _sides(pair))) for pair in pairs]

@@ -95,9 +95,9 @@ class NativeStructuredFields(Strict):
 
 def constraint_of(body: StructuredFields) -> Constraint | None:
     """Return the constraint of a request. Raises BadRequestError for more than one."""
-    asked = [format_constraint(body.response_format, "response_format")]
+    constraints = [format_constraint(body.response_format, "response_format")]
     if (outputs := body.structured_outputs) is not None:
-        asked += [
+        constraints += [
             _schema(outputs.json_, "structured_outputs.json"),
             _regex(outputs.regex, "structured_outputs.regex"),
             _choice(outputs.choice, "structured_outputs.choice"),
@@ -105,7 +105,7 @@ def constraint_of(body: StructuredFields) -> Constraint | None:
             JsonObject(param="structured_outputs.json_object") if outputs.json_object else None,
             parse_structural_tag(outputs.structural_tag, "structured_outputs.structural_tag"),
         ]
-    asked += [
+    constraints += [
         _schema(body.guided_json, "guided_json"),
         _regex(body.guided_regex, "guided_regex"),
         _choice(body.guided_choice, "guided_choice"),
@@ -113,12 +113,12 @@ def constraint_of(body: StructuredFields) -> Constraint | None:
         _regex(body.regex, "regex"),
         _grammar(body.ebnf, "ebnf"),
     ]
-    return _only(asked)
+    return _at_most_one(constraints)
 
 
 def native_constraint_of(body: NativeStructuredFields) -> Constraint | None:
     """Return the constraint of SGLang's sampling parameters. Raises BadRequestError for more than one."""
-    return _only(
+    return _at_most_one(
         [
             _schema(body.json_schema, "sampling_params.json_schema"),
             _regex(body.regex, "sampling_params.regex"),
@@ -157,8 +157,8 @@ def parse_schema(text: str, param: str) -> dict[str, Any] | bool:
     return schema
 
 
-def _only(asked: list[Constraint | None]) -> Constraint | None:
-    given = [each for each in asked if each is not None]
+def _at_most_one(constraints: list[Constraint | None]) -> Constraint | None:
+    given = [each for each in constraints if each is not None]
     if len(given) > 1:
         raise BadRequestError(
             f"'{given[1].param}' cannot be combined with '{given[0].param}': only one of them can constrain an answer.",

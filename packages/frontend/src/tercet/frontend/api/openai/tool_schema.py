@@ -13,7 +13,7 @@ from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.structured_output.limits import MAX_TEXT
 
-_MOST_TOOLS = 128
+_MAX_TOOLS = 128
 
 
 Description = Annotated[str, Field(max_length=65_536)]
@@ -121,7 +121,7 @@ class AllowedTools(Strict):
     """Some of the tools, and whether one of them has to be called."""
 
     mode: Literal["auto", "required"]
-    tools: Annotated[list[AnyNamed], Field(min_length=1, max_length=_MOST_TOOLS)]
+    tools: Annotated[list[AnyNamed], Field(min_length=1, max_length=_MAX_TOOLS)]
 
 
 class AllowedToolsChoice(Strict):
@@ -133,8 +133,8 @@ class AllowedToolsChoice(Strict):
 
 Choice = Literal["none", "auto", "required"]
 Tool = Annotated[FunctionTool | CustomTool, Field(discriminator="type"), BeforeValidator(_supported)]
-Tools = Annotated[list[Tool], Field(max_length=_MOST_TOOLS)]
-Functions = Annotated[list[Function], Field(max_length=_MOST_TOOLS)]
+Tools = Annotated[list[Tool], Field(max_length=_MAX_TOOLS)]
+Functions = Annotated[list[Function], Field(max_length=_MAX_TOOLS)]
 ToolChoiceField = Choice | Annotated[NamedTool | NamedCustomTool | AllowedToolsChoice, Field(discriminator="type")]
 
 
@@ -204,12 +204,12 @@ class ToolFields(Strict):
             case NamedFunction(name=name):
                 return ToolChoice(Calls.REQUIRED, frozenset({name}))
             case NamedTool() | NamedCustomTool():
-                return _among(Calls.REQUIRED, [chosen])
+                return _choice_among(Calls.REQUIRED, [chosen])
             case AllowedToolsChoice(allowed_tools=allowed):
-                return _among(Calls(allowed.mode), allowed.tools)
+                return _choice_among(Calls(allowed.mode), allowed.tools)
         return ToolChoice()
 
 
-def _among(calls: Calls, tools: Sequence[NamedTool | NamedCustomTool]) -> ToolChoice:
+def _choice_among(calls: Calls, tools: Sequence[NamedTool | NamedCustomTool]) -> ToolChoice:
     customs = frozenset(each.name for each in tools if isinstance(each, NamedCustomTool))
     return ToolChoice(calls, frozenset(each.name for each in tools), customs)

@@ -12,13 +12,13 @@ import msgspec
 import orjson
 
 from tercet.frontend.api.responses.body import rid_of
-from tercet.frontend.api.responses.conversation_store import Past
+from tercet.frontend.api.responses.conversation_store import ConversationSnapshot
 from tercet.frontend.api.responses.draft import Draft, InitialItems, Origin, ResponseDrafter
 from tercet.frontend.api.responses.event_log import EventLog
 from tercet.frontend.api.responses.output_items import Change
 from tercet.frontend.api.responses.schema import CreateResponse
 from tercet.frontend.api.responses.store import MAX_EVENTS, Job, Lease, LeaseLostError, ResponseStore
-from tercet.frontend.api.responses.writer import ResponseWriter
+from tercet.frontend.api.responses.writer import ResponseObjectWriter
 from tercet.frontend.errors import ApiError, RateLimitError, ServerError, UnavailableError
 from tercet.frontend.http.auth import set_resumed_caller
 from tercet.frontend.http.sse import named_event
@@ -28,51 +28,51 @@ from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 logger = logging.getLogger(__name__)
 
 _RENEW_SECONDS = 0.5
-_LOOKS_FOR_EACH_TAKING = 2
+_POLLS_PER_TAKEOVER = 2
 _FOLLOW_SECONDS = 0.1
 """Maximum age in seconds of a follower's view of a response that another frontend generates."""
 MAX_FOLLOWERS = 64
 """Streams of background responses that one API key may have open at a frontend."""
-_MOST_RUNS = 3
+_MAX_RUNS = 3
 """Maximum runs of a response. More would be futile, and the request may be the reason that its frontends died."""
 
 
-class Background:
+class BackgroundWorker:
     """Background worker of this frontend. All methods run on the event loop's thread."""
 
     def __init__(self, manager: TokenizerManager, drafter: ResponseDrafter, store: ResponseStore) -> None:
         self._manager = manager
         self._drafter = drafter
         self._store = store
-        self._working: dict[Lease, asyncio.Task[None]] = {}
-        self._news: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
+        self._tasks: dict[Lease, asyncio.Task[None]] = {}
+        self._new_events: WeakValueDictionary[str, asyncio.Event] = WeakValueDictionary()
         """Events that the followers of a response wait for; they live as long as a follower does."""
         self._followers: Counter[str] = Counter()
         self._reads: dict[tuple[str, str, int], asyncio.Future[tuple[list[bytes], bool]]] = {}
         """Pending reads of the store, shared by followers that ask for the same events."""
-        self._looking: asyncio.Task[None] | None = None
+        self._poller: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Start to look for responses that other frontends have left."""
-        self._looking = asyncio.create_task(self._look_forever())
+        self._poller = asyncio.create_task(self._poll())
 
     async def close(self) -> None:
         """Stop. Unfinished responses are left to other frontends."""
-        tasks = [*self._working.values(), *([self._looking] if self._looking else [])]
-        leases = list(self._working)
+        tasks = [*self._tasks.values(), *([self._poller] if self._poller else [])]
+        leases = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for lease in leases:
-            await self._store.give_up(lease)
+            await self._store.release_lease(lease)
 
-    async def begin(self, owner: str, origin: Origin, draft: Draft) -> dict[str, Any]:
+    async def submit(self, owner: str, origin: Origin, draft: Draft) -> dict[str, Any]:
         """Start a response and return its body as queued. Raises ApiError if the request is refused."""
         generation = await self._manager.submit([draft.plan.request], rid_of(origin.id))
         body = {**draft.body, "output": []}
         try:
-            request = _kept(origin, draft.begun.past)
-            lease = await self._store.begin(owner, body, draft.begun.given, request, draft.begun.seen)
+            request = _resume_data(origin, draft.initial.past)
+            lease = await self._store.begin(owner, body, draft.initial.given, request, draft.initial.seen)
         except BaseException:
             self._manager.release(generation)
             raise
@@ -103,9 +103,9 @@ class Background:
             for event in events:
                 yield event
             if more and len(events) < MAX_EVENTS:
-                news = self._news.setdefault(response, asyncio.Event())
+                has_status = self._new_events.setdefault(response, asyncio.Event())
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(news.wait(), _FOLLOW_SECONDS)
+                    await asyncio.wait_for(has_status.wait(), _FOLLOW_SECONDS)
 
     async def _read(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
         """Return the next events and whether more will come. Concurrent readers share one read."""
@@ -122,31 +122,31 @@ class Background:
 
     def stop(self, response: str) -> None:
         """Stop the work on a cancelled or deleted response."""
-        for lease, task in self._working.items():
+        for lease, task in self._tasks.items():
             if lease.id == response:
                 task.cancel()
 
     # Generation.
 
     async def _work(self, lease: Lease, draft: Draft, generation: Generation, earlier: Sequence[Change]) -> None:
-        writer = ResponseWriter(draft.body, _call_ids(earlier))
+        writer = ResponseObjectWriter(draft.body, _call_ids(earlier))
         log = EventLog(earlier)
         try:
-            await self._tell(lease, log, writer, writer.begin())
+            await self._append_events(lease, log, writer, writer.begin())
             async for changes in draft.changes(writer, generation):
-                await self._tell(lease, log, writer, changes)
+                await self._append_events(lease, log, writer, changes)
         except UnavailableError:
-            await self._store.give_up(lease)
+            await self._store.release_lease(lease)
         except ApiError as error:
-            await self._tell(lease, log, writer, writer.fail(error))
+            await self._append_events(lease, log, writer, writer.fail(error))
         finally:
             self._manager.release(generation)
 
-    async def _again(self, job: Job) -> None:
+    async def _resume(self, job: Job) -> None:
         """Resume a response that another frontend has left, from the end of its events."""
         set_resumed_caller(job.owner)
         request = job.request
-        past = msgspec.convert(request["past"], Past) if "past" in request else None
+        past = msgspec.convert(request["past"], ConversationSnapshot) if "past" in request else None
         origin = Origin(
             request["id"],
             request["created"],
@@ -154,31 +154,33 @@ class Background:
             CreateResponse.model_validate(request["request"]),
             InitialItems(job.given, past),
         )
-        earlier = await self._store.emitted(job.lease.id)
+        earlier = await self._store.all_events(job.lease.id)
         try:
             draft = await self._drafter.draft(job.owner, origin)
-            if job.lease.run > _MOST_RUNS:
+            if job.lease.run > _MAX_RUNS:
                 raise ServerError("The server failed this response again and again.")
             rid = self._manager.further_id(rid_of(origin.id))
             generation = await self._manager.submit([draft.plan.request], rid)
         except UnavailableError:
-            await self._store.give_up(job.lease)
+            await self._store.release_lease(job.lease)
         except ApiError as error:
-            writer = ResponseWriter(await self._store.get(job.owner, job.lease.id))
-            await self._tell(job.lease, EventLog(earlier), writer, writer.fail(error))
+            writer = ResponseObjectWriter(await self._store.get(job.owner, job.lease.id))
+            await self._append_events(job.lease, EventLog(earlier), writer, writer.fail(error))
         else:
             await self._work(job.lease, draft, generation, earlier)
 
-    async def _tell(self, lease: Lease, log: EventLog, writer: ResponseWriter, changes: Sequence[Change]) -> None:
+    async def _append_events(
+        self, lease: Lease, log: EventLog, writer: ResponseObjectWriter, changes: Sequence[Change]
+    ) -> None:
         first = log.next
         events = [orjson.dumps(event) for event in log.add(changes)]
-        news = any(change["type"] in _STANDINGS for change in changes)
+        has_status = any(change["type"] in _STATUS_EVENTS for change in changes)
         # While it runs, its events hold the output; a half-finished item in the body would stay there until the end.
         body = writer.body if writer.ended else {**writer.body, "output": []}
-        if events or news:
-            await self._store.add(lease, first, events, body if news else None)
-        if woken := self._news.pop(lease.id, None):
-            woken.set()
+        if events or has_status:
+            await self._store.add(lease, first, events, body if has_status else None)
+        if waiters := self._new_events.pop(lease.id, None):
+            waiters.set()
 
     def _spawn(self, lease: Lease, work: Coroutine[None, None, None]) -> None:
         async def guarded() -> None:
@@ -187,35 +189,35 @@ class Background:
             except LeaseLostError:
                 logger.info("%s is no longer this frontend's to make", lease.id)
             except Exception:
-                # The lease runs out, and the response is resumed, at most `_MOST_RUNS` times.
+                # The lease runs out, and the response is resumed, at most `_MAX_RUNS` times.
                 logger.exception("the work on %s failed", lease.id)
 
         task = asyncio.create_task(guarded())
-        self._working[lease] = task
-        task.add_done_callback(lambda _: self._working.pop(lease, None))
+        self._tasks[lease] = task
+        task.add_done_callback(lambda _: self._tasks.pop(lease, None))
 
-    async def _look_forever(self) -> None:
-        looks = 0
+    async def _poll(self) -> None:
+        polls = 0
         while True:
             try:
-                for lease in await self._store.renew(list(self._working)) if self._working else ():
-                    if task := self._working.get(lease):
+                for lease in await self._store.renew(list(self._tasks)) if self._tasks else ():
+                    if task := self._tasks.get(lease):
                         task.cancel()
-                if looks % _LOOKS_FOR_EACH_TAKING == 0 and self._manager.ready:
-                    for job in await self._store.take_over(await self._manager.adapters.names()):
+                if polls % _POLLS_PER_TAKEOVER == 0 and self._manager.ready:
+                    for job in await self._store.take_expired(await self._manager.adapters.names()):
                         logger.warning("%s is begun again (run %d)", job.lease.id, job.lease.run)
-                        self._spawn(job.lease, self._again(job))
+                        self._spawn(job.lease, self._resume(job))
             except OSError:
                 logger.exception("the store of responses does not answer")
-            looks += 1
+            polls += 1
             await asyncio.sleep(_RENEW_SECONDS)
 
 
-_STANDINGS = {"response.in_progress", "response.completed", "response.incomplete", "response.failed"}
+_STATUS_EVENTS = {"response.in_progress", "response.completed", "response.incomplete", "response.failed"}
 """Events that change the status of a response."""
 
 
-def _kept(origin: Origin, past: Past | None) -> dict[str, Any]:
+def _resume_data(origin: Origin, past: ConversationSnapshot | None) -> dict[str, Any]:
     request = origin.request.model_dump(mode="json", by_alias=True, exclude_none=True)
     whole = {"id": origin.id, "created": origin.created, "seed": origin.seed, "request": request}
     return whole if past is None else {**whole, "past": msgspec.to_builtins(past)}

@@ -7,13 +7,13 @@ from pydantic import Field, field_validator
 from tercet.frontend.api.openai.sampling_schema import Strict
 from tercet.frontend.api.responses.input_schema import InputItem, Metadata, known_types
 
-_MOST_ITEMS = 20
+_MAX_ITEMS = 20
 
 
 class CreateConversation(Strict):
     """A conversation to begin."""
 
-    items: Annotated[list[InputItem], Field(max_length=_MOST_ITEMS)] | None = None
+    items: Annotated[list[InputItem], Field(max_length=_MAX_ITEMS)] | None = None
     metadata: Metadata | None = None
 
     @field_validator("items", mode="before")
@@ -31,7 +31,7 @@ class UpdateConversation(Strict):
 class AddItems(Strict):
     """Items for the end of a conversation."""
 
-    items: Annotated[list[InputItem], Field(min_length=1, max_length=_MOST_ITEMS)]
+    items: Annotated[list[InputItem], Field(min_length=1, max_length=_MAX_ITEMS)]
 
     @field_validator("items", mode="before")
     @classmethod

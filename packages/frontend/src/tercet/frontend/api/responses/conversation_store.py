@@ -23,7 +23,7 @@ Conversation = dict[str, Any]
 """The conversation object of the API."""
 
 
-class Past(msgspec.Struct, frozen=True):
+class ConversationSnapshot(msgspec.Struct, frozen=True):
     """A conversation as a response finds it at its start: the items before the place `end`, and their size in bytes."""
 
     items: list[Item]
@@ -32,7 +32,7 @@ class Past(msgspec.Struct, frozen=True):
 
     def check_room(self, given: Sequence[Item]) -> None:
         """Raise BadRequestError if the conversation has no room for the input."""
-        _check_room(self.size + _length(given), "input")
+        _check_room(self.size + _size(given), "input")
 
 
 class ConversationStore:
@@ -52,21 +52,21 @@ class ConversationStore:
             row = (conversation, owner, int(now), now, orjson.dumps(metadata), 0, 0)
             connection.execute("INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             self._append(connection, owner, conversation, items)
-            return _shown(self._found(connection, owner, conversation))
+            return _to_object(self._require(connection, owner, conversation))
 
         return await self._database.run(work)
 
     async def get(self, owner: str, conversation: str) -> Conversation:
-        return await self._database.run(lambda each: _shown(self._found(each, owner, conversation)))
+        return await self._database.run(lambda each: _to_object(self._require(each, owner, conversation)))
 
     async def update(self, owner: str, conversation: str, metadata: Mapping[str, str]) -> Conversation:
         """Replace the metadata of a conversation. Raises NotFoundError."""
 
         def work(connection: sqlite3.Connection) -> Conversation:
-            self._found(connection, owner, conversation)
+            self._require(connection, owner, conversation)
             query = "UPDATE conversations SET metadata = ? WHERE id = ?"
             connection.execute(query, (orjson.dumps(metadata), conversation))
-            return _shown(self._found(connection, owner, conversation))
+            return _to_object(self._require(connection, owner, conversation))
 
         return await self._database.run(work)
 
@@ -74,7 +74,7 @@ class ConversationStore:
         """Delete a conversation and its items. Raises NotFoundError."""
 
         def work(connection: sqlite3.Connection) -> None:
-            self._found(connection, owner, conversation)
+            self._require(connection, owner, conversation)
             connection.execute("DELETE FROM conversations WHERE id = ?", (conversation,))
 
         await self._database.run(work)
@@ -94,10 +94,10 @@ class ConversationStore:
         """Return a page of items, and whether there are more. Raises NotFoundError or BadRequestError."""
 
         def work(connection: sqlite3.Connection) -> tuple[list[Item], bool]:
-            end = self._found(connection, owner, conversation).next
+            end = self._require(connection, owner, conversation).next
             begin: int | None = end if order == "desc" else -1
             if after is not None:
-                begin = _place(connection, conversation, after)
+                begin = _place_of(connection, conversation, after)
                 if begin is None:
                     raise BadRequestError(f"Item with id '{after}' not found.", param="after", code="invalid_value")
             found = connection.execute(_PAGE[order], (conversation, begin, limit + 1)).fetchall()
@@ -107,7 +107,7 @@ class ConversationStore:
 
     async def item(self, owner: str, conversation: str, item: str) -> Item:
         def work(connection: sqlite3.Connection) -> Item:
-            self._found(connection, owner, conversation)
+            self._require(connection, owner, conversation)
             query = "SELECT data FROM conversation_items WHERE conversation = ? AND id = ?"
             row = connection.execute(query, (conversation, item)).fetchone()
             if row is None:
@@ -121,27 +121,27 @@ class ConversationStore:
         """Delete an item, and return the conversation. Raises NotFoundError."""
 
         def work(connection: sqlite3.Connection) -> Conversation:
-            self._found(connection, owner, conversation)
+            self._require(connection, owner, conversation)
             query = "DELETE FROM conversation_items WHERE conversation = ? AND id = ? RETURNING length(data)"
             gone = connection.execute(query, (conversation, item)).fetchall()
             if not gone:
                 raise _no_item(item)
             connection.execute("UPDATE conversations SET bytes = bytes - ? WHERE id = ?", (gone[0][0], conversation))
-            return _shown(self._found(connection, owner, conversation))
+            return _to_object(self._require(connection, owner, conversation))
 
         return await self._database.run(work)
 
-    async def past(self, owner: str, conversation: str) -> Past:
+    async def snapshot(self, owner: str, conversation: str) -> ConversationSnapshot:
         """Return the conversation for a response that continues it. Raises NotFoundError or BadRequestError."""
 
-        def work(connection: sqlite3.Connection) -> Past:
-            found = self._found(connection, owner, conversation, "conversation")
+        def work(connection: sqlite3.Connection) -> ConversationSnapshot:
+            found = self._require(connection, owner, conversation, "conversation")
             _check_room(found.size, "conversation")
-            return Past(rows.items_before(connection, conversation, found.next), found.next, found.size)
+            return ConversationSnapshot(rows.items_before(connection, conversation, found.next), found.next, found.size)
 
         return await self._database.run(work)
 
-    def _found(
+    def _require(
         self, connection: sqlite3.Connection, owner: str, conversation: str, param: str = "conversation_id"
     ) -> ConversationRow:
         now = self._clock()
@@ -155,17 +155,17 @@ class ConversationStore:
 
         Raises NotFoundError, or BadRequestError for duplicate ids and for items that exceed the limit.
         """
-        found = self._found(connection, owner, conversation)
+        found = self._require(connection, owner, conversation)
         ids: set[str] = set()
         for place, item in enumerate(items):
-            if item["id"] in ids or _place(connection, conversation, item["id"]) is not None:
+            if item["id"] in ids or _place_of(connection, conversation, item["id"]) is not None:
                 raise BadRequestError(f"There is an item '{item['id']}' already.", param=f"items[{place}].id")
             ids.add(item["id"])
-        _check_room(found.size + _length(items), "items")
+        _check_room(found.size + _size(items), "items")
         rows.append(connection, conversation, items, self._clock())
 
 
-def _length(items: Sequence[Item]) -> int:
+def _size(items: Sequence[Item]) -> int:
     return sum(len(orjson.dumps(item)) for item in items)
 
 
@@ -174,7 +174,7 @@ def _check_room(size: int, param: str) -> None:
         raise BadRequestError(f"A conversation holds at most {MAX_HISTORY_BYTES} bytes of items.", param=param)
 
 
-def _place(connection: sqlite3.Connection, conversation: str, item: str) -> int | None:
+def _place_of(connection: sqlite3.Connection, conversation: str, item: str) -> int | None:
     query = "SELECT place FROM conversation_items WHERE conversation = ? AND id = ?"
     row = connection.execute(query, (conversation, item)).fetchone()
     return row[0] if row else None
@@ -184,7 +184,7 @@ def _no_item(item: str) -> NotFoundError:
     return NotFoundError(f"Item with id '{item}' not found.", param="item_id")
 
 
-def _shown(row: ConversationRow) -> Conversation:
+def _to_object(row: ConversationRow) -> Conversation:
     return {
         "id": row.id,
         "object": "conversation",

@@ -10,20 +10,20 @@ import msgspec
 
 from tercet.frontend.api.openai.sampling_schema import SamplingFields, stop_strings
 from tercet.frontend.api.responses.body import new_body, usage_of
-from tercet.frontend.api.responses.conversation_store import ConversationStore, Past
-from tercet.frontend.api.responses.items import Item, messages_of, resolve_items, shaped
+from tercet.frontend.api.responses.conversation_store import ConversationSnapshot, ConversationStore
+from tercet.frontend.api.responses.items import Item, messages_of, resolve_items, to_stored_item
 from tercet.frontend.api.responses.output_items import Change
 from tercet.frontend.api.responses.schema import (
     CreateResponse,
     JsonObjectFormat,
     JsonSchemaFormat,
     Prompted,
-    missing_input,
+    missing_input_error,
 )
 from tercet.frontend.api.responses.scored_text import ScoredText
 from tercet.frontend.api.responses.store import ResponseStore
 from tercet.frontend.api.responses.tool_schema import choice_of, specs_of
-from tercet.frontend.api.responses.writer import ResponseWriter
+from tercet.frontend.api.responses.writer import ResponseObjectWriter
 from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.chat.planner import ChatPlan, ChatPlanner
 from tercet.frontend.constraints import Constraint, JsonObject, JsonSchema
@@ -43,7 +43,7 @@ class InitialItems(msgspec.Struct, frozen=True):
     """Input items of a response, and the items of its conversation, when it was first started."""
 
     given: list[Item]
-    past: Past | None
+    past: ConversationSnapshot | None
 
     @property
     def seen(self) -> int:
@@ -58,10 +58,10 @@ class Origin(msgspec.Struct, frozen=True):
     created: int
     seed: int
     request: CreateResponse
-    begun: InitialItems | None = None
+    initial: InitialItems | None = None
 
 
-_PIECES = 32
+_TOKENS_PER_TURN = 32
 """Tokens with log-probabilities that are parsed before other tasks of the loop run."""
 
 
@@ -69,24 +69,26 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A response that is ready to be generated."""
 
     plan: ChatPlan
-    begun: InitialItems
+    initial: InitialItems
     body: dict[str, Any]
     model: ServedModel
     wants_logprobs: bool
 
-    async def changes(self, writer: ResponseWriter, generation: Generation) -> AsyncIterator[list[Change]]:
+    async def changes(self, writer: ResponseObjectWriter, generation: Generation) -> AsyncIterator[list[Change]]:
         """Yield the changes of each update. Raises ApiError."""
         [reader] = self.plan.readers(generation)
         scored = self._scored()
-        begun = False
+        started = False
         async for arrivals in generation.arrivals():
-            changes = [] if begun else writer.progress()
-            begun = True
+            changes = [] if started else writer.progress()
+            started = True
             for update in (arrival.update for arrival in arrivals):
-                for place, piece in enumerate(scored.pieces(update) if scored else [update], 1):
-                    findings = reader.read(piece)
-                    changes += writer.take(findings, scored.told(findings, reader.reasoning_tokens) if scored else ())
-                    if place % _PIECES == 0:
+                for place, part in enumerate(scored.split(update) if scored else [update], 1):
+                    events = reader.read(part)
+                    changes += writer.add(
+                        events, scored.logprobs_for(events, reader.reasoning_tokens) if scored else ()
+                    )
+                    if place % _TOKENS_PER_TURN == 0:
                         yield changes
                         changes = []
                         await asyncio.sleep(0)  # let other tasks run: many tokens may have come
@@ -121,8 +123,8 @@ class ResponseDrafter:
         """Return the draft of a response. Raises ApiError."""
         request = origin.request
         model = await self._manager.adapters.model(request.model)
-        begun = origin.begun or await self._begun(owner, request)
-        turn = await self._turn(owner, request, begun, model)
+        initial = origin.initial or await self._initial_items(owner, request)
+        options = await self._chat_options(owner, request, initial, model)
         sampling = SamplingFields(
             model=request.model,
             temperature=request.temperature,
@@ -132,8 +134,8 @@ class ResponseDrafter:
             min_tokens=request.min_tokens,
             ignore_eos=request.ignore_eos,
         ).sampling(model.files.defaults)
-        turn = msgspec.structs.replace(
-            turn,
+        options = msgspec.structs.replace(
+            options,
             sampling=sampling,
             max_tokens=request.max_output_tokens,
             seed=origin.seed,
@@ -143,8 +145,8 @@ class ResponseDrafter:
             cache_salt=request.cache_salt or "",
         )
         return Draft(
-            plan=await self._plan(turn, model),
-            begun=begun,
+            plan=await self._plan(options, model),
+            initial=initial,
             body=new_body(origin.id, request, sampling, origin.created, stored=self._store is not None),
             model=model,
             wants_logprobs=request.wants_logprobs,
@@ -153,30 +155,32 @@ class ResponseDrafter:
     async def prompt(self, owner: str, request: Prompted) -> tuple[ChatPlan, ServedModel]:
         """Return the plan and the model of a request, to count its tokens. Raises ApiError."""
         model = await self._manager.adapters.model(request.model)
-        turn = await self._turn(owner, request, await self._begun(owner, request), model)
-        return await self._plan(turn, model), model
+        options = await self._chat_options(owner, request, await self._initial_items(owner, request), model)
+        return await self._plan(options, model), model
 
-    async def _begun(self, owner: str, request: Prompted) -> InitialItems:
+    async def _initial_items(self, owner: str, request: Prompted) -> InitialItems:
         """Return the new items of a request, and those of its conversation. Raises ApiError."""
         past = None
         if request.conversation_id is not None:
             if self._conversations is None:
                 raise NotFoundError("This server keeps no conversations to go on with.", param="conversation")
-            past = await self._conversations.past(owner, request.conversation_id)
+            past = await self._conversations.snapshot(owner, request.conversation_id)
         given = await self._given(owner, request)
         if past is not None:
             past.check_room(given)
             if not (past.items or given):
-                raise missing_input()
+                raise missing_input_error()
         return InitialItems(given, past)
 
-    async def _turn(self, owner: str, request: Prompted, begun: InitialItems, model: ServedModel) -> ChatOptions:
+    async def _chat_options(
+        self, owner: str, request: Prompted, initial: InitialItems, model: ServedModel
+    ) -> ChatOptions:
         """Return the chat options for the items and all items before them."""
-        earlier = begun.past.items if begun.past else []
+        earlier = initial.past.items if initial.past else []
         if request.previous_response_id is not None:
             earlier = await self._history(owner, request.previous_response_id)
         return ChatOptions(
-            messages=messages_of(earlier, begun.given, request.instructions),
+            messages=messages_of(earlier, initial.given, request.instructions),
             sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
             tools=tuple(specs_of(request.tools or ())),
             tool_choice=choice_of(request.tool_choice),
@@ -197,16 +201,16 @@ class ResponseDrafter:
 
     async def _given(self, owner: str, request: Prompted) -> list[Item]:
         if isinstance(request.input, str):
-            return [shaped({"type": "message", "role": "user", "content": request.input})]
+            return [to_stored_item({"type": "message", "role": "user", "content": request.input})]
 
         async def find(item: str) -> Item | None:
             return await self._store.item(owner, item) if self._store else None
 
         return await resolve_items(request.input or (), "input", find)
 
-    async def _plan(self, turn: ChatOptions, model: ServedModel) -> ChatPlan:
+    async def _plan(self, options: ChatOptions, model: ServedModel) -> ChatPlan:
         try:
-            return await self._planner.plan(turn, model)
+            return await self._planner.plan(options, model)
         except BadRequestError as error:
             if error.param is not None and error.param.startswith("messages"):  # made from the items of `input`
                 error.param = "input"

@@ -23,19 +23,19 @@ class EventLog:
 
     def __init__(self, earlier: Sequence[Change] = ()) -> None:
         self.next = len(earlier)
-        self._told = sum(_steps(change) for change in earlier)
+        self._skip = sum(_steps(change) for change in earlier)
 
     def add(self, changes: Iterable[Change]) -> list[Change]:
         """Return the new events, with their numbers."""
         numbered = []
         for change in changes:
             steps = _steps(change)
-            told = min(steps, self._told)
-            self._told -= told
-            if told == steps and change["type"] not in ENDS:
+            skipped = min(steps, self._skip)
+            self._skip -= skipped
+            if skipped == steps and change["type"] not in ENDS:
                 continue
-            if 0 < told < steps:
-                change = {**change, "delta": change["delta"][told:]}
+            if 0 < skipped < steps:
+                change = {**change, "delta": change["delta"][skipped:]}
             numbered.append({**change, "sequence_number": self.next})
             self.next += 1
         return numbered

@@ -25,7 +25,7 @@ _ANSWERED = {"function_call_output": "function_call", "custom_tool_call_output":
 """Types of tool outputs, with the type of the call that each belongs to."""
 
 
-def shaped(item: Item) -> Item:
+def to_stored_item(item: Item) -> Item:
     """Return an item as it is stored and shown: with an id, a status, and its text in parts."""
     item = {key: value for key, value in item.items() if value is not None}
     item.setdefault("id", f"{_PREFIXES[item['type']]}_{secrets.token_hex(24)}")
@@ -49,7 +49,7 @@ async def resolve_items(items: Sequence[InputItem], param: str, find: Find) -> l
     given: list[Item] = []
     for place, item in enumerate(items):
         if item.type != "item_reference":
-            given.append(shaped(item.model_dump(exclude_none=True)))
+            given.append(to_stored_item(item.model_dump(exclude_none=True)))
             continue
         found = await find(item.id)
         if found is None:

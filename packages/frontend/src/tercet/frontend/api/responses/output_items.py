@@ -24,22 +24,22 @@ class Item:
         """Return the text so far."""
         return "".join(self._texts)
 
-    def shape(self, status: str) -> dict[str, Any]:
+    def to_dict(self, status: str) -> dict[str, Any]:
         """Return the item as an object."""
         return {"id": self.id, "status": status, **self._fields(begun=status != "in_progress")}
 
-    def opening(self) -> list[Change]:
+    def start_events(self) -> list[Change]:
         """Return the first events of the item."""
-        return [{"type": "response.output_item.added", "output_index": self.place, "item": self.shape("in_progress")}]
+        return [{"type": "response.output_item.added", "output_index": self.place, "item": self.to_dict("in_progress")}]
 
-    def more(self, text: str, logprobs: LogprobList = ()) -> list[Change]:
+    def append(self, text: str, logprobs: LogprobList = ()) -> list[Change]:
         """Append text; return the events."""
         self._texts.append(text)
         return [self._delta(text, logprobs)]
 
-    def closing(self, status: str) -> list[Change]:
+    def end_events(self, status: str) -> list[Change]:
         """Return the last events of the item."""
-        return [{"type": "response.output_item.done", "output_index": self.place, "item": self.shape(status)}]
+        return [{"type": "response.output_item.done", "output_index": self.place, "item": self.to_dict(status)}]
 
     def change(self, kind: str, **fields: Any) -> Change:
         """Return an event about this item."""
@@ -55,14 +55,14 @@ class Item:
 class TextItem(Item):
     """An item with one content part."""
 
-    def opening(self) -> list[Change]:
+    def start_events(self) -> list[Change]:
         """Return the first events, which include the empty part."""
-        return [*super().opening(), self.change("content_part.added", content_index=0, part=self._part())]
+        return [*super().start_events(), self.change("content_part.added", content_index=0, part=self._part())]
 
-    def closing(self, status: str) -> list[Change]:
+    def end_events(self, status: str) -> list[Change]:
         """Return the last events, which include the complete part."""
         part = self.change("content_part.done", content_index=0, part=self._part())
-        return [self._done(), part, *super().closing(status)]
+        return [self._done(), part, *super().end_events(status)]
 
     def _part(self) -> dict[str, Any]:
         raise NotImplementedError
@@ -127,9 +127,9 @@ class Call(Item):
         self._name = name
         self._call_id = call_id
 
-    def closing(self, status: str) -> list[Change]:
+    def end_events(self, status: str) -> list[Change]:
         """Return the last events, which include the complete arguments."""
-        return [self._done(), *super().closing(status)]
+        return [self._done(), *super().end_events(status)]
 
     def _named(self) -> dict[str, str]:
         return {"call_id": self._call_id, **self._namespace, "name": self._name}

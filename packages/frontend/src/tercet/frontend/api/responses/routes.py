@@ -9,7 +9,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.api.responses.background import Background
+from tercet.frontend.api.responses.background import BackgroundWorker
 from tercet.frontend.api.responses.body import id_of, page, rid_of
 from tercet.frontend.api.responses.conversation_store import ConversationStore
 from tercet.frontend.api.responses.draft import Draft, Origin, ResponseDrafter, new_seed
@@ -17,7 +17,7 @@ from tercet.frontend.api.responses.event_log import EventLog, encoded
 from tercet.frontend.api.responses.output_items import Change
 from tercet.frontend.api.responses.schema import CreateResponse, TokenCount
 from tercet.frontend.api.responses.store import ResponseStore
-from tercet.frontend.api.responses.writer import ResponseWriter
+from tercet.frontend.api.responses.writer import ResponseObjectWriter
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.database import StoreError
 from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError, ServerError, UnsupportedParameterError
@@ -39,7 +39,7 @@ class OpenAIServingResponses:
         manager: TokenizerManager,
         planner: ChatPlanner,
         store: ResponseStore | None,
-        background: Background | None,
+        background: BackgroundWorker | None,
         conversations: ConversationStore | None,
         body_limit: int,
     ) -> None:
@@ -59,9 +59,9 @@ class OpenAIServingResponses:
         origin = Origin(id_of(self._manager.new_id()), int(time.time()), seed, body)
         draft = await self._drafter.draft(owner, origin)
         if body.background:
-            return await self._in_background(owner, origin, draft)
-        work = _Work(self._manager, draft, owner, self._responses)
-        return await (work.stream(request) if body.stream else work.full_response(request))
+            return await self._start_background(owner, origin, draft)
+        foreground = _ForegroundResponse(self._manager, draft, owner, self._responses)
+        return await (foreground.stream(request) if body.stream else foreground.full_response(request))
 
     async def retrieve(self, request: Request) -> Response:
         """Return a response, or with `stream=true` the events of a background response."""
@@ -109,21 +109,21 @@ class OpenAIServingResponses:
             raise NotFoundError("This server stores no responses: it was started without --response-store.")
         return self._responses
 
-    async def _in_background(self, owner: str, origin: Origin, draft: Draft) -> Response:
+    async def _start_background(self, owner: str, origin: Origin, draft: Draft) -> Response:
         if self._background is None:
             raise UnsupportedParameterError("This server stores no responses to make in the background.", param="store")
         if not origin.request.stream:
-            return _json(await self._background.begin(owner, origin, draft))
+            return _json(await self._background.submit(owner, origin, draft))
         leave = self._background.join(owner)
         try:
-            await self._background.begin(owner, origin, draft)
+            await self._background.submit(owner, origin, draft)
         except BaseException:
             leave()
             raise
         return self._follow(self._background, owner, origin.id, -1, leave)
 
     def _follow(
-        self, background: Background, owner: str, response: str, after: int, leave: Callable[[], None]
+        self, background: BackgroundWorker, owner: str, response: str, after: int, leave: Callable[[], None]
     ) -> Response:
         """Return the stream of events; `leave` is called at its end."""
 
@@ -147,7 +147,7 @@ class OpenAIServingResponses:
         return EventStream(events(), on_close=leave)
 
 
-class _Work:
+class _ForegroundResponse:
     """A response that its client waits for."""
 
     def __init__(self, manager: TokenizerManager, draft: Draft, owner: str, store: ResponseStore | None) -> None:
@@ -155,7 +155,7 @@ class _Work:
         self._draft = draft
         self._owner = owner
         self._store = store
-        self._writer = ResponseWriter(draft.body)
+        self._writer = ResponseObjectWriter(draft.body)
 
     async def full_response(self, request: Request) -> Response:
         """Return the complete response."""
@@ -166,7 +166,7 @@ class _Work:
             await cancel_on_disconnect(request, self._collect(generation))
         finally:
             self._manager.release(generation)
-        await self._keep()
+        await self._save()
         return _json(self._writer.body)
 
     async def stream(self, request: Request) -> Response:
@@ -193,33 +193,33 @@ class _Work:
     async def _events(self, first: list[Change], rest: AsyncIterator[list[Change]]) -> AsyncIterator[bytes]:
         log = EventLog()
         try:
-            yield await self._told(log, first)
+            yield await self._encode(log, first)
             async for changes in rest:
-                yield await self._told(log, changes)
+                yield await self._encode(log, changes)
         except ApiError as error:
-            yield await self._told(log, self._writer.fail(error))
+            yield await self._encode(log, self._writer.fail(error))
         except Exception:
             logger.exception("the stream of %s failed", self._writer.body["id"])
             yield _encoded(log, self._writer.fail(ServerError("The server failed this response.")))
 
-    async def _told(self, log: EventLog, changes: list[Change]) -> bytes:
+    async def _encode(self, log: EventLog, changes: list[Change]) -> bytes:
         """Return encoded events. The response is stored before the last one, so that the client can retrieve it then.
 
         If it cannot be stored, the last event reports that, unless it reports a failure already.
         """
         if self._writer.ended:
             try:
-                await self._keep()
+                await self._save()
             except StoreError as error:
                 logger.error("%s", error)
                 if self._writer.body["status"] != "failed":
                     changes = [*changes[:-1], *self._writer.fail(ServerError(str(error)))]
         return _encoded(log, changes)
 
-    async def _keep(self) -> None:
-        body, begun = self._writer.body, self._draft.begun
+    async def _save(self) -> None:
+        body, initial = self._writer.body, self._draft.initial
         if self._store is not None and (body["store"] or body["conversation"]):
-            await self._store.keep(self._owner, body, begun.given, begun.seen)
+            await self._store.save(self._owner, body, initial.given, initial.seen)
 
 
 def _encoded(log: EventLog, changes: list[Change]) -> bytes:

@@ -77,7 +77,7 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-def missing_input() -> BadRequestError:
+def missing_input_error() -> BadRequestError:
     """Return the error for a request without input."""
     return BadRequestError("Missing required parameter: 'input'.", param="input", code="missing_required_parameter")
 
@@ -129,7 +129,7 @@ class Prompted(Strict):
         if self.truncation == "auto":
             raise UnsupportedParameterError("'truncation' can only be 'disabled'.", param="truncation")
         if not self.input and self.previous_response_id is None and self.conversation is None:
-            raise missing_input()
+            raise missing_input_error()
         return self
 
     @property

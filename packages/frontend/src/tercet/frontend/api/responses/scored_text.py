@@ -24,29 +24,29 @@ class ScoredText:
         self._names = names
         self._hidden = hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._awaited = ""
+        self._pending_text = ""
         """Text of tokens that has not arrived yet, because it may start a stop string."""
-        self._open: list[tuple[str, Scores]] = []
+        self._unclassified: list[tuple[str, Scores]] = []
         """Tokens that are not yet classified: the text of each, and its log-probability."""
-        self._reasoned = 0
+        self._reasoning_tokens = 0
 
     @property
     def rest(self) -> Scores:
         """Return the log-probabilities of the unclassified tokens."""
-        return [score for _, scores in self._open for score in scores]
+        return [score for _, scores in self._unclassified for score in scores]
 
-    def pieces(self, update: Update) -> Iterator[Update]:
-        """Yield the update split into one per token. Call `told` after each."""
+    def split(self, update: Update) -> Iterator[Update]:
+        """Yield the update split into one per token. Call `logprobs_for` after each."""
         ids, text = update.token_ids, update.text
         scores = self._scores(update)
         for place, token_id in enumerate(ids):
             score = next(scores, None)
             self._read(token_id, [] if score is None else [score])
             if place + 1 < len(ids):
-                piece = self._arrived(text)
+                piece = self._take_completed(text)
                 text = text[len(piece) :]
                 yield Update(update.index, piece, [token_id], [], None)
-        self._awaited = self._awaited[len(text) :] if self._awaited.startswith(text) else ""
+        self._pending_text = self._pending_text[len(text) :] if self._pending_text.startswith(text) else ""
         yield msgspec.structs.replace(update, text=text, token_ids=ids[-1:], logprobs=[])
 
     def _scores(self, update: Update) -> Iterator[dict[str, Any]]:
@@ -54,50 +54,51 @@ class ScoredText:
         for ids, part in sliced(without_end(update.token_ids, update.finish), update.logprobs):
             yield from chat_logprobs(self._names, ids, [part])["content"]
 
-    def told(self, findings: Sequence[Event], reasoned: int) -> Scores:
+    def logprobs_for(self, events: Sequence[Event], reasoning_tokens: int) -> Scores:
         """Return the log-probabilities for the events of a piece.
 
-        `reasoned` is the number of reasoning tokens so far.
+        `reasoning_tokens` is the number of reasoning tokens so far.
         """
-        thought, self._reasoned = reasoned > self._reasoned, reasoned
-        text = "".join(each.text for each in findings if isinstance(each, TextDelta))
+        is_reasoning, self._reasoning_tokens = reasoning_tokens > self._reasoning_tokens, reasoning_tokens
+        text = "".join(each.text for each in events if isinstance(each, TextDelta))
         if text:
-            return self._of(text)
-        if findings or thought:
-            self._open = []
+            return self._logprobs_of(text)
+        if events or is_reasoning:
+            self._unclassified = []
         return []
 
-    def _of(self, text: str) -> Scores:
+    def _logprobs_of(self, text: str) -> Scores:
         """Return the log-probabilities of the tokens that spell `text`.
 
         Earlier tokens are dropped, later ones stay unclassified.
         """
-        spelt_all = "".join(spelt for spelt, _ in self._open)
-        begin = 0 if spelt_all.startswith(text) else max(spelt_all.rfind(text), 0)
-        told: Scores = []
+        spelled_all = "".join(spelled for spelled, _ in self._unclassified)
+        begin = 0 if spelled_all.startswith(text) else max(spelled_all.rfind(text), 0)
+        logprobs: Scores = []
         place = 0
-        for number, (spelt, scores) in enumerate(self._open):
+        for number, (spelled, scores) in enumerate(self._unclassified):
             if place >= begin + len(text):
-                self._open = self._open[number:]
-                return told
-            if place >= begin or place + len(spelt) > begin:
-                told += scores
-            place += len(spelt)
-        self._open = []
-        return told
+                self._unclassified = self._unclassified[number:]
+                return logprobs
+            if place >= begin or place + len(spelled) > begin:
+                logprobs += scores
+            place += len(spelled)
+        self._unclassified = []
+        return logprobs
 
     def _read(self, token_id: int, scores: Scores) -> None:
-        spelt = "" if token_id in self._hidden else self._decoder.decode(self._names[token_id])
-        self._open.append((spelt, scores))
-        self._awaited += spelt
+        spelled = "" if token_id in self._hidden else self._decoder.decode(self._names[token_id])
+        self._unclassified.append((spelled, scores))
+        self._pending_text += spelled
 
-    def _arrived(self, text: str) -> str:
+    def _take_completed(self, text: str) -> str:
         """Return the part of the text that the tokens so far have completed.
 
         It is empty if that is unclear; a later token then has the text.
         """
-        for piece in (self._awaited, self._awaited.removeprefix(" ")):  # SentencePiece adds a space to the first token
+        # SentencePiece adds a space to the first token.
+        for piece in (self._pending_text, self._pending_text.removeprefix(" ")):
             if piece and text.startswith(piece):
-                self._awaited = ""
+                self._pending_text = ""
                 return piece
         return ""

@@ -26,12 +26,14 @@ MAX_HISTORY_BYTES = 32 * 1024 * 1024
 MAX_EVENTS = 256
 """Maximum number of events that one read returns."""
 _RUNNING = ("queued", "in_progress")
-_MADE = ("completed", "incomplete")
-_HELD = "SELECT 1 FROM responses WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
+_COMPLETED = ("completed", "incomplete")
+_HOLDS_LEASE = (
+    "SELECT 1 FROM responses WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
+)
 _RENEW = (
     "UPDATE responses SET lease = ? WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
 )
-_GIVE_UP = (
+_RELEASE_LEASE = (
     "UPDATE responses SET lease = 0, runs = runs - 1"
     " WHERE id = ? AND frontend = ? AND runs = ? AND status IN ('queued', 'in_progress')"
 )
@@ -67,7 +69,7 @@ class ResponseStore:
         self._overdue: dict[str, float] = {}
         """Expired or invalid leases of the last check, by response."""
 
-    async def keep(self, owner: str, body: Body, given: Sequence[Item], seen: int = 0) -> None:
+    async def save(self, owner: str, body: Body, given: Sequence[Item], seen: int = 0) -> None:
         """Store a finished response with its own input items.
 
         If it has a conversation, input and output are appended there as well; the response has seen the items before
@@ -79,7 +81,7 @@ class ResponseStore:
                 self._insert(connection, owner, body, given, {}, seen, lease=0.0)
             else:
                 self._database.prune(connection, self._clock())
-            _tell_conversation(connection, body, given, self._clock())
+            _append_to_conversation(connection, body, given, self._clock())
 
         await self._database.run(work)
 
@@ -94,14 +96,14 @@ class ResponseStore:
     async def get(self, owner: str, response: str) -> Body:
         """Return the response body. Raises NotFoundError."""
         since = self._since
-        return await self._database.read(lambda each: _body(each, owner, response, since))
+        return await self._database.read(lambda each: _read_body(each, owner, response, since))
 
     async def delete(self, owner: str, response: str) -> None:
         """Delete a response, which stops its generation. Raises NotFoundError."""
         since = self._since
 
         def work(connection: sqlite3.Connection) -> None:
-            _body(connection, owner, response, since)
+            _read_body(connection, owner, response, since)
             connection.execute("DELETE FROM responses WHERE id = ?", (response,))
 
         await self._database.run(work)
@@ -114,12 +116,12 @@ class ResponseStore:
         since = self._since
 
         def work(connection: sqlite3.Connection) -> Body:
-            body = _body(connection, owner, response, since)
+            body = _read_body(connection, owner, response, since)
             if not body["background"]:
                 raise BadRequestError("Only a response that runs in the background can be cancelled.")
             if body["status"] in _RUNNING:
                 body |= {"status": "cancelled", "output": items_from_events(_emitted(connection, response))}
-                _ended(connection, response, body, self._clock())
+                _finish(connection, response, body, self._clock())
             return body
 
         return await self._database.run(work)
@@ -129,7 +131,7 @@ class ResponseStore:
         since = self._since
 
         def work(connection: sqlite3.Connection) -> list[Item]:
-            body = _body(connection, owner, response, since)
+            body = _read_body(connection, owner, response, since)
             before = body["previous_response_id"]
             earlier = _history(connection, owner, before, since, NotFoundError) if before else []
             earlier += _seen(connection, response, since, NotFoundError)
@@ -168,7 +170,7 @@ class ResponseStore:
             if body is not None and body["status"] in _RUNNING:
                 _update(connection, lease.id, body)
             elif body is not None:
-                _ended(connection, lease.id, body, self._clock())
+                _finish(connection, lease.id, body, self._clock())
                 self._database.prune(connection, self._clock())
 
         await self._database.run(work)
@@ -196,15 +198,15 @@ class ResponseStore:
         until = self._clock() + LEASE_SECONDS
 
         def work(connection: sqlite3.Connection) -> list[Lease]:
-            return [each for each in leases if not connection.execute(_RENEW, (until, *self._mine(each))).rowcount]
+            return [each for each in leases if not connection.execute(_RENEW, (until, *self._lease_key(each))).rowcount]
 
         return await self._database.run(work)
 
-    async def give_up(self, lease: Lease) -> None:
+    async def release_lease(self, lease: Lease) -> None:
         """Release a lease, so that another frontend can take it."""
-        await self._database.run(lambda each: each.execute(_GIVE_UP, self._mine(lease)))
+        await self._database.run(lambda each: each.execute(_RELEASE_LEASE, self._lease_key(lease)))
 
-    async def take_over(self, models: Sequence[str]) -> list[Job]:
+    async def take_expired(self, models: Sequence[str]) -> list[Job]:
         """Return the background responses that dead frontends have left, for models served here. Call it periodically.
 
         An expired lease is taken at the second call only. By then a live frontend has renewed it, even if the machine
@@ -230,7 +232,7 @@ class ResponseStore:
 
         return await self._database.run(work)
 
-    async def emitted(self, response: str) -> list[dict[str, Any]]:
+    async def all_events(self, response: str) -> list[dict[str, Any]]:
         """Return all events so far."""
         return await self._database.read(lambda each: _emitted(each, response))
 
@@ -263,15 +265,15 @@ class ResponseStore:
         _add_items(connection, body["id"], 0, given, given=True)
         _add_items(connection, body["id"], len(given), body["output"], given=False)
 
-    def _mine(self, lease: Lease) -> tuple[str, str, int]:
+    def _lease_key(self, lease: Lease) -> tuple[str, str, int]:
         return lease.id, self._peer, lease.run
 
     def _require(self, connection: sqlite3.Connection, lease: Lease) -> None:
-        if not connection.execute(_HELD, self._mine(lease)).fetchone():
+        if not connection.execute(_HOLDS_LEASE, self._lease_key(lease)).fetchone():
             raise LeaseLostError(lease.id)
 
 
-def _body(connection: sqlite3.Connection, owner: str, response: str, since: float) -> Body:
+def _read_body(connection: sqlite3.Connection, owner: str, response: str, since: float) -> Body:
     query = "SELECT body FROM responses WHERE id = ? AND owner = ? AND created >= ?"
     row = connection.execute(query, (response, owner, since)).fetchone()
     if row is None:
@@ -289,18 +291,18 @@ def _update(connection: sqlite3.Connection, response: str, body: Body) -> None:
     connection.execute(query, (body["status"], orjson.dumps(body), response))
 
 
-def _ended(connection: sqlite3.Connection, response: str, body: Body, now: float) -> None:
+def _finish(connection: sqlite3.Connection, response: str, body: Body, now: float) -> None:
     """Store the final state of a background response: others can continue from it, and it is not resumed."""
     _update(connection, response, body)
     connection.execute("UPDATE responses SET request = ? WHERE id = ?", (b"{}", response))
-    _tell_conversation(connection, body, _given(connection, response), now)
+    _append_to_conversation(connection, body, _given(connection, response), now)
     place = connection.execute("SELECT count(*) FROM items WHERE response = ?", (response,)).fetchone()[0]
     _add_items(connection, response, place, body["output"], given=False)
 
 
-def _tell_conversation(connection: sqlite3.Connection, body: Body, given: Sequence[Item], now: float) -> None:
+def _append_to_conversation(connection: sqlite3.Connection, body: Body, given: Sequence[Item], now: float) -> None:
     """Append the input and output of a completed response to its conversation, if it has one."""
-    if body.get("conversation") and body["status"] in _MADE:
+    if body.get("conversation") and body["status"] in _COMPLETED:
         rows.append(connection, body["conversation"]["id"], [*given, *body["output"]], now)
 
 
@@ -340,11 +342,13 @@ def _seen(connection: sqlite3.Connection, response: str, since: float, missing: 
         return []
     conversation, seen, used = row
     if used is None or used < since:
-        raise _lost(missing, f"The conversation '{conversation}', which '{response}' was made in, is not there.")
+        raise _missing_error(
+            missing, f"The conversation '{conversation}', which '{response}' was made in, is not there."
+        )
     return rows.items_before(connection, conversation, seen)
 
 
-def _lost(missing: type[ApiError], message: str) -> ApiError:
+def _missing_error(missing: type[ApiError], message: str) -> ApiError:
     return missing(message, param="previous_response_id", code="previous_response_not_found")
 
 
@@ -363,7 +367,7 @@ def _history(
         )
         row = connection.execute(query, (step, owner, since)).fetchone()
         if row is None:
-            raise _lost(missing, f"Previous response with id '{step}' not found.")
+            raise _missing_error(missing, f"Previous response with id '{step}' not found.")
         if row[1] in _RUNNING:
             raise BadRequestError(f"The response '{step}' has not ended yet.", param="previous_response_id")
         size += (row[2] or 0) + (row[3] or 0)

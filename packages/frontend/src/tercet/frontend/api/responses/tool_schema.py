@@ -14,7 +14,7 @@ from tercet.frontend.chat.custom_calls import custom_tool
 from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.parsers.port import ToolSpec
 
-_MOST_TOOLS = 1024
+_MAX_TOOLS = 1024
 
 Anything = dict[str, Any]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
@@ -88,7 +88,7 @@ class Namespace(Strict):
     description: Text | None = None
     tools: Annotated[
         list[Annotated[FunctionTool | CustomTool, Field(discriminator="type")]],
-        Field(min_length=1, max_length=_MOST_TOOLS),
+        Field(min_length=1, max_length=_MAX_TOOLS),
     ]
 
 
@@ -103,7 +103,7 @@ class OfflineSearch(Strict):
 
 
 AnyTool = Annotated[FunctionTool | CustomTool | Namespace | OfflineSearch, Field(discriminator="type")]
-Tools = Annotated[list[AnyTool], Field(max_length=_MOST_TOOLS)]
+Tools = Annotated[list[AnyTool], Field(max_length=_MAX_TOOLS)]
 
 
 class NamedTool(Strict):
@@ -118,11 +118,11 @@ class AllowedTools(Strict):
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=_MOST_TOOLS)]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=_MAX_TOOLS)]
 
 
 Choice = Literal["none", "auto", "required"] | Annotated[NamedTool | AllowedTools, Field(discriminator="type")]
-_OWN = {"function", "custom"}
+_SUPPORTED = {"function", "custom"}
 
 
 def supported_tools(tools: object) -> object:
@@ -130,17 +130,17 @@ def supported_tools(tools: object) -> object:
     for place, tool in enumerate(tools if isinstance(tools, list) else ()):
         if not isinstance(tool, dict) or _searches_offline(tool):
             continue
-        _refuse_others(tool, f"tools[{place}]", _OWN | {"namespace"})
+        _refuse_others(tool, f"tools[{place}]", _SUPPORTED | {"namespace"})
         if isinstance(inner := tool.get("tools"), list):
             for step, each in enumerate(inner):
-                _refuse_others(each, f"tools[{place}].tools[{step}]", _OWN)
+                _refuse_others(each, f"tools[{place}].tools[{step}]", _SUPPORTED)
     return tools
 
 
 def supported_choice(choice: object) -> object:
     """Return the choice unchanged. Raises UnsupportedParameterError for an unsupported type."""
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if isinstance(kind, str) and kind not in _OWN | {"allowed_tools"}:
+    if isinstance(kind, str) and kind not in _SUPPORTED | {"allowed_tools"}:
         raise UnsupportedParameterError(f"A choice of type '{kind}' is not supported.", param="tool_choice")
     return choice
 
@@ -163,11 +163,11 @@ def specs_of(tools: Iterable[AnyTool]) -> Iterator[ToolSpec]:
     for place, tool in enumerate(tools):
         where = f"tools[{place}]"
         if isinstance(tool, Namespace):
-            about = tool.description
+            namespace_description = tool.description
             for step, each in enumerate(tool.tools):
-                told = "\n\n".join(text for text in (about, each.description) if text)
-                yield each.spec(flat_name(tool.name, each.name), told, f"{where}.tools[{step}]")
-                about = None
+                full_description = "\n\n".join(text for text in (namespace_description, each.description) if text)
+                yield each.spec(flat_name(tool.name, each.name), full_description, f"{where}.tools[{step}]")
+                namespace_description = None
         elif not isinstance(tool, OfflineSearch):
             yield tool.spec(tool.name, tool.description or "", where)
 
@@ -176,14 +176,14 @@ def choice_of(choice: Choice | None) -> ToolChoice:
     """Return the allowed and required calls."""
     match choice:
         case NamedTool():
-            return _among(Calls.REQUIRED, [choice])
+            return _choice_among(Calls.REQUIRED, [choice])
         case AllowedTools(mode=mode, tools=tools):
-            return _among(Calls(mode), tools)
+            return _choice_among(Calls(mode), tools)
         case str(word):
             return ToolChoice(Calls(word))
     return ToolChoice()
 
 
-def _among(calls: Calls, tools: Sequence[NamedTool]) -> ToolChoice:
+def _choice_among(calls: Calls, tools: Sequence[NamedTool]) -> ToolChoice:
     customs = frozenset(each.name for each in tools if each.type == "custom")
     return ToolChoice(calls, frozenset(each.name for each in tools), customs)

@@ -32,7 +32,7 @@ from tercet.frontend.parsers.events import (
 from tercet.protocol.messages.values import FinishType
 
 
-class ResponseWriter:
+class ResponseObjectWriter:
     """Writer of one response. `body` is the response object, kept up to date.
 
     `call_ids` are those that an earlier run has sent, by index in the output.
@@ -41,11 +41,11 @@ class ResponseWriter:
     def __init__(self, body: dict[str, Any], call_ids: Mapping[int, str] = MappingProxyType({})) -> None:
         self.body = body
         self._call_ids = call_ids
-        self._spaces = namespaces_by_name(body["tools"])
+        self._namespaces = namespaces_by_name(body["tools"])
         self._open: Item | None = None
-        self._blank = ""
+        self._pending_space = ""
         """White space that becomes text only if text follows."""
-        self._blank_logprobs: list[dict[str, Any]] = []
+        self._pending_logprobs: list[dict[str, Any]] = []
 
     @property
     def ended(self) -> bool:
@@ -54,55 +54,55 @@ class ResponseWriter:
 
     def begin(self) -> list[Change]:
         """Return the first events of the response."""
-        queued = [self._about("response.queued")] if self.body["status"] == "queued" else []
-        return [self._about("response.created"), *queued]
+        queued = [self._response_event("response.queued")] if self.body["status"] == "queued" else []
+        return [self._response_event("response.created"), *queued]
 
     def progress(self) -> list[Change]:
         """Mark the response as in progress; return the event."""
         self.body["status"] = "in_progress"
-        return [self._about("response.in_progress")]
+        return [self._response_event("response.in_progress")]
 
-    def take(self, findings: Sequence[Event], logprobs: LogprobList = ()) -> list[Change]:
+    def add(self, events: Sequence[Event], logprobs: LogprobList = ()) -> list[Change]:
         """Add parsed output; return the events. `logprobs` belong to the tokens of the text."""
         changes: list[Change] = []
-        for finding in findings:
-            match finding:
+        for event in events:
+            match event:
                 case TextDelta(text):
                     changes += self._text(text, logprobs)
                     logprobs = ()
                 case ReasoningDelta(text):
-                    changes += self._into(Reasoning, text)
+                    changes += self._append_text(Reasoning, text)
                 case ToolCallStart():
-                    changes += self._call(finding)
+                    changes += self._call(event)
                 case ToolArgumentsDelta(_, text):
                     assert self._open is not None
-                    changes += self._open.more(text)
+                    changes += self._open.append(text)
                 case ToolCallEnd():
                     changes += self._close("completed")
                 case _:
-                    assert_never(finding)
+                    assert_never(event)
         return changes
 
     def end(self, finish: FinishType, usage: dict[str, Any], now: int, logprobs: LogprobList = ()) -> list[Change]:
         """Finish the response; return its last events. `logprobs` belong to final tokens without text."""
-        cut = finish is FinishType.LENGTH
+        truncated = finish is FinishType.LENGTH
         changes = []
         if not self.body["output"]:
-            if self._blank:
-                changes += self._into(Message, self._blank, self._blank_logprobs)
+            if self._pending_space:
+                changes += self._append_text(Message, self._pending_space, self._pending_logprobs)
             else:
                 changes += self._begin(Message(self._id(Message.prefix), 0))
         if isinstance(self._open, Message):
             self._open.score(logprobs)
-        changes += self._leave("incomplete" if cut else "completed")
+        changes += self._close_item("incomplete" if truncated else "completed")
         self.body["usage"] = usage
-        if cut:
+        if truncated:
             self.body["status"] = "incomplete"
             self.body["incomplete_details"] = {"reason": "max_output_tokens"}
-            return [*changes, self._about("response.incomplete")]
+            return [*changes, self._response_event("response.incomplete")]
         self.body["status"] = "completed"
         self.body["completed_at"] = now
-        return [*changes, self._about("response.completed")]
+        return [*changes, self._response_event("response.completed")]
 
     def fail(self, error: ApiError) -> list[Change]:
         """Mark the response as failed; return its last events. The error code is one of those that OpenAI defines."""
@@ -110,43 +110,43 @@ class ResponseWriter:
         changes = self._close("incomplete")
         self.body |= {"status": "failed", "completed_at": None, "incomplete_details": None}
         self.body["error"] = {"code": code, "message": error.message}
-        return [*changes, self._about("response.failed")]
+        return [*changes, self._response_event("response.failed")]
 
     def _text(self, text: str, logprobs: LogprobList) -> list[Change]:
         if not isinstance(self._open, Message):
-            text, logprobs = self._blank + text, [*self._blank_logprobs, *logprobs]
+            text, logprobs = self._pending_space + text, [*self._pending_logprobs, *logprobs]
             if not text.strip():
-                self._blank, self._blank_logprobs = text, logprobs
+                self._pending_space, self._pending_logprobs = text, logprobs
                 return []
-            self._forget_blank()
-        return self._into(Message, text, logprobs)
+            self._drop_pending()
+        return self._append_text(Message, text, logprobs)
 
-    def _into(self, kind: type[TextItem], text: str, logprobs: LogprobList = ()) -> list[Change]:
+    def _append_text(self, kind: type[TextItem], text: str, logprobs: LogprobList = ()) -> list[Change]:
         """Add text to the open item, or to a new one unless that is of this kind."""
         changes: list[Change] = []
         if not isinstance(self._open, kind):
-            changes += self._leave("completed")
+            changes += self._close_item("completed")
             changes += self._begin(kind(self._id(kind.prefix), len(self.body["output"])))
         assert self._open is not None
-        return [*changes, *self._open.more(text, logprobs)]
+        return [*changes, *self._open.append(text, logprobs)]
 
     def _call(self, start: ToolCallStart) -> list[Change]:
-        self._forget_blank()
-        changes, place = self._leave("completed"), len(self.body["output"])
+        self._drop_pending()
+        changes, place = self._close_item("completed"), len(self.body["output"])
         call_id = self._call_ids.get(place) or start.id or self._id("call")
-        namespace, name = self._spaces.get(start.name, (None, start.name))
+        namespace, name = self._namespaces.get(start.name, (None, start.name))
         kind = CustomCall if start.custom else Call
         return [*changes, *self._begin(kind(self._id(kind.prefix), place, name, call_id, namespace))]
 
-    def _forget_blank(self) -> None:
-        self._blank, self._blank_logprobs = "", []
+    def _drop_pending(self) -> None:
+        self._pending_space, self._pending_logprobs = "", []
 
     def _begin(self, item: Item) -> list[Change]:
         self._open = item
-        self.body["output"].append(item.shape("in_progress"))
-        return item.opening()
+        self.body["output"].append(item.to_dict("in_progress"))
+        return item.start_events()
 
-    def _leave(self, status: str) -> list[Change]:
+    def _close_item(self, status: str) -> list[Change]:
         """Close the open item. A call that the parser has not ended is incomplete."""
         return self._close("incomplete" if isinstance(self._open, Call) else status)
 
@@ -154,10 +154,10 @@ class ResponseWriter:
         if self._open is None:
             return []
         item, self._open = self._open, None
-        self.body["output"][item.place] = item.shape(status)
-        return item.closing(status)
+        self.body["output"][item.place] = item.to_dict(status)
+        return item.end_events(status)
 
-    def _about(self, kind: str) -> Change:
+    def _response_event(self, kind: str) -> Change:
         # Copied, because the body changes later.
         return {"type": kind, "response": {**self.body, "output": list(self.body["output"])}}
 

@@ -70,15 +70,15 @@ class ControlRoutes:
 
     async def flush_cache(self, request: Request) -> Response:
         """Drop all cached prefixes that running requests do not use."""
-        return await self._order(request, lambda number: FlushCacheReq(id=number))
+        return await self._send_control(request, lambda number: FlushCacheReq(id=number))
 
     async def pause_generation(self, request: Request) -> Response:
         """Pause generation. Requests are kept, and new ones are queued."""
-        return await self._order(request, lambda number: PauseGenerationReq(id=number))
+        return await self._send_control(request, lambda number: PauseGenerationReq(id=number))
 
     async def continue_generation(self, request: Request) -> Response:
         """Resume generation."""
-        return await self._order(request, lambda number: ContinueGenerationReq(id=number))
+        return await self._send_control(request, lambda number: ContinueGenerationReq(id=number))
 
     async def update_weights(self, request: Request) -> Response:
         """Replace the weights of all schedulers."""
@@ -91,16 +91,19 @@ class ControlRoutes:
         weights = await self._manager.weights.update(body.model_path, body.model, rolling=bool(body.rolling))
         return _json({"success": True, "message": f"The weights are those of {body.model_path}.", "weights": weights})
 
-    async def _order(self, request: Request, order: Order) -> Response:
+    async def _send_control(self, request: Request, message_for: Order) -> Response:
         """Send a control message to all schedulers and return their replies. Raises UnavailableError if one refuses."""
         require_admin(request)
-        answers = await self._manager.control.broadcast(order)
-        obeyed = all(answer.ok for answer in answers.values())
-        said = {peer: answer.message or ("done" if answer.ok else "refused") for peer, answer in answers.items()}
-        if not obeyed:
-            told = ", ".join(f"{peer}: {what}" for peer, what in sorted(said.items()))
-            raise UnavailableError(f"Not every scheduler obeyed. {told}.", retry_after=1)
-        return _json({"success": True, "schedulers": said})
+        acknowledgements = await self._manager.control.ask(message_for)
+        accepted = all(acknowledgement.ok for acknowledgement in acknowledgements.values())
+        replies = {
+            peer: acknowledgement.message or ("done" if acknowledgement.ok else "refused")
+            for peer, acknowledgement in acknowledgements.items()
+        }
+        if not accepted:
+            details = ", ".join(f"{peer}: {what}" for peer, what in sorted(replies.items()))
+            raise UnavailableError(f"Not every scheduler obeyed. {details}.", retry_after=1)
+        return _json({"success": True, "schedulers": replies})
 
 
 def _json(value: object) -> Response:

@@ -15,7 +15,7 @@ from tercet.frontend.api.openai.sampling_schema import biases, stop_strings
 from tercet.frontend.api.openai.structured_schema import native_constraint_of
 from tercet.frontend.api.sglang.generate_schema import Detokenize, NativeGenerate, Tokenize, tokenize_request
 from tercet.frontend.api.sglang.generate_writer import GenerateWriter
-from tercet.frontend.api.sglang.session_routes import Sessions
+from tercet.frontend.api.sglang.session_routes import SessionRoutes
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.errors import ApiError, BadRequestError, UnavailableError
@@ -39,10 +39,12 @@ _NAMES = ParamNames(
 )
 
 
-class Native:
+class GenerateRoutes:
     """Endpoints for generation, tokenization, server information and probes."""
 
-    def __init__(self, manager: TokenizerManager, sessions: Sessions, body_limit: int, reasoning_field: str) -> None:
+    def __init__(
+        self, manager: TokenizerManager, sessions: SessionRoutes, body_limit: int, reasoning_field: str
+    ) -> None:
         self._manager = manager
         self._sessions = sessions
         self._body_limit = body_limit
@@ -55,9 +57,11 @@ class Native:
         work, on_finished = to_generate_requests(body, model, lora), None
         writer = GenerateWriter(body.logprob_start_len, batch=body.is_batch)
         if body.session_params is not None:
-            [turn] = work
-            turn, on_finished = await self._sessions.continued(request, body.session_params, turn, model)
-            work = [turn]
+            [continued] = work
+            continued, on_finished = await self._sessions.continue_session(
+                request, body.session_params, continued, model
+            )
+            work = [continued]
         return await respond(request, self._manager, work, writer, stream=bool(body.stream), on_finished=on_finished)
 
     async def tokenize(self, request: Request) -> Response:

@@ -18,15 +18,15 @@ from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import unpack_ints
 
-Ended = Callable[[Generation], Awaitable[None]]
+OnFinished = Callable[[Generation], Awaitable[None]]
 """Called with a generation once all its choices have finished."""
 
 
-class Sessions:
+class SessionRoutes:
     """Endpoints for sessions. They are unsupported on a server without a store."""
 
     def __init__(self, store: SessionStore | None, body_limit: int) -> None:
-        self._kept = store
+        self._session_store = store
         self._body_limit = body_limit
 
     async def open(self, request: Request) -> Response:
@@ -41,9 +41,9 @@ class Sessions:
         await self._store.close(caller_of(request).owner, body.session_id)
         return Response(b"null", media_type="application/json")
 
-    async def continued(
+    async def continue_session(
         self, request: Request, params: SessionParams, work: GenerateRequest, model: ServedModel
-    ) -> tuple[GenerateRequest, Ended]:
+    ) -> tuple[GenerateRequest, OnFinished]:
         """Return the request with the earlier tokens in its prompt, and a function that stores its turn.
 
         Raises ApiError.
@@ -60,7 +60,7 @@ class Sessions:
             )
         ids = await _own_ids(work, model, first=parent is None)
         if parent is not None:
-            ids = _gone_on_from(parent, params) + ids
+            ids = _earlier_ids(parent, params) + ids
         if len(ids) > capacity:
             raise BadRequestError(
                 f"The session has room for {capacity} tokens, and the prompt with all before it has {len(ids)}.",
@@ -82,12 +82,12 @@ class Sessions:
 
     @property
     def _store(self) -> SessionStore:
-        if self._kept is None:
+        if self._session_store is None:
             raise UnsupportedParameterError("This server keeps no sessions: it was started without --response-store.")
-        return self._kept
+        return self._session_store
 
 
-def _gone_on_from(parent: Turn, params: SessionParams) -> list[int]:
+def _earlier_ids(parent: Turn, params: SessionParams) -> list[int]:
     before = parent.prompt_ids if params.drop_previous_output else parent.prompt_ids + parent.output_ids
     return before[: params.offset] if params.offset is not None and params.offset > 0 else before
 

@@ -14,7 +14,7 @@ from tercet.frontend.database import Database
 from tercet.frontend.errors import BadRequestError, NotFoundError
 from tercet.protocol.messages.values import pack_ints, unpack_ints
 
-_MOST_TURNS = 4096
+_MAX_TURNS = 4096
 _DESCENDANTS = """
 DELETE FROM turns WHERE owner = :owner AND session = :session AND rid IN (
     WITH RECURSIVE gone (rid) AS (
@@ -76,8 +76,8 @@ class SessionStore:
         def work(connection: sqlite3.Connection) -> tuple[int, Turn | None]:
             capacity = _capacity(connection, owner, session, since)
             query = "SELECT count(*) FROM turns WHERE owner = ? AND session = ?"
-            if connection.execute(query, (owner, session)).fetchone()[0] >= _MOST_TURNS:
-                raise BadRequestError(f"A session has at most {_MOST_TURNS} turns.", param="session_params.id")
+            if connection.execute(query, (owner, session)).fetchone()[0] >= _MAX_TURNS:
+                raise BadRequestError(f"A session has at most {_MAX_TURNS} turns.", param="session_params.id")
             if rid is None:
                 return capacity, None
             query = (
