@@ -136,7 +136,7 @@ async def _events(
     except ApiError as error:
         yield event(error.body())
     except Exception:
-        logger.exception("a stream failed")
+        logger.exception("http stream failed: rid=%s", generation.states[0].rid)
         yield event(ServerError("The server failed this request.").body())
 
 

@@ -23,6 +23,7 @@ from tercet.frontend.http.auth import Keys
 from tercet.frontend.http.backpressure import response_budget
 from tercet.frontend.http.loop_turns import LoopTurns
 from tercet.frontend.http.memory_budget import MemoryBudget
+from tercet.frontend.http.request_id import request_id_of
 from tercet.frontend.http.sse import ClientDisconnectedError
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.server.allowed_hosts import AllowedHosts
@@ -113,7 +114,7 @@ async def _on_exception(request: Request, error: Exception) -> Response:  # noqa
 
 async def _on_store_error(request: Request, error: Exception) -> Response:
     """Answer with the error of the store, because the same request without `store` would succeed."""
-    logger.error("%s", error)
+    logger.error("response store failed: request_id=%s error=%s", request_id_of(request.scope), error)
     return error_response(ServerError(str(error)), request.scope)
 
 

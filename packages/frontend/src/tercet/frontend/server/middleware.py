@@ -90,7 +90,7 @@ class RequestMiddleware:
         except ApiError as error:
             await error_response(error, scope)(scope, receive, send_with_id)
         except Exception:
-            logger.exception("request %s failed", request_id)
+            logger.exception("http request failed: request_id=%s", request_id)
             if not started:
                 failure = ServerError("The server failed this request.")
                 await error_response(failure, scope)(scope, receive, send_with_id)

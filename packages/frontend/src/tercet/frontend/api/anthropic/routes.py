@@ -141,7 +141,7 @@ async def _events(first: list[Change], rest: AsyncIterator[list[Change]], reques
     except ApiError as error:
         yield named_event("error", anthropic_error(error, request_id))
     except Exception:
-        logger.exception("a stream failed")
+        logger.exception("http stream failed: request_id=%s", request_id)
         yield named_event("error", anthropic_error(ServerError("The server failed this request."), request_id))
 
 

@@ -187,10 +187,10 @@ class BackgroundWorker:
             try:
                 await work
             except LeaseLostError:
-                logger.info("%s is no longer this frontend's to make", lease.id)
+                logger.info("background response lost its lease: response=%s run=%d", lease.id, lease.run)
             except Exception:
                 # The lease runs out, and the response is resumed, at most `_MAX_RUNS` times.
-                logger.exception("the work on %s failed", lease.id)
+                logger.exception("background response failed: response=%s run=%d", lease.id, lease.run)
 
         task = asyncio.create_task(guarded())
         self._tasks[lease] = task
@@ -205,10 +205,10 @@ class BackgroundWorker:
                         task.cancel()
                 if polls % _POLLS_PER_TAKEOVER == 0 and self._manager.ready:
                     for job in await self._store.take_expired(await self._manager.adapters.names()):
-                        logger.warning("%s is begun again (run %d)", job.lease.id, job.lease.run)
+                        logger.warning("background response resumed: response=%s run=%d", job.lease.id, job.lease.run)
                         self._spawn(job.lease, self._resume(job))
             except OSError:
-                logger.exception("the store of responses does not answer")
+                logger.exception("response store failed: retrying, check the disk of --response-store")
             polls += 1
             await asyncio.sleep(_RENEW_SECONDS)
 

@@ -199,7 +199,7 @@ class _ForegroundResponse:
         except ApiError as error:
             yield await self._encode(log, self._writer.fail(error))
         except Exception:
-            logger.exception("the stream of %s failed", self._writer.body["id"])
+            logger.exception("http stream failed: response=%s", self._writer.body["id"])
             yield _encoded(log, self._writer.fail(ServerError("The server failed this response.")))
 
     async def _encode(self, log: EventLog, changes: list[Change]) -> bytes:
@@ -211,7 +211,7 @@ class _ForegroundResponse:
             try:
                 await self._save()
             except StoreError as error:
-                logger.error("%s", error)
+                logger.error("response store failed: response=%s error=%s", self._writer.body["id"], error)
                 if self._writer.body["status"] != "failed":
                     changes = [*changes[:-1], *self._writer.fail(ServerError(str(error)))]
         return _encoded(log, changes)
