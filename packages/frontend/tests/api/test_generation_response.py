@@ -1,4 +1,4 @@
-"""Long answers are written in turns of the loop, and are the same as if they were written at once."""
+"""Long responses are written in turns of the loop, and equal those written at once."""
 
 import json
 from array import array
@@ -41,7 +41,7 @@ def test_an_update_is_cut_into_pieces_that_make_it_up(count: int) -> None:
 async def test_log_probabilities_are_written_in_steps(
     path: str, body: dict[str, Any], stream: bool, engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Many of them, however few tokens there are here: a step has those of a few."""
+    """Each step writes the log-probabilities of a few tokens."""
     monkeypatch.setattr("tercet.frontend.api.openai.logprobs.STEP_TOKENS", 1)
     steps = 0
     run = LoopTurns.run

@@ -1,4 +1,4 @@
-"""What /metrics tells, read back line by line."""
+"""The /metrics endpoint, parsed line by line."""
 
 import asyncio
 import re
@@ -26,7 +26,7 @@ _SAMPLE = re.compile(r'(tercet_\w+)((?:\{\w+="[^"\\\n]*"(?:,\w+="[^"\\\n]*")*\})
 
 
 def read(text: str) -> dict[str, float]:
-    """Samples by name with labels. Every line must be of the format, and every sample under its family's heading."""
+    """Return the samples by name with labels. Check that each line is valid and stands under its family's heading."""
     samples: dict[str, float] = {}
     helped = family = kind = ""
     assert text.endswith("\n")
@@ -139,7 +139,7 @@ async def test_answers_are_measured_by_model(engine_of: EngineOf, http_of: HttpO
 
 
 def waits(samples: dict[str, float], model: str = "tiny") -> tuple[float, float]:
-    """How many requests waited in a queue, and how long all together."""
+    """Return the number of requests that waited in a queue, and their total wait."""
     labels = f'{{frontend="frontend-0",model="{model}"}}'
     return samples[f"tercet_queue_seconds_count{labels}"], samples[f"tercet_queue_seconds_sum{labels}"]
 
@@ -212,7 +212,7 @@ async def test_a_reader_of_openmetrics_gets_it(engine_of: EngineOf, http_of: Htt
 
 
 async def test_what_a_frontend_counts_bears_its_name(engine_of: EngineOf, http_of: HttpOf) -> None:
-    """Each of those at a socket begins anew when it is restarted, and the others do not."""
+    """Frontends that share a socket restart their counters separately."""
     async with serving(engine_of()) as served:
         samples = await scrape(http_of(served))
     unnamed = [name for name in samples if "scheduler=" not in name and 'frontend="frontend-0"' not in name]
@@ -225,7 +225,7 @@ def finished(times: int) -> Series:
 
 
 def ended(samples: dict[str, float]) -> dict[str, float]:
-    """Requests that finished, by frontend."""
+    """Return the number of finished requests by frontend."""
     pattern = re.compile(r'tercet_requests_total\{frontend="([^"]+)",outcome="finished"\}')
     return {match[1]: value for name, value in samples.items() if (match := pattern.fullmatch(name))}
 

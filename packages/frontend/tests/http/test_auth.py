@@ -1,4 +1,4 @@
-"""Who may come in, and that an empty key lets in nobody."""
+"""Authentication, including empty keys, which admit no caller."""
 
 import hmac
 import sys
@@ -117,7 +117,7 @@ def test_an_admin_key_opens_more_than_an_api_key() -> None:
 
 
 def test_digests_are_compared_in_constant_time_with_every_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What decides is `hmac.compare_digest` of equally long digests, asked about all keys whatever it says of one."""
+    """The comparison uses `hmac.compare_digest` on digests of equal length, for all keys in every case."""
     keys = Keys(["first", "second", "third"], ["boss"])
     compared: list[tuple[bytes, bytes]] = []
 

@@ -1,4 +1,4 @@
-"""Answers that nobody reads take no more memory than they may together, and short ones are sent beside them."""
+"""Unread responses stay within a memory budget, and short ones are sent beside them."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ ASK = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n
 
 
 async def until(http: httpx2.AsyncClient, status: int) -> httpx2.Response:
-    """The first answer of this status."""
+    """Return the first response with this status."""
     async with asyncio.timeout(20):
         while (answer := await http.post("/generate", content=BODY, headers=JSON)).status_code != status:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
@@ -71,7 +71,7 @@ async def test_a_long_answer_is_the_same_in_pieces(length: int) -> None:
 
 @pytest.mark.parametrize("length", [5 * 32 << 20, 3 << 30], ids=["long", "longer than all room"])
 async def test_any_answer_has_room_where_its_key_has_no_other(length: int) -> None:
-    """Vectors as JSON may be longer than all room: a client that is told to come again would be told so for ever."""
+    """Vectors as JSON may exceed the budget, and a client that retries would be refused every time."""
 
     async def send(_: Message) -> None: ...
 

@@ -1,4 +1,4 @@
-"""What JSON costs is counted as a parser sees it, wherever the text is cut."""
+"""The estimated cost of JSON equals the parser's view, for any cut of the text."""
 
 import orjson
 import pytest

@@ -1,4 +1,4 @@
-"""Long work on the event loop: one turn at a time, keys in rotation, and the loop free in between."""
+"""Long work on the event loop: one turn at a time, rotation between keys, and rests in between."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from tercet.frontend.http.loop_turns import SLICE_SECONDS, LoopTurns, Steps
 
 
 class Clock:
-    """A time that moves only when work is done."""
+    """A clock that moves only when work is done."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -71,7 +71,7 @@ async def test_between_slices_the_loop_serves_others(clock: Clock) -> None:
 
 
 async def test_two_long_works_never_share_a_turn_of_the_loop(clock: Clock) -> None:
-    """Many at once hold up the loop no longer than one does."""
+    """Many long tasks block the loop no longer than one does."""
     turns = LoopTurns(clock)
     longest, before = 0.0, clock.now
 

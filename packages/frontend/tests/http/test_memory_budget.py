@@ -1,4 +1,4 @@
-"""Long bodies of many clients take no more memory than they may together, and short ones have room beside them."""
+"""Long bodies stay within a memory budget, and short ones are accepted beside them."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ SHORT = {"model": "tiny", "prompt": "hello"}
 
 
 async def begun(served: Served) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A client that sends nearly all of a long body, and waits."""
+    """Open a client that sends most of a long body, and waits."""
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(HEAD + b" " * (LONGEST - 1))
@@ -41,7 +41,7 @@ async def test_what_many_clients_send_is_bounded_and_free_again_when_they_leave(
     async with serving(engine_of(), HttpConfig(max_body_bytes=LONGEST)) as served:
         clients = [await begun(served) for _ in range(24)]
         heads = [asyncio.create_task(reader.readuntil(b"\r\n\r\n")) for reader, _ in clients]
-        async with asyncio.timeout(20):  # 17 have room, for the first 64 KiB of each are not counted
+        async with asyncio.timeout(20):  # 17 fit, because the first 64 KiB of each are free
             while len(refused := [each.result() for each in heads if each.done()]) < 7:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert len(refused) < 24
@@ -98,7 +98,7 @@ def test_what_is_parsed_of_a_body_takes_no_more_than_is_counted(text: str) -> No
 
 
 async def test_a_body_keeps_its_room_until_its_request_ends(engine_of: EngineOf, http_of: HttpOf) -> None:
-    """What is parsed of it is held as long: a stream that goes on holds its prompt."""
+    """Parsed values are held as long: a running stream holds its prompt."""
     engine = engine_of(lambda _request, _index: [Token(5, "x")] * 3, auto=False)
     budget = MemoryBudget(1)
     body = json.dumps({**SHORT, "max_tokens": 3, "user": "x" * 200}).encode().ljust(LONGEST)

@@ -1,4 +1,4 @@
-"""What a body may hold, so that reading it never holds up the event loop for long."""
+"""Limits of bodies, so that reading one never blocks the event loop for long."""
 
 import asyncio
 import json
@@ -80,7 +80,7 @@ async def test_too_many_items_are_refused() -> None:
 
 
 async def test_what_is_refused_for_its_values_is_never_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Parsing 32 MiB of members takes a second, and nothing else runs meanwhile."""
+    """Parsing 32 MiB of members takes a second and blocks the loop."""
 
     def parsed(_: object) -> object:
         raise AssertionError("parsed")
@@ -91,7 +91,7 @@ async def test_what_is_refused_for_its_values_is_never_parsed(monkeypatch: pytes
 
 
 async def test_a_body_is_not_looked_through_for_a_client_that_is_gone() -> None:
-    """Many bodies that nobody waits for would hold up the end of the server."""
+    """Otherwise many abandoned bodies would delay the shutdown."""
     request = asking(b'{"prompt":"' + b'\\"a\\":1,' * 500_000 + b'"}', stays=False)
     turns = request.app.state.loop_turns
     await turns.turn("another")
@@ -159,7 +159,7 @@ async def test_of_what_kind_an_object_is_its_own_field_says(given: dict[str, Any
     ],
 )
 def test_one_wrong_item_of_a_list_is_enough(schema: type[BaseModel], body: dict[str, Any]) -> None:
-    """Not one error for each: a list may have millions."""
+    """Validation stops at the first error, because a list may have millions of items."""
     with pytest.raises(ValidationError) as error:
         schema.model_validate(body)
     assert error.value.error_count() < 10

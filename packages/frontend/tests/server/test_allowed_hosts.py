@@ -1,4 +1,4 @@
-"""A server that asks for no key and is for this machine alone: a page that had its name lead here learns nothing."""
+"""A local server without keys gives nothing to a page that uses DNS rebinding."""
 
 import socket
 from collections.abc import Callable
@@ -19,7 +19,7 @@ PAGE = "evil.example.org"
 
 
 async def called(engine: FakeEngine, host: str, config: HttpConfig = OPEN, *, local: bool = True) -> int:
-    """The status of a request that calls the server by this name."""
+    """Return the status of a request with this Host header."""
     async with serving(engine, config) as served:
         app = build_app(served.manager, config, local=local)
         headers = {"host": host, "authorization": "Bearer k"}

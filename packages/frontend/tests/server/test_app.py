@@ -1,4 +1,4 @@
-"""Statuses, keys, limits and the routes that are not for generation."""
+"""Statuses, keys, limits, and the routes that do not generate."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ TYPES = {
 
 
 def check_error(answer: httpx2.Response, status: int, code: str | None) -> dict[str, Any]:
-    """Every error is OpenAI's object, and its code a string or null."""
+    """Check that an error is OpenAI's object, with a string or null as its code."""
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-request-id"]

@@ -1,4 +1,4 @@
-"""A client that holds many connections open shuts nobody else out."""
+"""A client with many open connections does not lock out others."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @contextlib.asynccontextmanager
 async def connections(served: Served, count: int, begin: bytes) -> AsyncIterator[list[Connection]]:
-    """So many, one after the other, on each of which something begins."""
+    """Open `count` connections one after the other, and begin something on each."""
     made: list[Connection] = []
     for _ in range(count):
         made.append(await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2])))
@@ -60,7 +60,7 @@ async def test_those_that_wait_longest_make_room(engine_of: EngineOf, http_of: H
 
 
 async def test_many_that_come_at_once_are_not_all_accepted_before_some_make_room(engine_of: EngineOf) -> None:
-    """Each takes a file descriptor, of which other parts' connections need some meanwhile."""
+    """Each connection takes a file descriptor, and connections of other processes need some meanwhile."""
 
     def files() -> int:
         return len(os.listdir("/proc/self/fd"))
@@ -113,7 +113,7 @@ def test_as_many_as_the_process_may_have_but_for_what_the_parts_need(hard: int, 
 
 
 def test_idle_connections_take_no_descriptor_that_the_parts_need(tmp_path: Path) -> None:
-    """With as few files as a frontend starts with, hundreds of clients that say nothing end nothing."""
+    """The limit is low, and hundreds of silent clients must not exhaust it."""
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     words = [sys.executable, "-m", "tercet.frontend", f"--port={port}", f"--listen=ipc://{tmp_path}/run"]

@@ -1,4 +1,4 @@
-"""What browsers are told of who may read an answer."""
+"""CORS headers: the origins whose pages may read responses."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Where HTTP comes to."""
+"""The listening socket and its URL."""
 
 import socket
 

@@ -1,6 +1,6 @@
-"""Whatever a client sizes has a bound before work on it begins: docs/design/event-loop-budget.md lists it.
+"""Every size that a client chooses is bounded before work on it begins; see docs/design/event-loop-budget.md.
 
-Nothing here looks at a clock: what is bounded in number costs a bounded time.
+No test measures time: a bounded number costs a bounded time.
 """
 
 import ast
@@ -20,14 +20,14 @@ from tercet.frontend.http.request_body import MAX_ITEMS, MAX_VALUES
 
 _SOURCES = Path(next(iter(tercet.frontend.__path__)))
 _LONGEST_TEXT = 16_777_216
-"""Characters: rendering and tokenizing it are not the loop's work, and have bounds of their own."""
+"""Characters. Rendering and tokenizing run outside the loop and have their own bounds."""
 _REPEATS = re.compile(r"\{\d+,(\d+)\}\$$")
-"""A pattern of one character class, of which a text has so many at the most."""
+"""A pattern of one character class with a maximum repetition."""
 _TOKENS = 4_194_304
 
 
 def schemas() -> dict[str, type[BaseModel]]:
-    """Every schema that an endpoint reads a body with."""
+    """Return all schemas of request bodies."""
     found: dict[str, type[BaseModel]] = {
         "chat": chat_request("reasoning_content"),
         "tokenize": tokenize_request("reasoning_content"),
@@ -45,7 +45,7 @@ SCHEMAS = schemas()
 
 
 def bounds(node: dict[str, Any], path: str, root: dict[str, Any], seen: set[str]) -> Iterator[tuple[str, str, Any]]:
-    """(place, kind, bound) of everything in a JSON schema that has a size; the bound is None where there is none."""
+    """Yield (place, kind, bound) for every size in a JSON schema; the bound is None if there is none."""
     if "$ref" in node:
         name = node["$ref"].rpartition("/")[2]
         if name not in seen:
@@ -82,6 +82,6 @@ def test_every_list_and_text_of_a_body_has_a_bound(name: str) -> None:
 
 
 def test_values_of_a_body_cost_less_than_a_second() -> None:
-    """The most that is parsed and validated at once; each of either costs less than half a microsecond."""
+    """Parsing and validation each cost less than half a microsecond for a value."""
     assert MAX_VALUES <= 2**17
     assert MAX_ITEMS <= 2**20

@@ -1,4 +1,4 @@
-"""What surrounds every route holds whatever a request's head says."""
+"""The middleware holds for any request head."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ KEYS = HttpConfig(api_key=("user",), admin_key=("boss",))
 
 
 async def status(served: Served, head: bytes) -> int:
-    """Of the answer to a head that no client library would send."""
+    """Return the status of the response to a head that no client library would send."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
     try:
         writer.write(head + b"\r\nconnection: close\r\n\r\n")
@@ -27,7 +27,7 @@ async def status(served: Served, head: bytes) -> int:
 
 @pytest.mark.parametrize("host", [b"x/health?", b"x/live#", b"x/health/?a=", b"/live", b"x:1/metrics?", b"", b"a b"])
 async def test_a_host_header_opens_no_route(engine_of: EngineOf, host: bytes) -> None:
-    """An address put together from Host and path may have another path: what counts is the one that is routed."""
+    """A URL built from Host and path may have another path; only the routed path counts."""
     async with serving(engine_of(), HttpConfig(api_key=("user",), open_metrics=True)) as served:
         assert await status(served, b"GET /server_info HTTP/1.1\r\nhost: " + host) == 401
         assert await status(served, b"GET /live HTTP/1.1\r\nhost: x/server_info?" + host) == 200
@@ -87,7 +87,7 @@ async def test_an_error_does_not_say_again_all_that_was_sent(engine_of: EngineOf
 async def test_what_a_page_may_send_without_asking_first_is_not_read(
     engine_of: EngineOf, http_of: HttpOf, kind: str | None
 ) -> None:
-    """To a server that wants no key, where only the answer is kept from pages of other origins."""
+    """The server needs no key, and browsers withhold only the response from pages of other origins."""
     headers = {"origin": "https://elsewhere.example"} | ({} if kind is None else {"content-type": kind})
     content = b'{"model": "tiny", "text": "hello", "input": "hello", "lora_name": "a", "lora_path": "/a", "rid": "a"}'
     async with serving(engine_of()) as served:
@@ -100,7 +100,7 @@ async def test_what_a_page_may_send_without_asking_first_is_not_read(
 
 
 async def test_every_route_wants_a_key_but_those_that_are_open(engine_of: EngineOf, http_of: HttpOf) -> None:
-    """A route that is added is closed until somebody opens it."""
+    """New routes need a key unless they are listed as open."""
     async with serving(engine_of(), KEYS) as served:
         http = http_of(served)
         paths = (await http.get("/openapi.json", headers={"x-api-key": "user"})).json()["paths"]

@@ -1,4 +1,4 @@
-"""Nothing that a request offers or says changes where it ends."""
+"""The end of a request is independent of its headers and offers."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ BODY = b'{"prompt": "GET /nowhere HTTP/1.1\\r\\n\\r\\n"}'
 
 
 async def talk(url: str, *pieces: bytes) -> bytes:
-    """Send pieces, and read until the server hangs up."""
+    """Send pieces, and read until the server closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
     for piece in pieces:
         writer.write(piece)
@@ -37,7 +37,7 @@ async def test_many_offers_in_one_piece_are_answered(engine_of: EngineOf) -> Non
 
 @pytest.mark.parametrize("ask", [OFFER, LAST.replace(b"close", b"keep-alive")], ids=["offers", "plain"])
 async def test_thousands_of_requests_in_one_piece_end_the_connection(engine_of: EngineOf, ask: bytes) -> None:
-    """Each is parsed before the first is answered, and nothing else runs meanwhile."""
+    """Pipelined requests are parsed before the first one is answered, which blocks the loop."""
     async with serving(engine_of()) as served:
         try:
             answer = await talk(served.url, ask * 3000 + LAST)
@@ -71,7 +71,7 @@ CHUNKED = b"%x\r\n%b\r\n0\r\n\r\n" % (len(BODY), BODY)
     ],
 )
 async def test_what_a_proxy_may_read_otherwise_is_refused(engine_of: EngineOf, framing: bytes) -> None:
-    """Shapes of request smuggling, each with an end of its own that others may see elsewhere."""
+    """Forms of request smuggling, whose end a proxy may see elsewhere."""
     async with serving(engine_of()) as served:
         answer = await talk(served.url, POST + framing, LAST)
     assert answer.count(b"HTTP/1.1 ") == 1

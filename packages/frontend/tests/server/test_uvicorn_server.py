@@ -1,4 +1,4 @@
-"""Request heads are bounded, and stopping is orderly."""
+"""Limits of request heads, and orderly shutdown."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ HttpOf = Callable[[Served], httpx2.AsyncClient]
 
 
 async def talk(served: Served, *pieces: bytes) -> bytes:
-    """Send pieces, and read until the server hangs up."""
+    """Send pieces, and read until the server closes the connection."""
     host, port = served.url.removeprefix("http://").split(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -48,7 +48,7 @@ async def test_a_request_head_that_is_too_long_is_refused(engine_of: EngineOf, w
 
 
 def refused(answer: bytes) -> tuple[int, str | None]:
-    """The status and the code of an error that ends its connection."""
+    """Return the status and the code of an error that ends its connection."""
     head, _, body = answer.partition(b"\r\n\r\n")
     assert b"\r\nconnection: close" in head
     assert b"\r\ncontent-type: application/json" in head
@@ -67,7 +67,7 @@ async def test_a_head_of_many_empty_headers_is_too_long(engine_of: EngineOf) -> 
 
 @pytest.mark.parametrize(("chunk", "taken"), [(1, False), (64, True)])
 async def test_a_body_of_countless_small_chunks_is_refused(engine_of: EngineOf, chunk: int, taken: bool) -> None:
-    """Each of them costs as much as a large one."""
+    """A small chunk costs as much as a large one."""
     body = json.dumps({"prompt": "a" * 5000 * chunk}).encode()
     chunks = [body[start : start + chunk] for start in range(0, len(body), chunk)]
     sent = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in chunks) + b"0\r\n\r\n"
@@ -140,7 +140,7 @@ LAST = b"GET /live HTTP/1.0\r\n\r\n"
 async def test_an_offer_to_change_the_protocol_is_a_header_like_any_other(
     engine_of: EngineOf, offered: bytes, cut: int | None, chunked: bool
 ) -> None:
-    """Java's client makes it with every request, whose body then was lost, or read as the next request."""
+    """Java's client offers HTTP/2 with every request. Its body used to be lost, or parsed as the next request."""
     size = len(COMPLETION)
     if chunked:
         head, body = b"transfer-encoding: chunked\r\n\r\n", b"%x\r\n%b\r\n0\r\n\r\n" % (size, COMPLETION)
@@ -184,7 +184,7 @@ UPLOAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n"
 
 
 async def hung_up(served: Served, begun: bytes, *, first: bytes | None) -> bool:
-    """Whether the server ends a connection on which, after a request, something begins and does not go on."""
+    """Return whether the server closes a connection on which, after a request, an incomplete one begins."""
     reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
     try:
         if first is not None:
@@ -202,7 +202,7 @@ async def hung_up(served: Served, begun: bytes, *, first: bytes | None) -> bool:
 async def test_a_head_that_does_not_end_is_not_waited_for(
     engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, first: bytes | None, begun: bytes
 ) -> None:
-    """On a kept connection its first byte has ended the wait for a next request: something else must bound it."""
+    """The first byte ends uvicorn's keep-alive timeout, so a timeout for the head must replace it."""
     monkeypatch.setattr("tercet.frontend.server.protocol._HEAD_SECONDS", 0.05)
     async with serving(engine_of()) as served:
         assert await hung_up(served, begun, first=first)
@@ -215,7 +215,7 @@ async def test_a_body_that_was_refused_is_not_waited_for(engine_of: EngineOf, mo
 
 
 async def test_only_heads_are_hurried(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a silent kept connection is ended, nor an answer for the head that has begun behind it."""
+    """Idle connections stay open, and so does a response while a further head is incomplete."""
     monkeypatch.setattr("tercet.frontend.server.protocol._HEAD_SECONDS", 0.05)
     body = b'{"text": "hello"}'
     ask = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
@@ -274,7 +274,7 @@ async def test_answers_tell_the_date_as_it_is(engine_of: EngineOf, http_of: Http
 
 
 async def test_a_client_that_reads_late_gets_everything(engine_of: EngineOf) -> None:
-    """More than the sockets hold, with tokens between that have no text yet."""
+    """The response exceeds the sockets' buffers, and has tokens without text in between."""
     texts = [chr(97 + place % 26) * 200_000 if place % 3 else "" for place in range(60)]
     engine = engine_of(lambda _request, _index: [Token(5, text) for text in texts], auto=False)
     asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "stream": True}
@@ -287,7 +287,7 @@ async def test_a_client_that_reads_late_gets_everything(engine_of: EngineOf) -> 
         async with asyncio.timeout(30):
             while not engine.running:  # noqa: ASYNC110 - the fake has no event for it
                 await asyncio.sleep(0.002)
-            while engine.running:  # what fits into the sockets is written; the rest waits
+            while engine.running:  # written as far as the sockets have room; the rest waits
                 engine.step()
                 await asyncio.sleep(0.002)
             answer = await reader.read()
@@ -300,7 +300,7 @@ async def test_a_client_that_reads_late_gets_everything(engine_of: EngineOf) -> 
 
 
 def long_answer(*, stream: bool) -> tuple[Callable[[object, int], list[Token]], bytes]:
-    """More than the sockets hold, and the request for it."""
+    """Return a script that exceeds the sockets' buffers, and the request for it."""
     asked = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 60, "stream": stream}
     body = json.dumps(asked).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n"
@@ -333,7 +333,7 @@ async def test_a_client_that_reads_slowly_is_waited_for(
     monkeypatch.setattr("tercet.frontend.server.protocol._READ_SECONDS", 1.0)
     script, ask = long_answer(stream=stream)
     async with serving(engine_of(script)) as served, asyncio.timeout(60):
-        # The system takes more only once a third of its buffer is free, which else are megabytes.
+        # The system reads more only when a third of its buffer is free, which would otherwise be megabytes.
         served.server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
         client = socket.socket()
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)

@@ -1,4 +1,4 @@
-"""/v1/models through Anthropic's own client, which validates strictly, and beside OpenAI's shape."""
+"""/v1/models through Anthropic's client, which validates strictly, and in OpenAI's format."""
 
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime, timedelta

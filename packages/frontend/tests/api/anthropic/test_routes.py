@@ -1,4 +1,4 @@
-"""/v1/messages through Anthropic's own client, which validates strictly."""
+"""/v1/messages through Anthropic's client, which validates strictly."""
 
 import json
 from collections.abc import AsyncIterator, Callable
@@ -51,7 +51,7 @@ async def anthropic_of() -> AsyncIterator[AnthropicOf]:
 
 @pytest.fixture
 def roomy(limits: ModelLimits) -> ModelLimits:
-    """With tools the prompt is long, and grammars are read."""
+    """Return limits for long prompts with tools, and for grammars."""
     return msgspec.structs.replace(limits, context_length=2048, grammars="llguidance")
 
 

@@ -1,4 +1,4 @@
-"""Blocks and events of Anthropic's, from what a model says."""
+"""Content blocks and events of Anthropic messages, from parsed output."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Every field of what clients nest in their requests is known, as the installed clients' own types have them.
+"""Every nested field that the installed clients document is known to the schemas.
 
-The types of a client and ours are walked side by side from the request down, and paired by role and type.
+The types of a client and the schemas are walked side by side from the request down, and paired by role and type.
 """
 
 from collections.abc import Iterator
@@ -25,19 +25,19 @@ from tercet.frontend.api.responses.conversation_schema import CreateConversation
 from tercet.frontend.api.responses.schema import CreateResponse, TokenCount
 
 HEADERS = {"user_profile_id", "workspace_id"}
-"""What Anthropic's client takes among the fields of a body, and sends in front of it."""
+"""Fields that Anthropic's client takes in a body and sends as headers."""
 Seen = set[tuple[type, type[BaseModel]]]
 
 
 class Unknown(NamedTuple):
-    """A field that a client documents and no model of ours has."""
+    """A field that a client documents and no schema has."""
 
     where: str
     field: str
 
 
 def classes(hint: Any) -> Iterator[Any]:
-    """The typed dictionaries, or models, that a hint is made of."""
+    """Yield the typed dictionaries, or models, in a type hint."""
     if is_typeddict(hint) or (isinstance(hint, type) and not get_args(hint) and issubclass(hint, BaseModel)):
         yield hint
     elif get_origin(hint) is not Literal:
@@ -54,7 +54,7 @@ def literals(hint: Any) -> Iterator[str]:
 
 
 def kinds(fields: dict[str, Any]) -> set[str]:
-    """What `type`, or else `role`, can be: the name of a kind of part, item, tool or message."""
+    """Return the possible values of `type`, else of `role`: the kinds of a part, item, tool or message."""
     name = next((name for name in ("type", "role") if name in fields), None)
     return set(literals(fields[name])) if name else set()
 
@@ -64,13 +64,13 @@ def ours(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def matching(theirs: type, candidates: list[type[BaseModel]]) -> list[type[BaseModel]]:
-    """The models of the same kind; of what has no kind, those that have none."""
+    """Return the models of the same kind; for a type without a kind, the models without one."""
     wanted = kinds(get_type_hints(theirs))
     return [each for each in candidates if wanted & kinds(ours(each)) or not (wanted or kinds(ours(each)))]
 
 
 def unknown(params: type, model: type[BaseModel], seen: Seen) -> Iterator[Unknown]:
-    """Fields of `params`, and of what they hold, that `model` has not. Kinds that we have none of are refused."""
+    """Yield the nested fields of `params` that `model` lacks. Unknown kinds are skipped, because they are refused."""
     if (params, model) in seen:
         return
     seen.add((params, model))

@@ -1,4 +1,4 @@
-"""The description of the routes is whole, valid, and true in its examples."""
+"""The OpenAPI document is complete and valid, and its examples are true."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -67,7 +67,7 @@ async def test_it_is_served(engine_of: EngineOf, http_of: HttpOf) -> None:
 
 
 def agree(example: Any, answer: Any, where: str) -> None:
-    """The same names with the same types at every depth; an object without names may have any."""
+    """Check that both have the same names and types at every depth. An object without names may have any."""
     if example is None or answer is None:
         return
     if isinstance(example, float) and isinstance(answer, int):
@@ -82,7 +82,7 @@ def agree(example: Any, answer: Any, where: str) -> None:
 
 
 async def ask(http: httpx2.AsyncClient, route: Operated, model: str, **ids: str) -> None:
-    """What the route answers to its own example, of another model, is like the example of its answer."""
+    """Check that the response to a route's request example resembles its response example."""
     method, path = route
     for name, value in ids.items():
         path = path.replace(f"{{{name}}}", value)
@@ -110,7 +110,7 @@ async def test_every_answer_is_like_its_example(
     store = StoreConfig(response_store=str(tmp_path / "responses.sqlite"))
     deletes = [route for route in OPERATIONS if route[0] == "DELETE"]
     later = [*sorted(deletes, key=lambda route: -len(route[1])), ("POST", "/close_session")]
-    """What is inside of another, and so has a longer path, goes first."""
+    """Nested resources, which have longer paths, are deleted first."""
     unloads = [("POST", path) for path in UNLOAD_PATHS]
     engine = engine_of(limits=msgspec.structs.replace(limits, max_loras=8))
     async with serving(engine, HttpConfig(admin_key=("boss",)), store=store) as served:
@@ -209,7 +209,7 @@ def test_statuses_are_described_where_they_occur() -> None:
 
 
 def of_type(name: str, schema: Any, where: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every array, or object, in a schema, and where it stands."""
+    """Yield all arrays, or objects, of a schema with their paths."""
     if isinstance(schema, dict) and schema.get("type") == name:
         yield where, schema
     inner = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
@@ -224,7 +224,7 @@ def test_every_array_of_a_body_is_bounded() -> None:
 
 
 def test_every_map_of_a_body_has_bounded_entries_and_its_keys_a_form() -> None:
-    """Of objects whose values are of one kind; those of any kind are schemas and the like, bounded in other ways."""
+    """Objects with values of one type are checked. Other objects are schemas and the like, bounded elsewhere."""
     schemas = document(OPERATIONS)["components"]["schemas"]
     maps = {
         where.split(".")[1] + "." + where.split(".")[3]: each

@@ -1,4 +1,4 @@
-"""/v1/chat/completions through OpenAI's own client, which validates strictly. Names say the rule."""
+"""/v1/chat/completions through OpenAI's client, which validates strictly. Names state the rule."""
 
 import asyncio
 import json
@@ -174,7 +174,7 @@ async def test_rule_6_choices_come_in_order_of_their_index(engine_of: EngineOf, 
 
 
 def euro(tokenizer: Tokenizer) -> Callable[[TokenizedGenerateReqInput, int], list[Token]]:
-    """A euro sign in three tokens of one byte each, then an end token that is no text."""
+    """Return a script of a euro sign in three one-byte tokens, then an end token without text."""
     parts = tokenizer.encode("€").ids
     [end] = tokenizer.encode("<|im_end|>").ids
 

@@ -1,4 +1,4 @@
-"""Custom tools in chats, through OpenAI's own client: a text in, a text out, whatever the model's notation."""
+"""Custom tools in chats through OpenAI's client: text in, text out, with any notation of the model."""
 
 import json
 from collections.abc import Callable
@@ -69,7 +69,7 @@ def called(message: ChatCompletionMessage) -> list[tuple[str, str]]:
 
 
 def added_up(chunks: list[ChatCompletionChunk]) -> list[dict[str, Any]]:
-    """The calls of a stream, as clients put them together."""
+    """Return the calls of a stream, merged as clients do."""
     calls: list[dict[str, Any]] = []
     for delta in (each for chunk in chunks for each in chunk.choices[0].delta.tool_calls or ()):
         told = delta.to_dict()
@@ -179,7 +179,7 @@ async def test_a_call_and_its_result_come_back_as_the_model_made_them(
         assert said.tool_calls is not None
         result = {"role": "tool", "tool_call_id": said.tool_calls[0].id, "content": "done"}
         snapshot = {**said.to_dict(), "tool_calls": [{**said.tool_calls[0].to_dict(), "index": 0, "function": None}]}
-        for message in (said, said.model_dump(), said.to_dict(), snapshot):  # what the client makes of a stream
+        for message in (said, said.model_dump(), said.to_dict(), snapshot):  # the result of the client's merge
             messages: Any = [*BODY["messages"], message, result]
             await client.chat.completions.create(**{**ASKED, "messages": messages})
             text = prompt_of(served)

@@ -1,4 +1,4 @@
-"""The parameters of /v1/chat/completions: known, bounded, passed on or refused by name. Names say the rule."""
+"""Parameters of /v1/chat/completions: known, bounded, and passed on or refused by name. Names state the rule."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Reasoning in /v1/chat/completions: its field, its tokens, its effort and its budget."""
+"""Reasoning in /v1/chat/completions: its field, tokens, effort and budget."""
 
 from collections.abc import Callable
 from functools import partial
@@ -115,7 +115,7 @@ async def test_a_server_told_not_to_look_for_it_gives_it_as_text(model_saying: E
 async def test_an_answer_that_ends_while_it_reasons_can_come_back(
     model_saying: EngineOf, openai_of: OpenAIOf, http_of: HttpOf
 ) -> None:
-    """What clients add up of a stream, and what they send who leave out a text that there is not."""
+    """The message is as clients merge it and send it back, without a text that is empty."""
     async with serving(model_saying(saying(SAID))) as served:
         streamed = Streamed(await stream_of(openai_of(served), **BODY, max_tokens=3))
         assert (streamed.content, streamed.reasoning, streamed.finishes) == ("", "Let ", ["length"])
@@ -156,7 +156,7 @@ EVERY_WAY = {
     "thinking": {"type": "disabled"},
     "enable_thinking": False,
 }
-"""As Dify says it to servers it knows nothing of."""
+"""The form that Dify uses for servers it does not know."""
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ async def test_a_model_that_always_reasons_takes_every_effort_but_none(
 
 async def test_tokens_of_reasoning_are_counted(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
     def spelled(request: Any, index: int) -> Any:
-        """Tokens as the tokenizer has them, which the count is made of."""
+        """Return the tokens of the tokenizer, on which the count is based."""
         [model] = served.manager.models
         encode = model.tokenizer.encode
         ids = encode(SAID, add_special_tokens=False)
@@ -257,7 +257,7 @@ async def test_a_budget_is_a_grammar(model_saying: EngineOf, http_of: HttpOf, op
         [request] = served.engine.requests()
     assert answer.status_code == 200, answer.text
     assert request.sampling.grammar is not None
-    # The end marker is no token of this vocabulary: four characters stand for one.
+    # The vocabulary has no end marker: four characters stand for it.
     assert "{0,28}" in request.sampling.grammar.text
 
 

@@ -1,4 +1,4 @@
-"""What requests say of tools: who is told of them, what is enforced, and what is refused."""
+"""Tools in chat requests: in the prompt, in constraints, and in refusals."""
 
 import json
 from collections.abc import Callable

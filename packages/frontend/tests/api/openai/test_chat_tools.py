@@ -1,4 +1,4 @@
-"""Answers that call tools, through OpenAI's own client, which validates strictly."""
+"""Tool calls in chat responses, through OpenAI's client, which validates strictly."""
 
 from collections.abc import Callable
 from functools import partial
@@ -49,7 +49,7 @@ async def test_rule_11_calls_have_ids_json_and_a_finish_of_their_own(
 
 
 FIRSTS = {transcript.names: transcript for transcript in reversed(TRANSCRIPTS)}
-"""One of each notation; of every other, too, a reader's tests know that cuts change nothing."""
+"""One transcript of each notation. Tests of the parsers show that cuts change nothing."""
 
 
 @pytest.mark.parametrize("transcript", FIRSTS.values(), ids=lambda transcript: transcript.title)

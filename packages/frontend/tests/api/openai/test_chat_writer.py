@@ -1,4 +1,4 @@
-"""What chunks and completions hold that a client's types would fill in by themselves, as it is written."""
+"""Raw chunks and completions, including fields that a client's types would fill in."""
 
 import json
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""/v1/completions through OpenAI's own client, which validates strictly. Names say the rule.
+"""/v1/completions through OpenAI's client, which validates strictly. Names state the rule.
 
-Its types do not know that the finish_reason of a chunk, or the first log-probability of an echo, is null as OpenAI's
-own server answers: there it is not strict.
+Its types do not allow a null finish_reason of a chunk, or a null first log-probability of an echo, although OpenAI's
+server sends them. Validation is relaxed there.
 """
 
 import json
@@ -32,7 +32,7 @@ BODY: dict[str, Any] = {"model": "tiny", "prompt": "hello"}
 
 
 def numbered(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
-    """Says how long its prompt is and which choice it is."""
+    """Return tokens that state the length of the prompt and the index of the choice."""
     return [
         Token(40, f"{len(unpack_ints(request.input_ids))}"),
         Token(41, f".{index}", logprob=-0.25, top=((5, -1.0),)),
@@ -151,7 +151,7 @@ async def test_rule_7_the_prompt_is_scored_without_generating(
 
 
 def beginning_with_bos(files: dict[str, bytes]) -> dict[str, bytes]:
-    """The files of a model whose texts all begin with a special token."""
+    """Return the files of a model whose texts all begin with a special token."""
     tokenizer = Tokenizer.from_str(files["tokenizer.json"].decode())
     begin = ("<s>", tokenizer.token_to_id("<s>"))
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[begin])
@@ -310,7 +310,7 @@ async def test_rule_15_other_parameters_are_refused_by_name(
 
 
 def rivals(request: TokenizedGenerateReqInput, index: int) -> list[Token]:
-    """The third choice is the likeliest for each of its tokens, though not in all; then the first."""
+    """Return scores for which the third choice has the best mean, though not the best sum; then the first."""
     logprobs = [[-0.5, -0.5], [-2.0], [-0.4, -0.4, -0.4], [-1.0, -0.9]][index]
     return [Token(40 + index, f"{index}", logprob=logprob) for logprob in logprobs]
 

@@ -1,4 +1,4 @@
-"""Token counts in every chunk, which load generators and vLLM's clients ask for."""
+"""Token counts in every chunk, which load generators and vLLM's clients request."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ def thinking(engine_of: EngineOf, files: dict[str, bytes], limits: ModelLimits) 
 
 
 async def usages(http: httpx2.AsyncClient, path: str, body: dict[str, Any], **options: bool) -> list[dict[str, Any]]:
-    """Of every chunk."""
+    """Return the usage of every chunk."""
     answer = await http.post(path, json={**body, "stream": True, "stream_options": options})
     return [json.loads(line[6:]).get("usage") for line in answer.text.splitlines() if line.startswith("data: {")]
 

@@ -1,4 +1,4 @@
-"""/v1/embeddings, /v1/rerank, /v1/score and /v1/classify before an engine that gives vectors by a script."""
+"""/v1/embeddings, /v1/rerank, /v1/score and /v1/classify before an engine with scripted vectors."""
 
 import asyncio
 import base64
@@ -34,7 +34,7 @@ def classifier(*labels: str, **options: Any) -> EncodingEngine:
 
 
 def second_of_pair(request: TokenizedEmbeddingReqInput) -> list[float]:
-    """A reranker that likes documents which hold many tokens."""
+    """Score pairs by the number of tokens of the document."""
     return [float(sum(unpack_ints(request.token_types))) - 3.0]
 
 
@@ -49,7 +49,7 @@ def unpacked(text: str) -> list[float]:
 async def test_the_client_gets_the_same_numbers_either_way(openai_of: Openai, http_of: Http) -> None:
     async with serving(engine()) as served:
         texts = ["cat", "the cat sat", "cat"]
-        asks_for_base64 = openai_of(served, strict=False)  # which its own strict types do not know of
+        asks_for_base64 = openai_of(served, strict=False)  # unknown to its own strict types
         default = await asks_for_base64.embeddings.create(model="encoder", input=texts)
         plain = await openai_of(served).embeddings.create(model="encoder", input=texts, encoding_format="float")
         assert [each.index for each in default.data] == [0, 1, 2]
@@ -140,7 +140,7 @@ async def test_what_cannot_be_answered_is_refused_by_name(
 
 
 async def test_encoders_are_told_whose_an_input_is(http_of: Http) -> None:
-    """By the same name for all inputs of a key, but not by the key, and by none where nobody needs one."""
+    """The tenant is equal for all inputs of a key, differs from the key, and is empty if nothing needs it."""
     ask = {"model": "encoder", "input": ["cat", "the cat sat"]}
     async with serving(engine(), HttpConfig(api_key=("mine", "yours"))) as served:
         for key in ("mine", "yours"):
@@ -192,7 +192,7 @@ async def test_documents_come_back_the_most_relevant_first(http_of: Http) -> Non
         documents = ["rain", "the cat sat on", {"text": "cat sat"}]
         body = {"model": "encoder", "query": "cat", "documents": documents}
         answer = (await http.post("/v1/rerank", json=body)).json()
-        scores = [1 / (1 + math.exp(-logit)) for logit in (2.0, 0.0, -1.0)]  # documents' tokens and [SEP], less 3
+        scores = [1 / (1 + math.exp(-logit)) for logit in (2.0, 0.0, -1.0)]  # tokens of the documents and [SEP], less 3
         assert [each["index"] for each in answer["results"]] == [1, 2, 0]
         assert [each["relevance_score"] for each in answer["results"]] == pytest.approx(scores)
         assert [each["document"]["text"] for each in answer["results"]] == ["the cat sat on", "cat sat", "rain"]
@@ -236,7 +236,7 @@ async def test_a_model_that_embeds_compares_as_its_files_say(name: str, scores: 
 
 
 async def test_coheres_clients_say_null_for_what_they_do_not_ask(http_of: Http) -> None:
-    """Bodies of its two clients as LangChain and others call them."""
+    """Use the request bodies of its two clients, as LangChain and others send them."""
     async with serving(classifier("LABEL_0", vector=second_of_pair)) as served:
         http = http_of(served)
         body = {"model": "encoder", "query": "cat", "documents": ["rain", "the cat sat on"], "top_n": 1}

@@ -1,4 +1,4 @@
-"""Log-probabilities as JSON can hold them."""
+"""Log-probabilities in JSON."""
 
 import math
 
@@ -70,7 +70,7 @@ def test_a_token_behind_a_broken_character_begins_behind_it(tokenizer: Tokenizer
 
 
 def metaspace() -> Tokenizer:
-    """Words, with what SentencePiece puts before a text, and a token that begins every text."""
+    """Return a tokenizer of words with SentencePiece's leading space, and a token that begins every text."""
     vocabulary = {"<s>": 0, "<unk>": 1, "▁the": 2, "▁quick": 3, "▁é": 4, "▁": 5}
     made = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     made.add_special_tokens(["<s>", "<unk>"])
@@ -117,7 +117,7 @@ def test_entries_beyond_the_tokens_are_left_out(tokenizer: Tokenizer) -> None:
 @pytest.mark.parametrize("lengths", [[1] * 70, [70], [3, 0, 40, 27]], ids=["tokens", "a prompt", "mixed"])
 @pytest.mark.parametrize("shown", [70, 69])
 def test_written_in_steps_they_are_the_same(tokenizer: Tokenizer, lengths: list[int], shown: int) -> None:
-    """And no step has more than a few tokens."""
+    """Steps have only a few tokens each."""
     names, ids = TokenBytes(PromptTokenizer(tokenizer.to_str())), [40 + place % 9 for place in range(shown)]
     place, parts = 0, []
     for length in lengths:

@@ -1,4 +1,4 @@
-"""`prompt_logprobs`, vLLM's: of a chat beside its choices, of completions in each."""
+"""vLLM's `prompt_logprobs`, for a chat and for each choice of completions."""
 
 import math
 from collections.abc import Callable
@@ -27,7 +27,7 @@ STREAMED: dict[str, Any] = {"prompt_logprobs": 0, "stream": True}
 
 
 def of_the_engine(request: TokenizedGenerateReqInput) -> list[dict[str, float] | None]:
-    """What the engine of tests says of a prompt: -1, -2, ... of its second token, its third, and so on."""
+    """Return the scores of the test engine: -1, -2, ... from the second prompt token on."""
     assert request.logprobs is not None
     other = {"0": -20.0} if request.logprobs.top > 1 else {}
     ids = list(unpack_ints(request.input_ids))

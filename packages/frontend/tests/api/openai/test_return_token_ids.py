@@ -1,4 +1,4 @@
-"""`return_token_ids`, vLLM's: what was computed, token by token, for whoever trains on it."""
+"""vLLM's `return_token_ids`: all computed tokens, for training."""
 
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +17,7 @@ OpenAIOf = Callable[..., openai.AsyncOpenAI]
 WANTED: dict[str, Any] = {"extra_body": {"return_token_ids": True}}
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 END = 258
-"""The token that ends an answer, and is none of its text."""
+"""The token that ends the output and is not part of its text."""
 
 
 def ending(request: TokenizedGenerateReqInput, index: int) -> list[Token]:

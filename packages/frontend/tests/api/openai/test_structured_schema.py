@@ -1,4 +1,4 @@
-"""Structured output as clients ask for it, up to the message that a scheduler gets."""
+"""Structured output, from the client's fields to the message that a scheduler gets."""
 
 import asyncio
 import json
@@ -56,7 +56,7 @@ async def native(served: Served, http_of: HttpOf, asked: dict[str, Any]) -> http
 async def grammars_of(
     engine: FakeEngine, http_of: HttpOf, asked: Sequence[dict[str, Any]], way: Any = complete
 ) -> list[Grammar | None]:
-    """The grammars that a scheduler gets, asked for one after another."""
+    """Return the grammars that a scheduler gets, requested one after another."""
     async with serving(engine) as served:
         for each in asked:
             answer = await way(served, http_of, each)
@@ -181,7 +181,7 @@ async def test_a_bomb_costs_its_sender_a_400_and_nobody_else_anything(engine_of:
     async with serving(engine_of()) as served:
         served.manager.grammars = GrammarChecker(seconds=0.3)
         client = http_of(served)
-        await complete(served, http_of, {"regex": "a+"})  # one worker is up
+        await complete(served, http_of, {"regex": "a+"})  # a worker is running
         body = {"model": "tiny", "prompt": "x"}
         bomb = asyncio.create_task(client.post("/v1/completions", json={**body, "guided_json": BOMB}, timeout=60))
         waits: list[float] = []

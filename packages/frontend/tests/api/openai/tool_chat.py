@@ -1,4 +1,4 @@
-"""What the tests of tools in chats share: a model with a template of the Hermes kind, and clients' ways to add up."""
+"""Helpers of the tests with tools in chats: a model with a Hermes template, and merged streams."""
 
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +42,7 @@ TWO = CALL + '\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 
 
 def saying(text: str, finish: FinishReason | None = None, size: int = 4) -> Script:
-    """The text in pieces of one length."""
+    """Return a script of the text in pieces of equal length."""
     parts = [text[at : at + size] for at in range(0, len(text), size)]
     tokens = [Token(20 + place % 200, part) for place, part in enumerate(parts)]
     if finish is not None:
@@ -56,7 +56,7 @@ async def stream_of(client: openai.AsyncOpenAI, **options: Any) -> list[ChatComp
 
 
 class Streamed:
-    """A choice's chunks added up as clients do."""
+    """Chunks of a choice, merged as clients do."""
 
     def __init__(self, chunks: list[ChatCompletionChunk], index: int = 0, reasoning: str = "reasoning_content") -> None:
         self.content: str | None = None
@@ -92,13 +92,13 @@ def pairs(message: ChatCompletionMessage) -> list[tuple[str, str]]:
 def tool_engine(
     engine_of: EngineOf, files: dict[str, bytes], limits: ModelLimits, script: Script, template: str = TEMPLATE
 ) -> FakeEngine:
-    """An engine whose model has this template, and room for its tools."""
+    """Return an engine whose model has this template and enough context for its tools."""
     roomy = msgspec.structs.replace(limits, context_length=2048)
     return engine_of(script, files={**files, "chat_template.jinja": template.encode()}, limits=roomy)
 
 
 def prompt_of(served: Served, request: TokenizedGenerateReqInput | None = None) -> str:
-    """What the model reads of a request, the last if none is given."""
+    """Return the text of the prompt of a request; by default of the last one."""
     [model] = served.manager.models
     request = request or served.engine.requests()[-1]
     return model.tokenizer.decode(list(unpack_ints(request.input_ids)), skip_special_tokens=False)

@@ -1,4 +1,4 @@
-"""What every stream of a response keeps to, whatever it says."""
+"""Rules that the event stream of every response follows."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ _ENDS = {"response.completed", "response.incomplete", "response.failed"}
 
 
 def checked(events: Sequence[Event], *, background: bool = False) -> Event:
-    """The response that the last event tells, if all before it lead there. Fails where they do not."""
+    """Return the response of the last event. Fail if the events before do not lead to it."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     head = ["response.created", *(["response.queued"] if background else []), "response.in_progress"]
     assert [event["type"] for event in events[: len(head)]] == head
@@ -35,7 +35,7 @@ def checked(events: Sequence[Event], *, background: bool = False) -> Event:
 
 
 def _items(events: Sequence[Event]) -> list[Event]:
-    """The items that events tell one after the other."""
+    """Return the items that the events describe, in order."""
     items: list[Event] = []
     own: list[Event] = []
     for event in events:
@@ -84,7 +84,7 @@ def _item(events: list[Event]) -> Event:
 
 
 def _text(events: list[Event], whole: str) -> None:
-    """Deltas that are not empty and add up to the last event's."""
+    """Check that deltas are not empty and add up to the text of the last event."""
     *deltas, done = events
     for delta in deltas:
         assert delta["delta"]

@@ -1,4 +1,4 @@
-"""Responses that nobody waits for: made, followed, cancelled, and taken over from frontends that are gone."""
+"""Background responses: generation, following, cancellation, and takeover from dead frontends."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -47,7 +47,7 @@ def text_of(events: list[ResponseStreamEvent]) -> str:
 
 
 async def die(served: Served) -> None:
-    """A frontend stops as by SIGKILL, with its leases in its hands, and they run out."""
+    """Stop a frontend as SIGKILL does, with its leases, and let them expire."""
     assert served.stores is not None
     background = served.stores.background
     tasks = [*background._tasks.values(), background._poller]
@@ -286,7 +286,7 @@ async def test_a_key_has_a_bounded_number_of_followers(
 async def test_followers_share_what_is_read(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And read a long response in pages."""
+    """Followers read a long response in pages."""
     monkeypatch.setattr("tercet.frontend.api.responses.background.MAX_EVENTS", 7)
     monkeypatch.setattr("tercet.frontend.api.responses.store.MAX_EVENTS", 7)
     async with serving(engine_of(counting), store=store) as served:

@@ -1,4 +1,4 @@
-"""Background responses in a conversation: added once, whoever makes them, and made of what they began with."""
+"""Background responses in a conversation: added once, after any takeover, and based on their first snapshot."""
 
 import asyncio
 from collections.abc import Callable

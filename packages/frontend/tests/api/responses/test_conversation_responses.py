@@ -1,4 +1,4 @@
-"""Responses in a conversation: what the model is shown, what is kept of it, and when nothing is."""
+"""Responses in a conversation: the prompt that the model gets, and the items that are stored."""
 
 import re
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> StoreConfig:
 
 
 async def texts(client: openai.AsyncOpenAI, conversation: str) -> list[str]:
-    """The text of each of its messages, the oldest first."""
+    """Return the text of each message of a conversation, oldest first."""
     listed = client.conversations.items.list(conversation, order="asc", limit=100)
     return [item.content[0].text async for item in listed]  # type: ignore[union-attr,index]
 

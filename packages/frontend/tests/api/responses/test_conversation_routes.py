@@ -1,4 +1,4 @@
-"""/v1/conversations through OpenAI's client: what is kept, how it is listed, whose it is, and what is refused."""
+"""/v1/conversations through OpenAI's client: storage, lists, ownership and refusals."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The rows of conversations: age, room, and files that other versions have made. Time is what the test says."""
+"""Rows of conversations: age, size limit, and files of other versions. The test sets the clock."""
 
 import sqlite3
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def database(tmp_path: Path) -> AsyncIterator[Database]:
 
 
 async def counts(database: Database) -> tuple[int, int]:
-    """Conversations, and items, in the file."""
+    """Return the number of conversations and of items in the file."""
     query = "SELECT (SELECT count(*) FROM conversations), (SELECT count(*) FROM conversation_items)"
     return await database.read(lambda each: each.execute(query).fetchone())
 

@@ -1,4 +1,4 @@
-"""Custom tools of /v1/responses, through OpenAI's own client, which validates strictly."""
+"""Custom tools of /v1/responses through OpenAI's client, which validates strictly."""
 
 import json
 import re
@@ -46,7 +46,7 @@ eof_line: "*** End of File" LF
 
 %import common.LF
 """
-"""What Codex gives its `apply_patch`."""
+"""The grammar that Codex sends for its `apply_patch`."""
 PATCH: dict[str, Any] = {
     "type": "custom",
     "name": "apply_patch",
@@ -73,7 +73,7 @@ BODY: dict[str, Any] = {"model": "tiny", "input": "Edit it.", "tools": [WEATHER,
 
 @pytest.fixture
 def model_saying(engine_of: EngineOf, files: dict[str, bytes], limits: ModelLimits) -> EngineOf:
-    """An engine whose model has a template of the Hermes kind, and room for grammars."""
+    """Return an engine whose model has a Hermes template and accepts grammars."""
     roomy = msgspec.structs.replace(limits, context_length=4096)
     return partial(engine_of, files={**files, "chat_template.jinja": TEMPLATE.encode()}, limits=roomy)
 
@@ -91,7 +91,7 @@ def calling(name: str = "apply_patch", arguments: Any = None) -> Script:
 
 
 def read_again(served: Served) -> list[Any]:
-    """The calls that the model reads of its own."""
+    """Return the earlier calls in the prompt of the model."""
     written = re.findall("<tool_call>(.+?)</tool_call>", prompt_of(served))
     return [json.loads(each) for each in written]
 

@@ -1,4 +1,4 @@
-"""However a response is asked for, and wherever it is cut, it is the same; its events lead to it step by step."""
+"""Equality of responses over all ways to request them, and consistency of their events."""
 
 import asyncio
 import dataclasses
@@ -39,7 +39,7 @@ CONFIG = ServingConfig(reasoning_parser="qwen3", tool_call_parser="hermes")
 
 @pytest.fixture
 def saying(tmp_path: Path, engine_of: EngineOf, files: dict[str, bytes], limits: ModelLimits) -> Saying:
-    """A frontend that keeps responses, before a model that says these tokens."""
+    """Return a frontend with a response store, in front of a model that emits these tokens."""
 
     def serve(tokens: list[Token]) -> AbstractAsyncContextManager[Served]:
         engine = tool_chat.tool_engine(engine_of, files, limits, lambda _request, _index: tokens)
@@ -49,7 +49,7 @@ def saying(tmp_path: Path, engine_of: EngineOf, files: dict[str, bytes], limits:
 
 
 def spoken(tokenizer: Tokenizer, text: str) -> list[Token]:
-    """A text in the ids that the model's tokenizer has for it; a character comes when it is whole."""
+    """Return the tokens of a text; a character comes with its last token."""
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     tokens, told = [], ""
     for number, token_id in enumerate(ids, 1):
@@ -67,14 +67,14 @@ async def streamed(http: httpx2.AsyncClient, method: str, path: str, **options: 
 
 
 def said(body: Event) -> Event:
-    """A response without what tells one from another that says the same."""
+    """Return a response without the fields that differ between equal responses."""
     own = {"id", "created_at", "completed_at", "background"}
     output = [{key: item[key] for key in item.keys() - {"id", "call_id"}} for item in body["output"]]
     return {**{key: body[key] for key in body.keys() - own}, "output": output}
 
 
 async def every_way(http: httpx2.AsyncClient, body: dict[str, Any]) -> Event:
-    """The response, asked for at once, as a stream, in the background, and once more by its id."""
+    """Return the response, requested as a whole, as a stream, in the background, and retrieved by id."""
     body = {**body, "seed": 4}
     whole: Event = (await http.post("/v1/responses", json=body)).json()
     stream = checked(await streamed(http, "POST", "/v1/responses", json={**body, "stream": True}))

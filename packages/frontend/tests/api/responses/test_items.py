@@ -1,4 +1,4 @@
-"""Items as the messages of a chat."""
+"""Response items as chat messages."""
 
 from typing import Any
 

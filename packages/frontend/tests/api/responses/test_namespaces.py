@@ -1,4 +1,4 @@
-"""/v1/responses as Codex asks it: functions in namespaces, a search of nothing, and what it says of itself."""
+"""/v1/responses as Codex uses it: functions in namespaces, an offline search, and its extra fields."""
 
 import json
 from collections.abc import Callable

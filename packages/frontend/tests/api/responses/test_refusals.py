@@ -1,4 +1,4 @@
-"""What /v1/responses refuses, by whose name, and with which status."""
+"""Refusals of /v1/responses, with their parameter and status."""
 
 from collections.abc import Callable
 from pathlib import Path

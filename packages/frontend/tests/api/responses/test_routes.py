@@ -1,4 +1,4 @@
-"""/v1/responses through OpenAI's own client, which validates strictly."""
+"""/v1/responses through OpenAI's client, which validates strictly."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ def saying(*texts: str, finish: FinishReason | None = None) -> Script:
 
 
 def spelling(tokenizer: Tokenizer, *texts: str) -> Script:
-    """The same in the ids that the model's tokenizer has for each text, which comes with the last of them."""
+    """Return a script that emits the token ids of each text; a text comes with its last token."""
     tokens = []
     for text in texts:
         *before, last = tokenizer.encode(text, add_special_tokens=False).ids

@@ -1,4 +1,4 @@
-"""Log-probabilities of a text, however its tokens arrive and whatever stands around it."""
+"""Log-probabilities of text, for any arrival of its tokens and any surroundings."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ def update(ids: Sequence[int], text: str, finish: FinishReason | None = None) ->
 
 
 def logprobs_for(scored: ScoredText, updates: Sequence[Update]) -> str:
-    """What the tokens whose log-probabilities are told spell."""
+    """Return the text of the tokens whose log-probabilities are shown."""
     reader = OutputParser(make_parser(ParserNames("qwen3", "hermes"), (ToolSpec("weather", {}),), ""))
     spelled = b""
     for each in updates:

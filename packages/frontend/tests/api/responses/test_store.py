@@ -1,4 +1,4 @@
-"""The store by itself: owners, leases, age and size. Time is what the test says."""
+"""The response store by itself: owners, leases, age and size. The test sets the clock."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 async def stores(tmp_path: Path, clock: Clock) -> AsyncIterator[Stores]:
-    """The stores of several frontends on one file."""
+    """Yield the stores of several frontends on one file."""
     opened: list[Database] = []
 
     def make(peer: str) -> ResponseStore:
@@ -139,7 +139,7 @@ async def test_work_that_nobody_renews_is_taken_over_once(stores: Stores, clock:
 async def test_clocks_that_are_set_take_no_work_from_who_lives_and_leave_none(
     stores: Stores, clock: Clock, set_by: float
 ) -> None:
-    """The same happens where a machine sleeps for an hour."""
+    """Changed clocks look like a machine that was suspended for an hour."""
     first, second = stores("a"), stores("b")
     lease = await first.begin("me", body(status="queued"), [], {})
     clock.now += set_by
@@ -315,7 +315,7 @@ async def test_another_programs_file_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_tables_of_another_program_are_left_alone(tmp_path: Path) -> None:
-    """A format that was never set may be anybody's; tables of a later version of ours are not."""
+    """A file without a format version may belong to another program; tables of a later version do not."""
     path = tmp_path / "other.sqlite"
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE contacts (name TEXT)")

@@ -1,4 +1,4 @@
-"""Responses that are kept: found again, gone on from, deleted, and whose they are."""
+"""Stored responses: retrieval, continuation, deletion and ownership."""
 
 import re
 import sqlite3
@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> StoreConfig:
 
 
 async def last_of_stream(client: openai.AsyncOpenAI) -> Any:
-    """Its last event."""
+    """Return the last event of a streamed response."""
     return [event async for event in await client.responses.create(**BODY, stream=True)][-1]
 
 

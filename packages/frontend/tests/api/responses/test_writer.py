@@ -1,4 +1,4 @@
-"""Items and events, from what a model says."""
+"""Items and events of responses, from parsed output."""
 
 import itertools
 from typing import Any
@@ -129,7 +129,7 @@ def test_an_event_tells_of_the_response_as_it_was_then() -> None:
 
 
 def cut_again(data: st.DataObject, said: list[Event]) -> list[Event]:
-    """The same, in other pieces."""
+    """Return the same events with their text cut into other pieces."""
     events: list[Event] = []
     for each in said:
         match each:

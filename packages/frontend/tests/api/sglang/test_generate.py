@@ -1,4 +1,4 @@
-"""/generate, /tokenize, /detokenize and /server_info."""
+"""The endpoints /generate, /tokenize, /detokenize and /server_info."""
 
 import itertools
 import json

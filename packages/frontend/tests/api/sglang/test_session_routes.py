@@ -1,4 +1,4 @@
-"""Sessions: prompts that go on from earlier ones, whichever frontend is asked."""
+"""Sessions: prompts that continue earlier ones, on any frontend."""
 
 import json
 from collections.abc import Callable
@@ -17,7 +17,7 @@ EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
 
 SAID = [10, 11, 12, 13]
-"""What the engine says to everything."""
+"""Output of the engine for every prompt."""
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ async def opened(client: httpx2.AsyncClient, capacity: int = 1000, **fields: Any
 
 
 async def turn(client: httpx2.AsyncClient, session: str, ids: list[int], **params: Any) -> str:
-    """Asks, and returns the turn's id."""
+    """Send a turn and return its id."""
     body = {"input_ids": ids, "session_params": {"id": session, **params}}
     answer = await client.post("/generate", json=body)
     assert answer.status_code == 200, answer.text

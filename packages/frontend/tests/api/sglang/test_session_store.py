@@ -1,4 +1,4 @@
-"""Sessions by themselves: age and size. Time is what the test says."""
+"""The session store by itself: age and size. The test sets the clock."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
