@@ -47,7 +47,7 @@ class ChatChunks:
         self._set_counts(usage(generation, reasoning_tokens=reasoning_tokens, ended=False))
 
     def _set_counts(self, counts: dict[str, Any] | None) -> None:
-        self._suffix = chunk_suffix(counts, wanted=self._include_usage)
+        self._suffix = chunk_suffix(counts, include_usage=self._include_usage)
         self._text_suffix = b'},"logprobs":null,"finish_reason":null}' + self._suffix
 
     def first_chunk(self, generation: Generation, index: int, delta: bytes) -> bytes:

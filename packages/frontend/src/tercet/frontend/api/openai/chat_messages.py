@@ -115,8 +115,8 @@ class AssistantMessage(ChatMessage):
     @model_validator(mode="after")
     def _check_content(self) -> "AssistantMessage":
         refuse("messages.audio", self.audio, harmless=False)
-        said = (self.content, self.refusal, self.reasoning_content, self.reasoning)
-        if not self.tool_calls and self.function_call is None and all(each is None for each in said):
+        contents = (self.content, self.refusal, self.reasoning_content, self.reasoning)
+        if not self.tool_calls and self.function_call is None and all(each is None for each in contents):
             raise BadRequestError("An assistant message needs 'content' or 'tool_calls'.", param="messages")
         return self
 

@@ -144,7 +144,7 @@ class CompletionWriter:
             "system_fingerprint": model.fingerprint,
         }
         self._prefix = b"data: " + orjson.dumps(self._head)[:-1] + b',"choices":['
-        self._suffix = chunk_suffix(None, wanted=body.include_usage)
+        self._suffix = chunk_suffix(None, include_usage=body.include_usage)
         self._writers: dict[int, CompletionLogprobs] = {}
         self._started: set[int] = set()
         """Numbers of the choices that have appeared in a chunk."""
@@ -155,7 +155,7 @@ class CompletionWriter:
         """Return a chunk for each choice with new tokens."""
         chunks = b""
         if self._continuous_usage:
-            self._suffix = chunk_suffix(self._usage(generation), wanted=True)
+            self._suffix = chunk_suffix(self._usage(generation), include_usage=True)
         for arrival in arrivals:
             update = arrival.update
             number = arrival.prompt * self._n + update.index

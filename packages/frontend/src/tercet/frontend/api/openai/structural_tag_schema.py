@@ -109,9 +109,9 @@ class StructuralTagFormat(Strict):
         return self
 
 
-def structural_tag(wanted: StructuralTagFormat, param: str) -> StructuralTag:
+def structural_tag(tag_format: StructuralTagFormat, param: str) -> StructuralTag:
     """Return the constraint of a structural tag."""
-    match wanted.format:
+    match tag_format.format:
         case TriggeredTags() as form:
             return StructuralTag(
                 tags=[_tag(each, param) for each in form.tags],
@@ -136,9 +136,9 @@ def structural_tag(wanted: StructuralTagFormat, param: str) -> StructuralTag:
             )
     tags = [
         Tag(begin=each.begin, content=JsonSchema(schema=each.schema_, param=param), end=each.end)
-        for each in wanted.structures or []
+        for each in tag_format.structures or []
     ]
-    return StructuralTag(tags=tags, triggers=wanted.triggers or [], param=param)
+    return StructuralTag(tags=tags, triggers=tag_format.triggers or [], param=param)
 
 
 def parse_structural_tag(text: str | None, param: str) -> StructuralTag | None:

@@ -128,9 +128,9 @@ def native_constraint_of(body: NativeStructuredFields) -> Constraint | None:
     )
 
 
-def format_constraint(wanted: ResponseFormat | None, param: str) -> Constraint | None:
+def format_constraint(response_format: ResponseFormat | None, param: str) -> Constraint | None:
     """Return the constraint of a `response_format`."""
-    match wanted:
+    match response_format:
         case JsonObjectFormat(schema_=schema, value=value):
             given = _schema(value, f"{param}.value") if schema is None else _schema(schema, f"{param}.schema")
             return given or JsonObject(param=param)
@@ -142,7 +142,7 @@ def format_constraint(wanted: ResponseFormat | None, param: str) -> Constraint |
                 param=f"{param}.json_schema.schema",
             )
         case StructuralTagFormat():
-            return structural_tag(wanted, param)
+            return structural_tag(response_format, param)
     return None
 
 

@@ -27,9 +27,9 @@ def usage(
     }
 
 
-def chunk_suffix(counts: dict[str, Any] | None, *, wanted: bool) -> bytes:
+def chunk_suffix(counts: dict[str, Any] | None, *, include_usage: bool) -> bytes:
     """Return the end of a chunk after its choices.
 
     `usage` is null in chunks before the counts, and absent if the client did not ask for it.
     """
-    return b'],"usage":' + orjson.dumps(counts) + b"}\n\n" if wanted else b"]}\n\n"
+    return b'],"usage":' + orjson.dumps(counts) + b"}\n\n" if include_usage else b"]}\n\n"

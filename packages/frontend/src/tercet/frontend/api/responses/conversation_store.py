@@ -123,10 +123,10 @@ class ConversationStore:
         def work(connection: sqlite3.Connection) -> Conversation:
             self._require(connection, owner, conversation)
             query = "DELETE FROM conversation_items WHERE conversation = ? AND id = ? RETURNING length(data)"
-            gone = connection.execute(query, (conversation, item)).fetchall()
-            if not gone:
+            deleted = connection.execute(query, (conversation, item)).fetchall()
+            if not deleted:
                 raise _no_item(item)
-            connection.execute("UPDATE conversations SET bytes = bytes - ? WHERE id = ?", (gone[0][0], conversation))
+            connection.execute("UPDATE conversations SET bytes = bytes - ? WHERE id = ?", (deleted[0][0], conversation))
             return _to_object(self._require(connection, owner, conversation))
 
         return await self._database.run(work)

@@ -226,8 +226,11 @@ def _constraint(request: Prompted) -> Constraint | None:
     match request.text and request.text.format:
         case JsonObjectFormat():
             return JsonObject(param="text.format")
-        case JsonSchemaFormat() as wanted:
+        case JsonSchemaFormat() as schema_format:
             return JsonSchema(
-                schema=wanted.schema_, strict=bool(wanted.strict), name=wanted.name, param="text.format.schema"
+                schema=schema_format.schema_,
+                strict=bool(schema_format.strict),
+                name=schema_format.name,
+                param="text.format.schema",
             )
     return None

@@ -26,7 +26,7 @@ class Item:
 
     def to_dict(self, status: str) -> dict[str, Any]:
         """Return the item as an object."""
-        return {"id": self.id, "status": status, **self._fields(begun=status != "in_progress")}
+        return {"id": self.id, "status": status, **self._fields(started=status != "in_progress")}
 
     def start_events(self) -> list[Change]:
         """Return the first events of the item."""
@@ -45,7 +45,7 @@ class Item:
         """Return an event about this item."""
         return {"type": f"response.{kind}", "item_id": self.id, "output_index": self.place, **fields}
 
-    def _fields(self, *, begun: bool) -> dict[str, Any]:
+    def _fields(self, *, started: bool) -> dict[str, Any]:
         raise NotImplementedError
 
     def _delta(self, text: str, logprobs: LogprobList) -> Change:
@@ -80,8 +80,8 @@ class Message(TextItem):
         super().__init__(item_id, place)
         self._logprobs: list[dict[str, Any]] = []
 
-    def _fields(self, *, begun: bool) -> dict[str, Any]:
-        return {"type": "message", "role": "assistant", "content": [self._part()] if begun else []}
+    def _fields(self, *, started: bool) -> dict[str, Any]:
+        return {"type": "message", "role": "assistant", "content": [self._part()] if started else []}
 
     def _part(self) -> dict[str, Any]:
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": list(self._logprobs)}
@@ -103,8 +103,8 @@ class Reasoning(TextItem):
 
     prefix = "rs"
 
-    def _fields(self, *, begun: bool) -> dict[str, Any]:
-        return {"type": "reasoning", "summary": [], "content": [self._part()] if begun else []}
+    def _fields(self, *, started: bool) -> dict[str, Any]:
+        return {"type": "reasoning", "summary": [], "content": [self._part()] if started else []}
 
     def _part(self) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": self.text}
@@ -134,7 +134,7 @@ class Call(Item):
     def _named(self) -> dict[str, str]:
         return {"call_id": self._call_id, **self._namespace, "name": self._name}
 
-    def _fields(self, *, begun: bool) -> dict[str, Any]:  # noqa: ARG002
+    def _fields(self, *, started: bool) -> dict[str, Any]:  # noqa: ARG002
         return {"type": "function_call", **self._named(), "arguments": self.text}
 
     def _delta(self, text: str, logprobs: LogprobList) -> Change:  # noqa: ARG002
@@ -149,7 +149,7 @@ class CustomCall(Call):
 
     prefix = "ctc"
 
-    def _fields(self, *, begun: bool) -> dict[str, Any]:  # noqa: ARG002
+    def _fields(self, *, started: bool) -> dict[str, Any]:  # noqa: ARG002
         return {"type": "custom_tool_call", **self._named(), "input": self.text}
 
     def _delta(self, text: str, logprobs: LogprobList) -> Change:  # noqa: ARG002
