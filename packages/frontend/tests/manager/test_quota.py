@@ -293,9 +293,9 @@ async def test_a_response_taken_over_keeps_its_salt(engine_of: EngineOf, http_of
 
 
 def test_what_is_taken_over_is_counted_and_never_refused() -> None:
-    tenants = ApiKeyQuota(most_requests=1)
+    tenants = ApiKeyQuota(max_answers=1)
     set_resumed_caller("owner")
-    places = [tenants.place(), tenants.place()]
+    places = [tenants.acquire(), tenants.acquire()]
     set_caller({}, Caller("owner"))
     for place in places:
         with pytest.raises(RateLimitError):

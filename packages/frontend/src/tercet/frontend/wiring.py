@@ -113,10 +113,10 @@ class Frontend:
         try:
             if self._shares_socket:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._acquainted.wait(), _ACQUAINTANCE)
+                    await asyncio.wait_for(self._schedulers_known.wait(), _STARTUP_WAIT)
             await self._server.serve_until_stopped()
-            if self._useless:
-                raise ValueError(self._useless)
+            if self._fatal_error:
+                raise ValueError(self._fatal_error)
         finally:
             if completing is not None:
                 completing.cancel()

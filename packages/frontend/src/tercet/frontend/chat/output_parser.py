@@ -132,7 +132,7 @@ class OutputParser:
             shown += self._end_of_call(update.finish)
         if self._customs is not None:
             shown = self._customs.translate(shown, last=update.finish is not None)
-        return merged(shown)
+        return join_deltas(shown)
 
     def _end_of_call(self, finish: FinishReason) -> list[Event]:
         """Complete the open call if the answer stopped at its end token."""

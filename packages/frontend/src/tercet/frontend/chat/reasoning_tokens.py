@@ -17,7 +17,7 @@ class ReasoningTokens:
         self.count = 0
         self._token_bytes = names
         self._begin = framing.begin.encode()
-        self._ends = [end.encode() for end in (framing.end, *framing.also_ends)]
+        self._ends = [end.encode() for end in (framing.end, *framing.extra_ends)]
         self._longest_marker = max(map(len, [self._begin, *self._ends]))
         self._repeats = framing.repeats
         self._open = opened

@@ -84,7 +84,7 @@ class EngineClient:
         controller = DataParallelController(POLICIES["round_robin"]())
         registry = ModelRegistry(self._pool, threads=_THREADS, on_unreadable=self._on_unreadable)
         self._manager = TokenizerManager(config.peer, self._node, registry, controller, lora=lora)
-        self._reading_time = LOAD_TIMEOUT * len(lora)
+        self._adapter_timeout = LOAD_TIMEOUT * len(lora)
         self._thread.start()
         self.wait(self._start)
 

@@ -163,8 +163,8 @@ class Engine:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _whole(self, request: GenerateRequest, options: Mapping[str, Any]) -> Any:
-        generation, choices = await self._client.whole(request)
+    async def _generate_one(self, request: GenerateRequest, options: Mapping[str, Any]) -> Any:
+        generation, choices = await self._client.generate(request)
         return orjson.loads(
             result_of(GenerateWriter(options.get("logprob_start_len")).full_response(generation, choices))
         )

@@ -34,7 +34,7 @@ class LoopTurns:
     def __init__(self, clock: Callable[[], float] = time.thread_time) -> None:
         self._clock = clock
         self._busy = False
-        self._waiting = Rotation()
+        self._waiting = RoundRobinQueue()
 
     @property
     def waiting(self) -> int:

@@ -58,20 +58,20 @@ class ApiKeyQuota:
         exceeds the whole quota of its key.
         """
         caller = current_caller()
-        limited = self._most and caller.owner and not (caller.admin or caller.resumed)
-        if limited and answers > self._most:
+        limited = self._max_answers and caller.owner and not (caller.admin or caller.resumed)
+        if limited and answers > self._max_answers:
             raise BadRequestError(
                 f"The request asks for {answers} answers (prompts times choices), and an API key may have "
                 f"{self._max_answers} in flight here: ask for fewer in one request.",
                 param=param,
             )
-        if limited and (taken := self._taken[caller.owner]) + answers > self._most:
+        if limited and (taken := self._in_use[caller.owner]) + answers > self._max_answers:
             raise RateLimitError(
                 f"This API key has {taken} answers in flight, and the request asks for {answers} more. "
                 f"It may have {self._max_answers} at a time.",
                 retry_after=1,
             )
-        return RequestSlot(self._taken, caller.owner, answers)
+        return RequestSlot(self._in_use, caller.owner, answers)
 
     def tenant(self) -> str:
         """Return the caller's tenant id, a hash that does not reveal the key; empty if the server has no keys."""

@@ -183,7 +183,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_invalid_http(self) -> None:
         """Answer invalid HTTP with an error in the API's format, unless a response has been started."""
-        self.invalid_http_log.say("http connection refused: invalid HTTP request", self.loop.time())
+        self.invalid_http_log.warn("http connection refused: invalid HTTP request", self.loop.time())
         if not self.transport.is_closing():
             self._refuse(BadRequestError("Invalid HTTP request received."))
 

@@ -78,7 +78,7 @@ class AnthropicServingMessages:
         body = await read_model(request, CountTokens, self._body_limit)
         model = await self._manager.adapters.model(body.model)
         plan = await self._planner.plan(_chat_options(body, model), model)
-        ids = await model.tokenized(plan.request.prompt, must_fit=False)
+        ids = await model.tokenize(plan.request.prompt, must_fit=False)
         return _json({"input_tokens": len(ids)})
 
 

@@ -105,6 +105,6 @@ def _embeddings(body: EmbeddingCreate, batch: EmbeddingBatch) -> bytes:
     written = []
     for index, vector in enumerate(batch.vectors):
         kept = truncate_vector(vector, body.dimensions)
-        embedding = base64.b64encode(kept).decode() if body.encoding_format == "base64" else numbers(kept)
+        embedding = base64.b64encode(kept).decode() if body.encoding_format == "base64" else unpack_vector(kept)
         written.append(orjson.dumps({"object": "embedding", "index": index, "embedding": embedding}))
     return _with_data({"object": "list", "model": body.model, "usage": usage(batch)}, written)

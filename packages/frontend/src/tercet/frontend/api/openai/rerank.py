@@ -81,7 +81,7 @@ class OpenAIServingRerank:
             raise BadRequestError(message, param="model")
         embedding_request = body.request(list(pairs), params)
         batch = await cancel_on_disconnect(request, self._manager.embed(embedding_request, rid))
-        scores = [score for vector in batch.vectors for score in numbers(vector)]
+        scores = [score for vector in batch.vectors for score in unpack_vector(vector)]
         if body.use_activation is False:
             return scores, batch
         return [share for score in scores for share in model.files.sentences.activate([score])], batch
@@ -89,7 +89,7 @@ class OpenAIServingRerank:
 
 def normalized(vector: bytes) -> list[float]:
     """Return a vector normalized to length 1; zeros are unchanged."""
-    given = numbers(vector)
+    given = unpack_vector(vector)
     length = math.hypot(*given)
     return [number / length for number in given] if length else list(given)
 

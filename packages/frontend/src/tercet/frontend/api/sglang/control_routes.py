@@ -94,7 +94,7 @@ class ControlRoutes:
     async def _send_control(self, request: Request, message_for: Order) -> Response:
         """Send a control message to all schedulers and return their replies. Raises UnavailableError if one refuses."""
         require_admin(request)
-        acknowledgements = await self._manager.control.ask(message_for)
+        acknowledgements = await self._manager.control.broadcast(message_for)
         accepted = all(acknowledgement.ok for acknowledgement in acknowledgements.values())
         replies = {
             peer: acknowledgement.message or ("done" if acknowledgement.ok else "refused")
