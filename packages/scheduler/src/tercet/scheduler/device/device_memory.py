@@ -1,4 +1,4 @@
-"""How much memory a device has, and still has to give."""
+"""Total and available memory of a device."""
 
 import os
 from pathlib import Path
@@ -10,14 +10,14 @@ _LIMITS_AND_USES = (
     ("memory.max", "memory.current"),
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
-"""Of the second version of cgroups, and of the first."""
+"""Files of cgroups v2 and v1."""
 _UNLIMITED = 1 << 62
 
 
 def available_bytes(device: torch.device) -> int:
-    """Bytes that could be allocated now: of the accelerator, or of this machine within this process's cgroup.
+    """Return the bytes that can be allocated now: of the accelerator, or of this machine within this process's cgroup.
 
-    Of a GPU that has none of its own the machine tells more truly: CUDA takes what files are cached in for used.
+    For an integrated GPU the machine's number is more accurate: CUDA counts the page cache as used.
     """
     if device.type == "cuda" and not is_hosts_own(device):
         free: int = torch.cuda.mem_get_info(device)[0]
@@ -26,7 +26,7 @@ def available_bytes(device: torch.device) -> int:
 
 
 def total_bytes(device: torch.device) -> int:
-    """Bytes that can never be more: of the accelerator, or of this machine within this process's cgroup."""
+    """Return the upper limit in bytes: of the accelerator, or of this machine within this process's cgroup."""
     if device.type == "cuda":
         total: int = torch.cuda.mem_get_info(device)[1]
         return total
@@ -34,7 +34,7 @@ def total_bytes(device: torch.device) -> int:
 
 
 def is_hosts_own(device: torch.device) -> bool:
-    """Whether a device allocates the memory that this machine's programs have, too."""
+    """Return whether a device allocates from host memory."""
     return device.type == "cpu" or bool(torch.cuda.get_device_properties(device).is_integrated)
 
 
@@ -48,7 +48,9 @@ def _machine(name: str) -> int:
 
 
 def _cgroup() -> tuple[int, int]:
-    """A container's limit, and what that leaves, page cache counted as free; without a limit, no bounds."""
+    """Return a container's limit and the available part of it, counting page cache as free; without a limit, no
+    bounds.
+    """
     for limit_name, used_name in _LIMITS_AND_USES:
         try:
             limit = (_CGROUP / limit_name).read_text(encoding="ascii").strip()

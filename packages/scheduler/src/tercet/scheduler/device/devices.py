@@ -1,4 +1,4 @@
-"""Which device a process computes on, by the name that an operator gave: decided once, and said in the log."""
+"""The choice of the device by the operator's option, made once and logged."""
 
 import logging
 from functools import cache
@@ -15,12 +15,11 @@ logger = logging.getLogger(__name__)
 
 @cache
 def first_gpu(name: str) -> int | None:
-    """The number behind a device's name, or 0; None where the model runs on a CPU.
+    """Return the GPU number in a device's name, default 0; None if the model runs on a CPU.
 
-    "auto" is a GPU that can be used, and the log says why it is none where there is one. Raises ConfigError for a GPU
-    that is named and cannot be used, and
-    InsufficientMemoryError for one that cannot be used now, with "auto", too: a scheduler
-    that starts again must not end up on a CPU because another process is slow to leave.
+    "auto" is a usable GPU, and the log says why one that exists is not used. Raise ConfigError for a named GPU that
+    cannot be used, and InsufficientMemoryError for one that cannot be used now, even with "auto": a restarted scheduler
+    must not fall back to a CPU because another process is slow to exit.
     """
     kind, _, number = name.partition(":")
     if kind == "cpu":
@@ -41,7 +40,7 @@ def first_gpu(name: str) -> int | None:
 
 
 def device_of(name: str) -> torch.device:
-    """The device of a name. Raises ConfigError as `first_gpu` does."""
+    """Return the device of a name. Raise ConfigError as `first_gpu` does."""
     number = first_gpu(name)
     if number is None:
         return torch.device("cpu")
@@ -49,7 +48,7 @@ def device_of(name: str) -> torch.device:
 
 
 def take_device(name: str) -> torch.device:
-    """The device, which is the calling thread's from now on: kernels and streams are made for that one unasked."""
+    """Return the device and make it the calling thread's default, which kernels and streams use implicitly."""
     device = device_of(name)
     if device.index is not None:
         torch.cuda.set_device(device)
@@ -57,7 +56,7 @@ def take_device(name: str) -> torch.device:
 
 
 def slow_dtype(device: torch.device) -> str:
-    """The one of 16 bits for which a device has no arithmetic of its own; empty if it has that for both."""
+    """Return the 16-bit dtype for which a device has no native arithmetic; empty if it has both."""
     if device.type == "cpu":
         return SLOW_ON_CPU
     return "bfloat16" if torch.cuda.get_device_capability(device) < (8, 0) else ""

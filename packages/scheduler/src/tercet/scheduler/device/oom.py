@@ -1,4 +1,4 @@
-"""Where there is no memory: what says so, what torch keeps is given back, and rows are computed in halves."""
+"""Out-of-memory handling: detection, release of torch's cached memory, and computation in halves."""
 
 import gc
 import logging
@@ -14,22 +14,22 @@ from tercet.scheduler.config import InsufficientMemoryError
 logger = logging.getLogger(__name__)
 
 _SAID = (
-    "DefaultCPUAllocator",  # torch, of the host's memory
+    "DefaultCPUAllocator",  # torch's host allocator
     "std::bad_alloc",
-    "CUDA error: out of memory",  # the driver, of what is not torch's allocator's: graphs, modules
+    "CUDA error: out of memory",  # the driver, for memory outside torch's allocator: graphs, modules
     "Triton Error [CUDA]: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
-"""Words by which a RuntimeError alone tells that there was no memory."""
+"""Parts of RuntimeError messages that mean lack of memory."""
 
 _FORGOTTEN_AFTER = 256
-"""Computations that found memory: then one as large as what failed may find it, too."""
+"""Successful computations after which a size that failed is tried again."""
 
 Given = TypeVar("Given")
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether it was memory that a computation lacked, of the host or of an accelerator."""
+    """Return whether a computation failed for lack of host or accelerator memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
@@ -37,21 +37,23 @@ def lacks_memory(error: BaseException) -> bool:
 
 @contextmanager
 def require_memory(what: str) -> Iterator[None]:
-    """A block without which nothing is served. Raises InsufficientMemoryError where there is no memory for `what`."""
+    """Enter a block that the server cannot do without. Raise InsufficientMemoryError if memory for `what` is
+    lacking.
+    """
     try:
         yield
     except (MemoryError, RuntimeError) as error:
         if not lacks_memory(error):
             raise
         said = str(error).strip().partition("\n")[0]
-        said = said.partition(" Of the allocated memory")[0]  # then torch explains its own
+        said = said.partition(" Of the allocated memory")[0]  # torch's statistics follow
         raise InsufficientMemoryError(f"no memory for {what}: {said}") from error
 
 
 class SuppressOom:
-    """A block that may find no memory: if so, what stands behind it goes on. Other errors pass.
+    """A context manager that suppresses out-of-memory errors and lets others pass.
 
-    What the block computed is free there: no error holds it any longer.
+    After the block, no error holds on to its tensors.
     """
 
     def __enter__(self) -> None: ...
@@ -66,14 +68,14 @@ class SuppressOom:
 
 
 def release_cached() -> None:
-    """Give memory that torch keeps back to the device, where it may become one piece."""
+    """Return cached memory to the device, where it may be defragmented."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 def again(run: Callable[[], Given], release: Callable[[], None]) -> Given:
-    """The result of `run`; if memory is short, of a second call after `release`. Raises what `run` raises then."""
+    """Return the result of `run`; if memory is short, of a second call after `release`. Raise its error then."""
     with SuppressOom():
         return run()
     release()
@@ -81,17 +83,17 @@ def again(run: Callable[[], Given], release: Callable[[], None]) -> Given:
 
 
 class OomPolicy(Protocol):
-    """Computes rows, all at once or in parts."""
+    """The interface of a policy that computes rows at once or in parts."""
 
     def __call__(
         self, run: Callable[[slice], Given], rows: slice, size: Callable[[slice], int] = ..., /
     ) -> list[Given]:
-        """What `run` gives of the rows, in their order. `size` says how much some of them are."""
+        """Return the results of `run` for the rows, in their order. `size` gives the size of a range of rows."""
         ...
 
 
 class NoSplit:
-    """The `OomPolicy` of a process among several: never tries again, for the others would wait for its second try."""
+    """The `OomPolicy` of one rank of several: it never retries, because other ranks would wait in their collectives."""
 
     def __call__(
         self,
@@ -99,22 +101,22 @@ class NoSplit:
         rows: slice,
         size: Callable[[slice], int] = lambda _: 0,  # noqa: ARG002
     ) -> list[Given]:
-        """What `run` gives of all rows. Raises what it raises."""
+        """Return the result of `run` for all rows. Raise its error."""
         return [run(rows)]
 
 
 class SplitOnOom:
-    """Computes rows at once or, where there is no memory, in halves of halves, down to one row.
+    """An `OomPolicy` that computes rows at once or, if memory is short, in halves of halves, down to one row.
 
-    What was too large even when memory was given back is halved at once from then on, until other computations have
-    found memory for a while. `unit` names in the log what sizes are counted in.
+    A size that does not fit even after a release of cached memory is split at once from then on, until enough other
+    computations have succeeded. `unit` names the unit of sizes in the log.
     """
 
     def __init__(self, unit: str, release: Callable[[], None] = release_cached) -> None:
         self._unit = unit
         self._release = release
         self._most: int | None = None
-        self._found = 0  # computations that found memory since one did not
+        self._found = 0  # successful computations since the last failure
 
     def __call__(
         self,
@@ -122,9 +124,9 @@ class SplitOnOom:
         rows: slice,
         size: Callable[[slice], int] = lambda rows: rows.stop - rows.start,
     ) -> list[Given]:
-        """What `run` gives of the rows, in their order. `size` says how much some of them are, in units.
+        """Return the results of `run` for the rows, in their order. `size` gives the size of a range in units.
 
-        `run` may begin anew on rows that it did not finish. Raises what it raises where there is no memory for one row.
+        `run` may be called again for rows that it did not finish. Raise its error if one row does not fit.
         """
         count = rows.stop - rows.start
         if count <= 1:

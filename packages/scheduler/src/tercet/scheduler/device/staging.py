@@ -1,4 +1,4 @@
-"""The numbers of a step that the host decides, on their way to the device: many arrays, one copy."""
+"""Transfers of a step's integers from host to device: many arrays, one copy."""
 
 from collections.abc import Sequence
 from functools import cache
@@ -12,11 +12,11 @@ from tercet.kernels.pinned import pinned_empty
 Array = np.ndarray[tuple[int, ...], np.dtype[Any]]
 
 _ALIGNMENT = 16
-"""Bytes to which arrays are aligned: for other memory Triton would compile its kernels again, while serving."""
+"""Alignment of arrays in bytes: for other alignments Triton would compile its kernels again, while serving."""
 
 
 def pack_into(staged: torch.Tensor, arrays: Sequence[Array]) -> None:
-    """Write arrays into bytes, each where `starts` says."""
+    """Write arrays into a byte tensor at the offsets that `starts` gives."""
     memory = staged.numpy()
     for array, first in zip(arrays, starts(arrays), strict=False):
         begin = first // array.itemsize
@@ -24,7 +24,7 @@ def pack_into(staged: torch.Tensor, arrays: Sequence[Array]) -> None:
 
 
 def unpack(packed: torch.Tensor, arrays: Sequence[Array]) -> list[torch.Tensor]:
-    """Views into packed bytes, wherever they are now, of the arrays' types and shapes."""
+    """Return views into packed bytes, on any device, with the arrays' types and shapes."""
     wholes = {dtype: packed.view(_dtype_of(dtype)) for dtype in {array.dtype for array in arrays}}
     views = []
     for array, first in zip(arrays, starts(arrays), strict=False):
@@ -40,7 +40,7 @@ def _dtype_of(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 def starts(arrays: Sequence[Array]) -> list[int]:
-    """Where each array begins, and where the last one ends."""
+    """Return the offset of each array and the total size."""
     places = [0]
     for array in arrays:
         places.append(places[-1] + -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT)
@@ -48,18 +48,17 @@ def starts(arrays: Sequence[Array]) -> list[int]:
 
 
 class HostToDevice:
-    """Sends arrays to one device.
+    """A sender of arrays to one device.
 
-    From pinned memory where there is some, so that the host does not wait for the copy. torch gives out a piece of
-    pinned memory again only when the copies from it have been made: steps in flight never write over each other's
-    numbers.
+    Arrays go through pinned memory if possible, so that the host does not wait for the copy. torch reuses pinned memory
+    only after the copies from it are done, so steps in flight never overwrite each other's numbers.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def send(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
-        """The arrays as tensors on the device, parts of one buffer; on a CPU they are the arrays themselves."""
+        """Return the arrays as tensors on the device, parts of one buffer; on a CPU they share the arrays' memory."""
         if self._device.type == "cpu":
             return [torch.from_numpy(array) for array in arrays]
         staged = pinned_empty((starts(arrays)[-1],), torch.uint8, self._device)
@@ -67,5 +66,5 @@ class HostToDevice:
         return unpack(staged.to(self._device, non_blocking=True), arrays)
 
     def stage(self, count: int) -> torch.Tensor:
-        """int64 [count] on the host, to be written and then copied to the device without waiting."""
+        """Return int64 [count] on the host, to be written and then copied to the device without waiting."""
         return pinned_empty((count,), torch.int64, self._device)

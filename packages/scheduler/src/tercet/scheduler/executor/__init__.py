@@ -1,1 +1,1 @@
-"""Turns plans into tensors and tokens. Torch is imported from here down, and nowhere above."""
+"""Model execution: turns plans into tensors and tokens. Torch is imported from here down, and nowhere above."""

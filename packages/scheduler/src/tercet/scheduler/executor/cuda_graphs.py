@@ -1,19 +1,19 @@
-"""`CudaGraphRunner`: decode steps replayed as CUDA graphs, so that a GPU never waits for Python to launch kernels.
+"""CUDA graphs of decode steps, so that a GPU never waits for Python to launch kernels.
 
 A graph reads fixed memory (`DecodeInputBuffers`), into which every decode is written, and has a fixed number of rows,
-its *bucket*: a step is replayed by the smallest that holds it, padding behind its rows. What is no decode, or fits no
-bucket, runs as it is. Graphs are recorded one at a time between steps, so that start-up does not wait for them, and the
-largest first: the others find room in the memory that it was given.
+its *bucket*. A step is replayed by the smallest bucket that holds it, with padding behind its rows. Steps that are not
+decodes or fit no bucket run eagerly. Graphs are captured one at a time between steps, so that start-up does not wait
+for them. The largest comes first: smaller ones reuse the memory of its pool.
 
-Steps in which somebody has an adapter have graphs of their own, which are recorded once there is such a step. In these
-each row is a run of `LoRARows`, empty where it has no adapter. So have steps in which slots have several rows, one
-after another: there new tokens are stored by a kernel of their own, before attention.
+Steps in which a row has an adapter have graphs of their own, captured once such a step occurs. In these, each row is a
+segment of `LoRARows`, which is empty if the row has no adapter. Steps in which slots have several consecutive rows
+(speculative decoding) have graphs of their own, too: a separate kernel stores the new tokens before attention.
 
-What follows the hidden states, up to the tokens in their slots, is recorded too, once a step has wanted it: for each
-bucket, and for each manner in which all rows of a step are sampled. Rows of several manners are sampled as they are.
+Sampling, from the hidden states to the tokens in their slots, is captured once a step has asked for it: for each
+bucket, and for each manner in which all rows of a step are sampled. Steps that mix manners are sampled eagerly.
 
-A graph has attention backends of its own. They are told of every step that it replays, for some plan on the host what
-the recorded kernels then read.
+A graph has attention backends of its own. Their `plan` is called for every step that the graph replays, because some
+prepare on the host what the captured kernels then read.
 """
 
 import logging
@@ -40,32 +40,37 @@ from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 logger = logging.getLogger(__name__)
 
 _FINE, _COARSE = 64, 16
-"""Buckets are 1, 2, 4, then multiples of 8 up to the first, and then multiples of the second."""
+"""Buckets are 1, 2 and 4, then multiples of 8 up to `_FINE`, then multiples of `_COARSE`."""
 
 
 class Recorder(Protocol):
-    """How a device records work."""
+    """The interface of a device that records work."""
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """Record `run`: (what does it again, the tensor that then holds its result)."""
+        """Record `run`. Return a function that runs it again, and the tensor that then holds its result."""
         ...
 
 
 class CudaRecorder:
-    """Records on a stream of its own, the same for all recorders; all graphs of one share a memory pool."""
+    """A `Recorder` on CUDA. All recorders share one stream; all graphs of a recorder share a memory pool."""
 
     def __init__(self, *, wary: bool = False) -> None:
-        """`wary` is for models of others, which may wait for the device: that is found out before it breaks off."""
+        """Create a recorder. `wary` is for third-party models, which may synchronize: this is detected before it
+        breaks a capture.
+        """
         self._wary = wary
         self._newest: torch.cuda.CUDAGraph | None = None
-        """Whose pool the next one shares. Torch takes none into a pool again that all others have left (in 2.11)."""
+        """The latest graph, whose pool the next one shares. Torch (2.11) does not reuse a pool that all its graphs
+        have left.
+        """
         self._stream = _recording_stream(torch.cuda.current_device())
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """Runs it once before, which compiles kernels and makes the handles that recording may not.
+        """Record `run` after one eager call, which compiles kernels and creates handles that a capture may not create.
 
-        Not by `torch.cuda.graph`, which gives back all free memory first: the steps between would have to get it again.
-        Also where it raises, what comes next waits for what was launched, which reads memory that steps write into.
+        `torch.cuda.graph` is not used, because it frees all cached memory first, which the steps between captures would
+        have to allocate again. Later work waits for the recording stream even if `run` raises, because what was
+        launched reads memory that steps write to.
         """
         self._stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
@@ -79,7 +84,7 @@ class CudaRecorder:
                     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                     output = run()
                 except BaseException:
-                    with suppress(RuntimeError):  # which would only say that it was broken off
+                    with suppress(RuntimeError):  # the capture is already broken
                         self._end(graph, pool)
                     raise
                 self._end(graph, pool)
@@ -89,17 +94,18 @@ class CudaRecorder:
         return graph.replay, output
 
     def _end(self, graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
-        """End a recording. Raises RuntimeError where the device has broken it off, or cannot make a graph of it.
+        """End a capture. Raise RuntimeError if the device has invalidated it or cannot make a graph of it.
 
-        Torch (2.11 to 2.13) has its allocator go on recording for ever if it was broken off: memory that streams share
-        is then never free again, and to give back what is free fails. So that is ended here, too. That of pinned memory
-        cannot be ended, and takes no further recording into the pool (in 2.13): those that follow have another.
+        Torch (2.11 to 2.13) leaves its allocator in capture mode if the capture was invalidated: memory that streams
+        share is then never freed, and emptying the cache fails. This method therefore ends the allocator's capture,
+        too. The pinned-memory allocator cannot be reset and takes no further capture into the pool (2.13), so later
+        captures use another pool.
         """
         try:
             graph.capture_end()
         except RuntimeError:
             device = torch.cuda.current_device()
-            with suppress(RuntimeError):  # the allocators had ended
+            with suppress(RuntimeError):  # the allocators have ended already
                 torch._C._cuda_endAllocateToPool(device, pool)
                 self._newest = None
                 torch._C._cuda_releasePool(device, pool)
@@ -108,12 +114,14 @@ class CudaRecorder:
 
 @cache
 def _recording_stream(device: int) -> torch.cuda.Stream:
-    """One for all recorders of a device, also of weights that come later: cuBLAS gives each stream memory, for good."""
+    """Return the stream of all recorders of a device, replaced weights included: cuBLAS keeps a workspace per stream
+    forever.
+    """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _without_waiting(run: Callable[[], torch.Tensor]) -> None:
-    """Raises RuntimeError where it makes the host wait for the device."""
+    """Call `run`. Raise RuntimeError if it makes the host wait for the device."""
     before = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -123,14 +131,14 @@ def _without_waiting(run: Callable[[], torch.Tensor]) -> None:
 
 
 def decode_buckets(slots: int) -> list[int]:
-    """Sizes of graphs for up to `slots` rows, the largest first."""
+    """Return the bucket sizes for up to `slots` rows, the largest first."""
     sizes = {1, 2, 4, *range(8, _FINE + 1, 8), *range(_FINE, slots + 1, _COARSE)}
     return sorted({min(size, slots) for size in sizes} | {slots}, reverse=True)
 
 
 @dataclass(frozen=True, eq=False)
 class _Recorded:
-    """Recorded work, and the tensor of its result."""
+    """Recorded work and the tensor of its result."""
 
     replay: Callable[[], None]
     output: torch.Tensor
@@ -138,35 +146,35 @@ class _Recorded:
 
 @dataclass(frozen=True, eq=False)
 class _Graph:
-    """The work of a bucket, and the batch over fixed memory that it computes."""
+    """The graph of a bucket and the batch over fixed memory that it computes."""
 
     work: _Recorded
     batch: ForwardBatch
 
 
 class _Sort(NamedTuple):
-    """What steps have graphs of their own for."""
+    """The properties of a step that need separate graphs."""
 
     adapted: bool = False
-    """Whether rows may have adapters."""
+    """Rows may have adapters."""
     chained: bool = False
-    """Whether rows may see each other's new tokens."""
+    """Rows may see each other's new tokens."""
 
 
 class _Kind(NamedTuple):
-    """Which steps a graph computes."""
+    """The key of a graph."""
 
     rows: int
-    """The bucket."""
+    """The bucket size."""
     sort: _Sort = _Sort()
 
 
 _Sampling = tuple[_Kind, Manner]
-"""What samples for all rows of a graph in one manner."""
+"""The key of a captured sampler, which samples all rows of a graph in one manner."""
 
 
 class CudaGraphRunner:
-    """Replays decodes that the tables have gathered. `capture_next` is called between steps."""
+    """A `Replays` of decodes that the tables have gathered. `capture_next` is called between steps."""
 
     def __init__(
         self,
@@ -181,10 +189,10 @@ class CudaGraphRunner:
         decode_rows: int | None = None,
         chained_rows: int = 0,
     ) -> None:
-        """`backends` make those of each cache group.
+        """Create a runner without graphs. `backends` create the attention backend of each cache group.
 
-        Steps in which each slot has one row have `decode_rows` at the most, or as many as there are slots, and others
-        `chained_rows`. Raises ValueError for tables whose decodes lie anywhere.
+        Steps with one row per slot have at most `decode_rows` rows (default: the number of slots), others at most
+        `chained_rows`. Raise ValueError if the tables do not keep decodes in fixed memory.
         """
         if tables.memory is None:
             raise ValueError("graphs read fixed memory: the tables need spare pages")
@@ -200,8 +208,8 @@ class CudaGraphRunner:
         self._chained_rows = min(chained_rows, tables.memory.slots)
         self._waiting: list[_Kind] = []
         self._graphs: dict[_Kind, _Graph] = {}
-        self._recorded: dict[_Sort, list[int]] = {}  # buckets in order
-        self._samplings: dict[_Sampling, _Recorded | None] = {}  # None where there is none, nor will be
+        self._recorded: dict[_Sort, list[int]] = {}  # bucket sizes in ascending order
+        self._samplings: dict[_Sampling, _Recorded | None] = {}  # None if a capture failed for lack of memory
         self._wanted: dict[_Sampling, None] = {}
         self._samples = True
         self._query_start = torch.arange(tables.memory.slots + 1, dtype=torch.int32, device=pool.device)
@@ -225,9 +233,9 @@ class CudaGraphRunner:
         return graph.work.output[: len(inputs.slots)]
 
     def replay_sampling(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
-        """See `Replays`. What is wanted and not recorded is recorded next, once every bucket is.
+        """See `Replays`. A missing capture is requested; it is made once every bucket is captured.
 
-        That of the largest bucket comes first: what it takes is room for the others.
+        The largest bucket's sampler is captured first: smaller ones reuse its memory.
         """
         kind = self._kind(inputs, adapted)
         if kind is None or not self._samples or len(inputs.sampling_rows) < len(inputs.slots):
@@ -243,12 +251,12 @@ class CudaGraphRunner:
         if work is None:
             return None
         work.replay()
-        return work.output[: len(inputs.slots)].clone()  # the next step's may be written before it has left
+        return work.output[: len(inputs.slots)].clone()  # the next step may overwrite it before the copy to the host
 
     def capture_next(self) -> bool:
-        """Record the largest bucket that is not recorded yet, or a sampling; False when there is none to record.
+        """Capture the largest bucket that is missing, or a sampler. Return whether more is left to capture.
 
-        No memory ends it.
+        Lack of memory is not an error: the step in question then runs eagerly.
         """
         if self._waiting:
             self._capture(self._waiting.pop(0))
@@ -259,14 +267,14 @@ class CudaGraphRunner:
         return bool(self._waiting or self._wanted)
 
     def _want(self, sort: _Sort) -> None:
-        """Let all buckets of a sort be recorded, unless that has been asked for."""
+        """Request all buckets of a sort, once."""
         if sort not in self._recorded:
             self._recorded[sort] = []
             most, least = (self._chained_rows, 2) if sort.chained else (self._decode_rows, 1)
             self._waiting += [_Kind(rows, sort) for rows in decode_buckets(most) if rows >= least]
 
     def _kind(self, inputs: StepInputs, adapted: bool) -> _Kind | None:
-        """The smallest that holds a step; None if there is none."""
+        """Return the smallest captured bucket that holds a step, if any."""
         sort = _Sort(adapted, inputs.chained)
         recorded = self._recorded.get(sort, [])
         place = bisect_left(recorded, len(inputs.slots))
@@ -308,9 +316,10 @@ class CudaGraphRunner:
             self._wanted.clear()
 
     def _record(self, run: Callable[[], torch.Tensor], what: str) -> _Recorded | None:
-        """None where there is no memory. Raises RuntimeError where something else fails, and would again.
+        """Record work; return None for lack of memory. Raise RuntimeError for failures that would repeat.
 
-        It is launched here, over padding: the first launch of a graph wants memory, too, and no step is to lack it.
+        The graph is also launched here, over padding, because its first launch allocates memory that no step should
+        lack.
         """
         self._tables.clear_decodes()
         if self._adapters is not None:
@@ -320,11 +329,11 @@ class CudaGraphRunner:
             recorded.replay()
             return recorded
         logger.warning("no memory for a graph of %s: such steps are launched kernel by kernel", what)
-        release_cached()  # what a recording was given stays its pool's: the next, which is smaller, may need that
+        release_cached()  # the pool keeps the memory of a failed capture, which the next, smaller one may need
         return None
 
     def _batch(self, kind: _Kind, views: DecodeInputViews) -> ForwardBatch:
-        """A decode over the fixed memory, with backends of its own."""
+        """Return a decode over the fixed memory, with backends of its own."""
         ones: Sequence[int] = [1] * kind.rows
         attention = [
             AttentionBatch(
@@ -339,7 +348,7 @@ class CudaGraphRunner:
             for page_table, slot_mapping in zip(views.page_tables, views.slot_mappings, strict=True)
         ]
         return ForwardBatch.planned(
-            input_ids=views.places[:0],  # read anew at every step
+            input_ids=views.places[:0],  # read again at every step
             positions=views.positions,
             sample_index=views.places[:0],
             attention=attention,

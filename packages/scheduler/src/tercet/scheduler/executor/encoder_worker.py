@@ -1,4 +1,4 @@
-"""`EncoderWorker`: the executor of a model that gives one vector, or the scores of a classifier, for each input."""
+"""The executor of encoders: models that return one vector, or the scores of a classifier, for each input."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -38,35 +38,35 @@ _POOLS: dict[Pooling, Callable[[Packed, torch.Tensor], torch.Tensor]] = {
     "mean": Packed.mean,
 }
 _TABLES_PART = 8
-"""One part in so many of all memory may hold tables of all positions."""
+"""The tables of all positions may take 1/8 of total memory."""
 _POSITION_BYTES = 4096
-"""Of a position: angles, cosines and sines of 256 elements in float32, and copies of these."""
+"""Bytes per position: angles, cosines and sines of 256 elements in float32, and copies of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderOptions:
-    """What an operator can choose about running an encoder."""
+    """Options of an encoder worker."""
 
     model: Path
-    """A model directory."""
+    """Model directory."""
     task: Task
     """EMBED or CLASSIFY."""
     dtype: str = "auto"
     """auto (see `served_dtype`), float32, float16 or bfloat16."""
     device: str = "auto"
-    """auto (cuda where there is one), or a device as torch names it."""
+    """auto (cuda if available), or a device in torch's notation."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
-    """dummy fills a model with cheap random weights."""
+    """dummy fills the model with random weights."""
     context_length: int | None = None
-    """Longest input, no longer than the model's own limit, which is the default."""
+    """Maximum input length in tokens; the default and upper bound is the model's own limit."""
     threads: int | None = None
-    """Cores that torch uses; by default all that this process may run on."""
+    """Cores that torch uses; the default is all cores that this process may run on."""
 
 
 class EncoderWorker:
-    """The `Encoder` port. Rows of a step are computed side by side, sorted by length, without padding.
+    """The `Encoder` port. Inputs of a step are sorted by length and packed without padding.
 
-    A step that there is no memory for is computed in halves; an input that there is none for by itself fails alone.
+    A step that does not fit in memory is computed in halves; only an input that does not fit alone fails.
     """
 
     def __init__(
@@ -104,16 +104,16 @@ class EncoderWorker:
             width=len(model.labels) or self._dimensions,
         )
         self.labels = list(model.labels)
-        """Names of the scores; empty for a model that embeds."""
+        """Names of the scores; empty for an embedding model."""
 
     @property
     def capacity(self) -> EncoderCapacity:
-        """Fixed once the worker is built."""
+        """Return the limits, which are fixed once the worker is built."""
         return self._capacity
 
     @torch.inference_mode()
     def submit(self, plan: EncodePlan) -> "PendingVectors":
-        """Start a step. Steps run in the order they are submitted, and on a GPU the next may be before one is done."""
+        """Start a step. Steps run in the order of submission; on a GPU the next may be submitted before one is done."""
         order = sorted(range(len(plan.rows)), key=lambda row: len(plan.rows[row].input_ids))
         vectors, too_large = self._encode([plan.rows[row] for row in order])
         in_order = torch.empty_like(vectors)
@@ -122,10 +122,10 @@ class EncoderWorker:
         return PendingVectors(plan.step, in_order, sorted(order[place] for place in too_large))
 
     def close(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: no thread or process belongs to the worker."""
 
     def _encode(self, rows: Sequence[EncodeRow]) -> tuple[torch.Tensor, list[int]]:
-        """float32 [rows, width] of rows sorted by length, and those of them that there was no memory for."""
+        """Return float32 [rows, width] of rows sorted by length, and the indices of rows that did not fit in memory."""
         too_large: list[int] = []
 
         def tokens(part: slice) -> int:
@@ -162,14 +162,14 @@ class EncoderWorker:
         return sent.long()
 
     def _vectors(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """float32 [inputs, width]."""
+        """Return float32 [inputs, width]."""
         vectors = self._pool(packed, hidden.float())
         vectors = torch.nn.functional.normalize(vectors, dim=-1) if self._normalize else vectors
         return vectors[:, : self._dimensions]
 
 
 class PendingVectors:
-    """A step that runs, or ran at submission: its vectors are on their way from the device."""
+    """A step whose vectors are being copied from the device."""
 
     def __init__(self, step: int, vectors: torch.Tensor, too_large: Sequence[int] = ()) -> None:
         self._step = step
@@ -177,7 +177,7 @@ class PendingVectors:
         self._too_large = list(too_large)
 
     def result(self) -> EncodeResult:
-        """Wait for the step, and for none that was submitted after it."""
+        """Wait for this step, but not for later ones."""
         if self._copied is not None:
             self._copied.synchronize()
         vectors = self._vectors
@@ -191,7 +191,7 @@ class PendingVectors:
 
 
 def _most_positions(device: torch.device) -> int:
-    """How many positions there is memory for tables of, whatever length a config names."""
+    """Return the number of positions for which tables may be made, regardless of the config."""
     return total_bytes(device) // _TABLES_PART // _POSITION_BYTES
 
 

@@ -1,4 +1,4 @@
-"""One step as a model sees it: flat tokens, their positions, and an `attend` that hides where the cache is."""
+"""The batch of one step: flat tokens, their positions, and `attend`, which hides the KV cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from tercet.scheduler.models.layers.layer_ops import LayerCache
 
 
 class ForwardMode(Enum):
-    """What the rows of a step are."""
+    """The kinds of rows in a step."""
 
     EXTEND = auto()
     DECODE = auto()
@@ -21,7 +21,7 @@ class ForwardMode(Enum):
 
     @classmethod
     def of(cls, query_lens: Sequence[int]) -> "ForwardMode":
-        """DECODE if every row brings one token, EXTEND if none does, MIXED otherwise."""
+        """Return DECODE if every row has one token, EXTEND if none has, MIXED otherwise."""
         singles = query_lens.count(1)
         if singles == len(query_lens):
             return cls.DECODE
@@ -30,18 +30,19 @@ class ForwardMode(Enum):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ForwardBatch:
-    """The tokens of all rows one after another. A model calls `attend` once for each of its layers."""
+    """The tokens of all rows, concatenated. A model calls `attend` once per layer."""
 
     mode: ForwardMode
     input_ids: torch.Tensor  # int64 [tokens]
     positions: torch.Tensor  # int64 [tokens]
     sample_index: torch.Tensor  # int64 [sampling rows]: the last token of each
-    attention: Sequence[AttentionBatch]  # of each cache group
-    backends: Sequence[AttentionBackend]  # of each cache group, planned for this step
-    rotating: Sequence[RotatingBackend | None]  # those of them that rotate what is new; none unless all decode apart
+    attention: Sequence[AttentionBatch]  # one per cache group
+    backends: Sequence[AttentionBackend]  # one per cache group, planned for this step
+    # the backends that can rotate new tokens; None unless the step is a plain decode
+    rotating: Sequence[RotatingBackend | None]
     pool: KVPool
-    lora: LoRARows | None = None  # which tokens have an adapter
-    chained: bool = False  # whether a row sees the new token of another
+    lora: LoRARows | None = None  # the tokens that have an adapter
+    chained: bool = False  # a row may see the new token of another row
 
     @classmethod
     def planned(
@@ -56,9 +57,9 @@ class ForwardBatch:
         lora: LoRARows | None = None,
         chained: bool = False,
     ) -> "ForwardBatch":
-        """A step of such rows, for which its backends are planned: until they are for another.
+        """Create a batch and plan its backends, which stay valid until they are planned for another batch.
 
-        Where rows are `chained`, one sees the new token of another, so all are stored before any attends.
+        If rows are `chained`, one sees the new token of another, so all are stored before any attends.
         """
         for backend, group in zip(backends, attention, strict=True):
             backend.plan(group)
@@ -78,9 +79,9 @@ class ForwardBatch:
         )
 
     def part(self, tokens: slice) -> "ForwardBatch":
-        """Some of the step's tokens as a step. A row that is cut goes on in one part where it stopped in the other.
+        """Return a batch of some of the step's tokens. A row that is cut continues in the next part.
 
-        The backends are planned for it, and no longer for the step that it is part of.
+        The backends are planned for the part and no longer for the whole step.
         """
         return self.planned(
             input_ids=self.input_ids[tokens],
@@ -111,7 +112,7 @@ class ForwardBatch:
         return self.attend_cached(layer_id, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
 
     def cache_of(self, layer_id: int) -> LayerCache:
-        """A layer's cache, for kernels that store new keys and values themselves."""
+        """Return a layer's cache, for kernels that store new keys and values themselves."""
         slots = self.attention[self.pool.group_of[layer_id]].slot_mapping
         return LayerCache(*self.pool.layer(layer_id), slots, self.pool.scales_of(layer_id))
 
@@ -125,7 +126,7 @@ class ForwardBatch:
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`attend`, where the new tokens' keys and values are in the cache already."""
+        """Attend with the new tokens' keys and values already in the cache. See `attend`."""
         keys, values = self.pool.layer(layer_id)
         key_scale, value_scale = self.pool.scales_of(layer_id)
         backend = self.backends[self.pool.group_of[layer_id]]
@@ -133,7 +134,7 @@ class ForwardBatch:
         return _scaled(out, value_scale)
 
     def rotates(self, layer_id: int) -> bool:
-        """Whether `attend_new` can be called for a layer."""
+        """Return whether `attend_new` is available for a layer."""
         return self.rotating[self.pool.group_of[layer_id]] is not None
 
     def attend_new(
@@ -147,9 +148,9 @@ class ForwardBatch:
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`attend`, of queries and new tokens as they were projected: the backend norms, rotates and stores them.
+        """Attend with unrotated queries and new tokens: the backend normalizes, rotates and stores them.
 
-        Raises RuntimeError where nothing `rotates` them.
+        Raise RuntimeError if the layer's backend cannot (see `rotates`).
         """
         backend = self.rotating[self.pool.group_of[layer_id]]
         if backend is None:
@@ -162,12 +163,12 @@ class ForwardBatch:
 
 
 def _scaled(out: torch.Tensor, value_scale: float) -> torch.Tensor:
-    """Attention over values that are multiples of a scale: it is linear in them."""
+    """Multiply attention's output by the scale of the cached values, in which it is linear."""
     return out if value_scale == 1.0 else out * value_scale
 
 
 def _part(group: AttentionBatch, tokens: slice) -> AttentionBatch:
-    """The rows that have some of the tokens, with these alone and what the cache holds before them."""
+    """Return the rows that have some of the tokens, limited to these and the cached tokens before them."""
     rows, query_lens, kv_lens = [], [], []
     end = 0
     for row, (count, length) in enumerate(zip(group.host_query_lens, group.host_kv_lens, strict=True)):

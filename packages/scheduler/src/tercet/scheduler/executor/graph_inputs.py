@@ -1,9 +1,9 @@
-"""`DecodeInputBuffers`: the integers of a decode step on the device, at fixed addresses, since CUDA graphs read them.
+"""Input buffers of decode steps at fixed device addresses, because CUDA graphs read them.
 
-A graph has a fixed number of rows, so every row that there could be is written, in one copy. Those that a step has not
-are *padding*: decodes of the first token of a slot that nobody has, whose key and value go to the pool's spare page.
-They harm nobody. Page tables, which are large, are written only where they have changed, and only the rows in use:
-what padding reads there may be anybody's page.
+A graph has a fixed number of rows, so all rows are written, in one copy. Rows beyond those of the step are *padding*:
+decodes of the first token of an unused slot, whose key and value go to the pool's spare page, so they do no harm. Page
+tables are large, so they are written only where they have changed, and only for rows in use. Padding rows may read any
+page.
 """
 
 from collections.abc import Sequence
@@ -15,27 +15,29 @@ import torch
 from tercet.scheduler.device.staging import Array, HostToDevice
 
 OFFSETS = 4
-"""Columns that are a decode's position plus something: positions, places, sampled places, output positions."""
+"""Number of columns that are a position plus an offset: positions, places, sampled places, output positions."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DecodeInputViews:
-    """The memory of the first rows."""
+    """Views of the buffers' first rows."""
 
     positions: torch.Tensor  # int64 [rows]
-    places: torch.Tensor  # int64 [rows]: where the token of each lies
-    sampled_places: torch.Tensor  # int64 [rows]: where the token that each samples belongs
-    output_positions: torch.Tensor  # int64 [rows], of the tokens to be sampled
+    places: torch.Tensor  # int64 [rows]: flat index of each input token
+    sampled_places: torch.Tensor  # int64 [rows]: flat index for each sampled token
+    output_positions: torch.Tensor  # int64 [rows]: output positions of the tokens to be sampled
     kv_lens: torch.Tensor  # int32 [rows]
-    slot_mappings: Sequence[torch.Tensor]  # int64 [rows], of each cache group
-    page_tables: Sequence[torch.Tensor]  # int32 [rows, pages], of each cache group
+    slot_mappings: Sequence[torch.Tensor]  # int64 [rows] for each cache group
+    page_tables: Sequence[torch.Tensor]  # int32 [rows, pages] for each cache group
 
 
 class DecodeInputBuffers:
-    """Of steps of up to `slots` rows. All that reads it is started before the next step is written."""
+    """Buffers for steps of up to `slots` rows. All readers are launched before the next step is written."""
 
     def __init__(self, slots: int, width: int, spare_pages: Sequence[int], device: torch.device) -> None:
-        """`width` pages are the most that a slot holds; `spare_pages` are those of each cache group."""
+        """Allocate the buffers. `width` is the maximum of pages per slot; `spare_pages` has one page per cache
+        group.
+        """
         self.slots = slots
         self._uploads = HostToDevice(device)
         self._shape = OFFSETS + len(spare_pages), slots
@@ -45,7 +47,7 @@ class DecodeInputBuffers:
         self._page_tables = [torch.full((slots, width), page, dtype=torch.int32, device=device) for page in spare_pages]
 
     def first(self, rows: int) -> DecodeInputViews:
-        """The memory of so many rows."""
+        """Return views of the first `rows` rows."""
         positions, places, sampled_places, output_positions, *slot_mappings = self._columns[:, :rows].unbind()
         return DecodeInputViews(
             positions=positions,
@@ -58,9 +60,9 @@ class DecodeInputBuffers:
         )
 
     def write(self, positions: Array, offsets: Array, slot_mappings: Sequence[Array]) -> Array:
-        """Write decodes of tokens at these positions, int64 [slots]; `offsets` are int64 [OFFSETS, slots].
+        """Write decodes of tokens at `positions` (int64 [slots]); `offsets` are int64 [OFFSETS, slots].
 
-        Returns their output positions.
+        Return the output positions, a view of the staging buffer.
         """
         staged = self._uploads.stage(len(self._memory))
         host: Array = staged.numpy()
@@ -73,13 +75,13 @@ class DecodeInputBuffers:
         return output_positions
 
     def change_pages(self, rows: Array, columns: Array, pages: Sequence[Array]) -> None:
-        """Entries of the page table of each cache group: int64 [entries], int64 [entries], int32 [entries]."""
+        """Change entries of each cache group's page table: int64 [entries], int64 [entries], int32 [entries]."""
         sent_rows, sent_columns, *sent = self._uploads.send([rows, columns, *pages])
         for memory, entries in zip(self._page_tables, sent, strict=True):
             memory.index_put_((sent_rows, sent_columns), entries)
 
     def write_pages(self, tables: Sequence[Array]) -> None:
-        """The first pages of the first rows, of each cache group: int32 [rows, pages]."""
+        """Write the first pages of the first rows, for each cache group: int32 [rows, pages]."""
         for memory, sent in zip(self._page_tables, self._uploads.send(tables), strict=True):
             rows, pages = sent.shape
             memory[:rows, :pages] = sent

@@ -1,4 +1,4 @@
-"""`KVBudget`: how many pages of keys and values there is memory for, and what is cached in them."""
+"""The KV cache's memory budget: shape of a page and number of pages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfi
 from tercet.scheduler.models.layers.shard import Shard
 
 _OWN_SHARE, _SHARED_SHARE = 0.9, 0.5
-"""Of what is free: of a device's own memory, and of memory that this machine's other programs have, too."""
+"""Shares of free memory for the KV cache: of dedicated device memory, and of memory that other programs share."""
 _TABLES_PART = 8
-"""One part in so many of all memory may hold tables of all positions."""
+"""The tables of all positions may take 1/8 of total memory."""
 _ROPE_BYTES = 16
-"""Of a position and an element of a head: angles, cosines and sines in float32, and copies of these."""
+"""Bytes per position and head element: angles, cosines and sines in float32, and copies of them."""
 _SLOT_BYTES = 8
-"""Of a position and a slot: a token, and its share of a page's number."""
+"""Bytes per position and slot: a token id and a share of a page id."""
 
 
 def kv_shape(options: WorkerOptions, config: DecoderShape, shard: Shard) -> KVShape:
-    """What this process caches."""
+    """Return the shape of this rank's KV pages."""
     latent = config.latent if isinstance(config, ModelConfig) else None
     return KVShape(
         page_size=options.page_size,
@@ -40,7 +40,7 @@ def kv_shape(options: WorkerOptions, config: DecoderShape, shard: Shard) -> KVSh
 
 @dataclass(frozen=True)
 class KVBudget:
-    """The memory of one process among those that share a model; `config` has the context length that is served."""
+    """The memory of one rank; `config` has the served context length."""
 
     options: WorkerOptions
     config: DecoderShape
@@ -49,9 +49,11 @@ class KVBudget:
     shard: Shard
 
     def longest_context(self) -> int:
-        """How many tokens of one text all memory could hold: in the cache, and in tables of all positions and slots.
+        """Return the most tokens of one sequence that total memory can hold, in the cache and in tables of positions
+        and slots.
 
-        The same in all processes. A config may name any length, and such tables are made for the length that is served.
+        All ranks get the same number. A config may claim any length, and such tables are made for the length that is
+        served.
         """
         memory = total_bytes(self.device)
         cached = memory // self._page_bytes * self.options.page_size
@@ -59,7 +61,9 @@ class KVBudget:
         return max(1, self.shard.collectives.smallest(min(cached, in_tables)))
 
     def check(self) -> None:
-        """Raises ValueError for a KV cache beyond all memory: a system may promise it, and end who takes it."""
+        """Raise ValueError for a KV cache larger than total memory: the OS may overcommit and kill the process
+        later.
+        """
         given = self.options.kv_cache_bytes
         if given is None:
             return
@@ -72,17 +76,17 @@ class KVBudget:
             )
 
     def pages(self, model: Model, backend: Callable[[], AttentionBackend], ops: SamplingOps) -> int:
-        """How many pages there are: for all processes as many. Raises ValueError where there is no memory for one."""
+        """Return the number of pages, the same in all ranks. Raise ValueError if memory does not hold one page."""
         given = self.options.kv_cache_bytes
         if given is None:
             given = self._free_bytes(model, backend, ops)
         return self.shard.collectives.smallest(self._pages_in(given))
 
     def _free_bytes(self, model: Model, backend: Callable[[], AttentionBackend], ops: SamplingOps) -> int:
-        """A share of what is free, on a GPU after the worst step it will ever have to run.
+        """Return a share of free memory; on a GPU, after a profile run of the largest possible step.
 
-        What is free on a CPU is for all processes that share the model. Of memory that a GPU shares with the machine
-        much is left, as on a CPU.
+        A CPU's free memory is divided among the ranks. If a GPU shares memory with the host, the smaller share applies,
+        as on a CPU.
         """
         options, config, device = self.options, self.config, self.device
         share = options.kv_cache_share or (_SHARED_SHARE if is_hosts_own(device) else _OWN_SHARE)
@@ -105,11 +109,11 @@ class KVBudget:
 
     @property
     def _page_bytes(self) -> int:
-        """Of a page in all layers."""
+        """Bytes of a page in all layers."""
         return self.shape.page_bytes * self.config.layers
 
     def _pages_in(self, given: int) -> int:
-        """As many as the memory gives, but no more than all slots could fill. Raises ValueError for none at all."""
+        """Return the pages that fit in `given` bytes, at most what all slots can fill. Raise ValueError for none."""
         pages = given // self._page_bytes
         if pages < 1:
             raise ValueError(f"{given} bytes of KV cache do not hold one page of {self._page_bytes} bytes")

@@ -1,4 +1,4 @@
-"""The memory that keys and values live in: pages, for each layer of each cache group."""
+"""The KV pool: pages of keys and values for each layer of each cache group."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +15,16 @@ from tercet.scheduler.models.weights.kv_scales import Scales
 
 @dataclass(frozen=True, kw_only=True)
 class KVShape:
-    """What one page of one layer holds."""
+    """The shape of one page in one layer."""
 
     page_size: int
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
     rank: int = 0
-    """Elements of each key that are its value, too, and not cached twice (latent attention); 0: values are cached."""
+    """Elements of each key that also serve as its value (latent attention, MLA) and are not cached twice; 0 if
+    values are cached.
+    """
 
     @property
     def page_bytes(self) -> int:
@@ -33,7 +35,7 @@ class KVShape:
 
 @dataclass(frozen=True, kw_only=True)
 class KVGroup:
-    """One cache group: the layers in it and how many pages each has."""
+    """A cache group: its layers and the number of pages of each."""
 
     name: str
     layers: Sequence[int]
@@ -44,12 +46,11 @@ class KVGroup:
 class KVPool:
     """Keys and values [pages, page_size, kv_heads, head_dim] of every layer. A page id means one page in each layer.
 
-    With a `rank` in the shape, values are views of the keys.
+    With a `rank` in the shape, values are views of the keys. In float8_e4m3fn, keys and values are divided by a layer's
+    `scales` (default 1); other dtypes have no scales.
 
-    In float8_e4m3fn they are multiples of a layer's `scales`, by default of 1; in other dtypes there are no scales.
-
-    Memory is zeroed: what is padded is weighed with 0, and 0 times garbage need not be 0. With a `spare` page, each
-    group has one more than it says, of the id `pages`: what pads a step is written there.
+    Memory is zeroed: padding is weighted with 0, and 0 times NaN is NaN. With `spare`, each group has one page more,
+    with the id `pages`, to which padding is written.
     """
 
     def __init__(
@@ -80,30 +81,30 @@ class KVPool:
 
     @property
     def spare_pages(self) -> list[int]:
-        """The spare page of each cache group; none without them."""
+        """The spare page of each cache group; empty without spare pages."""
         return [group.pages for group in self.groups] if self._spare else []
 
     @property
     def bytes(self) -> int:
-        """What the pool takes, in bytes."""
+        """Size of the pool in bytes."""
         return sum(self.shape.page_bytes * (group.pages + self._spare) * len(group.layers) for group in self.groups)
 
     def layer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The key and value caches of a layer."""
+        """Return the key and value caches of a layer."""
         return self._keys[layer_id], self._values[layer_id]
 
     def take_scales(self, scales: Mapping[int, Scales] | None) -> None:
-        """What is stored from now on are multiples of these."""
+        """Set the scales of keys and values that are stored from now on."""
         if scales and self.shape.dtype != E4M3:
             raise ValueError(f"keys and values in {self.shape.dtype} have no scales")
         self._scales = scales or {}
 
     def scales_of(self, layer_id: int) -> Scales:
-        """Those of a layer's keys and values."""
+        """Return the scales of a layer's keys and values."""
         return self._scales.get(layer_id, (1.0, 1.0))
 
     def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Write the new tokens' k and v [tokens, kv_heads, head_dim] of a layer; where v is a part of k, k alone."""
+        """Write the new tokens' k and v [tokens, kv_heads, head_dim]; k alone if v is a part of it."""
         if self.shape.rank:
             cache = self._keys[layer_id]
             cache.flatten(0, 1).index_copy_(0, slot_mapping, k.to(cache.dtype))
@@ -111,7 +112,7 @@ class KVPool:
         store_kv(k, v, self._keys[layer_id], self._values[layer_id], slot_mapping, self.scales_of(layer_id))
 
     def copy_pages(self, copies: Sequence[PageCopy]) -> None:
-        """Copy pages in list order: a page that is both a target and, later, a source, passes on what it was given."""
+        """Copy pages in list order: a target that is a later copy's source passes on its new content."""
         if not copies:
             return
         batch: list[PageCopy] = []

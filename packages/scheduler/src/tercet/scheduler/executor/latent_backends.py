@@ -1,4 +1,4 @@
-"""Attention over latents as a step calls any attention: of one key for each token, a part of which is its value."""
+"""An `AttentionBackend` for latent attention (MLA): one cached key per token, a prefix of which is the value."""
 
 from collections.abc import Callable
 
@@ -9,14 +9,14 @@ from tercet.kernels.attention.latent import LatentBackend, LatentSizes, latent_b
 
 
 class OverLatents:
-    """The `AttentionBackend` of models with latent attention: caches of one head, values being views of the keys."""
+    """The `AttentionBackend` of latent attention: caches have one head, and values are views of the keys."""
 
     def __init__(self, backend: LatentBackend) -> None:
         self._backend = backend
 
     @property
     def capturable(self) -> bool:
-        """See `AttentionBackend`, for this and what follows."""
+        """Whether CUDA graphs can capture the backend."""
         return self._backend.capturable
 
     def plan(self, batch: AttentionBatch) -> None:
@@ -34,9 +34,9 @@ class OverLatents:
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[tokens, heads, rank] of q [tokens, heads, head_dim], `rank` being the length of values.
+        """Attend with q [tokens, heads, head_dim]; return [tokens, heads, rank], where `rank` is the values' length.
 
-        Raises ValueError for windows, soft caps and sinks, which no such model has.
+        Raise ValueError for windows, soft caps and sinks, which no such model has.
         """
         if window or softcap or sinks is not None:
             raise ValueError("attention over latents has no windows, soft caps or sinks")
@@ -44,6 +44,8 @@ class OverLatents:
 
 
 def over_latents(name: str, device: torch.device, sizes: LatentSizes | None = None) -> Callable[[], AttentionBackend]:
-    """A factory, as of `latent_backend`. Raises UnavailableBackendError for what there is not for latents."""
+    """Return a backend factory, as `latent_backend` does. Raise UnavailableBackendError if `name` has no latent
+    attention.
+    """
     make = latent_backend(name, device, sizes)
     return lambda: OverLatents(make())

@@ -1,4 +1,4 @@
-"""Loading a model: ours or transformers', on native kernels, fused ones or plain torch."""
+"""Model loading: our models or transformers', on native, fused or plain torch kernels."""
 
 import logging
 from collections.abc import Iterator
@@ -38,18 +38,18 @@ logger = logging.getLogger(__name__)
 
 
 class Loaded(NamedTuple):
-    """What a worker runs."""
+    """A loaded model with its adapter memory."""
 
     model: Model
     adapters: LoRABank | None = None
-    """Where those lie that it can run."""
+    """Memory of the adapters; None if the model cannot run any."""
 
 
 @contextmanager
 def reading_model(directory: Path) -> Iterator[None]:
-    """Read a model's files in the block. Raises ModelError for what goes wrong, as `reading` does.
+    """Read a model's files in the block. Raise ModelError for errors in files, as `reading` does.
 
-    A want of memory passes, and so does what an accelerator says of itself.
+    Out-of-memory and CUDA errors pass unchanged.
     """
     error: Exception | None = None
     with reading(str(directory)):
@@ -64,7 +64,7 @@ def reading_model(directory: Path) -> Iterator[None]:
 
 
 def shape_of(options: WorkerOptions, device: torch.device) -> DecoderShape:
-    """A `ModelConfig`, of an architecture that is written here."""
+    """Read the model's shape; a `ModelConfig` if the architecture is implemented here."""
     with reading_model(options.model):
         dtype = computed_dtype(options.model, options.dtype, device)
         return _read_shape(options.model, dtype)
@@ -76,9 +76,9 @@ def _read_shape(directory: Path, dtype: str) -> DecoderShape:
 
 
 def check_replacement(weights: Path, options: WorkerOptions, config: DecoderShape, shard: Shard = WHOLE) -> None:
-    """Raise ModelError for a directory whose weights cannot be served in the place of those of the model.
+    """Raise ModelError for a directory whose weights cannot replace those of the model.
 
-    It needs no config.json. If it has one, that must mean the same as the model's, but for the dtype of what is stored.
+    It needs no config.json. If it has one, it must equal the model's in meaning, except for the stored dtype.
     """
     if not weights.is_dir():
         raise ModelError(f"{str(weights)!r} is no directory")
@@ -88,13 +88,14 @@ def check_replacement(weights: Path, options: WorkerOptions, config: DecoderShap
         differing = [each.name for each in fields(own) if getattr(own, each.name) != getattr(other, each.name, None)]
         if wrong := [name for name in differing if name != "eos_token_ids"]:
             raise ModelError(f"{weights}/config.json is of another model: {', '.join(wrong)}")
-    model_identity(options.model, "", weights=weights)  # what is said of them once they are loaded
+    # raises if the weights' identity, which is reported after loading, cannot be computed
+    model_identity(options.model, "", weights=weights)
     if isinstance(config, ModelConfig):
-        check_weights(build_model(config, "cpu", shard), weights)  # memory that nobody writes to is none
+        check_weights(build_model(config, "cpu", shard), weights)  # memory that is never written is not allocated
     for path in weight_files(weights):
         read_header(path)
         with open_tensors(path):
-            pass  # the library finds nothing wrong with it either
+            pass  # raises if safetensors finds the file invalid
 
 
 def load_model(
@@ -107,7 +108,7 @@ def load_model(
     progress: Progress | None,
     shard: Shard = WHOLE,
 ) -> Loaded:
-    """The model, or this process's part of it, with its weights, on native kernels where they know it."""
+    """Load the model, or this rank's shard, with its weights, on native kernels if they support it."""
     if device.type == "cpu":
         limit_torch(options.threads)
     if device.type == "cuda" and (missing := missing_triton(device)):
@@ -128,7 +129,7 @@ def load_model(
         load_weights(model, options.checkpoint, progress, dequantised=in_full, lend=not why_torch)
     bank = _bank(options, config, model, device)
     if device.type == "cuda":
-        release_cached()  # what loading needed for a while is free again, for the KV cache
+        release_cached()  # return temporary memory of loading to the device, for the KV cache
     if why_torch:
         if native:
             logger.warning("%s: %s runs on torch but for what they know", why_torch, config.architecture)
@@ -139,12 +140,13 @@ def load_model(
             bank.attach(model)
         return Loaded(model, bank)
     packed = NativeCausalLM(model, load_library(), quantization=options.quantization, adapters=bank)
-    torch.set_num_threads(1)  # what is left to torch is small, and its threads would spin on the cores of ours
+    # torch has little left to compute, and its threads would spin on the native kernels' cores
+    torch.set_num_threads(1)
     return Loaded(packed, bank)
 
 
 def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: torch.device) -> LoRABank | None:
-    """Memory for adapters, in float32 on a CPU."""
+    """Allocate memory for adapters, in float32 on a CPU."""
     if not options.max_loras:
         return None
     if config.latent is not None:
@@ -156,17 +158,19 @@ def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: 
 
 
 def _in_full(config: ModelConfig, device: torch.device) -> bool:
-    """Whether quantised layers become full ones: where they have no kernels; experts are unpacked one at a time."""
+    """Return whether quantized layers are dequantized at loading for lack of kernels. MXFP4 experts are unpacked one
+    at a time.
+    """
     return device.type != "cuda" and (config.quantization is None or config.quantization.method != "mxfp4")
 
 
 def _why_not_native(device: torch.device) -> str:
-    """Why a worker's attention, and so all of its model, is not on native kernels."""
+    """Return the reason why a worker's attention, and so its whole model, does not use native kernels."""
     return (device.type == "cpu" and missing_library()) or "they come with attention backend 'cpu'"
 
 
 def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *, native: bool) -> Model:
-    """A model that runs on transformers' modules, with linear layers on `native` kernels. It has no adapters."""
+    """Load a model that runs on transformers' modules, with linear layers on `native` kernels and no adapters."""
     if options.max_loras:
         raise ValueError(f"max_loras {options.max_loras}: models on transformers' own modules run no adapters")
     model = hugging_face.load(options.checkpoint, shape, device, try_out, dummy=options.load_format == "dummy")
@@ -176,7 +180,7 @@ def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *
 
 
 def sampling_ops(model: Model, device: torch.device, *, native: bool) -> SamplingOps:
-    """The fastest for where the logits are, and what they are: native kernels read float32."""
+    """Return the fastest sampling kernels for the device and dtype of the logits; native kernels read float32."""
     projects = isinstance(model, OpsModule) and isinstance(model.ops, NativeProjection)
     if native and (projects or isinstance(model, NativeCausalLM | hugging_face.HuggingFaceCausalLM)):
         return NativeOps(load_library())

@@ -1,7 +1,7 @@
-"""`ModelRunner`: executes plans. It keeps every slot's tokens and pages on the device, so that a plan names only slots.
+"""The model runner, which executes plans. Tokens and pages of every slot stay on the device, so plans name slots only.
 
-A sampled token is written into its slot's token buffer by the step that sampled it. The next plan can therefore be
-executed before anybody on the host has seen the result.
+A step writes each sampled token into its slot's token buffer. The next plan can therefore be executed before the host
+has seen the result.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,43 +33,43 @@ ValuesT = TypeVar("ValuesT", Array, torch.Tensor)
 
 
 class Model(Protocol):
-    """What the runner asks of a model."""
+    """The interface of a model."""
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """[tokens], [tokens] -> [tokens, hidden]."""
+        """Return the hidden states [tokens, hidden] of input ids [tokens] at positions [tokens]."""
         ...
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] -> [rows, vocab], of any floating dtype."""
+        """Return logits [rows, vocab] of any floating dtype for hidden states [rows, hidden]."""
         ...
 
 
 class Replays(Protocol):
-    """Computes steps that were recorded."""
+    """The interface of an object that replays captured steps."""
 
     def replay(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
-        """[rows, hidden], good until the next call; None where the step has to be computed as it is.
+        """Return [rows, hidden], valid until the next call; None if the step must run eagerly.
 
         The step is `adapted` if a row has an adapter.
         """
         ...
 
     def replay_sampling(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
-        """Sample for a step that `replay` has just computed, and give each slot its token: int64 [rows].
+        """Sample for the step that `replay` has just computed, and write each slot's token. Return int64 [rows].
 
-        None where it has to be done as it is.
+        Return None if sampling must run eagerly.
         """
         ...
 
     def capture_next(self) -> bool:
-        """Record something between two steps; whether there is more to record."""
+        """Capture something between two steps. Return whether more is left to capture."""
         ...
 
 
 class ModelRunner:
     """One model on one device, with its pool, its slots and its sampler.
 
-    Rows for whose logits there is no memory at once are sampled and scored in parts, after a call of `release`.
+    If the logits of all rows do not fit in memory, rows are sampled and scored in parts, after a call of `release`.
     """
 
     def __init__(
@@ -90,16 +90,17 @@ class ModelRunner:
         agree: Agree = lambda tokens: tokens,
         divided: Callable[[str, Callable[[], None]], OomPolicy] = SplitOnOom,
     ) -> None:
-        """`graphs` makes what replays steps of these tables, sampler and adapters; the pool must have spare pages.
+        """Create a runner. `graphs` creates the object that replays steps of its tables; the pool must have spare
+        pages.
 
-        `divided` makes, of what rows are called and of `release`, what computes rows that there may be no memory for.
+        `divided` creates the policy for rows that may not fit in memory, from the rows' name and `release`.
         """
         self._model = model
         self._pool = pool
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
-        self._scored = np.zeros(slots, dtype=np.bool_)  # whose prompts are
-        self._guided = np.zeros(slots, dtype=np.bool_)  # whose outputs follow a grammar, whether it is read here or not
+        self._scored = np.zeros(slots, dtype=np.bool_)  # slots with prompt log-probabilities
+        self._guided = np.zeros(slots, dtype=np.bool_)  # slots with a grammar, even if this rank does not evaluate it
         self._tables = SlotTables(
             slots,
             context_length + 1,
@@ -119,7 +120,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:
-        """Run one step, in the order of `Plan`. Returns before an accelerator has finished it."""
+        """Run one step, in the order of `Plan`. Return before an accelerator has finished it."""
         if self._adapters is not None:
             self._adapters.load(plan.adapters)
             self._adapters.introduce(plan.introduce)
@@ -132,8 +133,9 @@ class ModelRunner:
         inputs = self._tables.gather(plan.rows)
         sampling_rows = inputs.sampling_rows
         slots = inputs.slots if len(sampling_rows) == len(inputs.slots) else inputs.slots[sampling_rows]
-        assumed = [*map(plan.draft_tokens.get, sampling_rows)] if plan.draft_tokens else []
-        guided = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None  # fills masks meanwhile
+        assumed = [*map(plan.assumed.get, sampling_rows)] if plan.assumed else []
+        # masks are filled during the forward pass
+        guided = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         hidden = self._forward(inputs, lora)
         ahead = DraftTokens(slots.tolist(), assumed) if assumed and self._sampler.penalises(slots) else None
@@ -155,7 +157,7 @@ class ModelRunner:
             self._grammars.introduce(inits)
 
     def _forward(self, inputs: StepInputs, lora: LoRARows | None) -> torch.Tensor:
-        """[tokens, hidden]."""
+        """Return the hidden states [tokens, hidden]."""
         adapted = lora is not None
         if self.graphs is not None and (hidden := self.graphs.replay(inputs, adapted=adapted)) is not None:
             return hidden
@@ -182,7 +184,7 @@ class ModelRunner:
         *,
         adapted: bool,
     ) -> Sampled | None:
-        """Sample for the slots of the rows that want it, and give each its new token."""
+        """Sample for the slots of the sampling rows, and write each slot's new token."""
         if not len(slots):
             return None
         if self.graphs is not None and not self._guided[slots].any():
@@ -205,7 +207,7 @@ class ModelRunner:
         ahead: DraftTokens | None,
         rows: slice,
     ) -> Sampled:
-        """Sample for some of the rows that want it."""
+        """Sample for some of the sampling rows."""
         if len(slots) < len(hidden):
             hidden = hidden[inputs.sample_index]
         return self._sampler.sample(
@@ -220,9 +222,10 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _settle(self, guided: ConstrainedRows, rows: Sequence[Row], tokens: Sequence[int]) -> GrammarOutcome:
-        """Let matchers see the tokens, and give each slot those that are forced to follow.
+        """Advance the grammars by the sampled tokens, and write forced tokens into the slots.
 
-        Runs where the result is asked for. No later plan names these slots yet: the core waits for the result.
+        This runs when the result is requested. No later plan names these slots yet, because the core waits for the
+        result.
         """
         lengths = [row.start + row.count + 1 for row in rows]
         outcome = guided.settle(tokens, lengths)
@@ -232,12 +235,14 @@ class ModelRunner:
 
     @torch.inference_mode()
     def force(self, slot: int, first: int, tokens: Sequence[int]) -> None:
-        """Give a slot tokens from position `first` on that were not sampled, before a plan names it again."""
+        """Append tokens from position `first` on that were not sampled, before a plan names the slot again."""
         self._tables.append(slot, first, tokens)
         self._sampler.count(slot, tokens)
 
     def _prompt_logprobs(self, hidden: torch.Tensor, rows: Sequence[Row]) -> list[PromptLogprobs]:
-        """Of each row that wants them: of the prompt tokens at (start, start + count], a chunk at a time."""
+        """Compute log-probabilities of the prompt tokens at (start, start + count] for rows that request them, in
+        chunks.
+        """
         results = []
         first = 0
         for index, row in enumerate(rows):
@@ -269,5 +274,5 @@ class ModelRunner:
 
 
 def _some(values: ValuesT, rows: slice) -> ValuesT:
-    """Some rows of an array or a tensor: itself, if these are all."""
+    """Return some rows of an array or a tensor; itself if these are all its rows."""
     return values if rows == slice(0, len(values)) else values[rows]

@@ -1,4 +1,4 @@
-"""Signs of life from steps that take long on a CPU, so that nobody takes them for steps that hang."""
+"""Progress reports from steps that take long on a CPU, so that the watchdog does not take them for hung steps."""
 
 import time
 from collections.abc import Callable
@@ -11,15 +11,18 @@ from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.ports import Advance
 
 LONGEST_CALL = 10.0
-"""Seconds that one call may be expected to take: a third of what may count as stuck."""
+"""Maximum expected seconds of one call: a third of the time after which a step counts as stuck."""
 FEW = 4
-"""The fewest tokens of a call from which the time of a token is taken. Steps of less than twice as many stay whole."""
+"""Minimum tokens of a call from which the time per token is measured. Steps of fewer than twice as many are not
+split.
+"""
 
 
 def telling(model: Model, advance: Advance) -> Model:
-    """A model on a CPU that calls `advance` after each layer, or where one call computes them all, each part of a step.
+    """Return a model on a CPU that calls `advance` after each layer, or after each part of a step if one call computes
+    all layers.
 
-    Not for an accelerator, which only takes orders in a forward: `advance` would say nothing of what is done.
+    This is not for an accelerator, whose forward pass only enqueues work: `advance` would report nothing.
     """
     if not isinstance(model, nn.Module):
         return TimedChunkedModel(model, advance)
@@ -28,23 +31,23 @@ def telling(model: Model, advance: Advance) -> Model:
 
 
 def tell_layers(module: nn.Module, advance: Advance) -> None:
-    """Have `advance` called after each layer. See `telling`."""
+    """Register hooks that call `advance` after each layer. See `telling`."""
     for layer in _layers(module):
         layer.register_forward_hook(lambda *_: advance())
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:
-    """Those in the outermost lists of modules."""
+    """Return the modules in the outermost `nn.ModuleList`s."""
     if isinstance(module, nn.ModuleList):
         return list(module)
     return [layer for child in module.children() for layer in _layers(child)]
 
 
 class TimedChunkedModel:
-    """A `Model` around one that computes a step in one call, which gives no sign before its end.
+    """A wrapper of a `Model` that computes a step in one call and reports no progress before its end.
 
-    A step is cut in halves if it would take more than `LONGEST_CALL`, by the time of a token in the last call of at
-    least `FEW`. A decode can only lower that time: it has few tokens, and reads all weights for them.
+    A step is split into halves if it would take more than `LONGEST_CALL`, by the time per token of the last call with
+    at least `FEW` tokens. A decode can only lower that time: it has few tokens and reads all weights for them.
     """
 
     def __init__(self, model: Model, advance: Advance, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,7 +1,8 @@
-"""What a process that shares its model may not decide by itself: whatever changes which collectives come next.
+"""Decisions that tensor-parallel ranks must make together, because they must issue the same collectives in the same
+order.
 
-The others would wait in theirs for ever. So nothing is tried again, cut into parts by how long it took, or left out
-for want of memory, unless all do it; and what is drawn is drawn by one of them.
+If one rank differs, the others block in a collective. So no rank may retry, split a step by its duration, or skip work
+for lack of memory, unless all do; and rank 0's sampled tokens are broadcast.
 """
 
 from collections.abc import Callable
@@ -18,85 +19,85 @@ from tercet.scheduler.models.layers.shard import Collectives, Shard
 from tercet.scheduler.ports import Advance
 
 _CANNOT, _LACKS_MEMORY, _RECORDED = range(3)
-"""Outcomes of a recording, the worst first: if processes differ, all take the worst."""
+"""Outcomes of a recording, the worst first: if ranks differ, all take the worst."""
 
 
 class RankError(Exception):
-    """The processes of a model cannot go on together. Whoever raises it ends, and so do the others."""
+    """The ranks of a model cannot continue together. The process that raises it ends, and so do the others."""
 
 
 class RankStrategy(Protocol):
-    """How a worker does what it cannot decide alone where other processes share its model."""
+    """The interface for decisions that a rank of several cannot make alone."""
 
     def agree(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The sampled tokens of all rows: the same in every process."""
+        """Return the sampled tokens of all rows, the same in every rank."""
         ...
 
     def divided(self, unit: str, release: Callable[[], None]) -> OomPolicy:
-        """How rows are computed when memory may be short: `SplitOnOom`, or not in parts at all."""
+        """Return the policy for rows that may not fit in memory: `SplitOnOom` or `NoSplit`."""
         ...
 
     def wrapped(self, model: Model, device: torch.device, advance: Advance) -> Model:
-        """A model that deals with a want of memory, or with steps that take long."""
+        """Return a model that handles lack of memory or long steps."""
         ...
 
     def recording(self, recorder: Recorder) -> Recorder:
-        """What records graphs."""
+        """Return a recorder of graphs."""
         ...
 
 
 class SingleRank:
-    """The `RankStrategy` of a process that has its model to itself."""
+    """The `RankStrategy` of a model with one process."""
 
     def agree(self, tokens: torch.Tensor) -> torch.Tensor:
-        """With itself."""
+        """Return the tokens."""
         return tokens
 
     def divided(self, unit: str, release: Callable[[], None]) -> OomPolicy:
-        """In halves."""
+        """Return `SplitOnOom`."""
         return SplitOnOom(unit, release)
 
     def wrapped(self, model: Model, device: torch.device, advance: Advance) -> Model:
-        """One that is computed in parts where that helps."""
+        """Return a model that splits steps: on lack of memory on a GPU, by their duration on a CPU."""
         return OomChunkedModel(model) if device.type == "cuda" else telling(model, advance)
 
     def recording(self, recorder: Recorder) -> Recorder:
-        """The same."""
+        """Return the recorder."""
         return recorder
 
 
 class MultiRank:
-    """The `RankStrategy` of a process among several: where it cannot do what all do, it raises and dies."""
+    """The `RankStrategy` of one rank of several: it raises, and the process dies, if it cannot do what all do."""
 
     def __init__(self, collectives: Collectives) -> None:
         self._collectives = collectives
         self.agree = collectives.broadcast
 
     def divided(self, unit: str, release: Callable[[], None]) -> OomPolicy:  # noqa: ARG002
-        """Not at all."""
+        """Return `NoSplit`."""
         return NoSplit()
 
     def wrapped(self, model: Model, device: torch.device, advance: Advance) -> Model:  # noqa: ARG002
-        """The same. Its collectives give signs of life."""
+        """Return the model. Its collectives report progress."""
         return model
 
     def recording(self, recorder: Recorder) -> Recorder:
-        """What all have recorded, or none."""
+        """Return a recorder that succeeds in all ranks or in none."""
         return JointRecorder(recorder, self._collectives)
 
 
 class JointRecorder:
-    """A `Recorder` beside those of other processes, with whom it agrees on how a recording went."""
+    """A `Recorder` that agrees with other ranks on the outcome of each recording."""
 
     def __init__(self, recorder: Recorder, collectives: Collectives) -> None:
         self._recorder = recorder
         self._collectives = collectives
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """See `Recorder`. If one process fails all raise: others MemoryError where it lacked memory, else RuntimeError.
+        """See `Recorder`. If one rank fails, all raise: MemoryError if it lacked memory, else RuntimeError.
 
-        RankError where the first call of `run` failed: others may then wait in its collectives. Recording, which comes
-        after that call, runs none. A launch that fails is a RankError likewise.
+        Raise RankError if the first call of `run` failed, because others may wait in its collectives. The capture after
+        that call executes none. A failed launch is a RankError, too.
         """
         ran = False
 
@@ -135,5 +136,5 @@ SOLO = SingleRank()
 
 
 def rank_strategy_of(shard: Shard) -> RankStrategy:
-    """That of a worker that holds a shard."""
+    """Return the strategy of a worker that holds a shard."""
     return SOLO if shard.size == 1 else MultiRank(shard.collectives)

@@ -1,4 +1,4 @@
-"""A model that computes a step in parts when the device has not the memory for it whole."""
+"""A model wrapper that computes a step in parts if it does not fit in memory."""
 
 from collections.abc import Callable
 
@@ -10,9 +10,9 @@ from tercet.scheduler.executor.model_runner import Model
 
 
 class OomChunkedModel:
-    """A `Model` around another. Once a step was too large, steps of that size are halved for a while before they fail.
+    """A wrapper of a `Model`. After an out-of-memory error, steps of that size are split into halves for a while.
 
-    A step may be computed twice, which changes nothing: the same keys and values are written again.
+    A step may be computed twice, which is harmless: the same keys and values are written again.
     """
 
     def __init__(self, model: Model, release: Callable[[], None] = release_cached) -> None:
@@ -21,7 +21,7 @@ class OomChunkedModel:
         self._in_halves = SplitOnOom("tokens of a step", release)
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """See `Model`. Raises what the model does where there is no memory for one token."""
+        """See `Model`. Raise the model's error if even one token does not fit."""
         tokens = len(input_ids)
 
         def run(some: slice) -> torch.Tensor:
@@ -34,5 +34,5 @@ class OomChunkedModel:
         return parts[0] if len(parts) == 1 else again(lambda: torch.cat(parts), self._release)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """See `Model`. Where there is no memory, all that torch keeps is given back first."""
+        """See `Model`. On lack of memory, retry after releasing torch's cached memory."""
         return again(lambda: self._model.compute_logits(hidden), self._release)

@@ -1,8 +1,8 @@
-"""`SlotTables`: each slot's tokens and pages, and what a step reads of them.
+"""Tokens and pages of each slot, and the inputs that a step gathers from them.
 
-Which pages a slot has, the host knows before a step runs; its newest token may still be on the device. So all of a
-step's integers are worked out on the host and sent in one piece, and token ids alone are gathered where they are.
-What is the same for as long as the same rows are computed, as decodes mostly are, is worked out once.
+The host knows a slot's pages before a step runs, but its newest token may exist on the device only. So the host
+computes all integers of a step and sends them in one piece; only token ids are gathered on the device. The layout of
+consecutive steps with the same rows, as decodes mostly are, is computed once.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,62 +20,63 @@ from tercet.scheduler.executor.graph_inputs import OFFSETS, DecodeInputBuffers, 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]]
 
 _SPARE_COLUMNS = 32
-"""Of page tables, that are written before they are needed: all that follow then are changes."""
+"""Columns of page tables that are written in advance, so that later steps send changes only."""
 _NOBODY = -1
-"""Instead of a prompt's length: nobody was introduced."""
+"""Prompt length of a slot that is not in use."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepInputs:
-    """What the rows of a step compute, on the device but for its arrays and lists."""
+    """The inputs of a step's rows, on the device except for arrays and lists."""
 
-    places: torch.Tensor  # int64 [tokens]: see `SlotTables.ids_at`
+    places: torch.Tensor  # int64 [tokens]: flat token indices, see `SlotTables.ids_at`
     positions: torch.Tensor  # int64 [tokens]
     sample_index: torch.Tensor  # int64 [sampling rows]: the last token of each
-    sampled_places: torch.Tensor  # int64 [sampling rows]: where the token that each samples belongs
-    sent_positions: torch.Tensor  # int64 [sampling rows]: `output_positions`
-    attention: list[AttentionBatch]  # of each cache group
+    sampled_places: torch.Tensor  # int64 [sampling rows]: flat index for each sampled token
+    sent_positions: torch.Tensor  # int64 [sampling rows]: `output_positions` on the device
+    attention: list[AttentionBatch]  # one per cache group
     slots: Integers  # [rows]
-    sampling_rows: list[int]  # which rows sample
-    output_positions: Integers  # [sampling rows], of the tokens to be sampled: 0 is the first after the prompt
+    sampling_rows: list[int]  # indices of the rows that sample
+    # [sampling rows]: output position of each token to be sampled; 0 is the first after the prompt
+    output_positions: Integers
     in_place: bool
-    """Whether it lies in `DecodeInputBuffers`: each row has one token."""
+    """The inputs lie in `DecodeInputBuffers`: each row has one token."""
     chained: bool
-    """Whether a slot has several rows, each of which sees what those before it store."""
+    """A slot has several rows, each of which sees the tokens that earlier ones store."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Decodes:
-    """How decodes of the same slots lie in `DecodeInputBuffers`, padding behind them."""
+    """The layout of decodes of the same slots in `DecodeInputBuffers`, with padding behind them."""
 
     slots: Integers  # [all rows]
-    offsets: Integers  # [OFFSETS, all rows]: what a row's position is added to
+    offsets: Integers  # [OFFSETS, all rows]: added to a row's position
     views: DecodeInputViews
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class _Layout:
-    """How the tokens of a step lie one after another: the same in every step whose rows have these slots and counts."""
+    """The layout of a step's tokens, the same for every step whose rows have these slots and counts."""
 
-    given: tuple[list[int], list[int], list[bool]]  # slots, counts, and which rows sample
+    given: tuple[list[int], list[int], list[bool]]  # slots, counts, and whether each row samples
     slots: Integers  # [rows]
     counts: Integers  # [rows]
-    prompts: Integers  # [rows]: their tokens
+    prompts: Integers  # [rows]: prompt lengths
     row_of: Integers  # [tokens]
-    within: Integers  # [tokens]: how far behind the first of its row
+    within: Integers  # [tokens]: offset from the first token of the row
     sampling: Integers  # [sampling rows]
-    sampling_rows: list[int]  # `sampling`
-    last: Integers  # [sampling rows]: the last token of each
+    sampling_rows: list[int]  # `sampling` as a list
+    last: Integers  # [sampling rows]: index of the last token of each
     query_start: torch.Tensor  # int32 [rows + 1]
-    sample_index: torch.Tensor  # int64: `last`
+    sample_index: torch.Tensor  # int64: `last` on the device
     chained: bool
     decodes: _Decodes | None
 
 
 class SlotTables:
-    """Token ids [slots, length] on the device; on the host page ids [slots, pages] of each cache group.
+    """Token ids [slots, length] on the device; page ids [slots, pages] of each cache group on the host.
 
-    One slot more than there are stands for padding.
+    One extra slot stands for padding.
     """
 
     def __init__(
@@ -88,32 +89,35 @@ class SlotTables:
         device: torch.device,
         spare_pages: Sequence[int] = (),
     ) -> None:
-        """`length` tokens are the most that a slot holds. With `spare_pages`, decodes lie in `DecodeInputBuffers`."""
+        """Create empty tables; `length` is the maximum of tokens per slot. With `spare_pages`, decodes use
+        `DecodeInputBuffers`.
+        """
         self._uploads = HostToDevice(device)
         self._slots = slots
         self._length = length
         self._page_size = page_size
         self._tokens = torch.zeros(slots + 1, length, dtype=torch.int32, device=device)
         self._flat = self._tokens.view(-1)
-        self._zero = torch.zeros(1, dtype=torch.int64, device=device)  # what is compared with it is widened, too
+        # as a tensor, so that no transfer is needed; widens what is compared with it
+        self._zero = torch.zeros(1, dtype=torch.int64, device=device)
         self._prompts = np.full(slots + 1, _NOBODY, dtype=np.int64)
         self._layout: _Layout | None = None
         width = -(-length // page_size)
         self._pages = [np.zeros((slots + 1, width), dtype=np.int32) for _ in range(groups)]
         self.memory = DecodeInputBuffers(slots, width, spare_pages, device) if spare_pages else None
         self._written = 0  # columns of the rows' page tables that `memory` has
-        self._changed: list[PageUpdate] = []  # since then
+        self._changed: list[PageUpdate] = []  # updates since `memory` was written
         for table, page in zip(self._pages, spare_pages, strict=False):
             table[slots] = page
 
     def introduce(self, init: SlotInit) -> None:
-        """Take the tokens that are known of a choice."""
+        """Store the known tokens of a choice in its slot."""
         self._prompts[init.slot] = init.prompt_tokens
         self._layout = None
         self._write(init.slot, 0, np.array(unpack_ints(init.tokens), dtype=np.int32))
 
     def append(self, slot: int, first: int, tokens: Sequence[int]) -> None:
-        """Tokens that a slot was given from position `first` on without sampling."""
+        """Write tokens from position `first` on that were not sampled."""
         self._write(slot, first, np.array(tokens, dtype=np.int32))
 
     def _write(self, slot: int, first: int, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
@@ -121,19 +125,19 @@ class SlotTables:
             self._tokens[slot, first : first + len(tokens)] = self._uploads.send([tokens])[0]
 
     def read(self, slot: int, first: int, last: int) -> torch.Tensor:
-        """Tokens [first, last) of a slot: int64, on the device."""
+        """Return tokens [first, last) of a slot: int64, on the device."""
         return self._tokens[slot, first:last].long()
 
     def ids_at(self, places: torch.Tensor) -> torch.Tensor:
-        """The tokens at places of `StepInputs`: int64, on the device."""
+        """Return the tokens at flat indices (`StepInputs.places`): int64, on the device."""
         return torch.maximum(self._flat.index_select(0, places), self._zero)
 
     def write_sampled(self, places: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Give each slot its new token, or -1, which is read as 0: it must not reach an embedding."""
+        """Write each slot's new token. A -1 is read as 0, because it must not reach an embedding."""
         self._flat.index_copy_(0, places, tokens.int())
 
     def update_pages(self, updates: Sequence[PageUpdate]) -> None:
-        """In their order: of two for the same entry, the later one holds."""
+        """Apply updates in their order: a later one of the same entry wins."""
         if self.memory is not None:
             self._changed += updates
         for update in updates:
@@ -141,13 +145,13 @@ class SlotTables:
                 table[update.slot, update.first : update.first + len(pages)] = pages
 
     def assume(self, rows: Sequence[Row], assumed: Mapping[int, int]) -> None:
-        """Give slots the tokens at the start of some rows, which may be others than those before them will sample."""
+        """Write draft tokens at the start of some rows; the rows before them may sample other tokens."""
         places = [rows[index].slot * self._length + rows[index].start for index in assumed]
         given = np.array(places, dtype=np.int64), np.array([*assumed.values()], dtype=np.int64)
         self.write_sampled(*self._uploads.send(given))
 
     def gather(self, rows: Sequence[Row]) -> StepInputs:
-        """What the rows of a step need of their slots. Raises ValueError for a slot that nobody has."""
+        """Return the inputs of a step's rows. Raise ValueError for a slot that is not in use."""
         layout = self._laid_out(rows)
         starts = np.array([row.start for row in rows], dtype=np.int64)
         if self.memory is not None and layout.decodes is not None:
@@ -181,7 +185,7 @@ class SlotTables:
         )
 
     def clear_decodes(self) -> None:
-        """Leave padding alone in `memory`: what the last step left there names pages that others may have now."""
+        """Fill `memory` with padding: the rows of the last step name pages that may belong to other slots by now."""
         if self.memory is not None:
             nobody = np.zeros(0, dtype=np.int64)
             self._write_decodes(self.memory, self._decodes(self.memory, nobody, nobody), nobody)
@@ -216,7 +220,7 @@ class SlotTables:
         )
 
     def _write_pages(self, memory: DecodeInputBuffers, slots: Integers, width: int) -> None:
-        """Let the page tables of the slots be right up to a column: all of them, or only where they have changed."""
+        """Update the slots' page tables up to a column: all of them, or only changed entries."""
         if self._written < width:
             self._written = min(width + _SPARE_COLUMNS, self._pages[0].shape[1])
             memory.write_pages([pages[:, : self._written].take(slots, axis=0) for pages in self._pages])
@@ -236,7 +240,7 @@ class SlotTables:
         self._changed = []
 
     def _decodes(self, memory: DecodeInputBuffers, slots: Integers, prompts: Integers) -> _Decodes:
-        """Of slots whose prompts have so many tokens."""
+        """Return the layout of decodes of slots with the given prompt lengths."""
         rows = np.full(self._slots, self._slots)
         rows[: len(slots)] = slots
         offsets = np.zeros((OFFSETS, self._slots), dtype=np.int64)
@@ -246,7 +250,7 @@ class SlotTables:
         return _Decodes(slots=rows, offsets=offsets, views=memory.first(len(slots)))
 
     def _write_decodes(self, memory: DecodeInputBuffers, decodes: _Decodes, starts: Integers) -> Integers:
-        """Write rows that begin there, and padding. Returns the output positions of all."""
+        """Write rows that begin at `starts`, and padding. Return the output positions of all."""
         positions = np.zeros(self._slots, dtype=np.int64)
         positions[: len(starts)] = starts
         page, offset = np.divmod(positions, self._page_size)
@@ -263,7 +267,7 @@ class SlotTables:
         slot_mapping: torch.Tensor,
         host_kv_lens: list[int],
     ) -> AttentionBatch:
-        """Of one cache group."""
+        """Return the attention batch of one cache group."""
         return AttentionBatch(
             query_start=layout.query_start,
             kv_lens=kv_lens,
@@ -275,7 +279,7 @@ class SlotTables:
         )
 
     def _laid_out(self, rows: Sequence[Row]) -> _Layout:
-        """The last step's layout, if this one's is the same: of decodes it mostly is."""
+        """Return the last step's layout if it fits, which is the usual case for decodes; else a new one."""
         given = [row.slot for row in rows], [row.count for row in rows], [row.sample for row in rows]
         if self._layout is None or self._layout.given != given:
             slots, counts = (np.array(column, dtype=np.int64) for column in given[:2])
@@ -312,7 +316,7 @@ class SlotTables:
     def _place(
         self, pages: Integers, slots: Integers, ends: Integers, row_of: Integers, positions: Integers
     ) -> tuple[Integers, Integers]:
-        """(the rows' page table, where each new token belongs) of a cache group."""
+        """Return the rows' page table and the cache slot of each new token, for one cache group."""
         width = -(-int(ends.max()) // self._page_size)
         page_table = pages[:, :width].take(slots, axis=0)
         page, offset = np.divmod(positions, self._page_size)

@@ -1,11 +1,11 @@
-"""A trial of a model that runs on transformers' modules, before anything depends on it.
+"""A smoke test of a model that runs on transformers' modules, before it serves requests.
 
-Two texts run over a paged cache: one in chunks, one beside it, then both token by token. Their logits must be those of
-a plain forward of the same model: transformers' own attention, masks and positions on the same weights.
+Two texts run over a paged cache: one in chunks, one beside it, then both token by token. Their logits must equal those
+of a plain forward pass of the same model: transformers' own attention, masks and positions on the same weights.
 
-The weights are the real ones, for a small copy of a model cannot be made of every config, and would not show what a
-checkpoint's own sizes break. The texts are therefore only as long as costs a second or two. Windows may be longer: they
-are read from the masks themselves (`models/attention_masks.py`), as far as the longest text that is served.
+The test uses the real weights, because a small copy of a model cannot be made of every config and would not reveal
+errors in a checkpoint's own sizes. The texts are therefore only as long as a second or two allows. Windows may be
+longer: they are read from the masks themselves (`models/attention_masks.py`), up to the served context length.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,20 +22,20 @@ from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.model_config import DecoderShape
 
 PlainForward = Callable[[torch.Tensor], torch.Tensor]
-"""[tokens] -> logits [tokens, vocab] of one whole text."""
+"""A function of one whole text: [tokens] -> logits [tokens, vocab]."""
 
 _SHORT = 4
-"""Tokens of the other text's prompt."""
+"""Prompt tokens of the second text."""
 _DECODES = 2
 _PAGE = 8
 _EXACT, _ROUNDED = 1e-2, 0.1
-"""Relative errors of logits that rounding never reaches, in 32 and in 16 bits, and other text does."""
+"""Limits of the logits' relative error, in 32 and in 16 bits: above rounding, below any real difference."""
 _FAILURES = (TypeError, AttributeError, KeyError, IndexError, NotImplementedError, RuntimeError, ValueError)
-"""What modules raise that cannot be run in this way."""
+"""Errors of modules that cannot run in this way."""
 
 
 class Row(NamedTuple):
-    """Tokens of one text in one step: those from `start` on."""
+    """Tokens of one text in one step, from `start` on."""
 
     text: int
     start: int
@@ -46,7 +46,7 @@ class Row(NamedTuple):
 def try_out(model: Model, shape: DecoderShape, plain: PlainForward, text: torch.Tensor) -> None:
     """Raise ModelError unless a model gives the same logits over a paged cache as its `plain` forward does.
 
-    `text` is [tokens], where the model is. Its end, in reverse, is the text beside it.
+    `text` is [tokens], on the model's device. The second text is its end in reverse.
     """
     device, length, name = text.device, len(text), shape.architecture
     texts = [text, text.flip(0)[: _SHORT + _DECODES]]
@@ -69,7 +69,7 @@ def try_out(model: Model, shape: DecoderShape, plain: PlainForward, text: torch.
 
 
 def _steps(lengths: Sequence[int]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield steps that bring both texts, and what they are called."""
+    """Yield steps that cover both texts, with a description of each."""
     long, short = lengths
     prompt, other = max(long - _DECODES, 1), max(short - _DECODES, 1)
     first = max(prompt // 3, 1)
@@ -88,7 +88,7 @@ def _compare(name: str, how: str, actual: torch.Tensor, expected: torch.Tensor, 
     if actual.shape != expected.shape:
         raise ModelError(f"{name} has logits {list(actual.shape)} instead of {list(expected.shape)}")
     right = expected.float()
-    right = right - right.mean(-1, keepdim=True)  # what is added to all logits changes nothing
+    right = right - right.mean(-1, keepdim=True)  # a constant added to all logits changes nothing
     ours = actual.float()
     ours = ours - ours.mean(-1, keepdim=True)
     apart = (ours - right).norm(dim=-1) / right.norm(dim=-1).clamp_min(1e-30)
@@ -100,7 +100,7 @@ def _compare(name: str, how: str, actual: torch.Tensor, expected: torch.Tensor, 
 
 
 def _pool(shape: DecoderShape, texts: Sequence[torch.Tensor], device: torch.device) -> KVPool:
-    """Return pages for the texts, which alternate."""
+    """Return a pool with pages for the texts, which alternate."""
     pages = KVShape(page_size=_PAGE, kv_heads=shape.kv_heads, head_dim=shape.head_dim, dtype=shape.dtype)
     most = len(texts) * -(-max(map(len, texts)) // _PAGE)
     return KVPool([KVGroup(name="trial", layers=range(shape.layers), pages=most)], pages, device)
@@ -109,12 +109,12 @@ def _pool(shape: DecoderShape, texts: Sequence[torch.Tensor], device: torch.devi
 def _hidden(
     model: Model, shape: DecoderShape, pool: KVPool, texts: Sequence[torch.Tensor], rows: Sequence[Row]
 ) -> torch.Tensor:
-    """Hidden states of the tokens of a step's rows, of whose texts those before are in the cache."""
+    """Return the hidden states of a step's rows; earlier tokens of their texts are in the cache."""
     device = pool.device
     counts, lengths = [row.tokens for row in rows], [row.start + row.tokens for row in rows]
     each = [torch.arange(row.start, row.start + row.tokens, device=device) for row in rows]
     positions = torch.cat(each)
-    table = torch.arange(pool.groups[0].pages, device=device).view(-1, len(texts)).T  # of each text
+    table = torch.arange(pool.groups[0].pages, device=device).view(-1, len(texts)).T  # [texts, pages]
     chosen = table[[row.text for row in rows]].int()
     slots = [pages[places // _PAGE].long() * _PAGE + places % _PAGE for pages, places in zip(chosen, each, strict=True)]
     attention = AttentionBatch(
@@ -147,7 +147,7 @@ def _one_line(error: Exception) -> str:
 
 
 class _Watched:
-    """A step that looks at what it is given."""
+    """A batch that records the layers and checks the shapes of `attend` calls."""
 
     def __init__(self, batch: ForwardBatch, shape: DecoderShape) -> None:
         self._batch = batch

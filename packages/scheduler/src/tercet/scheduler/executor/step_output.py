@@ -1,4 +1,4 @@
-"""What a step leaves on the device, on its way to the host."""
+"""The output of a step, on its way from the device to the host."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,9 @@ from tercet.scheduler.executor.sampling.slot_grammars import GrammarOutcome
 _HOST = torch.device("cpu")
 
 Settle = Callable[[Sequence[int]], GrammarOutcome]
-"""Called once a step with the tokens of its sampling rows: advances their grammars, gives what these say."""
+"""A function of the sampling rows' tokens, called once per step, that advances their grammars and returns the
+outcome.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +31,7 @@ class PromptLogprobs:
 
 
 class StepOutput:
-    """A step that was started: its copies to the host are under way, and `result` waits for them. A `Pending`."""
+    """A `Pending` step: its copies to the host are in progress, and `result` waits for them."""
 
     def __init__(
         self,
@@ -41,7 +43,7 @@ class StepOutput:
         device: torch.device = _HOST,
         fault: str = "",
     ):
-        """The step runs on `device`, also where nothing has to come from there. `fault` is that of `StepResult`."""
+        """Start the copies. The step runs on `device` even if nothing is copied; `fault` is that of `StepResult`."""
         self._step = plan.step
         self._fault = fault
         self._rows = len(plan.rows)
@@ -63,7 +65,7 @@ class StepOutput:
         self._prompts = [PromptLogprobs(part.row, *copies[3 * at : 3 * at + 3]) for at, part in enumerate(prompts)]
 
     def result(self) -> StepResult:
-        """Wait for the copies, and say what the step gave."""
+        """Wait for the copies and return the step's result."""
         if self._result is None:
             self._result = self._wait()
         return self._result
@@ -92,7 +94,7 @@ class StepOutput:
         )
 
     def _token_logprobs(self, token_ids: list[int]) -> dict[int, Logprobs]:
-        """One entry for each reporting row, but not where nothing was sampled."""
+        """Return the log-probabilities of each reporting row that has sampled a token."""
         given = self._logprobs
         if given is None:
             return {}
@@ -113,9 +115,10 @@ def _packed(chosen: torch.Tensor, top_ids: torch.Tensor, top_logprobs: torch.Ten
 def start_copies(
     tensors: Sequence[torch.Tensor], device: torch.device
 ) -> tuple[list[torch.Tensor], torch.Event | None]:
-    """(the tensors on the host, what happens when they are there and the step has ended: None if it has).
+    """Start copies to the host. Return the host tensors and an event of their completion (None on a CPU).
 
-    On a stream of their own, which waits for nothing but this step: the next one need not end first, nor begin later.
+    The copies have a stream of their own, which waits for this step only, so the next step neither delays nor waits for
+    them.
     """
     if device.type != "cuda":
         return [*tensors], None
@@ -127,7 +130,7 @@ def start_copies(
         copied = torch.Event(device=device)
         copied.record()
     for tensor in tensors:
-        tensor.record_stream(stream)  # the memory is another's only when it has been read
+        tensor.record_stream(stream)  # the allocator must not reuse the memory before it is read
     return copies, copied
 
 

@@ -1,4 +1,4 @@
-"""`TpModelWorker`: the executor of one rank. It loads a model, sizes the KV cache, and runs plans in order."""
+"""The executor of one tensor-parallel rank: loads a model, sizes the KV cache and runs plans in order."""
 
 import gc
 import logging
@@ -55,13 +55,13 @@ logger = logging.getLogger(__name__)
 
 
 class PendingStep:
-    """A step that runs, or ran, in the executor's thread or at submission."""
+    """A step that has run or is running, in the executor's thread or at submission."""
 
     def __init__(self, output: Callable[[], StepOutput]) -> None:
         self._output = output
 
     def result(self) -> StepResult:
-        """Wait for the step. Raises what the forward raised."""
+        """Wait for the step. Raise the error of its forward pass."""
         return self._output().result()
 
 
@@ -75,7 +75,7 @@ class TpModelWorker:
         advance: Advance = lambda: None,
         shard: Shard = WHOLE,
     ) -> None:
-        """Among several processes all must be made alike but for their `shard`, and then be told the same plans."""
+        """Load the model. All ranks must be created with equal arguments except `shard`, and run the same plans."""
         device = take_device(options.device)
         config = shape_of(options, device)
         try:
@@ -121,22 +121,22 @@ class TpModelWorker:
 
     @property
     def capacity(self) -> Capacity:
-        """Fixed once the worker is built."""
+        """Limits of the worker, fixed once it is built."""
         return self._capacity
 
     @property
     def grammars(self) -> GrammarLoader | None:
-        """Where grammars are read before they are planned."""
+        """The loader that compiles grammars before they are planned."""
         return None if self._grammars is None else self._grammars.desk
 
     @property
     def late_masks(self) -> SlotGrammars | None:
-        """Who tells when choices whose masks were late can go on."""
+        """The source of choices whose late masks have become ready."""
         return self._grammars
 
     @property
     def adapters(self) -> AdapterLoader | None:
-        """Where adapters are read before they are planned; None where none can be run."""
+        """The loader that reads adapters before they are planned; None if the model runs none."""
         return self._desk
 
     def submit(self, plan: Plan) -> PendingStep:
@@ -146,13 +146,13 @@ class TpModelWorker:
         return PendingStep(_run(self._execute, plan))
 
     def follow(self, plan: Plan) -> None:
-        """Run a step for whose result another process is asked. Raises what the forward raises."""
+        """Run a step whose result rank 0 returns. Raise the error of its forward pass."""
         self._execute(plan)
         if self._desk is not None and plan.adapters:
-            self._desk.keep(())  # that process knows who still has which
+            self._desk.keep(())  # rank 0 tracks which choices still use an adapter
 
     def force(self, slot: int, first: int, tokens: Sequence[int]) -> None:
-        """Give a slot what another process, whose grammars say so, gave it: see `ModelRunner.force`."""
+        """Append forced tokens that rank 0's grammars have determined. See `ModelRunner.force`."""
         self._runner.force(slot, first, tokens)
 
     @property
@@ -161,11 +161,13 @@ class TpModelWorker:
         return self._runner.graphs is not None
 
     def prepare(self) -> bool:
-        """Record the next graph. See `Executor.prepare`."""
+        """Capture the next graph. See `Executor.prepare`."""
         return self._runner.graphs is not None and self._runner.graphs.capture_next()
 
     def _execute(self, plan: Plan) -> StepOutput:
-        """Run a plan, and record something after it: not after one that fails, for processes must do it together."""
+        """Run a plan, then capture a graph. A failed plan is not followed by a capture, because ranks must capture
+        together.
+        """
         if plan.weights:
             return StepOutput(plan, [], None, [], fault=self._replace(Path(plan.weights)))
         output = self._runner.execute(plan)
@@ -184,7 +186,7 @@ class TpModelWorker:
         )
 
     def _runner_of(self, loaded: Loaded) -> ModelRunner:
-        """What runs a model in the pages that there are."""
+        """Return a runner of a model over the existing pages."""
         options, device, conduct, model = self._options, self._device, self._conduct, loaded.model
         graphs = None
         if device.type == "cuda":
@@ -209,9 +211,12 @@ class TpModelWorker:
         )
 
     def _warm_up(self, model: Model) -> None:
-        """Have kernels compiled that requests would wait for. What it leaves in a page is nobody's."""
+        """Run ordinary steps so that kernels are compiled before requests wait for them. The page they write to is
+        unused.
+        """
         options, config, runner = self._options, self._config, self._runner
-        graphs, runner.graphs = runner.graphs, None  # those of steps that are rare are recorded when there is one
+        # warm up without graphs; graphs of rare step shapes are captured on first use
+        graphs, runner.graphs = runner.graphs, None
         chained, adapted = options.draft_rows > 0, options.max_loras > 0
         for plan in ordinary_plans(
             options.rows, options.step_tokens, config.context_length, chained=chained, adapted=adapted
@@ -223,23 +228,23 @@ class TpModelWorker:
             mask_once(ops, config.vocab_size, config.dtype, self._device)
 
     def _check(self, path: str) -> None:
-        """Look at weights in a thread. Raises for those that cannot take the place of ours."""
+        """Check weights in a thread. Raise for weights that cannot replace those of the model."""
         options = replace(self._options, weights=Path(path), load_format="safetensors")
         check_replacement(Path(path), options, self._config, self._shard)
         _kv_scales(options, self._config, self._shape)
 
     def _replace(self, weights: Path) -> str:
-        """Give the model up, for there is no memory for two, and load it with other weights.
+        """Release the model, because memory does not hold two, and load it with other weights.
 
-        Returns why they cannot be loaded, here or in another process of this model: then the model is loaded with the
-        weights that it had. Raises what loading these raises.
+        If loading fails in any rank, restore the previous weights and return the reason. Raise if these cannot be
+        loaded.
         """
         options = replace(self._options, weights=weights, load_format="safetensors")
-        gc.unfreeze()  # perhaps somebody has frozen what was there after a start
+        gc.unfreeze()  # in case the process froze its objects after start
         fault = ""
         try:
             self._load_again(options)
-        except Exception as error:  # whatever the files hold; memory too, which those from before may find
+        except Exception as error:  # any error in the files; or lack of memory, for which the previous weights may fit
             logger.error("%s cannot be loaded", weights, exc_info=True)
             fault = error_line(error)
         if self._shard.collectives.smallest(0 if fault else 1):
@@ -252,14 +257,14 @@ class TpModelWorker:
         return fault
 
     def _load_again(self, options: WorkerOptions) -> None:
-        """Load the weights of `options` in the place of those that are there, if any."""
+        """Load the weights of `options` in place of the current ones, if any."""
         vars(self).pop("_runner", None)
         release_cached()
         self._pool.take_scales(_kv_scales(options, self._config, self._shape))
         self._runner = self._runner_of(self._load(options))
 
     def close(self) -> None:
-        """Let steps that were submitted finish, and start no more."""
+        """Let submitted steps finish, and start no more."""
         if self._thread is not None:
             self._thread.shutdown()
         for each in (self._grammars, self._desk, self.weights):
@@ -268,7 +273,7 @@ class TpModelWorker:
 
 
 def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], StepOutput]:
-    """Run a plan now. An error shows where the result is asked for."""
+    """Run a plan now. Return a function that raises its error or returns its output."""
     try:
         output = execute(plan)
     except Exception as error:
@@ -281,7 +286,7 @@ def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], Step
 def _graphs(
     options: WorkerOptions, model: Model, pool: KVPool, backend: Callable[[], AttentionBackend], recorder: Recorder
 ) -> Callable[[SlotTables, Sampler, StepAdapters | None], CudaGraphRunner] | None:
-    """Makes what replays decodes; None where the attention backend cannot be recorded."""
+    """Return a factory of graph runners; None if the attention backend cannot be captured."""
     backends = [made for _ in pool.groups if (made := graph_backend(backend))]
     if not backends:
         return None
@@ -292,7 +297,7 @@ def _graphs(
 def _over_latents(
     options: WorkerOptions, device: torch.device, shape: KVShape, dtype: torch.dtype
 ) -> Callable[[], AttentionBackend]:
-    """What attends where latents are cached. Raises ValueError for what cannot."""
+    """Return a backend factory for latent attention. Raise ValueError if there is none."""
     if KV_DTYPES.get(options.kv_cache_dtype) == E4M3:
         raise ValueError(f"kv_cache_dtype {options.kv_cache_dtype}: latents are not cached in 8 bits")
     try:
@@ -306,7 +311,7 @@ def _over_latents(
 def _capacity(
     options: WorkerOptions, config: DecoderShape, context_length: int, pool: KVPool, grammars: SlotGrammars | None
 ) -> Capacity:
-    """What the core must know of a worker."""
+    """Return the limits that the core must know."""
     return Capacity(
         page_size=options.page_size,
         groups=[CacheGroup(group.name, group.pages, group.window) for group in pool.groups],
@@ -334,7 +339,7 @@ def _context_length(options: WorkerOptions, config: DecoderShape) -> int:
 
 
 def _kv_scales(options: WorkerOptions, config: DecoderShape, shape: KVShape) -> Mapping[int, Scales] | None:
-    """Those that a checkpoint has, where the cache has 8 bits."""
+    """Return the checkpoint's scales for an 8-bit KV cache; None for other caches."""
     if shape.dtype != E4M3 or options.load_format == "dummy":
         return None
     scales = read_kv_scales(options.checkpoint, config.layers)

@@ -1,4 +1,4 @@
-"""Steps that are run before any request: the worst one, for its memory, and ordinary ones, for their kernels."""
+"""Steps that run before any request: the largest one, to measure its memory, and ordinary ones, to compile kernels."""
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count, cycle, product, takewhile
@@ -33,13 +33,15 @@ _ORDINARY = (
 )
 _PENALISED = tuple(msgspec.structs.replace(each, repetition_penalty=1.1) for each in _ORDINARY)
 _TOPS = (5, 20)
-"""Of log-probabilities, for which there are kernels of their own."""
+"""Numbers of top log-probabilities that have kernels of their own."""
 _SHORTEST = 100
-"""Tokens of a text that a decode does not split. Of each text twice as long it makes twice as many parts."""
+"""Tokens of a sequence that a decode does not split. Each doubling of the length doubles the number of splits."""
 
 
 def worst_plan(slots: int, tokens: int, context_length: int) -> Plan:
-    """As many tokens as a step may have, and every slot samples with penalties, filters and log-probabilities."""
+    """Return the largest step: the token budget is used, and every slot samples with penalties, filters and
+    log-probabilities.
+    """
     lengths, room = [1] * slots, tokens - slots
     for slot in reversed(range(slots)):
         more = max(0, min(room, context_length - 1))
@@ -49,11 +51,10 @@ def worst_plan(slots: int, tokens: int, context_length: int) -> Plan:
 
 
 def ordinary_plans(slots: int, tokens: int, context_length: int, *, chained: bool, adapted: bool) -> Iterator[Plan]:
-    """Steps of up to so many tokens, of every kind for which kernels are compiled when they are first needed.
+    """Yield steps of up to `tokens` tokens, one for each kind for which kernels are compiled on first use.
 
-    They are compiled by these: requests would wait for them, some seconds where they were never compiled before. All
-    write over one page. Decodes come `chained`, too, with one that is assumed, and `adapted`, with the adapter of place
-    0, which there need not be.
+    Without them, requests would wait some seconds for a cold compilation. All steps write to one page. Decodes also
+    come `chained`, with one draft token, and `adapted`, with the adapter in slot 0, which may be empty.
     """
     if context_length <= 2:
         return
@@ -71,14 +72,14 @@ def ordinary_plans(slots: int, tokens: int, context_length: int, *, chained: boo
 
 
 def _with_adapter(longest: int) -> Iterator[Plan]:
-    """A short prompt and one that is a whole run (`LoRARows`), and a decode after each."""
+    """Yield a short prompt and one that is a whole segment (`LoRARows`), each with a decode."""
     for length in sorted({min(length, longest) for length in (2, LONGEST_RUN)}):
         yield _begun([_prompt(0, length, _ORDINARY[0], adapter=0)])
         yield Plan(step=0, rows=[Row(0, length, 1, sample=True)])
 
 
 def _texts(longest: int, *, chained: bool) -> Iterator[Plan]:
-    """Prompts of every length for which kernels are cut up in ways of their own, and a decode after each."""
+    """Yield prompts of every length that has kernel configurations of its own, each with a decode."""
     for length, sampling in zip([*_doubled(1, longest - 1), longest], cycle(_ORDINARY)):
         yield _begun([_prompt(0, length, sampling)])
         decode = Row(0, length, 1, sample=True)
@@ -88,7 +89,7 @@ def _texts(longest: int, *, chained: bool) -> Iterator[Plan]:
 
 
 def _doubled(first: int, most: int) -> Iterator[int]:
-    """A number and twice of the one before, again and again, up to `most`."""
+    """Yield `first` and its doublings up to `most`."""
     return takewhile(lambda number: number <= most, (first << time for time in count()))
 
 
@@ -106,13 +107,15 @@ def _prompt(slot: int, length: int, sampling: SamplingParams, *, top: int = -1, 
 
 
 def _begun(inits: Sequence[SlotInit]) -> Plan:
-    """A step of all tokens of some choices."""
+    """Return a step of all tokens of some choices."""
     rows = [Row(init.slot, 0, init.prompt_tokens, sample=True) for init in inits]
     return Plan(step=0, introduce=[*inits], rows=rows)
 
 
 def mask_once(ops: SamplingOps, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Have that compiled which applies grammars' masks to logits: of a model's dtype, and of penalised rows."""
+    """Compile the kernels that apply grammar masks to logits: in the model's dtype, and in float32 for penalized
+    rows.
+    """
     mask = torch.zeros(1, -(-vocab_size // 32), dtype=torch.int32, device=device)
     for each in (dtype, torch.float32):
         ops.apply_bitmask_(torch.zeros(1, vocab_size, dtype=each, device=device), mask)
@@ -131,9 +134,9 @@ def profile_run(
     vocab_size: int,
     device: torch.device,
 ) -> None:
-    """Run the worst plan over a cache of one page, which all its rows write over: only the memory it takes matters.
+    """Run the largest plan over a cache of one page, which all rows overwrite: only its memory matters.
 
-    It is not computed in parts: raises torch.OutOfMemoryError where there is no memory for all of it at once.
+    The step is not split. Raise torch.OutOfMemoryError if it does not fit.
     """
     pool = KVPool([KVGroup(name="rehearsal", layers=layers, pages=1)], shape, device)
     runner = ModelRunner(
@@ -155,9 +158,9 @@ def _refuse() -> None:
 
 
 def measured_kv_bytes(available: Callable[[], int], run: Callable[[], None], share: float, tokens: int) -> int:
-    """The `share` of what is available after a rehearsal, whose memory the allocator keeps for the steps to come.
+    """Return the `share` of memory available after a profile run, whose memory the allocator keeps for later steps.
 
-    Raises InsufficientMemoryError where there is not even memory for the rehearsal.
+    Raise InsufficientMemoryError if the profile run itself does not fit.
     """
     try:
         run()

@@ -1,4 +1,4 @@
-"""`WeightsLoader`: looks at weights before the old ones are given up for them, so that no step waits for it."""
+"""A loader that checks new weights before the old ones are released, so that no step waits for the check."""
 
 import logging
 from collections.abc import Callable, Collection
@@ -10,37 +10,37 @@ from tercet.scheduler.reading_threads import ReadingThreads
 logger = logging.getLogger(__name__)
 
 _PATIENCE = 600.0
-"""Seconds to look at a checkpoint. It is headers that are read, and what is tied."""
+"""Timeout in seconds for checking a checkpoint. It reads headers and tied tensors."""
 
 
 class WeightsLoader:
-    """The `WeightsReader` port. Nothing is remembered: what lies at a path may be something else by the next time."""
+    """The `WeightsReader` port. Results are not cached, because the files at a path may change."""
 
     def __init__(self, check: Callable[[str], None], patience: float = _PATIENCE) -> None:
-        """`check` raises for a directory whose weights cannot be loaded, whatever its files make it raise."""
+        """Create a loader; `check` raises for a directory whose weights cannot be loaded, with any exception."""
         self._check = check
         self._looks: dict[str, Future[None]] = {}
         self._thread = ReadingThreads[None](1, "look at weights", patience)
 
     @property
     def busy(self) -> bool:
-        """Whether `take_read` has something to tell, now or later."""
+        """Whether `take_read` has a result, now or later."""
         return bool(self._looks)
 
     def want(self, path: str) -> None:
-        """Look at what lies there, unless that goes on already."""
+        """Check the weights at a path, unless a check of it is running."""
         if path not in self._looks:
             self._looks[path] = self._thread.submit(self._check, path)
 
     def take_read(self) -> Collection[tuple[str, str]]:
-        """Each path that has been looked at, and why its weights cannot be loaded; empty where they can."""
+        """Return each checked path with the reason why its weights cannot be loaded; empty if they can."""
         over = {path: look for path, look in self._looks.items() if look.done()}
         for path in over:
             del self._looks[path]
         return [(path, _fault(look)) for path, look in over.items()]
 
     def close(self) -> None:
-        """Look at nothing more."""
+        """Stop checking."""
         self._thread.close()
 
 

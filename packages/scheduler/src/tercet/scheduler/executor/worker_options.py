@@ -1,4 +1,4 @@
-"""What an operator can choose about model execution."""
+"""Options of model execution."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,64 +11,64 @@ from tercet.kernels.native.linear import Quantization
 from tercet.kernels.ops.store_kv import E4M3
 
 KV_DTYPES = {"bfloat16": torch.bfloat16, "fp8_e4m3": E4M3}
-"""Number formats of keys and values by name, but for "auto", that of the model."""
+"""Dtypes of the KV cache by name; "auto" means the model's."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerOptions:
-    """The options of one worker: what an operator chose, and what follows from it."""
+    """The options of one worker, as chosen by an operator, and their derived values."""
 
     model: Path
-    """A model directory."""
+    """Model directory."""
     weights: Path | None = None
-    """The directory of other weights for it."""
+    """Directory of replacement weights."""
     dtype: str = "auto"
     """auto (see `served_dtype`), float32, float16 or bfloat16."""
     device: str = "auto"
-    """auto (cuda where there is one), or a device as torch names it."""
+    """auto (cuda if available), or a device in torch's notation."""
     load_format: Literal["safetensors", "dummy"] = "safetensors"
-    """dummy fills a model with cheap random weights, quantised on a GPU where config.json says so."""
+    """dummy fills the model with random weights, quantized on a GPU if config.json says so."""
     slots: int = 64
-    """Most choices that run at once."""
+    """Maximum number of running choices."""
     context_length: int | None = None
-    """Longest request, no longer than the model's own limit, which is the default."""
+    """Maximum request length in tokens; the default and upper bound is the model's own limit."""
     page_size: int = 16
-    """Tokens of a KV page."""
+    """Tokens per KV page."""
     kv_cache_bytes: int | None = None
-    """Memory of the KV cache; by default a share of what is available."""
+    """Bytes of the KV cache; the default is a share of available memory."""
     kv_cache_dtype: str = "auto"
-    """auto (the model's), bfloat16, or fp8_e4m3 in half the memory."""
+    """auto (the model's), bfloat16, or fp8_e4m3, which takes half the memory."""
     kv_cache_share: float | None = None
-    """The share of memory available after loading that the KV cache takes; half on a CPU, most of it on a GPU."""
+    """Share of memory available after loading that the KV cache takes; by default half on a CPU and most on a GPU."""
     step_tokens: int = 512
-    """Most tokens of one step."""
+    """Maximum tokens per step."""
     attention_backend: str = "auto"
     """auto, or a backend of tercet.kernels; cpu runs the whole model on native kernels."""
     quantization: Quantization = "none"
-    """int8 and int4 round weights as they are loaded, and activations to 8 bits; on native kernels only."""
+    """int8 and int4 round weights at loading and activations to 8 bits; native kernels only."""
     threads: int | None = None
-    """Cores that a model on a CPU uses; by default all that this process may run on."""
+    """Cores for a model on a CPU; the default is all cores that this process may run on."""
     overlap: bool = False
-    """On a CPU, run steps in a thread of their own. An accelerator overlaps by itself."""
+    """Run steps in a separate thread on a CPU. An accelerator overlaps without it."""
     grammar_backend: str = "llguidance"
-    """What reads grammars; none refuses them."""
+    """The library that compiles grammars; none refuses them."""
     max_loras: int = 0
-    """Adapters that can run side by side; their memory is set aside."""
+    """Number of adapter slots; their memory is allocated at start."""
     max_lora_rank: int = 64
-    """The highest rank that an adapter can have."""
+    """Maximum rank of an adapter."""
     draft_rows: int = 0
-    """Most rows of a step in which choices have several; 0 if they never have."""
+    """Maximum rows of a step in which choices have several; 0 if they never do."""
     fast_forward: bool = True
-    """Tokens that a grammar leaves no choice about take no step of their own."""
+    """Append tokens that a grammar forces without a step of their own."""
 
     @property
     def rows(self) -> int:
-        """Most rows of a step in which each has one token."""
+        """Maximum rows of a step in which each row has one token."""
         return max(self.slots, self.draft_rows)
 
     @property
     def checkpoint(self) -> Path:
-        """The directory that weights are in."""
+        """Directory of the weights."""
         return self.weights or self.model
 
     def __post_init__(self) -> None:
@@ -89,17 +89,17 @@ class WorkerOptions:
 
 
 def encode_options(options: WorkerOptions) -> msgspec.Raw:
-    """As JSON, for a process of the same version."""
+    """Encode options as JSON, for a process of the same version."""
     return msgspec.Raw(msgspec.json.encode(options, enc_hook=str))
 
 
 def decode_options(encoded: msgspec.Raw) -> WorkerOptions:
-    """The options in such JSON. Raises ValueError for anything else."""
+    """Decode options from JSON. Raise ValueError for anything else."""
     return msgspec.json.decode(encoded, type=WorkerOptions, dec_hook=_read)
 
 
 def _read(kind: type[Any], text: str) -> object:
-    """What JSON has no form of."""
+    """Convert values that JSON has no type for."""
     if kind is not Path:
         raise NotImplementedError(kind)
     return Path(text)

@@ -1,4 +1,4 @@
-"""An adapter's adapter_config.json: what each field of PEFT's LoraConfig comes to, and each layer's rank and scale."""
+"""Parser of an adapter's adapter_config.json: PEFT's LoraConfig fields, and the rank and scale of each layer."""
 
 import math
 import re
@@ -63,7 +63,7 @@ ADAPTER = FileFields(
         "velora_config": Only("VeLoRA is not computed", empty_is_set=True),
     },
 )
-"""Of PEFT's LoraConfig, and of what all its configs have."""
+"""Fields of PEFT's LoraConfig and of its base classes."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +76,15 @@ class AdapterConfig:
     ranks: Mapping[str, Any] = field(default_factory=dict)
     alphas: Mapping[str, Any] = field(default_factory=dict)
     targets: Sequence[str] | None = None
-    """Names of layers, whole or from some dot on; None where the weights alone show them."""
+    """Full names of layers or dotted suffixes of them; None if only the weights show them."""
     excluded: Sequence[str] = ()
     layers: Sequence[int] | None = None
     layers_in: Sequence[str] = ()
-    """Names of the lists that `layers` counts in; none are any."""
+    """Names of the module lists that `layers` indexes; empty for any list."""
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> "AdapterConfig":
-        """Raise ModelError, in one line, for a field that is not supported."""
+        """Parse a config. Raise ModelError, in one line, for an unsupported field."""
         if config.get("peft_type", "LORA") != "LORA":
             raise ModelError(f"its peft_type is {str(config['peft_type'])[:40]!r}, not 'LORA'")
         ADAPTER.check(config, f"{CONFIG}: ", unknown=False)
@@ -120,7 +120,7 @@ class AdapterConfig:
         return float(alpha) / (math.sqrt(rank) if self.rank_stabilised else rank)
 
     def check_target(self, module: str) -> None:
-        """Raise ModelError for a layer with weights to which PEFT, by the config, would give none."""
+        """Raise ModelError if a layer has weights but the config excludes it."""
         if self.excluded and _is_named(module, self.excluded):
             raise ModelError(f"{CONFIG}: exclude_modules names {module[:200]}, but there are weights of it")
         if self.targets is None or module in self.targets:
@@ -157,9 +157,9 @@ def _is_named(module: str, names: Sequence[str]) -> bool:
 
 
 def _of_pattern(patterns: Mapping[str, Any], module: str, default: float) -> Any:
-    """Return the value of the first pattern that fits a module. Only names, whole or from some dot on, are read.
+    """Return the value of the first pattern that matches a module. Patterns are full names or dotted suffixes.
 
-    Raise ModelError for other expressions, whose search may have no end.
+    Raise ModelError for other regular expressions, because their search may not end.
     """
     for pattern, value in patterns.items():
         match = _NAME.fullmatch(pattern)

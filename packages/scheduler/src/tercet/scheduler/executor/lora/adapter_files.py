@@ -1,4 +1,4 @@
-"""Reading an adapter's files, as PEFT writes them: adapter_config.json and adapter_model.safetensors."""
+"""Reader of an adapter's files in PEFT's format: adapter_config.json and adapter_model.safetensors."""
 
 import hashlib
 import re
@@ -25,29 +25,29 @@ from tercet.scheduler.models.weights.checkpoint_names import text_names
 
 _WEIGHTS = "adapter_model.safetensors"
 _HEADER_BYTES = 1 << 24
-"""More than the names in a file take."""
+"""Upper bound of the size of the names in a file."""
 _CONFIG_BYTES = 1 << 24
 _NAME = re.compile(r"(?:base_model\.model\.)?(.+)\.lora_([AB])(?:\.default)?\.weight")
 _KINDS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class AdapterError(ModelError):
-    """An adapter that cannot be run; the message is one line for whoever asked for it."""
+    """An adapter that cannot be run; the message is one line for the client that requested it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
-    """One that was read, as far as its layers are held here."""
+    """A loaded adapter, restricted to this rank's shard of its layers."""
 
     sha256: str
     rank: int
-    """The highest of its layers."""
+    """The highest rank of its layers."""
     layers: Mapping[str, LayerAdapter]
-    """By the paths of `LoRABank.targets`."""
+    """Layers by their paths in `LoRABank.targets`."""
 
 
 def read_adapter(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype: torch.dtype) -> Adapter:
-    """Read an adapter of a rank of at most `most`; its weights in `dtype`. Raises AdapterError."""
+    """Read an adapter of rank `most` or less, with weights in `dtype`. Raise AdapterError."""
     try:
         with reading("the adapter"):
             return _read(adapter, targets, most, dtype)
@@ -81,7 +81,7 @@ def _read(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype:
 
 
 def _content(path: Path, name: str, most: int) -> bytes:
-    """The content of a file of at most `most` bytes. Raises AdapterError, ModelError."""
+    """Return the content of a file of at most `most` bytes. Raise AdapterError or ModelError."""
     try:
         return read_file(path / name, most)
     except FileNotFoundError:
@@ -89,7 +89,7 @@ def _content(path: Path, name: str, most: int) -> bytes:
 
 
 def _tensors(weights: bytes) -> dict[str, torch.Tensor]:
-    """The tensors in the content of a safetensors file. Raises ModelError for one that its header does not fit."""
+    """Parse a safetensors file. Raise ModelError if its header does not fit its content."""
     length = int.from_bytes(weights[:8], "little")
     if len(weights) < 8 or length > len(weights) - 8:
         raise AdapterError(f"{_WEIGHTS}: its header is longer than the file")
@@ -99,11 +99,11 @@ def _tensors(weights: bytes) -> dict[str, torch.Tensor]:
 
 
 _Pair = tuple[torch.Tensor, torch.Tensor]
-"""a [rank, inputs] and b [outputs, rank], scaled."""
+"""Scaled weights: a [rank, inputs] and b [outputs, rank]."""
 
 
 def _pairs(tensors: Mapping[str, torch.Tensor], config: AdapterConfig) -> dict[str, _Pair]:
-    """The weights of each layer by its name, without those of layers that give nothing."""
+    """Return the weights of each layer by its name, without layers outside the text model."""
     found: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors.items():
         match = _NAME.fullmatch(name)
@@ -121,7 +121,7 @@ def _pairs(tensors: Mapping[str, torch.Tensor], config: AdapterConfig) -> dict[s
 
 
 def _layer(pairs: dict[str, _Pair], target: Target, dtype: torch.dtype) -> LayerAdapter | None:
-    """What is held of the weights of a layer, which are taken out of `pairs`; None if there are none."""
+    """Remove a layer's weights from `pairs` and return this rank's shard of them; None without weights."""
     cuts = dict(target.parts)
     if target.whole in pairs and len(cuts) > 1:
         a, b = pairs.pop(target.whole)

@@ -1,4 +1,4 @@
-"""The adapters of a worker: read by a desk, brought to places of a bank, and named by the rows of a step."""
+"""The adapters of a worker: loaded from files, installed in a bank's slots, and referenced by the rows of a step."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,11 +15,11 @@ from tercet.scheduler.models.layers.lora import LoRABank
 
 _NONE = -1
 _READ_BYTES = 4 << 30
-"""What adapters that were read take in the host's memory, at most, unless there are places for more."""
+"""Maximum host memory of loaded adapters, unless the adapter slots need more."""
 
 
 def desk_of(bank: LoRABank) -> AdapterLoader:
-    """Where adapters are read that fit a bank."""
+    """Return a loader of adapters that fit a bank."""
     some = next(iter(bank.weights.values()))
     read = partial(read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype)
     places = len(bank.ranks)
@@ -28,22 +28,22 @@ def desk_of(bank: LoRABank) -> AdapterLoader:
 
 
 class StepAdapters:
-    """What `ModelRunner` asks of adapters."""
+    """The adapters of a `ModelRunner`'s steps."""
 
     def __init__(self, bank: LoRABank, slots: int, device: torch.device, desk: AdapterLoader | None = None) -> None:
-        """`desk` is that of a bank just like this one, which it takes the place of."""
+        """Create it for a bank; `desk` is the loader of an equal bank that this one replaces."""
         self.desk = desk or desk_of(bank)
         self._bank = bank
-        self._places = np.full(slots, _NONE)  # of the adapter of each slot
+        self._places = np.full(slots, _NONE)  # adapter slot of each slot, or _NONE
         self._last: tuple[list[Segment], LoRARows] | None = None
         self._uploads = HostToDevice(device)
         self._table = torch.zeros(slots, 3, dtype=torch.int32, device=device)
-        """A run for each row of a decode, which graphs read."""
+        """A segment for each row of a decode, read by CUDA graphs."""
         self._in_place: list[int] | None = None
-        """The places that it names, row by row."""
+        """The adapter slots in `_table`, row by row."""
 
     def load(self, loads: Sequence[AdapterLoad]) -> None:
-        """Bring adapters to their places. Raises AdapterError for one that was not read before and cannot be."""
+        """Install adapters in their slots. Raise AdapterError for one that cannot be read."""
         for place, adapter in ((load.place, load.adapter) for load in loads):
             read = self.desk.get(adapter)
             self._bank.install(place, read.layers, read.rank)
@@ -51,28 +51,28 @@ class StepAdapters:
             self._last = None
 
     def introduce(self, inits: Sequence[SlotInit]) -> None:
-        """Who has a slot now, and with which adapter."""
+        """Store the adapter of each new choice."""
         for init in inits:
             self._places[init.slot] = init.adapter
 
     def rows(self, rows: Sequence[Row]) -> LoRARows | None:
-        """Which tokens of a step have an adapter; None if none has."""
+        """Return the segments of a step's tokens that have an adapter; None if no token has one."""
         places = self._places[[row.slot for row in rows]].tolist()
         if max(places) == _NONE:
             return None
         runs = _runs(places, [row.count for row in rows])
-        if self._last is None or self._last[0] != runs:  # decodes mostly are those of the step before
+        if self._last is None or self._last[0] != runs:  # consecutive decodes mostly have the same segments
             [table] = self._uploads.send([np.array(runs, dtype=np.int32)])
             longest = max(run.stop - run.start for run in runs)
             self._last = runs, LoRARows(runs, table, list(self._bank.ranks), longest)
         return self._last[1]
 
     def in_place(self, rows: int) -> LoRARows:
-        """The adapters of a decode of so many rows, in memory that `put_in_place` writes and kernels alone can read."""
+        """Return the adapters of a decode of `rows` rows, in the fixed memory that `put_in_place` writes."""
         return LoRARows(None, self._table[:rows], self._bank.ranks, longest=1)
 
     def put_in_place(self, slots: Array) -> None:
-        """Say which adapters the slots of a decode have, row by row; further rows have none."""
+        """Write the adapters of a decode's slots, row by row; further rows get none."""
         places = self._places[slots].tolist()
         if places == self._in_place:
             return
@@ -85,16 +85,16 @@ class StepAdapters:
         self._in_place = places
 
     def clear_in_place(self) -> None:
-        """Say that no row has an adapter: the last step's table names places that may be empty by now."""
+        """Remove all adapters from the table: the last step's may name slots that are empty by now."""
         self.put_in_place(np.zeros(0, dtype=np.int64))
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self.desk.close()
 
 
 def _runs(places: Sequence[int], counts: Sequence[int]) -> list[Segment]:
-    """The runs of rows that have so many tokens, in the order of tokens."""
+    """Return the segments of rows with the given token counts, in the order of tokens."""
     whole: list[Segment] = []
     start = 0
     for place, count in zip(places, counts, strict=True):

@@ -1,4 +1,4 @@
-"""`AdapterLoader`: reads adapters before the choices that have them are planned, so that no step waits for a file."""
+"""A loader that reads adapters before choices with them are planned, so that no step waits for a file."""
 
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
@@ -10,45 +10,47 @@ from tercet.scheduler.executor.lora.adapter_files import Adapter
 from tercet.scheduler.reading_threads import ReadingThreads
 
 _THREADS = 4
-"""A download that takes long keeps nobody from reading files that are here."""
+"""Threads: a slow download does not keep others from reading local files."""
 _PATIENCE = 120.0
-"""Seconds to read an adapter, or to fetch it. Then its thread is given up."""
+"""Timeout in seconds for reading or downloading an adapter. Then its thread is abandoned."""
 _LONGEST_FAULT = 400
 MOST_READ = 256
 
 
 class AdapterLoader:
-    """The `AdapterReader` port. `get` may be called in another thread than the rest.
+    """The `AdapterReader` port. `get` may be called from another thread than the rest.
 
-    An adapter is kept in memory while a choice has it; the last `spare` others stay, too. At most `most` are in memory;
-    further ones wait in line until one of these is no longer wanted.
+    An adapter stays in memory while a choice uses it, and so do the last `spare` unused ones. At most `most` are in
+    memory; further ones wait in a queue until one of these is no longer used.
     """
 
     def __init__(
         self, read: Callable[[LoRAAdapter], Adapter], spare: int, most: int = MOST_READ, patience: float = _PATIENCE
     ) -> None:
-        """`spare` adapters are kept for requests to come, the last used ones; `most` are kept in all."""
+        """Keep the `spare` most recently used adapters for later requests, and `most` in all."""
         self._read_files = read
         self._spare = spare
         self._most = most
         self._read: dict[LoRAAdapter, Future[Adapter]] = {}
-        """Those last wanted are last."""
+        """Adapters in memory, the most recently used last."""
         self._line: dict[LoRAAdapter, None] = {}
-        """Those that nobody has begun to read."""
+        """The queue of adapters whose reading has not started."""
         self._unread: dict[LoRAAdapter, None] = {}
-        """Those of which nobody has been told yet that they are read."""
+        """Adapters that `take_read` has not returned yet."""
         self._unloaded: set[LoRAAdapter] = set()
-        """Those that are not kept for requests to come."""
+        """Adapters that are not kept for later requests."""
         self._lock = Lock()
         self._threads = ReadingThreads[Adapter](_THREADS, "read adapter", patience)
 
     @property
     def busy(self) -> bool:
-        """Whether `take_read` has something to tell, now or later."""
+        """Whether `take_read` has a result, now or later."""
         return bool(self._unread)
 
     def want(self, adapter: LoRAAdapter) -> bool:
-        """Whether an adapter is read; if not, begin. One without a `sha256` is read anew, once for all who wait."""
+        """Return whether an adapter is read; if not, start to. One without a `sha256` is read again, once for all
+        that wait.
+        """
         self._unloaded.discard(adapter)
         with self._lock:
             known = self._read.pop(adapter, None)
@@ -63,25 +65,27 @@ class AdapterLoader:
         return False
 
     def take_read(self) -> list[LoRAAdapter]:
-        """Adapters for which `want` said False and that are now read, failed or no longer wanted; each is told once."""
+        """Return adapters for which `want` returned False and that are read, failed or no longer used by now; each
+        once.
+        """
         read = [each for each in self._unread if each not in self._line and self._is_over(each)]
         for each in read:
             del self._unread[each]
         return read
 
     def fault(self, adapter: LoRAAdapter) -> str:
-        """Why an adapter that was read cannot be run; empty if it can."""
+        """Return the reason why an adapter that was read cannot be run; empty if it can."""
         reading = self._read.get(adapter)
         error = None if reading is None else reading.exception()
         return "" if error is None else error_line(error, _LONGEST_FAULT)
 
     def sha256(self, adapter: LoRAAdapter) -> str:
-        """The SHA-256 of an adapter's files; empty if it was not read, or reading it failed."""
+        """Return the SHA-256 of an adapter's files; empty if it was not read, or reading failed."""
         reading = self._read.get(adapter)
         return "" if reading is None or reading.exception() else reading.result().sha256
 
     def keep(self, wanted: Collection[LoRAAdapter]) -> None:
-        """Forget what is read and not wanted, but for up to `spare` adapters, which give way to those in line."""
+        """Drop adapters that are not in `wanted`, except up to `spare`, which give way to queued ones."""
         with self._lock:
             for each in [each for each in self._line if each not in wanted]:
                 del self._line[each]
@@ -102,11 +106,11 @@ class AdapterLoader:
             self._begin()
 
     def forget(self, adapter: LoRAAdapter) -> None:
-        """Do not keep it once no choice has it. Choices that are here keep it: its files may be gone."""
+        """Drop an adapter once no choice uses it. Running choices keep it, because its files may be deleted."""
         self._unloaded.add(adapter)
 
     def get(self, adapter: LoRAAdapter) -> Adapter:
-        """The adapter, once it is read; waits, and begins to read it if `want` never did. Raises AdapterError."""
+        """Return an adapter, waiting until it is read. Raise AdapterError."""
         with self._lock:
             reading = self._read.get(adapter)
             if reading is None:
@@ -114,23 +118,23 @@ class AdapterLoader:
         return reading.result()
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._threads.close()
 
     def _is_over(self, adapter: LoRAAdapter) -> bool:
-        """Whether it is read, with whatever success, or forgotten."""
+        """Return whether reading has ended, in success or failure, or the adapter was dropped."""
         reading = self._read.get(adapter)
         return adapter not in self._line and (reading is None or reading.done())
 
     def _begin(self) -> None:
-        """Read what is first in line, as long as there is room. Called with the lock."""
+        """Start reading from the queue while there is room. The caller holds the lock."""
         while self._line and len(self._read) < self._most:
             adapter = next(iter(self._line))
             del self._line[adapter]
             self._read[adapter] = self._threads.submit(self._read_one, adapter)
 
     def _read_one(self, adapter: LoRAAdapter) -> Adapter:
-        """What was read at a path is known by its contents, too."""
+        """Read an adapter; without a `sha256` in its name, also store it under the hash of its content."""
         read = self._read_files(adapter)
         if not adapter.sha256:
             known: Future[Adapter] = Future()

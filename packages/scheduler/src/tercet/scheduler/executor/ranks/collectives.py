@@ -1,8 +1,8 @@
-"""What the processes of a model do together: by NCCL on GPUs, on a CPU by memory that they share, or else by Gloo.
+"""Collectives of the ranks of a model: NCCL on GPUs; shared memory, or else Gloo, on a CPU.
 
-NCCL and Gloo are torch.distributed's. Processes meet by a file, and sockets are of loopback alone: nothing here can be
-reached from another machine. The process group is an object that belongs to its model; torch's own, which would be
-global, is never made.
+NCCL and Gloo are torch.distributed's. Ranks rendezvous by a file, and sockets are bound to loopback only, so no other
+machine can reach them. The process group is an object that belongs to its model; torch's global default group is never
+created.
 """
 
 import os
@@ -20,7 +20,7 @@ from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollective
 from tercet.scheduler.models.layers.shard import Collectives
 
 PATIENCE = timedelta(hours=1)
-"""How long one waits for another: loading takes minutes. Who dies meanwhile is noticed by other means."""
+"""Timeout of a collective: loading takes minutes. Deaths of ranks are detected by other means."""
 _LOOPBACK = "127.0.0.1"
 
 
@@ -29,7 +29,7 @@ class _Work(Protocol):
 
 
 class _Backend(Protocol):
-    """What is used of torch's backends, whose types do not say that they have it."""
+    """The methods used of torch's backends, which their type stubs lack."""
 
     def allreduce(self, tensors: list[torch.Tensor], opts: AllreduceOptions) -> _Work | None: ...
 
@@ -39,27 +39,27 @@ class _Backend(Protocol):
 
 
 def collectives_of(rank: int, size: int, directory: Path, device: torch.device) -> Collectives:
-    """The fastest of rank `rank` of `size`, who have all named the same directory when this returns."""
+    """Create the fastest collectives of rank `rank` of `size`; return once all ranks have joined in the directory."""
     if device.type == "cpu" and not missing_library():
         return SharedMemoryCollectives(rank, size, directory)
     return TorchCollectives(rank, size, directory, device)
 
 
 class TorchCollectives:
-    """The `Collectives` of rank `rank` of `size`, of tensors on one device.
+    """The `Collectives` of rank `rank` of `size`, for tensors on one device.
 
-    On a GPU nothing but `smallest` waits for it, and all but that can be recorded in a CUDA graph. On a CPU a sum of
-    16-bit floats is one of float32, rounded once: Gloo would round after each process, and is no faster for it.
+    On a GPU only `smallest` waits for the device, and all others can be captured in a CUDA graph. On a CPU a sum of
+    16-bit floats is computed in float32 and rounded once: Gloo would round after each rank, and is no faster for it.
     """
 
     def __init__(self, rank: int, size: int, directory: Path, device: torch.device) -> None:
-        """Waits for the others, who name the same directory: a new one, in which only this user can write."""
+        """Wait for the other ranks, which name the same new directory, writable by this user only."""
         self._size = size
         self._device = device
         store = FileStore(str(directory / "rendezvous"), size)
         make = _nccl if device.type == "cuda" else _gloo
         self._backend: _Backend = make(store, rank, size)
-        self.smallest(0)  # by which all have met: NCCL connects no earlier, and must not while a graph is recorded
+        self.smallest(0)  # connects all ranks: NCCL connects on first use, which must not happen during a graph capture
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collectives`."""
@@ -92,9 +92,9 @@ class TorchCollectives:
 
 
 class Telling:
-    """`Collectives` on a CPU that call `advance` when they are done: a shared step has many, also where it is one call.
+    """`Collectives` on a CPU that call `advance` after each operation, so that a long step shows progress.
 
-    Not for a GPU, where they are done when they are asked for only.
+    This is not for a GPU, where operations return before they are done.
     """
 
     def __init__(self, collectives: Collectives, advance: Callable[[], None]) -> None:
@@ -132,21 +132,21 @@ def _gloo(store: FileStore, rank: int, size: int) -> Any:
 
 
 def _nccl(store: FileStore, rank: int, size: int) -> Any:
-    from torch.distributed import ProcessGroupNCCL  # builds of torch without CUDA have none
+    from torch.distributed import ProcessGroupNCCL  # builds of torch without CUDA lack it
 
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # where it listens while ranks find each other
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # the interface on which NCCL listens for the rendezvous
     options = ProcessGroupNCCL.Options()
     options._timeout = PATIENCE
     return ProcessGroupNCCL(store, rank, size, options)
 
 
 def _in_order(options: Any) -> Any:
-    """On a GPU: on the current stream, so that nothing has to wait for another."""
+    """Make an operation run on the current stream, so that no other stream has to be waited for."""
     options.asyncOp = False
     return options
 
 
 def _finish(work: _Work | None) -> None:
-    """On a CPU wait for what was begun; on a GPU let the current stream do so."""
+    """Wait for an operation: the host on a CPU, the current stream on a GPU."""
     if work is not None:
         work.wait()

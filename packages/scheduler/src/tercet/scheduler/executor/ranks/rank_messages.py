@@ -1,4 +1,4 @@
-"""What rank 0 tells the other processes of its model: which steps it runs, and what it gave slots besides."""
+"""Messages from rank 0 to the other ranks: steps, and tokens that grammars have forced."""
 
 import msgspec
 
@@ -8,7 +8,7 @@ from tercet.scheduler.core.plan import Plan
 
 
 class Forced(msgspec.Struct, frozen=True):
-    """Tokens (int32 buffer) that a slot was given from position `first` on, for its grammar allowed no others."""
+    """Tokens (int32 buffer) appended to a slot from position `first` on, because its grammar allowed no others."""
 
     slot: int
     first: int
@@ -16,30 +16,30 @@ class Forced(msgspec.Struct, frozen=True):
 
 
 class RankStep(msgspec.Struct, frozen=True, kw_only=True, tag="step"):
-    """Give slots what was forced since the last step, then run a plan."""
+    """An order to append the tokens forced since the last step, then run a plan."""
 
     plan: Plan
     forced: list[Forced] = []
 
 
 class Prepare(msgspec.Struct, frozen=True, tag="prepare"):
-    """Do what `Executor.prepare` does."""
+    """An order to do what `Executor.prepare` does."""
 
 
 Order = RankStep | Prepare
-"""Everything that is sent. Orders are followed one after another, in the order in which they were given."""
+"""Any order. Ranks execute orders in the order in which they were sent."""
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)
 
 
 def encode_order(order: Order) -> bytes:
-    """An order as a frame."""
+    """Encode an order as a frame."""
     return _encoder.encode(order)
 
 
 def decode_order(frame: Frame) -> Order:
-    """The order in a frame. Raises DecodeError."""
+    """Decode an order from a frame. Raise DecodeError."""
     try:
         return _decoder.decode(frame)
     except (ValueError, RecursionError) as error:

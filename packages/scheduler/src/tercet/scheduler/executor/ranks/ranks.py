@@ -1,7 +1,7 @@
-"""`Ranks`: the `Executor` of a model that several processes of this machine share.
+"""The `Executor` of a model that several processes of this machine share (tensor parallelism).
 
-This one is rank 0, which is told the plans. It passes them on to its followers, which it starts and without which it
-ends. Each of them is a `TpModelWorker` on a GPU, or on some cores, of its own.
+This process is rank 0, which receives the plans and passes them on to the other ranks. It starts them, and it ends if
+one of them ends. Each rank is a `TpModelWorker` on its own GPU or cores.
 """
 
 from dataclasses import replace
@@ -29,7 +29,7 @@ from tercet.scheduler.ports import Advance
 
 
 class PendingShared:
-    """A step that all ranks run. What grammars force after it is kept for the next order."""
+    """A step that all ranks run. Tokens that grammars force after it are sent with the next order."""
 
     def __init__(self, step: PendingStep, plan: Plan, forced: list[Forced]) -> None:
         self._step = step
@@ -37,7 +37,7 @@ class PendingShared:
         self._forced = forced
 
     def result(self) -> StepResult:
-        """Wait for the step. Raises what the forward raised."""
+        """Wait for the step. Raise the error of its forward pass."""
         result = self._step.result()
         if self._plan is not None:
             self._forced += forced_by(self._plan, result)
@@ -46,7 +46,7 @@ class PendingShared:
 
 
 class Ranks:
-    """Rank 0, and the others."""
+    """Rank 0 and its connections to the other ranks."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class Ranks:
         advance: Advance = lambda: None,
         on_end: OnEnd | None = None,
     ) -> None:
-        """Keeps this thread to its share of the cores; `on_end` is that of `WorkerGroup`.
+        """Start all ranks and bind this thread to its share of the cores; `on_end` is that of `WorkerGroup`.
 
-        Raises ValueError for options that cannot work.
+        Raise ValueError for options that cannot work.
         """
         shares = shared_options(options, size)
         device = take_device(shares[0].device)
@@ -76,70 +76,70 @@ class Ranks:
         except BaseException:
             self._followers.end()
             raise
-        if device.type == "cpu":  # NCCL goes on to look at the file by which all met
+        if device.type == "cpu":  # NCCL continues to read the rendezvous file
             self._followers.forget_directory()
 
     @property
     def capacity(self) -> Capacity:
-        """Fixed once all are built."""
+        """Limits of the workers, fixed once all are built."""
         return self._worker.capacity
 
     @property
     def grammars(self) -> GrammarLoader | None:
-        """Where grammars are read before they are planned: here alone."""
+        """The loader that compiles grammars before they are planned, on rank 0 only."""
         return self._worker.grammars
 
     @property
     def late_masks(self) -> SlotGrammars | None:
-        """Who tells when choices whose masks were late can go on: here alone."""
+        """The source of choices whose late masks have become ready, on rank 0 only."""
         return self._worker.late_masks
 
     @property
     def adapters(self) -> AdapterLoader | None:
-        """Where adapters are read before they are planned. The others read theirs when they are told to."""
+        """Rank 0's loader of adapters. Other ranks read adapters when a plan loads them."""
         return self._worker.adapters
 
     @property
     def weights(self) -> WeightsLoader:
-        """Who looks at weights before all load them."""
+        """The loader that checks weights before all ranks load them."""
         return self._worker.weights
 
     @property
     def pids(self) -> list[int]:
-        """Process ids of the followers."""
+        """Process ids of the other ranks."""
         return self._followers.pids
 
     def submit(self, plan: Plan) -> PendingShared:
-        """Start a step, everywhere. Raises RankError where it cannot be told."""
+        """Start a step in all ranks. Raise RankError if a rank cannot be reached."""
         self._followers.give(RankStep(plan=plan, forced=self._forced))
         self._forced.clear()
         return PendingShared(self._worker.submit(plan), plan, self._forced)
 
     def prepare(self) -> bool:
-        """Record the next graph, everywhere. See `Executor.prepare`."""
+        """Capture the next graph in all ranks. See `Executor.prepare`."""
         if not self._worker.records:
             return False
         self._followers.give(Prepare())
         return self._worker.prepare()
 
     def close(self) -> None:
-        """End the followers first: a step that still runs, and whose result nobody takes, ends by that."""
+        """End the other ranks, then the worker: this also ends a running step whose result is no longer needed."""
         self._followers.end()
         self._worker.close()
 
 
 def forced_by(plan: Plan, result: StepResult) -> list[Forced]:
-    """What a step gave slots behind the tokens that it sampled."""
+    """Return the tokens that a step appended to slots after the sampled ones."""
     rows = ((plan.rows[index], tokens) for index, tokens in result.forced.items())
     return [Forced(row.slot, row.start + row.count + 1, tokens) for row, tokens in rows]
 
 
 def shared_options(options: WorkerOptions, size: int) -> list[WorkerOptions]:
-    """Those of each rank. Raises ValueError where there are not as many GPUs.
+    """Return the options of each rank. Raise ValueError if there are too few GPUs.
 
-    All compute in the dtype that the first GPU would take alone, whatever is slow on another. On a CPU each uses as
-    many threads as are asked for, or its share of the cores. Rank 0 alone reads grammars, and alone has somebody who
-    plans while it computes.
+    All ranks compute in the dtype that the first GPU would use alone, even if it is slow on another. On a CPU each rank
+    uses the number of threads in the options, or its share of the cores. Only rank 0 compiles grammars, and only rank 0
+    overlaps planning with execution.
     """
     first = first_gpu(options.device)
     if first is not None:

@@ -1,4 +1,4 @@
-"""The collectives of processes on one CPU machine, through memory that all of them map."""
+"""Collectives of processes on one CPU machine, through shared memory."""
 
 import mmap
 import os
@@ -11,16 +11,16 @@ from tercet.kernels.native.library import load_library
 from tercet.kernels.native.shm_collectives import ShmCollectives, meeting_bytes
 
 _PAUSE = 0.01
-"""Seconds between looks for what rank 0 has not made yet."""
+"""Seconds between checks for the link that rank 0 makes."""
 
 
 class SharedMemoryCollectives:
-    """The `Collectives` of rank `rank` of `size`, by native kernels. Sums are of float32, rounded once."""
+    """The `Collectives` of rank `rank` of `size`, by native kernels. Sums are in float32, rounded once."""
 
     def __init__(self, rank: int, size: int, directory: Path) -> None:
-        """Waits for the others, who name the same directory: a new one, in which only this user can write.
+        """Wait for the other ranks, which name the same new directory, writable by this user only.
 
-        What lies there is a link to memory that belongs to rank 0 alone until others open it, and to no file system.
+        The directory has a link to rank 0's anonymous memory (memfd), which no file system holds.
         """
         library, link = load_library(), directory / "memory"
         if rank == 0:
@@ -30,7 +30,7 @@ class SharedMemoryCollectives:
         else:
             descriptor = _opened(link)
         self._meeting = ShmCollectives(library, rank, size, mmap.mmap(descriptor, 0))
-        self.smallest(0)  # by which all have opened it
+        self.smallest(0)  # all ranks have opened the memory after this
         os.close(descriptor)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -53,7 +53,7 @@ class SharedMemoryCollectives:
 
 
 def _opened(link: Path) -> int:
-    """A descriptor of what a link leads to, once there is one."""
+    """Open the target of a link, once it exists."""
     while True:
         try:
             return os.open(link, os.O_RDWR)

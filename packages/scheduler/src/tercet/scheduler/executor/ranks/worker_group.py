@@ -1,4 +1,4 @@
-"""`WorkerGroup`: the other processes of rank 0's model, started, given orders, watched and ended together."""
+"""The group of rank 0's worker processes: starts, commands, watches and ends them."""
 
 import logging
 import os
@@ -17,18 +17,19 @@ from tercet.scheduler.executor.worker_options import WorkerOptions, encode_optio
 logger = logging.getLogger(__name__)
 
 _OWN_WORDS = 10.0
-"""Seconds for rank 0 to find out by itself that its options cannot work, when a follower has."""
+"""Seconds for rank 0 to find invalid options itself, after another rank has."""
 
 
 class WorkerGroup:
-    """Ranks 1, 2, ... of as many processes as there are options. `directory` is where all meet."""
+    """Ranks 1, 2, ... of as many ranks as there are options. `directory` is their rendezvous."""
 
     def __init__(
         self, options: Sequence[WorkerOptions], cores: Sequence[Sequence[int]], on_end: OnEnd | None = None
     ) -> None:
-        """Both of each rank, the first of which is this process. `on_end` is told of a follower that ends by itself.
+        """Start the processes. `options` and `cores` are of each rank, this process first.
 
-        By default this process ends with it: whatever it does, it would never finish it.
+        `on_end` is called if a rank ends unasked. By default this process ends, too, because its current step could
+        never finish.
         """
         self.directory = new_socket_directory("tercet-ranks-")
         self._ending = threading.Event()
@@ -56,19 +57,19 @@ class WorkerGroup:
         return [process.pid for process in self._processes]
 
     def wait_for_all(self) -> None:
-        """Until all listen to orders."""
+        """Wait until all ranks listen for orders."""
         self._orders.wait_for_all()
 
     def give(self, order: Order) -> None:
-        """Tell all what to do. Raises RankError."""
+        """Send an order to all ranks. Raise RankError."""
         self._orders.give(order)
 
     def forget_directory(self) -> None:
-        """Remove it: all are connected, and need it no more."""
+        """Remove the directory: all ranks are connected and do not need it any more."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def end(self) -> None:
-        """Let all end, and wait for it. Harmless when called again."""
+        """End all ranks and wait for them. Further calls have no effect."""
         self._ending.set()
         for process in self._processes:
             process.release()
@@ -79,9 +80,9 @@ class WorkerGroup:
         self.forget_directory()
 
     def _end_with(self, rank: int, code: int, words: str) -> None:
-        """End this process at once, which may be in a collective that will never be done.
+        """End this process at once, because it may be in a collective that will never finish.
 
-        Not where it is about to end because of its options: its exit status then says that trying again is no use.
+        If it is about to end because of invalid options, let it: its exit status then says that a restart is of no use.
         """
         if code == EXIT_CONFIG and self._ending.wait(_OWN_WORDS):
             return

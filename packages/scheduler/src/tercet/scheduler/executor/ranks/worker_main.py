@@ -1,8 +1,8 @@
-"""`python -m tercet.scheduler.executor.ranks.worker_main`: a process that holds a shard of rank 0's model.
+"""Main program of a rank other than 0: `python -m tercet.scheduler.executor.ranks.worker_main`.
 
-It samples as rank 0 does and takes what rank 0 drew, so it needs no grammars, and nobody asks it for results. It ends
-when rank 0 does, however that ends and whatever goes on here: there is nobody left to compute with. Signals that stop a
-server are for rank 0, which may have requests to finish.
+It holds a shard of rank 0's model. It samples as rank 0 does and takes rank 0's tokens, so it needs no grammars and
+returns no results. It ends when rank 0 does, for any reason and at any point, because it cannot compute alone. It
+ignores signals that stop a server, because rank 0 may have requests to finish.
 """
 
 import gc
@@ -23,27 +23,27 @@ if TYPE_CHECKING:
     from tercet.scheduler.executor.tp_worker import TpModelWorker
 
 EXIT_CONFIG = 2
-"""Exit status for options that cannot work, as that of the scheduler."""
+"""Exit status for options that cannot work, equal to the scheduler's."""
 _MOMENT = 0.5
-"""Seconds for the news of rank 0's end to arrive."""
+"""Seconds to wait for the end of rank 0 to be noticed."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):
-    """What a follower must know: one line of JSON on its standard input, whose other end closes when rank 0 ends."""
+    """Arguments of a rank: one line of JSON on its standard input, whose other end closes when rank 0 ends."""
 
     rank: int
     size: int
     directory: str
-    """Where the processes meet."""
+    """Directory of the rendezvous."""
     cores: list[int]
-    """Of the machine, that are for this process; none where it may run on any."""
+    """Cores to which the process is bound; empty for all."""
     log_level: int
     options: msgspec.Raw
-    """`WorkerOptions`: to know them takes torch, and signals have to be dealt with before that is loaded."""
+    """`WorkerOptions`, still encoded: decoding needs torch, which is loaded after signals are handled."""
 
 
 def main() -> None:
-    """Follow until rank 0 ends."""
+    """Run until rank 0 ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with open(0, "rb", buffering=0, closefd=False) as lifeline:
@@ -55,19 +55,19 @@ def main() -> None:
     try:
         run(start)
     except Exception:
-        end.join(_MOMENT)  # where all end, a collective may have noticed first
+        end.join(_MOMENT)  # if all ranks end, a collective may fail before the end of rank 0 is noticed
         raise
 
 
 def run(start: Start) -> None:
-    """Load the shard, and follow. Raises what a step raises, or SystemExit for options that cannot work."""
+    """Load the shard and execute orders. Raise errors of steps, or SystemExit for options that cannot work."""
     from tercet.protocol.system.process import gc_disabled_during_imports
     from tercet.scheduler.config import InsufficientMemoryError
 
     with gc_disabled_during_imports():
         from tercet.scheduler.executor.ranks.rank_links import PlanReceiver, address_of
 
-        orders = PlanReceiver(address_of(Path(start.directory), start.rank))  # before rank 0 has any to give
+        orders = PlanReceiver(address_of(Path(start.directory), start.rank))  # listen before rank 0 sends orders
     try:
         worker = build(start)
     except ValueError as error:
@@ -78,7 +78,7 @@ def run(start: Start) -> None:
 
 
 def build(start: Start) -> "TpModelWorker":
-    """The worker of a shard. Raises ValueError for options that cannot work."""
+    """Return the worker of a shard. Raise ValueError for options that cannot work."""
     from tercet.scheduler.device.cpu_threads import bind_to
     from tercet.scheduler.device.devices import take_device
     from tercet.scheduler.executor.ranks.collectives import collectives_of
@@ -94,7 +94,7 @@ def build(start: Start) -> "TpModelWorker":
 
 
 def follow(worker: "TpModelWorker", take: "Callable[[], Order]") -> None:
-    """Do what is ordered, for ever. Raises what a step raises: this process dies of it, and rank 0 with it."""
+    """Execute orders until a step raises, which ends this process and rank 0 with it."""
     from tercet.protocol.messages.values import unpack_ints
     from tercet.scheduler.executor.ranks.rank_messages import Prepare, RankStep
 
@@ -112,7 +112,7 @@ def follow(worker: "TpModelWorker", take: "Callable[[], Order]") -> None:
 
 
 def _end_with_rank_0(directory: str) -> None:
-    """In a thread, which neither a collective nor a load holds up."""
+    """End this process when standard input closes. The thread is independent of collectives and loads."""
     while os.read(0, 64):
         pass
     shutil.rmtree(directory, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""Rank 0's side of a follower: its process, the pipe that it lives by, and what it says."""
+"""Rank 0's handle of another rank: its process, the pipe whose end it waits for, and its log output."""
 
 import contextlib
 import logging
@@ -17,24 +17,24 @@ from tercet.scheduler.executor.ranks.worker_main import Start
 logger = logging.getLogger(__name__)
 
 OnEnd = Callable[[int, int, str], None]
-"""Told, from a thread, which rank ended, with which exit code (negative: a signal), and its last words."""
+"""Callback, in a thread: rank, exit code (negative: a signal), and last output."""
 
 _COMMAND = (sys.executable, "-m", "tercet.scheduler.executor.ranks.worker_main")
 _NEWS = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO|WARNING) ")
-"""How a line of its log begins that tells of nothing that it would die of."""
+"""Start of a log line that cannot be the reason of an exit."""
 _LONGEST_WORDS = 500
 _GRACE = 5.0
-"""Seconds that it gets to end, which it does at once."""
+"""Seconds until a process that should end is killed."""
 
 
 class RankProcess:
-    """A follower from start to exit, in this process's group. What it says is said here.
+    """The process of another rank, from start to exit, in this process's group. Its output is copied to stderr.
 
-    Raises OSError where it cannot be started.
+    Raise OSError if it cannot be started.
     """
 
     def __init__(self, start: Start, on_end: OnEnd) -> None:
-        """`on_end` hears of an end that nobody asked for, or of one by an error."""
+        """Start the process; `on_end` is called if it ends unasked or with an error."""
         self._rank = start.rank
         self._on_end = on_end
         self._released = False
@@ -46,23 +46,23 @@ class RankProcess:
         self._lifeline, self._output = self._process.stdin, self._process.stdout
         self._watcher = threading.Thread(target=self._watch, name=f"rank-{self._rank}", daemon=True)
         self._watcher.start()
-        with contextlib.suppress(BrokenPipeError):  # the watcher tells of it
+        with contextlib.suppress(BrokenPipeError):  # the watcher reports the end
             self._lifeline.write(msgspec.json.encode(start) + b"\n")
             self._lifeline.flush()
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
         return self._process.pid
 
     def release(self) -> None:
-        """Let it end. Does not wait for it."""
+        """Close the pipe, so that the process ends, without waiting for it."""
         self._released = True
         with contextlib.suppress(BrokenPipeError):
             self._lifeline.close()
 
     def join(self) -> None:
-        """Wait for its end, not for long; once it was released."""
+        """Wait for the end of a released process; kill it after a few seconds."""
         try:
             self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:
@@ -79,13 +79,13 @@ class RankProcess:
 
 
 def describe_end(code: int, words: str) -> str:
-    """How a process ended, in words: its own where it can have known."""
+    """Describe the end of a process, with its last output unless SIGKILL ended it."""
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
     return f"{words} ({how})" if words and code != -signal.SIGKILL else how
 
 
 def _relay(output: IO[bytes]) -> str:
-    """Say what a follower says, until it ends. Returns its last line that may say what is wrong."""
+    """Copy the output of a process to stderr until it ends. Return its last line that may be an error."""
     words = ""
     with output:
         for line in output:

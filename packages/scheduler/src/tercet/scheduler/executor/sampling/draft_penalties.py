@@ -1,4 +1,4 @@
-"""`DraftTokens`: the tokens that a step assumes before each row that samples: penalties have to count them, too."""
+"""Draft tokens of a step, which the penalties of later rows of the same slot must count."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from tercet.scheduler.device.staging import Array, HostToDevice
 
 @dataclass(frozen=True, eq=False)
 class Repeated:
-    """Tokens assumed before some rows: int64 [rows, most]; a row with fewer is padded with its first."""
+    """Draft tokens before some rows: int64 [rows, most]; a row with fewer is padded with its first."""
 
-    rows: Array  # [rows]: among those that sample
-    places: Array  # [rows]: among those that are asked for
+    rows: Array  # [rows]: numbers among the sampling rows
+    places: Array  # [rows]: positions in the list of requested rows
     tokens: Array
-    times: Array  # int32 [rows, most]: how often each is ahead
+    times: Array  # int32 [rows, most]: how often each token occurs among the row's draft tokens
 
 
 class DraftTokens:
-    """For each row that samples, the tokens assumed up to it. A slot's rows are in order; its first assumes none."""
+    """The draft tokens before each sampling row. A slot's rows are in order; its first has none."""
 
     def __init__(self, slots: Sequence[int], assumed: Sequence[int | None]) -> None:
-        """The slot of each row, and the token it assumes at its start."""
+        """Collect them from the slot of each row and the draft token at its start, if any."""
         self.tokens: list[list[int]] = []
         self._before: list[int] = []
         last: dict[int, int] = {}
@@ -35,7 +35,7 @@ class DraftTokens:
             last[slot] = row
 
     def repeated(self, rows: Array, first: int) -> Repeated | None:
-        """The assumed tokens of `rows`, whose numbers count from row `first`; None if none of them assumes any."""
+        """Return the draft tokens of `rows`, which count from row `first`; None if there are none."""
         places = [place for place, row in enumerate(rows.tolist()) if self.tokens[first + row]]
         if not places:
             return None
@@ -46,9 +46,9 @@ class DraftTokens:
         return Repeated(rows[places], np.array(places), tokens, np.array(times, dtype=np.int32))
 
     def right(self, sampled: torch.Tensor, uploads: HostToDevice) -> torch.Tensor:
-        """Bool [rows]: whether earlier rows of its slot sampled every token assumed up to a row.
+        """Return bool [rows]: whether earlier rows of a row's slot sampled all of its draft tokens.
 
-        `sampled` int64 [rows] stay on the device: the host does not wait for them.
+        `sampled` (int64 [rows]) stays on the device: the host does not wait for it.
         """
         rows = [row for row, ahead in enumerate(self.tokens) if ahead]
         rows.sort(key=lambda row: (self._first(row), row))
@@ -65,7 +65,7 @@ class DraftTokens:
         return right
 
     def _first(self, row: int) -> int:
-        """The row of a slot whose token is known."""
+        """Return the first row of a slot, which has no draft tokens."""
         while self.tokens[row]:
             row = self._before[row]
         return row
@@ -80,10 +80,10 @@ def penalize_drafts(
     penalties: Penalties,
     uploads: HostToDevice,
 ) -> None:
-    """Penalise anew, in place, the tokens that rows assume: as if these were in `counts`.
+    """Penalize draft tokens again, in place, as if they were in `counts`.
 
-    `before` [rows, most] is logits[ahead.rows, ahead.tokens] without any penalty; `sequences` and `penalties` are of
-    all penalised rows, among which `ahead.places` are those of `ahead`.
+    `before` [rows, most] is logits[ahead.rows, ahead.tokens] without penalties; `sequences` and `penalties` are of all
+    penalized rows, and `ahead.places` indexes them.
     """
     rows, places, tokens, times = uploads.send([ahead.rows, ahead.places, ahead.tokens, ahead.times])
     own = sequences[places][:, None]

@@ -1,9 +1,9 @@
-"""`MaskThreads`: threads that compute token masks, in which a slow grammar delays no other request's masks.
+"""Threads that compute token masks, in which a slow grammar delays no other request's masks.
 
-Jobs begin in quick threads. One that takes long marks its request as slow and its thread becomes a slow thread, of low
-priority, which a new quick thread replaces. Further jobs of slow requests run in slow threads, one at a time, those of
-the request first that has used the least processor time. Nothing ends a job from outside: the caller decides how long
-to wait and what a request may spend.
+Jobs start in quick threads. A job that takes long marks its request as slow, and its thread becomes a slow thread of
+low priority, which a new quick thread replaces. Further jobs of slow requests run in slow threads, one at a time,
+beginning with the request that has used the least processor time. No job is interrupted: the caller decides how long to
+wait and how much time a request may use.
 """
 
 import os
@@ -18,7 +18,7 @@ QUICK_THREADS = 4
 SLOW_THREADS = 1
 MOST_THREADS = 32
 SLOW_SECONDS = 0.002
-"""Processor time from which on a job that somebody waits for makes its request slow."""
+"""Processor time after which a job that a step waits for makes its request slow."""
 _PROBATION_PER_SECOND = 1000
 _LONGEST_PROBATION = 128
 _NICENESS = 10
@@ -28,17 +28,17 @@ Clock = Callable[[], float]
 
 
 class Account:
-    """The processor time of one request: all its choices together. Changed under the lock of `MaskThreads`."""
+    """The processor time of one request, all choices together. The lock of `MaskThreads` guards it."""
 
     __slots__ = ("__weakref__", "probation", "seconds", "tokens")
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Of jobs that are done."""
+        """Processor time of finished jobs."""
         self.tokens = 0
-        """Output tokens that the jobs were for."""
+        """Output tokens for which the jobs computed masks."""
         self.probation = 0
-        """Jobs until the request counts as quick again."""
+        """Number of jobs until the request counts as quick again."""
 
     @property
     def slow(self) -> bool:
@@ -56,37 +56,37 @@ class Job(Generic[T]):
         self.work = work
         self.done = threading.Event()
         self.thread: _Thread | None = None
-        """The one that runs it now."""
+        """The thread that runs it now."""
         self.begun = 0.0
         self._clock: Clock | None = None
         self._result: T | None = None
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do the work; `result` raises what it raises."""
+        """Do the work, and keep its error for `result`."""
         try:
             self._result = self.work()
         except BaseException as error:
             self._error = error
 
     def result(self) -> T:
-        """Return what the work gave, once it is done."""
+        """Return the result of a finished job, or raise its error."""
         if self._error is not None:
             raise self._error
         return self._result  # type: ignore[return-value]
 
     def start(self, thread: "_Thread") -> None:
-        """Begin to count processor time, in the thread that will run the job."""
+        """Start to count processor time, in the thread that will run the job."""
         self.thread, self._clock = thread, thread.clock
         self.begun = thread.clock()
 
     def seconds(self) -> float:
-        """Return the processor time used so far by a job that runs; 0 for others."""
+        """Return the processor time used so far by a running job; 0 for others."""
         return self._clock() - self.begun if self._clock is not None and self.thread is not None else 0.0
 
 
 class MaskThreads:
-    """Threads in two lanes. Every method may be called in any thread."""
+    """Threads in two lanes. All methods are thread-safe."""
 
     def __init__(self, quick: int = QUICK_THREADS, slow: int = SLOW_THREADS) -> None:
         self._slow_lane = slow
@@ -101,11 +101,11 @@ class MaskThreads:
 
     @property
     def active(self) -> int:
-        """Return the number of threads."""
+        """The number of threads."""
         return len(self._threads)
 
     def submit(self, account: Account, work: Callable[[], T]) -> Job[T]:
-        """Queue work; it runs even if nobody waits for it, unless `cancel` finds it still waiting."""
+        """Queue work. It runs even if its result is never awaited, unless `cancel` finds it still queued."""
         job = Job(account, work)
         with self._changed:
             self._queue(job)
@@ -113,7 +113,7 @@ class MaskThreads:
         return job
 
     def cancel(self, job: Job[T]) -> None:
-        """Give up a job. One that runs goes on, in a thread that counts no longer and ends with it."""
+        """Abandon a job. If it runs, its thread is no longer counted and ends with it."""
         with self._changed:
             if job in self._quick:
                 self._quick.remove(job)
@@ -125,7 +125,7 @@ class MaskThreads:
                 self._refill()
 
     def wait(self, jobs: Sequence[Job[Any]], seconds: float) -> None:
-        """Wait for jobs of quick requests, no longer than `seconds`. Those that hold the others up become slow."""
+        """Wait up to `seconds` for jobs of quick requests. Requests whose jobs delay others become slow."""
         end = time.monotonic() + seconds
         for job in jobs:
             if not job.account.slow and not job.done.wait(max(0.0, end - time.monotonic())):
@@ -141,17 +141,17 @@ class MaskThreads:
             self._changed.notify_all()
 
     def await_any(self, jobs: Sequence[Job[Any]], seconds: float) -> None:
-        """Wait until one of the jobs is done, no longer than `seconds`."""
+        """Wait up to `seconds` until one of the jobs is done."""
         with self._changed:
             self._changed.wait_for(lambda: any(job.done.is_set() for job in jobs), seconds)
 
     def spent(self, job: Job[T]) -> float:
-        """Return the processor time of a job's account, what the job has used so far included."""
+        """Return the processor time of a job's account, including the running job."""
         with self._changed:
             return job.account.seconds + job.seconds()
 
     def close(self) -> None:
-        """End all threads; those that run something end after it."""
+        """End all threads; busy ones end after their job."""
         with self._changed:
             self._closed = True
             self._quick.clear()
@@ -173,7 +173,7 @@ class MaskThreads:
         thread.start()
 
     def _serve(self, thread: "_Thread") -> None:
-        """Run jobs until the pool closes or has a thread of this kind too many."""
+        """Run jobs until the pool closes or has too many threads of this kind."""
         while True:
             with self._changed:
                 while (job := self._next(thread)) is None:
@@ -219,7 +219,7 @@ class MaskThreads:
         )
 
     def _demote(self, thread: "_Thread") -> None:
-        """Make a quick thread a slow one, and let another take its place."""
+        """Turn a quick thread into a slow one, and start a replacement."""
         if thread.slow:
             return
         thread.lower()
@@ -227,46 +227,46 @@ class MaskThreads:
             self._start(slow=False)
 
     def _refill(self) -> None:
-        """Start a slow thread where there are too few."""
+        """Start a slow thread if there are too few."""
         lane = sum(each.slow and not each.lost for each in self._threads)
         if lane < self._slow_lane and len(self._threads) < MOST_THREADS:
             self._start(slow=True)
 
     @staticmethod
     def _judge(account: Account, seconds: float) -> None:
-        """Make a request slow, for longer the more time a job took."""
+        """Mark a request as slow, for longer the more time a job took."""
         masks = min(_LONGEST_PROBATION, 1 + int(seconds * _PROBATION_PER_SECOND))
         account.probation = max(account.probation, masks)
 
 
 class _Thread(threading.Thread):
-    """A thread of one lane. It does not keep the process alive: what runs in it may never end."""
+    """A thread of one lane. It is a daemon, because its job may never end."""
 
     def __init__(self, serve: "Callable[[_Thread], None]", *, slow: bool) -> None:
         super().__init__(name="masks", daemon=True)
         self._serve = serve
         self.slow = slow
         self.lost = False
-        """Whether its job was given up."""
+        """Its job was abandoned."""
         self.job: Job[Any] | None = None
         self.clock: Clock = time.monotonic
 
     def run(self) -> None:
-        """Serve."""
+        """Run the thread."""
         self.clock = _thread_clock()
         if self.slow:
             self.lower()
         self._serve(self)
 
     def lower(self) -> None:
-        """Become slow: give way to all other threads. There is no way back without privileges."""
+        """Become a slow thread with low priority, which cannot be undone without privileges."""
         self.slow = True
         if sys.platform == "linux" and self.native_id is not None:
             os.setpriority(os.PRIO_PROCESS, self.native_id, _NICENESS)
 
 
 def _thread_clock() -> Clock:
-    """Return a clock of this thread's processor time for other threads to read; of real time where there is none."""
+    """Return a clock of this thread's processor time that other threads can read; of real time if unavailable."""
     if sys.platform != "linux":
         return time.monotonic
     clock = time.pthread_getcpuclockid(threading.get_ident())

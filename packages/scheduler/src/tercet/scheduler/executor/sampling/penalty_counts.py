@@ -1,4 +1,4 @@
-"""How often each slot that has penalties has said each token."""
+"""Counts of each slot's tokens, for slots with penalties."""
 
 from collections.abc import Sequence
 
@@ -10,9 +10,9 @@ from tercet.scheduler.device.staging import HostToDevice
 
 
 class PenaltyCounts:
-    """Counts of output tokens, and which tokens the prompt has, for as many slots as have penalties.
+    """Counts of output tokens, and flags of prompt tokens, for slots with penalties.
 
-    A slot has one row of a table that doubles when it is full: 5 bytes a slot and token of the vocabulary.
+    A slot has one row of a table that doubles when it is full: 5 bytes per slot and vocabulary entry.
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
@@ -24,20 +24,20 @@ class PenaltyCounts:
 
     @property
     def table(self) -> TokenCounts:
-        """Of all slots; `rows` says where each one's are."""
+        """The counts of all slots; `rows` has their indices."""
         return TokenCounts(self._output, self._prompt)
 
     def rows(self, slots: Sequence[int]) -> list[int]:
-        """Where in the table the slots are, all of which have counts."""
+        """Return the table rows of slots, all of which have counts."""
         return [self._row_of[slot] for slot in slots]
 
     def drop(self, slot: int) -> None:
-        """Forget a slot; does nothing for one that has no counts."""
+        """Drop the counts of a slot, if any."""
         if slot in self._row_of:
             self._free.append(self._row_of.pop(slot))
 
     def introduce(self, slot: int, tokens: Sequence[int], prompt_tokens: int) -> None:
-        """Count the tokens known of a choice that has no counts. Where that raises, it still has none."""
+        """Count the known tokens of a choice that has no counts. If this raises, it still has none."""
         if not self._free:
             self._grow()
         row = self._free[-1]
@@ -50,7 +50,7 @@ class PenaltyCounts:
         self._row_of[slot] = self._free.pop()
 
     def add(self, rows: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Count one more token at each of the rows, which may be named twice; -1 counts nothing."""
+        """Count one more token in each of the rows, which may repeat; -1 counts nothing."""
         self._output.index_put_((rows, tokens.clamp(min=0)), (tokens >= 0).int(), accumulate=True)
 
     def _grow(self) -> None:
@@ -58,5 +58,5 @@ class PenaltyCounts:
         size = max(4, 2 * old)
         output = torch.cat([self._output, self._output.new_zeros(size - old, vocab_size)])
         prompt = torch.cat([self._prompt, self._prompt.new_zeros(size - old, vocab_size)])
-        self._output, self._prompt = output, prompt  # both, or neither where there is no memory for one
+        self._output, self._prompt = output, prompt  # both or neither, if memory is short
         self._free += range(old, size)

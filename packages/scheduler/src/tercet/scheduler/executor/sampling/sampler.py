@@ -1,11 +1,11 @@
-"""`Sampler`: from logits to tokens, every row by its slot's own parameters, all rows at once.
+"""The sampler: logits to tokens, each row by its slot's parameters, all rows at once.
 
-Order: penalties, logit bias, suppressed ids, the masks of grammars; then temperature, top-k, top-p, min-p
-and the draw (`tercet.kernels.ops.sampling`).
-Reported log-probabilities are of the model's raw logits, also where a grammar allows one token alone.
+The order is: penalties, logit bias, suppressed ids, grammar masks; then temperature, top-k, top-p, min-p and the draw
+(`tercet.kernels.ops.sampling`). Reported log-probabilities are of the model's raw logits, even where a grammar allows
+only one token.
 
-What the parameters say of rows stays on the device for as long as the same slots are sampled from: then a step sends
-only what changes with the position.
+The parameters of rows stay on the device while the same slots are sampled: then a step sends only the values that
+change with the position.
 """
 
 from collections import deque
@@ -29,25 +29,25 @@ from tercet.scheduler.executor.sampling.penalty_counts import PenaltyCounts
 from tercet.scheduler.executor.sampling.slot_params import Manner, SlotParams
 
 Masks = Callable[[], torch.Tensor]
-"""Waits for the bitmasks of all rows of a step: int32 [rows, ceil(vocab / 32)], on the host."""
+"""A function that waits for the bitmasks of all rows of a step: int32 [rows, ceil(vocab / 32)], on the host."""
 
 Agree = Callable[[torch.Tensor], torch.Tensor]
-"""The tokens of all rows as every process that computes the same step is to have them."""
+"""A function that makes the tokens of all rows equal in every rank."""
 
 _NO_BIASES: tuple[Array, Array] = np.zeros((2, 0), dtype=np.int64), np.zeros(0, dtype=np.float32)
 
 
 class SamplingOps(Protocol):
-    """What `tercet.kernels.ops.sampler_ops` does, perhaps faster."""
+    """The interface of `tercet.kernels.ops.sampler_ops` and its faster implementations."""
 
     def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """The token of each row with the largest logit; -1 where that is not finite."""
+        """Return the token of each row with the largest logit; -1 if that is not finite."""
         ...
 
     def sample(
         self, logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey
     ) -> torch.Tensor:
-        """A token for each row; -1 where the largest logit is not finite."""
+        """Sample a token for each row; -1 if the largest logit is not finite."""
         ...
 
     def apply_bitmask_(self, logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
@@ -62,19 +62,19 @@ class SamplingOps(Protocol):
         sequences: torch.Tensor,
         penalties: Penalties,
     ) -> None:
-        """Penalise rows, in place, for what their sequences have said."""
+        """Penalize rows, in place, for the tokens of their sequences."""
         ...
 
     def token_logprobs(
         self, logits: torch.Tensor, tokens: torch.Tensor, top: int, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Log-probabilities of tokens, and the `top` likeliest ids with theirs; of all rows, or of some."""
+        """Return log-probabilities of tokens, and the `top` most likely ids with theirs, of all or some rows."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class TokenLogprobs:
-    """Log-probabilities of some rows, as tensors: entry i is of row `rows[i]`, which wants `tops[i]` of top."""
+    """Log-probabilities of some rows, as tensors: entry i is of row `rows[i]`, which requests `tops[i]` top tokens."""
 
     rows: Sequence[int]
     tops: Sequence[int]
@@ -85,14 +85,14 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, eq=False)
 class Sampled:
-    """int64 [rows], -1 where logits were not finite; and log-probabilities where any row wants them."""
+    """Tokens, int64 [rows], -1 if logits were not finite; log-probabilities if a row requests them."""
 
     tokens: torch.Tensor
     logprobs: TokenLogprobs | None
 
 
 def joined(parts: Sequence[Sampled]) -> Sampled:
-    """What rows gave that were sampled in parts, as if at once."""
+    """Join the results of rows that were sampled in parts."""
     if len(parts) == 1:
         return parts[0]
     tokens = torch.cat([part.tokens for part in parts])
@@ -103,7 +103,7 @@ def joined(parts: Sequence[Sampled]) -> Sampled:
     widest = max(report.top_ids.shape[1] for _, report in reports)
 
     def padded(top: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.pad(top, (0, widest - top.shape[1]))  # nobody reads more than their `tops`
+        return torch.nn.functional.pad(top, (0, widest - top.shape[1]))  # readers stop at their `tops`
 
     logprobs = TokenLogprobs(
         rows=[first + row for first, report in reports for row in report.rows],
@@ -117,7 +117,7 @@ def joined(parts: Sequence[Sampled]) -> Sampled:
 
 @dataclass(frozen=True, eq=False)
 class _Draw:
-    """`slot_params.Draw` on the device; `rows` is None where all rows are drawn so."""
+    """`slot_params.Draw` on the device; `rows` is None if it covers all rows."""
 
     rows: torch.Tensor | None
     words: tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -127,17 +127,17 @@ class _Draw:
 
 @dataclass(frozen=True, eq=False)
 class _Penalised:
-    """Rows with penalties, where their sequences are counted, and how strong they are."""
+    """Rows with penalties, the indices of their counts, and their penalties."""
 
     rows: Array
-    numbers: torch.Tensor  # `rows`
+    numbers: torch.Tensor  # `rows` on the device
     sequences: torch.Tensor
     strengths: Penalties
 
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """What is done with the rows of slots, on the device: good until a slot is introduced."""
+    """The sampling parameters of a step's rows, on the device; valid until a slot gets a new choice."""
 
     slots: Array
     draws: Sequence[_Draw]
@@ -150,17 +150,17 @@ class _Rows:
 
 
 class _AlikeRows:
-    """The parameters of rows that are all drawn alike, in the same place for every step: graphs read them there."""
+    """The parameters of rows that share one manner, at fixed addresses that CUDA graphs read."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
-        self.rows: _Rows | None = None  # whose they are
+        self.rows: _Rows | None = None  # the rows that were written last
         self._words = torch.zeros(3, slots, dtype=torch.int64, device=device)
         self._temperature = torch.ones(slots, device=device)
         self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
         self._top_p, self._min_p = torch.ones(slots, device=device), torch.zeros(slots, device=device)
 
     def write(self, draw: _Draw) -> None:
-        """Those of the first rows."""
+        """Write the parameters of the first rows."""
         count = len(draw.temperature)
         for kept, given in zip(self._words, draw.words, strict=True):
             kept[:count] = given
@@ -171,7 +171,7 @@ class _AlikeRows:
             self._min_p[:count] = draw.filters.min_p
 
     def first(self, rows: int, manner: Manner) -> _Draw:
-        """The first rows as a draw."""
+        """Return the first rows as a draw."""
         seed_low, seed_high, choice = self._words[:, :rows].unbind()
         filters = None
         if manner.filters:
@@ -186,7 +186,7 @@ class _AlikeRows:
 
 
 class Sampler:
-    """Holds each slot's parameters, and for slots with penalties the counts of their tokens, on the device."""
+    """The sampling parameters of all slots and, for slots with penalties, the counts of their tokens, on the device."""
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class Sampler:
         ops: SamplingOps = sampler_ops,
         agree: Agree = lambda tokens: tokens,
     ) -> None:
-        """What is sampled is what `agree` makes of it."""
+        """Create a sampler whose tokens pass through `agree`."""
         self._ops = ops
         self._agree = agree
         self._uploads = HostToDevice(device)
@@ -204,10 +204,11 @@ class Sampler:
         self._rows: _Rows | None = None
         self._alike = _AlikeRows(slots, device)
         self._counts = PenaltyCounts(vocab_size, device)
-        self._uncounted: deque[tuple[int, Sequence[int]]] = deque()  # slots, and what each was given
+        # slots and appended tokens that are not counted yet
+        self._uncounted: deque[tuple[int, Sequence[int]]] = deque()
 
     def introduce(self, inits: Sequence[SlotInit]) -> None:
-        """Take the parameters of choices that take slots; counts are made anew from their known tokens."""
+        """Store the parameters of new choices, and count their known tokens."""
         self._catch_up()
         for init in inits:
             self._rows = None
@@ -230,12 +231,12 @@ class Sampler:
         """Sample one token for each row. `logits` [rows, vocab], of any floating dtype, are overwritten.
 
         `positions` are the output positions of the tokens to be sampled: 0 is the first after the prompt;
-        `sent_positions` are the same where the logits are, int64. A row whose mask allows nothing gets -1.
-        Nothing but a penalty or a bias costs a float32 copy of the logits. Where it raises, no token was counted: the
-        rows can be sampled again, from logits made anew.
+        `sent_positions` are the same on the logits' device, int64. A row whose mask allows no token gets -1. Only a
+        penalty or a bias makes a float32 copy of the logits. If this raises, no token was counted: the rows can be
+        sampled again, from new logits.
 
-        Of a step that assumes tokens these are row `first` of `ahead` and those behind it. Then nothing is counted
-        before `count_right` says what was right.
+        In a step with draft tokens, the rows are those of `ahead` from `first` on. Then tokens are counted only in
+        `count_right`.
         """
         self._catch_up()
         rows = self._rows_of(np.asarray(slots))
@@ -245,9 +246,9 @@ class Sampler:
         biased, biases = self._params.biases(rows.biased, rows.slots, positions) if rows.biased else _NO_BIASES
         changes = rows.penalised is not None or len(biases) > 0 or masks is not None
         raw = logits[rows.reporting] if rows.reporting is not None and changes else None
-        finite = self._ops.likeliest(logits) >= 0 if changes else None  # of what the model said: a mask may hide it
+        finite = self._ops.likeliest(logits) >= 0 if changes else None  # of the raw logits: a mask may hide NaNs
         if rows.penalised is not None or len(biases):
-            logits = logits.float()  # bfloat16 would lose what is small beside a logit
+            logits = logits.float()  # bfloat16 would round away small penalties
         if rows.penalised is not None:
             self._penalise(logits, rows.penalised, ahead, first)
         if len(biases):
@@ -265,18 +266,18 @@ class Sampler:
         return Sampled(tokens, logprobs)
 
     def penalises(self, slots: Array) -> bool:
-        """Whether any of the slots has penalties, so that its tokens depend on those before."""
+        """Return whether a slot has penalties, so that its tokens depend on earlier ones."""
         return self._rows_of(slots).penalised is not None
 
     def count_right(self, slots: Sequence[int] | Array, tokens: torch.Tensor, ahead: DraftTokens) -> None:
-        """Count for penalties what a step with assumed tokens sampled, without what follows a wrong guess."""
+        """Count the tokens of a step with draft tokens, except those after a rejected draft token."""
         penalised = self._rows_of(np.asarray(slots)).penalised
         if penalised is not None:
             tokens = torch.where(ahead.right(tokens, self._uploads), tokens, -1)
             self._counts.add(penalised.sequences, tokens[penalised.numbers])
 
     def _penalise(self, logits: torch.Tensor, penalised: _Penalised, ahead: DraftTokens | None, first: int) -> None:
-        """Penalise rows, in place, for what their sequences have said, and for what is ahead of them."""
+        """Penalize rows, in place, for their sequences' tokens and draft tokens."""
         sequences, strengths, counts = penalised.sequences, penalised.strengths, self._counts.table
         repeated = None if ahead is None else ahead.repeated(penalised.rows, first)
         if repeated is None:
@@ -288,7 +289,9 @@ class Sampler:
         penalize_drafts(logits, before, repeated, counts, sequences, strengths, self._uploads)
 
     def manner(self, slots: Array) -> Manner | None:
-        """The one manner of all rows of these slots, for `sample_alike` to read; None if they have not one."""
+        """Return the manner that all rows of these slots share, and write it for `sample_alike`; None if they
+        differ.
+        """
         rows = self._rows_of(slots)
         if rows.manner is not None and rows.manner.draws and self._alike.rows is not rows:
             self._alike.write(rows.draws[0])
@@ -296,20 +299,21 @@ class Sampler:
         return rows.manner
 
     def sample_alike(self, logits: torch.Tensor, manner: Manner, positions: torch.Tensor) -> torch.Tensor:
-        """`sample`, of the rows that `manner` was asked for last, and of any behind them. Reads fixed memory alone."""
+        """Sample the rows of the last `manner` call, and padding rows, from fixed memory only. See `sample`."""
         draws = [self._alike.first(len(logits), manner)] if manner.draws else []
         return self._agree(self._choose(logits, draws, positions))
 
     def count(self, slot: int, tokens: Sequence[int]) -> None:
-        """Tokens that a slot was given without sampling; those sampled are counted already.
+        """Count tokens that were appended without sampling; sampled ones are counted already.
 
-        For any thread. They are counted by the one that samples, before it next does: no other changes the counts.
+        Any thread may call this. The sampling thread counts them before it next samples, because only it changes the
+        counts.
         """
         if self._params.penalises(slot):
             self._uncounted.append((slot, tokens))
 
     def _catch_up(self) -> None:
-        """Count what slots were given. Where that raises, what is left is counted the next time."""
+        """Count appended tokens. If this raises, the rest is counted the next time."""
         while self._uncounted:
             slot, tokens = self._uncounted[0]
             rows = self._counts.rows([slot]) * len(tokens)
@@ -317,7 +321,7 @@ class Sampler:
             self._uncounted.popleft()
 
     def _rows_of(self, slots: Array) -> _Rows:
-        """What is done with rows of these slots: as in the last step, if they are the same."""
+        """Return the parameters of rows of these slots, from the last step if they are the same."""
         rows = self._rows
         if rows is None or not (rows.slots is slots or np.array_equal(rows.slots, slots)):
             rows = self._rows = self._arrange(slots)
@@ -344,7 +348,7 @@ class Sampler:
         return _Rows(slots, draws, penalised, step.biased, reporting, step.reporting.tolist(), step.tops, manner)
 
     def _choose(self, logits: torch.Tensor, draws: Sequence[_Draw], positions: torch.Tensor) -> torch.Tensor:
-        """A token for each row, drawn or the likeliest; -1 where the largest logit is not finite."""
+        """Return a token for each row, drawn or greedy; -1 if the largest logit is not finite."""
         if len(draws) == 1 and draws[0].rows is None:
             return self._draw(logits, draws[0], positions)
         tokens = self._ops.likeliest(logits)
@@ -358,7 +362,7 @@ class Sampler:
     def _report(
         self, logits: torch.Tensor, raw: torch.Tensor | None, rows: _Rows, tokens: torch.Tensor
     ) -> TokenLogprobs | None:
-        """Of the rows that report: `raw` are their logits, where those of the step were changed."""
+        """Return log-probabilities of the reporting rows; `raw` are their logits if the step's were changed."""
         if rows.reporting is None:
             return None
         said, top = tokens[rows.reporting].clamp(min=0), max(rows.tops)

@@ -1,4 +1,4 @@
-"""`SlotGrammars`: follows the grammar of every slot that has one, and masks what its next token cannot be."""
+"""Grammars of slots: matchers that follow the output, and masks of the tokens allowed next."""
 
 import logging
 import time
@@ -25,40 +25,40 @@ logger = logging.getLogger(__name__)
 FAILED = (
     "The grammar cannot be followed to an end: it allows nothing that could come next, or costs too much to follow."
 )
-"""All that a client is told, whatever went wrong."""
+"""The only text that a client gets, whatever the cause."""
 SPENT = (
     "The grammar is too costly: finding out which tokens may come next took more processor time than a request may "
     "use. Make the grammar less ambiguous, or ask for fewer choices."
 )
 _LEAST_WAIT = 0.002
-"""Seconds that a step waits for masks where its forward took less; it never waits longer than that took."""
+"""Minimum seconds that a step waits for masks; it waits no longer than its forward pass took otherwise."""
 _LONGEST_LATE = 30.0
-"""Seconds after which a choice whose mask is not there ends."""
+"""Seconds after which a choice ends whose mask is still missing."""
 
 
 @dataclass(eq=False)
 class _Constraint:
-    """The grammar of one slot. The first of its jobs makes the matcher, which has then seen the output so far."""
+    """The grammar of one slot. Its first job creates the matcher and advances it by the known output."""
 
     reading: Future[Matcher]
     output: Sequence[int]
     account: Account
     end: int
-    """Tokens of prompt and output that there can be."""
+    """Maximum tokens of prompt and output together."""
     fast_forward: bool
     ignore_eos: bool
     matcher: Matcher | None = None
     job: "Job[_Filled] | None" = None
-    """Of the present place: a choice whose mask was late uses it in a later step."""
+    """The job of the current position: a choice whose mask was late uses it in a later step."""
     assumed: Sequence[int] = ()
-    """The tokens that the rows of the job assume."""
+    """The draft tokens of the job's rows."""
     expired: bool = False
-    """Whether its choice has waited too long for a mask."""
+    """The choice has waited too long for a mask."""
 
 
 @dataclass(eq=False)
 class _Filled:
-    """The masks of a slot's rows, one behind another; a row has none if it cannot go on or nothing can come."""
+    """The masks of a slot's rows, in order; None for a row that ends or fails."""
 
     words: list[Masks | None] = field(default_factory=list)
     faults: dict[int, str] = field(default_factory=dict)
@@ -67,18 +67,18 @@ class _Filled:
 
 @dataclass(frozen=True)
 class _Late:
-    """A choice that sits out."""
+    """A choice that is deferred until its mask is ready."""
 
     step: int
-    """The one in which its mask was late."""
+    """The step in which its mask was late."""
     guide: _Constraint
     end: float
-    """When it has waited too long."""
+    """Monotonic time at which it has waited too long."""
 
 
 @dataclass(eq=False)
 class _Chain:
-    """The rows of one slot in a step: all but the first assume a token."""
+    """The rows of one slot in a step: all but the first have a draft token."""
 
     slot: int
     guide: _Constraint
@@ -86,20 +86,20 @@ class _Chain:
     assumed: list[int] = field(default_factory=list)
     job: "Job[_Filled] | None" = None
     usable: int = 0
-    """Rows that the job has masks for: it may be of an earlier step, in which other tokens were assumed."""
+    """Rows for which the job has masks; a job of an earlier step may have had other draft tokens."""
     filled: _Filled | None = None
-    """What the job gave; None where it is late."""
+    """The job's result; None if it is late."""
 
 
 @dataclass(eq=False)
 class GrammarOutcome:
-    """What the grammars say after a step, by row."""
+    """The outcome of a step's grammars, by row."""
 
     forced: dict[int, list[int]] = field(default_factory=dict)
     complete: list[int] = field(default_factory=list)
     errors: dict[int, str] = field(default_factory=dict)
     deferred: list[int] = field(default_factory=list)
-    """Rows whose mask was late, so that they sampled nothing."""
+    """Rows whose mask was late, so that they sampled no token."""
 
 
 class SlotGrammars:
@@ -114,7 +114,9 @@ class SlotGrammars:
         fast_forward: bool = True,
         free_seconds: float = FREE_SECONDS,
     ) -> None:
-        """The masks of a request may use `free_seconds` of processor time beside what is allowed for each token."""
+        """Create it without grammars. A request's masks may use `free_seconds` of processor time plus an amount per
+        token.
+        """
         self._backend = backend
         self.desk = GrammarLoader(GrammarCache(backend))
         self._fast_forward = fast_forward
@@ -131,19 +133,19 @@ class SlotGrammars:
 
     @property
     def name(self) -> str:
-        """What reads the grammars."""
+        """Name of the grammar backend."""
         return self._backend.name
 
     @property
     def busy(self) -> bool:
-        """Whether `take_ready` has something to tell, now or later."""
+        """Whether `take_ready` has a result, now or later."""
         return bool(self._late)
 
     def take_ready(self, wait: float = 0.0) -> list[tuple[int, int]]:
-        """Return (slot, step) of choices that sat out since that step and can be planned again; each is told once.
+        """Return (slot, step) of choices that were deferred in that step and can be planned again; each once.
 
-        Waits so many seconds for the first. A choice that may use no more processor time, or has waited too long, can
-        be planned, too: it ends then.
+        Wait up to `wait` seconds for the first. A choice that has used up its processor time or waited too long is
+        returned, too: it then ends.
         """
         if wait and self._late:
             self.threads.await_any([each.guide.job for each in self._late.values() if each.guide.job is not None], wait)
@@ -161,7 +163,7 @@ class SlotGrammars:
         return ready
 
     def introduce(self, inits: Sequence[SlotInit]) -> None:
-        """Take the grammars of choices that take slots, which should have been read by now."""
+        """Store the grammars of new choices, which should have been compiled by now."""
         for init in inits:
             sampling = init.sampling
             if (former := self._guides[init.slot]) is not None and former.job is not None:
@@ -182,9 +184,10 @@ class SlotGrammars:
             )
 
     def begin(self, step: int, slots: Array, assumed: Sequence[int | None] = ()) -> "ConstrainedRows | None":
-        """Begin to compute the masks of rows that will sample for `slots`. None if no slot has a grammar.
+        """Start to compute the masks of rows that will sample for `slots`. Return None if no slot has a grammar.
 
-        `assumed` is the token that each row assumes before the one it samples: it comes behind the slot's last row.
+        `assumed` has the draft token before each row's sampled token, if any; such a row follows the slot's earlier
+        rows.
         """
         if not self._guided or self._guided.isdisjoint(slots.tolist()):
             return None
@@ -220,7 +223,7 @@ class SlotGrammars:
         return self.threads.spent(job) > allowed
 
     def settled(self, chain: _Chain, step: int, *, late: bool, tokens: int = 0) -> None:
-        """Take note of whether a slot's choice goes on from its mask, with so many tokens, or has to wait for one."""
+        """Record that a slot's choice continues from its mask, with `tokens` new tokens, or waits for a late mask."""
         chain.guide.account.tokens += tokens
         if chain.filled is not None:
             chain.guide.job = None
@@ -228,9 +231,9 @@ class SlotGrammars:
             self._late[chain.slot] = _Late(step, chain.guide, time.monotonic() + _LONGEST_LATE)
 
     def collect(self, count: int, chains: Sequence[_Chain], seconds: float) -> torch.Tensor:
-        """Return the masks of a step's rows: all ones without a grammar, all zeros for those that end or are late.
+        """Return the masks of a step's rows: all ones without a grammar, all zeros for rows that end or are late.
 
-        Waits at most `seconds` for those of requests that are not known to be slow.
+        Wait at most `seconds` for requests that are not known to be slow.
         """
         jobs = [chain.job for chain in chains if chain.job is not None]
         self.threads.wait(jobs, seconds)
@@ -248,12 +251,12 @@ class SlotGrammars:
         return torch.from_numpy(words)
 
     def _fill(self, guide: _Constraint, assumed: Sequence[int]) -> _Filled:
-        """Compute the masks of a slot's rows, in one of our threads."""
+        """Compute the masks of a slot's rows, in a mask thread."""
         filled = _Filled()
         try:
             matcher = guide.matcher = self._matcher(guide) if guide.matcher is None else guide.matcher
             self._add(matcher, guide, filled)
-            for token in assumed:  # one that does not fit is the error of a copy
+            for token in assumed:  # a draft token that the grammar rejects is an error of the copy only
                 matcher = matcher.copy()
                 matcher.advance([token])
                 self._add(matcher, guide, filled)
@@ -262,14 +265,14 @@ class SlotGrammars:
         return filled
 
     def _matcher(self, guide: _Constraint) -> Matcher:
-        """Make the matcher of a slot. Raises GrammarError."""
+        """Create the matcher of a slot. Raise GrammarError."""
         matcher = self.desk.copy(guide.reading)
         if guide.output:
             matcher.advance(guide.output)
         return matcher
 
     def _add(self, matcher: Matcher, guide: _Constraint, filled: _Filled) -> None:
-        """Add the mask of the place where a matcher stands."""
+        """Add the mask of a matcher's current position."""
         masks: Masks = np.zeros((1, self._words), dtype=np.int32)
         self._backend.fill([matcher], masks)
         without_ends = masks & ~self._end_words
@@ -281,7 +284,7 @@ class SlotGrammars:
             words = (without_ends if guide.ignore_eos else masks)[0]
         elif matcher.accepting:
             filled.ends.add(place)
-        elif masks.any():  # an end token that the grammar itself asks for
+        elif masks.any():  # an end token that the grammar itself requires
             words = masks[0]
         else:
             filled.faults[place] = "it allows no token"
@@ -292,7 +295,7 @@ class ConstrainedRows:
     """The rows of one step that follow a grammar."""
 
     def __init__(self, grammars: SlotGrammars, step: int, count: int, chains: Sequence[_Chain]) -> None:
-        """Of `count` rows in all."""
+        """Start the clock for a step of `count` rows in all."""
         self._grammars = grammars
         self._step = step
         self._count = count
@@ -303,8 +306,8 @@ class ConstrainedRows:
     def masks(self) -> torch.Tensor:
         """Return int32 [rows of the step, ceil(vocab / 32)], on the host.
 
-        The first call, when the forward has run, waits no longer than that took, or than `_LEAST_WAIT`. Rows whose
-        masks are not there then are late: theirs allow nothing.
+        The first call, after the forward pass, waits no longer than that took, or than `_LEAST_WAIT`. Rows whose masks
+        are missing then are late: their masks allow no token.
         """
         if self._masks is None:
             wait = max(_LEAST_WAIT, time.monotonic() - self._begun)
@@ -312,7 +315,7 @@ class ConstrainedRows:
         return self._masks
 
     def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> GrammarOutcome:
-        """Take what every row sampled, and the tokens it has with that; call it once, behind `masks`."""
+        """Advance matchers by the sampled tokens; `lengths` include these. Call it once, after `masks`."""
         outcome = GrammarOutcome()
         for chain in self._chains:
             late, taken = self._settle(chain, tokens, lengths, outcome)
@@ -322,9 +325,9 @@ class ConstrainedRows:
     def _settle(
         self, chain: _Chain, tokens: Sequence[int], lengths: Sequence[int], outcome: GrammarOutcome
     ) -> tuple[bool, int]:
-        """Follow one slot, from the row that assumes nothing as far as those behind it were right.
+        """Advance one slot's matcher over its rows, up to the first rejected draft token.
 
-        Returns whether it ends at a row whose mask is late, and the number of tokens taken.
+        Return whether it stops at a row whose mask is late, and the number of tokens taken.
         """
         filled, matcher, taken, row = chain.filled, chain.guide.matcher, 0, chain.rows[0]
         if filled is None:
@@ -351,7 +354,7 @@ class ConstrainedRows:
 
 
 def _force(row: int, matcher: Matcher, guide: _Constraint, length: int, outcome: GrammarOutcome) -> int:
-    """Say what must follow a row's token, with which there are so many; returns the number of tokens forced."""
+    """Advance by tokens that must follow a row's sequence of `length` tokens. Return the number of forced tokens."""
     room = guide.end - length
     forced = matcher.forced()[:room] if guide.fast_forward and room > 0 else []
     if forced:
@@ -367,7 +370,7 @@ def _force(row: int, matcher: Matcher, guide: _Constraint, length: int, outcome:
 
 
 def _fail(row: int, error: str, outcome: GrammarOutcome) -> None:
-    """A row cannot go on."""
+    """Record an error of a row."""
     logger.warning("a choice ends because its grammar fails")
-    logger.debug("%s", error)  # holds what users wrote
+    logger.debug("%s", error)  # contains user input
     outcome.errors[row] = SPENT if error is SPENT else FAILED

@@ -1,4 +1,4 @@
-"""`SlotParams`: how every slot is sampled, in tables on the host, from which a step takes those of its rows at once."""
+"""Sampling parameters of every slot, in host tables from which a step takes its rows at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,19 +10,19 @@ from tercet.scheduler.device.staging import Array
 
 _NEVER = float("-inf")
 _LAST = -1e30
-"""Added to suppressed ids where a grammar might allow nothing else: the grammar is stronger."""
+"""Bias of suppressed ids under a grammar, which may allow nothing else: the grammar is stronger."""
 _WORD = 0xFFFFFFFF
 
 _PLAIN, _FILTERED, _PENALISED, _BIASED, _REPORTING = (1 << bit for bit in range(5))
-"""What is done with a slot's rows: a draw from everything or from what filters keep, ..."""
+"""Flags of a slot's rows: drawn from the whole vocabulary, drawn with filters, penalized, biased, reporting."""
 
 
 @dataclass(frozen=True, eq=False)
 class Draw:
-    """Rows that are drawn, all from everything or all from what their filters keep."""
+    """Rows that are drawn, all from the whole vocabulary or all with filters."""
 
     rows: Array  # int64 [n]
-    words: Array  # int64 [3, n], of `NoiseKey`: seed low, seed high, choice
+    words: Array  # int64 [3, n] for `NoiseKey`: seed low, seed high, choice
     kept: Sequence[Array]  # temperature [n], and with filters top_k, top_p and min_p [n]
     any_top_k: bool
     any_top_p: bool
@@ -30,7 +30,9 @@ class Draw:
 
 @dataclass(frozen=True)
 class Manner:
-    """The one way in which all rows of a step are sampled: drawn, or greedy; no penalty, bias or log-probability."""
+    """The manner in which all rows of a step are sampled: drawn or greedy, without penalties, biases or
+    log-probabilities.
+    """
 
     draws: bool
     filters: bool = False
@@ -40,17 +42,17 @@ class Manner:
 
 @dataclass(frozen=True, eq=False)
 class Arrangement:
-    """Which rows of a step are drawn, penalised, biased and reported on, by number, and their parameters."""
+    """The numbers of a step's rows that are drawn, penalized, biased and reported, and their parameters."""
 
     draws: Sequence[Draw]
     penalised: Array  # int64 [n]
     strengths: Array  # float32 [3, n]: repetition, frequency, presence
     biased: Sequence[int]
     reporting: Array  # int64 [n]
-    tops: Sequence[int]  # of the reporting rows
+    tops: Sequence[int]  # number of top tokens of each reporting row
 
     def manner(self, rows: int) -> Manner | None:
-        """The manner shared by all `rows` rows; None if they differ, or need more than a manner says."""
+        """Return the manner that all `rows` rows share; None if they differ or need other operations."""
         if len(self.penalised) or self.biased or len(self.reporting):
             return None
         if not self.draws:
@@ -63,7 +65,7 @@ class Arrangement:
 
 @dataclass(frozen=True, eq=False)
 class _Bias:
-    """What is added to a slot's logits."""
+    """Additions to a slot's logits."""
 
     tokens: Sequence[int]
     values: Sequence[float]
@@ -87,17 +89,17 @@ class _Bias:
 
 
 class SlotParams:
-    """The parameters of all slots. A slot that was never introduced is greedy."""
+    """The parameters of all slots. A slot that is not in use is greedy."""
 
     def __init__(self, slots: int) -> None:
         self._kinds = np.zeros(slots, dtype=np.uint8)
-        self._reals = np.zeros((6, slots), dtype=np.float32)  # temperature, top_p, min_p, then as `strengths`
+        self._reals = np.zeros((6, slots), dtype=np.float32)  # temperature, top_p, min_p, then `strengths`
         self._integers = np.zeros((4, slots), dtype=np.int64)  # seed low, high, choice, top_k
         self._tops = np.zeros(slots, dtype=np.int64)
         self._biases: list[_Bias | None] = [None] * slots
 
     def introduce(self, init: SlotInit) -> None:
-        """Take the parameters of a choice that takes a slot."""
+        """Store the parameters of a new choice."""
         slot, params = init.slot, init.sampling
         penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
         self._reals[:, slot] = (params.temperature, params.top_p, params.min_p, *penalties)
@@ -116,11 +118,11 @@ class SlotParams:
         self._kinds[slot] = sum(kind for kind, wanted in kinds.items() if wanted)
 
     def penalises(self, slot: int) -> bool:
-        """Whether a slot needs to know what it has said."""
+        """Return whether a slot has penalties."""
         return bool(self._kinds[slot] & _PENALISED)
 
     def arrange(self, slots: Array) -> Arrangement:
-        """Of rows of these slots."""
+        """Return the arrangement of rows of these slots."""
         kinds = self._kinds[slots]
         present = int(np.bitwise_or.reduce(kinds))
 
@@ -138,9 +140,9 @@ class SlotParams:
         )
 
     def biases(self, rows: Sequence[int], slots: Array, positions: Array) -> tuple[Array, Array]:
-        """(int64 [2, n]: rows and tokens, a row as often as it has biases; float32 [n]: what their logits are given).
+        """Return the biases of biased rows: int64 [2, n] row and token of each, and float32 [n] values.
 
-        Of the rows that are biased at all; `positions` are the output positions of all rows' next tokens.
+        `positions` are the output positions of all rows' next tokens.
         """
         biased: list[int] = []
         tokens: list[int] = []
