@@ -46,10 +46,10 @@ class KVGroup:
 class KVPool:
     """Keys and values [pages, page_size, kv_heads, head_dim] of every layer. A page id means one page in each layer.
 
-    With a `rank` in the shape, values are views of the keys. In float8_e4m3fn, keys and values are divided by a layer's
+    If the shape has a `rank`, values are views of the keys. In float8_e4m3fn, keys and values are divided by a layer's
     `scales` (default 1); other dtypes have no scales.
 
-    Memory is zeroed: padding is weighted with 0, and 0 times NaN is NaN. With `spare`, each group has one page more,
+    Memory is zeroed: padding is weighted with 0, and 0 times NaN is NaN. If `spare`, each group has one page more,
     with the id `pages`, to which padding is written.
     """
 

@@ -16,7 +16,7 @@ class OverLatents:
 
     @property
     def capturable(self) -> bool:
-        """Whether CUDA graphs can capture the backend."""
+        """Return whether CUDA graphs can capture the backend."""
         return self._backend.capturable
 
     def plan(self, batch: AttentionBatch) -> None:

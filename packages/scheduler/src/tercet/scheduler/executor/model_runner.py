@@ -67,7 +67,7 @@ class Replays(Protocol):
 
 
 class ModelRunner:
-    """One model on one device, with its pool, its slots and its sampler.
+    """A model on one device, with its pool, its slots and its sampler.
 
     If the logits of all rows do not fit in memory, rows are sampled and scored in parts, after a call of `release`.
     """

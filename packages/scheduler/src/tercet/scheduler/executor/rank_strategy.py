@@ -1,8 +1,8 @@
 """Decisions that tensor-parallel ranks must make together, because they must issue the same collectives in the same
 order.
 
-If one rank differs, the others block in a collective. So no rank may retry, split a step by its duration, or skip work
-for lack of memory, unless all do; and rank 0's sampled tokens are broadcast.
+If one rank differs, the others block in a collective. Therefore no rank may retry, split a step by its duration, or
+skip work for lack of memory, unless all do; and rank 0's sampled tokens are broadcast.
 """
 
 from collections.abc import Callable

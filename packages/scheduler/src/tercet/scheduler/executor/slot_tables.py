@@ -76,7 +76,7 @@ class _Layout:
 class SlotTables:
     """Token ids [slots, length] on the device; page ids [slots, pages] of each cache group on the host.
 
-    One extra slot stands for padding.
+    An extra slot stands for padding.
     """
 
     def __init__(
@@ -98,8 +98,7 @@ class SlotTables:
         self._page_size = page_size
         self._tokens = torch.zeros(slots + 1, length, dtype=torch.int32, device=device)
         self._flat = self._tokens.view(-1)
-        # as a tensor, so that no transfer is needed; widens what is compared with it
-        self._zero = torch.zeros(1, dtype=torch.int64, device=device)
+        self._zero = torch.zeros(1, dtype=torch.int64, device=device)  # int64: `maximum` widens token ids to it
         self._prompts = np.full(slots + 1, _NOBODY, dtype=np.int64)
         self._layout: _Layout | None = None
         width = -(-length // page_size)

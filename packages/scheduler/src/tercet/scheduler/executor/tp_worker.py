@@ -157,7 +157,7 @@ class TpModelWorker:
 
     @property
     def records(self) -> bool:
-        """Whether `prepare` may have something to do."""
+        """Return whether `prepare` may have something to do."""
         return self._runner.graphs is not None
 
     def prepare(self) -> bool:
@@ -297,7 +297,7 @@ def _graphs(
 def _over_latents(
     options: WorkerOptions, device: torch.device, shape: KVShape, dtype: torch.dtype
 ) -> Callable[[], AttentionBackend]:
-    """Return a backend factory for latent attention. Raise ValueError if there is none."""
+    """Return a backend factory for latent attention. Raise ValueError for an unsupported one."""
     if KV_DTYPES.get(options.kv_cache_dtype) == E4M3:
         raise ValueError(f"kv_cache_dtype {options.kv_cache_dtype}: latents are not cached in 8 bits")
     try:

@@ -24,7 +24,7 @@ class WeightsLoader:
 
     @property
     def busy(self) -> bool:
-        """Whether `take_read` has a result, now or later."""
+        """Return whether `take_read` has a result, now or later."""
         return bool(self._looks)
 
     def want(self, path: str) -> None:

@@ -1,1 +1,1 @@
-"""The models that run here: one file per family, on the same decoder and layers."""
+"""Models: one file per family, on the same decoder and layers."""

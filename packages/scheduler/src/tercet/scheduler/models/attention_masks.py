@@ -1,9 +1,9 @@
-"""The windows of a model's layers, read from the masks that transformers makes for them.
+"""Detection of the windows of a model's layers from the masks that transformers makes for them.
 
 In transformers' own attention a mask alone decides which tokens a token sees; a layer's `sliding_window` is a hint for
-kernels that take no mask, and some models lack it. So one forward of a short text runs with a probe in the place of the
-attention: the probe asks each mask for single rows, as far as the longest text that is served, and notes which mask
-each layer gets. This costs the same for a window of any length.
+kernels that take no mask, and some models lack it. A forward pass of a short text therefore runs with a probe in place
+of the attention: the probe evaluates each mask for single rows, up to the served context length, and records which mask
+each layer gets. The cost does not depend on the window's length.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _PROBE = "tercet_probe"
-"""The name of the probe, among the attentions that transformers knows."""
+"""The probe's name in transformers' registry of attention functions."""
 _LATER = 16
-"""How many later tokens a row is asked for, to find a mask that shows them."""
+"""Number of later tokens in a probed row, which reveal a mask that shows them."""
 _BIDIRECTIONAL, _IRREGULAR, _BY_TEXT, _OWN = -1, -2, -3, -4
 _REASONS = {
     _BIDIRECTIONAL: "a token sees later tokens",
@@ -33,9 +33,9 @@ _REASONS = {
 
 
 def probe_windows(model: "PreTrainedModel", text: torch.Tensor, context_length: int) -> dict[int, int]:
-    """Return the window of each layer of a whole model, in tokens, the token itself included; 0 sees everything.
+    """Return the window of each layer of a model, in tokens, including the token itself; 0 is full attention.
 
-    `text` is [tokens], at least 2. Raises ModelError for layers that see anything else.
+    `text` is [tokens], at least 2. Raise ModelError for layers with other masks.
     """
     from transformers import AttentionInterface, AttentionMaskInterface
 
@@ -53,7 +53,7 @@ def probe_windows(model: "PreTrainedModel", text: torch.Tensor, context_length: 
 
 @contextmanager
 def attention_of(model: "PreTrainedModel", name: str) -> Iterator[None]:
-    """Have all parts of a model attend by what transformers knows under a name."""
+    """Make all parts of a model use the attention function that transformers has registered under a name."""
     configs: dict[int, Any] = {}
     for module in model.modules():
         config = getattr(module, "config", None)
@@ -70,7 +70,7 @@ def attention_of(model: "PreTrainedModel", name: str) -> Iterator[None]:
 
 
 class _Probe:
-    """An attention that computes nothing, and its masks, each element of which is the window or why there is none."""
+    """An attention function that computes nothing, and a mask function whose elements encode the window or a fault."""
 
     def __init__(self, context_length: int) -> None:
         self._context_length = context_length
@@ -102,11 +102,11 @@ class _Probe:
         attention_mask: torch.Tensor | None,
         **__: object,
     ) -> tuple[torch.Tensor, None]:
-        """Note a layer's window; return zeros [batch, tokens, heads, value_dim]."""
+        """Record a layer's window; return zeros [batch, tokens, heads, value_dim]."""
         layer: Any = getattr(module, "layer_idx", None)
         if layer is None:
             raise ModelError(f"{type(module).__name__} has no layer_idx: its keys and values cannot be cached")
-        if attention_mask is None:  # no mask hides anything
+        if attention_mask is None:  # None means that all tokens are visible
             self.windows[layer] = _BIDIRECTIONAL
         else:
             codes = {*attention_mask.flatten().tolist()}
@@ -115,7 +115,7 @@ class _Probe:
         return value.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
 
     def _window_of(self, mask: Callable[..., Any], *, use_vmap: bool) -> int:
-        """Return what one row after another says, which must be the same."""
+        """Return the window of several rows, or a fault if they disagree."""
         if _holds_tensor(mask):
             return _BY_TEXT
         last = self._context_length - 1
@@ -134,7 +134,7 @@ class _Probe:
 
 
 def _row_window(mask: Callable[..., Any], place: int, *, use_vmap: bool) -> int:
-    """Return how many of the last tokens the token at a place sees, itself included, or why it sees others."""
+    """Return the number of last tokens that a token sees, including itself, or a fault."""
     from transformers.masking_utils import sdpa_mask
 
     row = sdpa_mask(
@@ -154,7 +154,7 @@ def _row_window(mask: Callable[..., Any], place: int, *, use_vmap: bool) -> int:
 
 
 def _holds_tensor(function: Any) -> bool:
-    """Return whether a mask function was made of a tensor, directly or by functions that it is made of."""
+    """Return whether a mask function closes over a tensor, directly or through other functions."""
     if isinstance(function, torch.Tensor):
         return True
     if isinstance(function, tuple | list):

@@ -1,4 +1,4 @@
-"""A decoder that gives vectors or scores instead of text: the same layers, each input whole, nothing cached."""
+"""Decoders that return vectors or scores instead of text: the same layers, whole inputs, no KV cache."""
 
 import torch
 from torch import nn
@@ -9,7 +9,7 @@ from tercet.scheduler.models.layers.packed import Packed
 
 
 class DecoderEncoder(nn.Module):
-    """Its checkpoint has the decoder's names, under `model.` or under nothing."""
+    """A decoder without a head. Its checkpoint has the decoder's tensor names, with or without `model.`."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -19,15 +19,15 @@ class DecoderEncoder(nn.Module):
         self._decoder = (decoder,)  # in a tuple, or its weights would have two names
 
     def forward(self, packed: Packed) -> torch.Tensor:
-        """[tokens, hidden]."""
+        """Return the hidden states [tokens, hidden]."""
         hidden: torch.Tensor = self._decoder[0](packed.input_ids, packed.positions, packed)
         return hidden
 
 
 class DecoderClassifier(DecoderEncoder):
-    """Qwen3ForSequenceClassification and its like: the last token's vector, then one score for each label.
+    """A sequence classifier, such as Qwen3ForSequenceClassification: one score per label from the last token's vector.
 
-    As in transformers, it is the last token that is not `pad`, if there is one.
+    As in transformers, the last token is the last one that is not `pad`, if there is one.
     """
 
     def __init__(self, decoder: Decoder, size: int, labels: int, dtype: torch.dtype, *, pad: int | None) -> None:
@@ -36,7 +36,7 @@ class DecoderClassifier(DecoderEncoder):
         self.score = Linear(size, labels, bias=False, dtype=dtype)
 
     def scores(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """[tokens, hidden] -> [inputs, labels]."""
+        """Return scores [inputs, labels] of hidden states [tokens, hidden]."""
         last = packed.last(hidden) if self._pad is None else packed.last_but(hidden, self._pad)
         scores: torch.Tensor = self.score(last)
         return scores

@@ -1,4 +1,4 @@
-"""Which module gives vectors or scores for which architecture."""
+"""The registry of encoders: the module of each architecture that returns vectors or scores."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ Scores = Callable[[torch.Tensor, Packed], torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderModel:
-    """A model whose weights are not yet loaded. `module(packed)` gives [tokens, hidden]."""
+    """A model without loaded weights. `module(packed)` returns [tokens, hidden]."""
 
     module: nn.Module
     causal: bool
@@ -40,7 +40,7 @@ class EncoderModel:
     token_types: int = 1
     hidden_size: int
     labels: Sequence[str] = ()
-    """Empty for a model that embeds."""
+    """Empty for an embedding model."""
     scores: Scores | None = None
     dtype: torch.dtype
 
@@ -52,9 +52,9 @@ def build_encoder(
     device: torch.device | str = "cpu",
     longest: int | None = None,
 ) -> EncoderModel:
-    """The model that config.json describes. Raises ModelError for one that nothing here can run.
+    """Build the model that config.json describes. Raise ModelError for an unsupported one.
 
-    `longest`: of a model that rotates, the tokens of the longest input, where that is less than the model could take.
+    `longest` is the served input length if it is below the model's limit; it bounds rotary tables.
     """
     names = config.get("architectures")
     architecture = str(names[0]) if isinstance(names, list) and names else ""
@@ -113,7 +113,7 @@ def _decoder(
 ) -> EncoderModel:
     shape = parse_config({**config, "architectures": [f"{family}ForCausalLM"]}, {}, dtype)
     shape = replace(shape, context_length=min(shape.context_length, longest or shape.context_length))
-    decoder = build_model(replace(shape, tie_word_embeddings=True), device).model  # a head of its own is not needed
+    decoder = build_model(replace(shape, tie_word_embeddings=True), device).model  # without an output head
     module = DecoderEncoder(decoder)
     if labels:
         pad = pad_of_decoder(config, family)
@@ -130,7 +130,7 @@ def _model_of(
     context_length: int,
     causal: bool = False,
 ) -> EncoderModel:
-    """A module as a model, with its head where it has one."""
+    """Return a module as a model, with its head if it has one."""
     heads = BertClassifier | RobertaClassifier | ModernBertClassifier | DecoderClassifier
     return EncoderModel(
         module=module,

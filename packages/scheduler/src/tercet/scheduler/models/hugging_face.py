@@ -1,8 +1,9 @@
-"""Decoders that are not written here run on transformers' own modules, with their attention over the paged cache.
+"""Decoders that run on transformers' own modules, with their attention over the paged KV cache.
 
 transformers calls the attention function that its config names from every layer, with that layer's queries, keys and
-values (https://huggingface.co/docs/transformers/attention_interface). Ours gives them to the step, which comes through
-the forwards of all modules as a keyword. Weights come from safetensors alone, and no code of a model directory runs.
+values (https://huggingface.co/docs/transformers/attention_interface). Our function passes them to the step, which
+reaches it as a keyword argument through the forward methods of all modules. Weights come from safetensors only, and no
+code of a model directory runs.
 """
 
 import logging
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NAME = "tercet"
-"""Of our attention, among those that transformers knows."""
+"""The name of our attention in transformers' registry."""
 
 _REFUSED = {
     "quantization_config": "weights in few bits are read for architectures of Tercet's own only",
@@ -40,14 +41,14 @@ _REFUSED = {
     "attn_temperature_tuning": "queries that are scaled by the place in a step are not supported",
 }
 _STRETCHED = ("dynamic", "longrope")
-"""Rotary embeddings that change for all rows of a step when one of them grows past the length of training."""
+"""Rotary embeddings that change for all rows of a step when one of them exceeds the trained length."""
 
 Verify = Callable[["HuggingFaceCausalLM", DecoderShape, Callable[[torch.Tensor], torch.Tensor], torch.Tensor], None]
 """Check of a model against its plain forward on a text: (model, shape, plain forward, token ids)."""
 
 
 def read_shape(directory: Path, dtype: str) -> DecoderShape:
-    """The shape of a model that transformers has a decoder for. Raises ModelError, for all others too."""
+    """Read the shape of a model that transformers has a decoder for. Raise ModelError for any other."""
     config = read_json(directory / "config.json")
     theirs, architecture = _config(directory), named_architecture(config)
     kind = _class_of(theirs, architecture)
@@ -70,9 +71,9 @@ def read_shape(directory: Path, dtype: str) -> DecoderShape:
 def load(
     directory: Path, shape: DecoderShape, device: torch.device, verify: Verify, *, dummy: bool = False
 ) -> "HuggingFaceCausalLM":
-    """Return the model of a directory, its weights those of the checkpoint or random ones.
+    """Return the model of a directory, with the checkpoint's weights or random ones.
 
-    Raises ModelError, also for a model whose logits are not those of a plain forward of transformers (`trial.py`).
+    Raise ModelError, also if its logits differ from those of transformers' plain forward pass (`smoke_test.py`).
     """
     given: dict[str, Any] = {"dtype": shape.dtype, "attn_implementation": _registered()}
     config = _config(directory)
@@ -96,27 +97,27 @@ def load(
 def _from_weights(
     kind: type["PreTrainedModel"], directory: Path, config: "PreTrainedConfig", given: dict[str, Any]
 ) -> "PreTrainedModel":
-    """Return a model with the weights of a directory, and with nothing else that lies there.
+    """Return a model with the weights of a directory, and with nothing else from it.
 
-    transformers looks for other files, too, and merges an adapter that lies beside the weights. So it is shown a
-    directory of links to the files that are meant.
+    transformers looks for other files, too, and merges an adapter beside the weights. Therefore it gets a directory of
+    links to the weight files only.
     """
     files = weight_files(directory)
     for path in files:
-        read_header(path)  # raises ModelError for a file that is not whole
+        read_header(path)  # raises ModelError for an incomplete file
     if (directory / "adapter_config.json").exists():
         logger.warning("%s: the adapter beside the weights is not applied: adapters are loaded by name", directory)
     index = directory / "model.safetensors.index.json"
     with tempfile.TemporaryDirectory(prefix="tercet-weights-") as shown:
         for path in [*files, index] if index.is_file() else files:
             (Path(shown) / path.name).symlink_to(path.resolve())
-        (Path(shown) / "generation_config.json").write_text("{}")  # it looks for one
+        (Path(shown) / "generation_config.json").write_text("{}")  # transformers looks for this file
         model, found = kind.from_pretrained(
             shown,
             config=config,
             local_files_only=True,
             use_safetensors=True,
-            ignore_mismatched_sizes=True,  # here; they are refused below
+            ignore_mismatched_sizes=True,  # they are refused below
             output_loading_info=True,
             **given,
         )
@@ -126,18 +127,18 @@ def _from_weights(
 
 @contextmanager
 def _reported(what: str) -> Iterator[None]:
-    """Raise ModelError, in one line, for whatever transformers raises but a lack of memory."""
+    """Turn any error of transformers, except lack of memory, into a ModelError of one line."""
     try:
         yield
     except (ModelError, MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # each of its models raises what it likes
+    except Exception as error:  # its models raise errors of any type
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"{what}: {reason}") from error
 
 
 def _trial_text(model: "PreTrainedModel", shape: DecoderShape, device: torch.device) -> torch.Tensor:
-    """Return tokens that mean nothing to a model: no padding, no places of images."""
+    """Return tokens without special meaning: no padding, no image placeholders."""
     configs = [model.config.to_dict(), model.config.get_text_config(decoder=True).to_dict()]
     named = {value for each in configs for name, value in each.items() if "token" in name and type(value) is int}
     length = text_length(model.num_parameters(), shape.context_length, device)
@@ -145,14 +146,14 @@ def _trial_text(model: "PreTrainedModel", shape: DecoderShape, device: torch.dev
 
 
 class _Step(NamedTuple):
-    """A step as it comes to the attention of a layer."""
+    """A step as the attention of a layer receives it."""
 
     batch: Batch
     windows: dict[int, int]
 
 
 class HuggingFaceCausalLM(nn.Module):
-    """A `Model` made of a causal model of transformers, whose body and head run apart: the head for some tokens only.
+    """A `Model` from transformers' causal model. Body and head run separately, so that only some tokens pass the head.
 
     `windows` are those of its layers (`attention_masks.py`); texts begin at position `first`.
     """
@@ -170,7 +171,7 @@ class HuggingFaceCausalLM(nn.Module):
         self.head = model
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """[tokens], [tokens] -> [tokens, hidden]."""
+        """Return the hidden states [tokens, hidden] of input ids [tokens] at positions [tokens]."""
         out = self.body(
             input_ids=input_ids[None],
             position_ids=positions[None] + self._first,
@@ -182,12 +183,12 @@ class HuggingFaceCausalLM(nn.Module):
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] -> [rows, vocab], with whatever the model does to logits; float32 on a CPU."""
+        """Return logits [rows, vocab], with all of the model's operations on logits; float32 on a CPU."""
         logits: torch.Tensor = self.head(inputs_embeds=hidden[None], use_cache=False, return_dict=True).logits[0]
         return logits.float() if logits.device.type == "cpu" else logits
 
     def plain_logits(self, text: torch.Tensor) -> torch.Tensor:
-        """[tokens] -> [tokens, vocab] of transformers' own forward of a whole text."""
+        """Return logits [tokens, vocab] of transformers' own forward pass of a whole text."""
         model = self.head
         setattr(model, model.base_model_prefix, self.body)
         try:
@@ -199,7 +200,7 @@ class HuggingFaceCausalLM(nn.Module):
 
 
 class _BodyOutput(nn.Module):
-    """A module in the place of a body, or of a part of one, that returns the hidden states that it is given."""
+    """A module in place of a body, or of a part of one, that returns the hidden states that it receives."""
 
     def __init__(self, parts: set[str]) -> None:
         super().__init__()
@@ -216,7 +217,7 @@ class _BodyOutput(nn.Module):
 
 
 class _Given:
-    """The output of a body, of which there is nothing but the hidden states."""
+    """The output of a body, reduced to the hidden states."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         self.last_hidden_state = hidden
@@ -225,18 +226,18 @@ class _Given:
         return (self.last_hidden_state,)[index]
 
     def __getattr__(self, name: str) -> None:
-        """Return None for caches, attentions and losses of routers."""
+        """Return None for caches, attentions and router losses."""
         if name.startswith("__"):
             raise AttributeError(name)
 
 
 _NO_EFFECT = ("position_ids", "cache_position", "token_type_ids")
-"""Tensors that attention is given by some models and does not read."""
+"""Tensors that some models pass to attention, which ignores them."""
 
 
 @cache
 def _registered() -> str:
-    """The name of our attention, which transformers knows from here on."""
+    """Register our attention with transformers, and return its name."""
     from transformers import AttentionInterface
     from transformers.utils import logging as their_logging
 
@@ -258,9 +259,9 @@ def _attend(
     s_aux: torch.Tensor | None = None,
     **more: object,
 ) -> tuple[torch.Tensor, None]:
-    """Attention of one layer: [1, heads, tokens, head_dim] -> [1, tokens, heads, head_dim], and no weights.
+    """Compute attention of one layer: [1, heads, tokens, head_dim] -> [1, tokens, heads, head_dim], without weights.
 
-    `s_aux` are attention sinks. The step decides which tokens a token sees, so there is no mask.
+    `s_aux` are attention sinks. There is no mask, because the step decides which tokens a token sees.
     """
     if tercet_step is None:
         raise TypeError("its layers do not pass keywords on to their attention")
@@ -288,15 +289,15 @@ def _config(directory: Path) -> "PreTrainedConfig":
 
     try:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # each of its configs raises what it likes
+    except Exception as error:  # its configs raise errors of any type
         reason = " ".join(str(error).split())
         raise ModelError(f"config.json: transformers cannot read it: {reason}") from error
 
 
 def _class_of(config: "PreTrainedConfig", architecture: str) -> type["PreTrainedModel"]:
-    """The decoder that transformers has for a config, perhaps one that reads images, too.
+    """Return the decoder class that transformers has for a config, which may also read images.
 
-    Raises ModelError unless it is the architecture, and takes our attention.
+    Raise ModelError unless it is the architecture, and accepts another attention function.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -320,7 +321,7 @@ _READ = (
 
 
 def _fields(config: "PreTrainedConfig") -> Fields:
-    """Return the fields that are read, by the names that transformers gives to what families call otherwise."""
+    """Return the fields that are read, under transformers' standard names."""
     text = config.get_text_config(decoder=True)
     values = {name: _field(text, name) for name in _READ}
     for name, reason in _REFUSED.items():
@@ -332,7 +333,7 @@ def _fields(config: "PreTrainedConfig") -> Fields:
 
 
 def _field(config: "PreTrainedConfig", name: str) -> Any:
-    """Return a field of a config, None if it has none. Raises ModelError for one that each layer has its own of."""
+    """Return a field of a config, None if it has none. Raise ModelError for a field that differs by layer."""
     try:
         return getattr(config, name, None)
     except Exception as error:  # of a type that depends on the version
@@ -342,7 +343,7 @@ def _field(config: "PreTrainedConfig", name: str) -> Any:
 def _first_position(kind: type["PreTrainedModel"], config: "PreTrainedConfig") -> int:
     """Return the position of a text's first token.
 
-    Roberta and its kin count from behind the padding token: their embeddings have a method that does so.
+    Roberta and related models count from after the padding token: their embeddings have a method for that.
     """
     module = sys.modules[kind.__module__]
     counts = any(hasattr(each, "create_position_ids_from_input_ids") for each in vars(module).values())
@@ -351,7 +352,7 @@ def _first_position(kind: type["PreTrainedModel"], config: "PreTrainedConfig") -
 
 
 def _context_length(fields: Fields, first: int = 0) -> int:
-    """Return as many positions as there are from the `first` on, before any rotary embedding is stretched."""
+    """Return the number of positions from `first` on that need no stretching of a rotary embedding."""
     length = fields.count("max_position_embeddings") - first
     rope = fields.values["rope_parameters"] or {}
     each = [rope] if "rope_type" in rope else rope.values()
@@ -363,7 +364,7 @@ def _context_length(fields: Fields, first: int = 0) -> int:
 
 
 def _check_fit(directory: Path, found: dict[str, Any]) -> None:
-    """Raise ModelError for weights that a checkpoint lacks or has otherwise; what it has beside them is logged."""
+    """Raise ModelError for missing or misshapen weights; log unexpected ones."""
     shapes = [f"{name} {list(has)} instead of {list(wanted)}" for name, has, wanted in found["mismatched_keys"]]
     lacks = {"missing": found["missing_keys"], "of the wrong shape": shapes}
     if problems := "; ".join(f"{what}: {', '.join(sorted(keys))}" for what, keys in lacks.items() if keys):

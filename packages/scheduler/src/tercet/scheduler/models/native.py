@@ -1,4 +1,4 @@
-"""A decoder of this package on native kernels: the same model, its weights packed, a step in one call."""
+"""A decoder on native kernels: the same model with packed weights, which computes a step in one call."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,11 +25,11 @@ from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.native_linear import pack_experts, unread
 
 _NORMS_OF_PROJECTIONS = ("MiniMaxM2ForCausalLM", "OlmoeForCausalLM")
-"""Architectures that normalise all heads of the queries, and of the keys, as one."""
+"""Architectures that normalize all heads of the queries, and of the keys, as one vector."""
 
 
 def missing_native(config: ModelConfig, cached: torch.dtype, shard: Shard = WHOLE) -> str:
-    """Why native kernels cannot run a model over keys and values of a dtype; empty where they can."""
+    """Return the reason why native kernels cannot run a model with a KV cache of dtype `cached`; empty if they can."""
     if shard.size > 1:
         return "native kernels run no part of a model"
     if config.latent is not None:
@@ -42,40 +42,40 @@ def missing_native(config: ModelConfig, cached: torch.dtype, shard: Shard = WHOL
 
 
 class Pool(Protocol):
-    """Where keys and values live: see `KVPool`."""
+    """The memory of keys and values. See `KVPool`."""
 
     group_of: dict[int, int]
 
     def layer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """A layer's caches."""
+        """Return a layer's key and value caches."""
         ...
 
 
 class Batch(Protocol):
-    """What a native model reads of a step: see `ForwardBatch`."""
+    """The part of a step that a native model reads. See `ForwardBatch`."""
 
     @property
     def attention(self) -> Sequence[AttentionBatch]:
-        """Of each cache group."""
+        """The attention batch of each cache group."""
         ...
 
     @property
     def pool(self) -> Pool:
-        """The same at every step."""
+        """The KV pool, the same for every step."""
         ...
 
     @property
     def lora(self) -> LoRARows | None:
-        """Which tokens have an adapter."""
+        """The tokens that have an adapter."""
         ...
 
 
 class NativeCausalLM:
-    """Takes a loaded model's weights away from it, layer by layer, so that memory never holds them twice.
+    """A model on native kernels. It takes the weights out of a loaded model layer by layer, so that memory never holds
+    all twice.
 
-    Weights that were lent are read here, once, from the files they lie in.
-
-    Between layers activations are float32, whatever the model's dtype.
+    Weights that are still in their mapped files are read here, once. Activations between layers are float32 for every
+    dtype of the model.
     """
 
     def __init__(
@@ -95,21 +95,22 @@ class NativeCausalLM:
         embedding = model.model.embed_tokens.take()
         head = embedding if model.lm_head is None else model.lm_head.take()
         self.head = pack_linear(library, head, quantization=quantization)
-        in_head = model.lm_head is None and quantization == "none"  # where its vectors can be read, to the bit
+        # an unquantized head keeps the embedding's exact values
+        in_head = model.lm_head is None and quantization == "none"
         self._embedding = None if in_head else torch.cat(embedding)
         del embedding, head
-        give_back()  # what the weights took as they were read
+        give_back()  # return the memory of the loaded weights
         self._decoder: NativeDecoder | None = None
         self._pool: Pool | None = None
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """[tokens], [tokens] -> float32 [tokens, hidden]."""
+        """Return the hidden states, float32 [tokens, hidden], of input ids [tokens] at positions [tokens]."""
         if self._decoder is None or self._pool is not batch.pool:
             self._decoder, self._pool = self._bind(batch.pool), batch.pool
         return self._decoder.forward(input_ids, positions, batch.attention, batch.lora)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] -> float32 [rows, vocab]."""
+        """Return logits, float32 [rows, vocab], of hidden states [rows, hidden]."""
         return decoder.finished(self.head(hidden), self._model.config)
 
     def _bind(self, pool: Pool) -> NativeDecoder:
@@ -156,7 +157,7 @@ class NativeCausalLM:
         return PackedMLP(self._pack(mlp.gate_up_proj, interleave=True), self._pack(mlp.down_proj))
 
     def _pack_mixture(self, mlp: MixtureOfExperts) -> Mixture:
-        """Routers are never rounded: which experts a token has would change."""
+        """Pack a mixture of experts. Routers are never quantized, because this would change the choice of experts."""
         gate_ups = pack_experts(self._library, mlp.experts.gate_up_proj, self._quantization, interleave=True)
         downs = pack_experts(self._library, mlp.experts.down_proj, self._quantization)
         shared: tuple[PackedLinear | None, PackedMLP] | None = None
@@ -174,14 +175,14 @@ class NativeCausalLM:
         )
 
     def _pack(self, linear: Linear, *, interleave: bool = False, rounded: bool = True) -> PackedLinear:
-        """Pack a module's weights, and leave it without."""
+        """Pack a module's weights and remove them from the module."""
         bias = None if linear.bias is None else linear.bias.data
         quantization = self._quantization if rounded else "none"
         return pack_linear(self._library, linear.take(), bias, quantization=quantization, interleave=interleave)
 
 
 def _parts(layer: nn.Module) -> tuple[decoder.Norms, Attention, GatedMLP | MixtureOfExperts]:
-    """What a layer is made of."""
+    """Return the parts of a layer that native kernels support. Raise TypeError for others."""
     if not isinstance(layer, decoder.DecoderLayer):
         raise TypeError(f"{type(layer).__name__} is not a layer that native kernels know")
     if not isinstance(layer.mlp, GatedMLP | MixtureOfExperts):

@@ -1,4 +1,4 @@
-"""Linear layers of models that run on torch, on native kernels: their weights packed, and float32 between."""
+"""Native kernels for the linear layers of models that otherwise run on torch: packed weights, float32 activations."""
 
 import torch
 from torch import nn
@@ -16,14 +16,14 @@ from tercet.scheduler.models.layers.moe import ExpertLinear, Experts, MixtureOfE
 
 
 def unread(dtype: torch.dtype, what: str) -> str:
-    """Why native kernels do not read `what` is of a dtype; empty where they do."""
+    """Return the reason why native kernels do not read a dtype; empty if they do. `what` names the data."""
     if dtype in (torch.float32, torch.bfloat16):
         return ""
     return f"native kernels do not read {what} in {str(dtype).removeprefix('torch.')}"
 
 
 class NativeLinear(nn.Module):
-    """Takes the place of a `torch.nn.Linear`. `weight` is empty: there for whoever asks for its dtype."""
+    """A replacement of a `torch.nn.Linear`. `weight` is empty: it only tells the dtype."""
 
     def __init__(self, packed: PackedLinear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -31,14 +31,14 @@ class NativeLinear(nn.Module):
         self._packed = packed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., inputs] -> [..., outputs], of x's dtype."""
+        """Return [..., outputs], in x's dtype, for x [..., inputs]."""
         return _product(self._packed, x)
 
 
 class NativeProjection(TorchLayerOps):
-    """What a linear layer of ours computes with whose weight and bias are packed: those that it gives are not read.
+    """The operations of one of our linear layers with packed weight and bias; the weight arguments are ignored.
 
-    A head stays in float32, in which logits are sampled from natively.
+    A head stays in float32, which native sampling reads.
     """
 
     def __init__(self, packed: PackedLinear, *, head: bool = False) -> None:
@@ -53,7 +53,7 @@ class NativeProjection(TorchLayerOps):
         *,
         gate: Gate | None = None,
     ) -> torch.Tensor:
-        """See `tercet.kernels.ops.projection`, and for what follows."""
+        """See `tercet.kernels.ops.projection`; this holds for the following methods, too."""
         out = self._packed(x.float()) if self._head else _product(self._packed, x)
         return out if gate is None else act_and_mul(out, gate)
 
@@ -67,22 +67,22 @@ class NativeProjection(TorchLayerOps):
         *,
         gate: Gate | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """After a norm."""
+        """Normalize, then project."""
         normed, total = normed_sum(x, residual, norm)
         return self.project(normed, weight, bias, gate=gate), total
 
     def project_onto(
         self, x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Before a sum."""
+        """Project; the caller adds the result to the residual."""
         return self.project(x, weight, bias), residual
 
 
 class NativeExperts(TorchLayerOps):
-    """What a mixture of experts computes with whose weights and biases are packed: those that it gives are not read."""
+    """The operations of a mixture of experts with packed weights and biases; the weight arguments are ignored."""
 
     def __init__(self, library: Library, experts: Experts, quantization: Quantization) -> None:
-        """Takes the weights away."""
+        """Pack the experts' weights and remove them from the modules."""
         self._gate_up, self._down = (
             pack_experts(library, linear, quantization) for linear in (experts.gate_up_proj, experts.down_proj)
         )
@@ -98,7 +98,7 @@ class NativeExperts(TorchLayerOps):
         gate: Gate = "silu",
         biases: ExpertBiases | None = None,  # noqa: ARG002
     ) -> torch.Tensor:
-        """See `tercet.kernels.ops.moe`; float32 from an expert's inputs to its outputs."""
+        """See `tercet.kernels.ops.moe`. Activations inside an expert are float32."""
 
         def one(expert: int, rows: torch.Tensor) -> torch.Tensor:
             return self._down[expert](act_and_mul(self._gate_up[expert](rows.float()), gate))
@@ -109,23 +109,23 @@ class NativeExperts(TorchLayerOps):
 def pack_experts(
     library: Library, experts: ExpertLinear, quantization: Quantization, *, interleave: bool = False
 ) -> list[PackedLinear]:
-    """Pack one expert's weight after another, so that none but one is there twice; leave the module without."""
+    """Pack the experts' weights one at a time, so that memory holds one twice at most; remove them from the module."""
     biases = [None] * len(experts.weight) if experts.bias is None else experts.bias.data
     return pack_linears(library, experts.take(), list(biases), quantization=quantization, interleave=interleave)
 
 
 def _product(packed: PackedLinear, x: torch.Tensor) -> torch.Tensor:
-    """[..., inputs] -> [..., outputs], of x's dtype."""
+    """Return [..., outputs], in x's dtype, for x [..., inputs]."""
     out = packed(x.reshape(-1, x.shape[-1]).float())
     return out.view(*x.shape[:-1], -1).to(x.dtype)
 
 
 def use_native_projections(model: CausalLM, library: Library, quantization: Quantization = "none") -> bool:
-    """Let the linear layers of a model of ours compute with native kernels; whether little is left to torch.
+    """Make the linear layers of one of our models use native kernels. Return whether torch has little left to compute.
 
-    Its head and experts in full are among them, experts in few bits are not. Routers are never rounded: which experts
-    a token has would change. Weights are taken away one by one, so that memory never holds all of them twice. The
-    embedding stays: where it is the head, it is there twice. What is not packable stays, for torch.
+    These include the head and unquantized experts, but not quantized experts. Routers are never quantized, because this
+    would change the choice of experts. Weights are moved one by one, so that memory never holds all of them twice. The
+    embedding stays: if it is also the head, memory holds it twice. Layers that cannot be packed stay on torch.
     """
     little = True
     head = model.model.embed_tokens if model.lm_head is None else model.lm_head
@@ -144,14 +144,14 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
             mixture.ops = NativeExperts(library, mixture.experts, quantization)
         else:
             little = False
-    give_back()  # what the weights took as they were read
+    give_back()  # return the memory of the loaded weights
     return little
 
 
 def use_native_linears(model: nn.Module, library: Library, quantization: Quantization = "none") -> int:
-    """Put native layers in the place of a model's linear ones, and say how many.
+    """Replace a model's linear layers by native ones. Return their number.
 
-    Weights are taken away one by one, so that memory never holds all of them twice; those that others read too stay.
+    Weights are moved one by one, so that memory never holds all of them twice; weights that other modules share stay.
     """
     shared = _shared(model)
     count = 0
@@ -165,12 +165,12 @@ def use_native_linears(model: nn.Module, library: Library, quantization: Quantiz
             if id(child.weight) not in shared:
                 child.weight.data = torch.empty(0)
             count += 1
-    give_back()  # what the weights took as they were read
+    give_back()  # return the memory of the loaded weights
     return count
 
 
 def _shared(model: nn.Module) -> set[int]:
-    """The ids of parameters that several modules have, such as an embedding that is the head, too."""
+    """Return the ids of parameters that several modules share, such as an embedding that is also the head."""
     seen: set[int] = set()
     twice: set[int] = set()
     for module in model.modules():

@@ -1,4 +1,4 @@
-"""Which module runs which architecture."""
+"""The registry of decoders: the module of each architecture."""
 
 import importlib
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build_model(config: "ModelConfig", device: torch.device | str = "cpu", shard: Shard = WHOLE) -> "CausalLM":
-    """The model of a config on a device, its weights not yet loaded."""
+    """Build the model of a config on a device, without loaded weights."""
     module = importlib.import_module(f"tercet.scheduler.models.families.{ARCHITECTURES[config.architecture]}")
     with torch.device(device):
         model: CausalLM = module.build(config, shard)

@@ -44,11 +44,11 @@ class AdapterLoader:
 
     @property
     def busy(self) -> bool:
-        """Whether `take_read` has a result, now or later."""
+        """Return whether `take_read` has a result, now or later."""
         return bool(self._unread)
 
     def want(self, adapter: LoRAAdapter) -> bool:
-        """Return whether an adapter is read; if not, start to. One without a `sha256` is read again, once for all
+        """Return whether an adapter is read; if not, start to. Without a `sha256` it is read again, once for all
         that wait.
         """
         self._unloaded.discard(adapter)

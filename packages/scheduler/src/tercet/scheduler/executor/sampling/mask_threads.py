@@ -42,7 +42,7 @@ class Account:
 
     @property
     def slow(self) -> bool:
-        """Whether its jobs run in slow threads, and no step waits for them."""
+        """Return whether its jobs run in slow threads, and no step waits for them."""
         return self.probation > 0
 
 

@@ -117,7 +117,7 @@ def joined(parts: Sequence[Sampled]) -> Sampled:
 
 @dataclass(frozen=True, eq=False)
 class _Draw:
-    """`slot_params.Draw` on the device; `rows` is None if it covers all rows."""
+    """`slot_params.Draw` on the device; `rows` None stands for all rows."""
 
     rows: torch.Tensor | None
     words: tuple[torch.Tensor, torch.Tensor, torch.Tensor]

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 FAILED = (
     "The grammar cannot be followed to an end: it allows nothing that could come next, or costs too much to follow."
 )
-"""The only text that a client gets, whatever the cause."""
+"""The only text that a client gets, for any cause."""
 SPENT = (
     "The grammar is too costly: finding out which tokens may come next took more processor time than a request may "
     "use. Make the grammar less ambiguous, or ask for fewer choices."
@@ -138,7 +138,7 @@ class SlotGrammars:
 
     @property
     def busy(self) -> bool:
-        """Whether `take_ready` has a result, now or later."""
+        """Return whether `take_ready` has a result, now or later."""
         return bool(self._late)
 
     def take_ready(self, wait: float = 0.0) -> list[tuple[int, int]]:

@@ -1,1 +1,1 @@
-"""A model's `config.json`, read into typed values."""
+"""Model configs: `config.json`, parsed into typed values."""

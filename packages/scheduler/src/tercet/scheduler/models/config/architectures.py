@@ -1,4 +1,4 @@
-"""Architectures with a module of their own here, by the name that config.json has."""
+"""Architectures that are implemented here, by their names in config.json."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,11 +32,11 @@ ARCHITECTURES = {
     "SeedOssForCausalLM": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
 }
-"""Each architecture's module in this package, whose `build(config, shard)` makes the model."""
+"""The module in `families` of each architecture, whose `build(config, shard)` makes the model."""
 
 
 def named_architecture(config: Mapping[str, Any]) -> str:
-    """The architecture that config.json names. Raises ModelError where it names none."""
+    """Return the architecture that config.json names. Raise ModelError if it names none."""
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
         raise ModelError("config.json: architectures: must name the model's architecture")
@@ -44,12 +44,12 @@ def named_architecture(config: Mapping[str, Any]) -> str:
 
 
 def is_ours(architecture: str) -> bool:
-    """Whether it is written here."""
+    """Return whether an architecture is implemented here."""
     return architecture in ARCHITECTURES
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """The architecture that config.json names. Raises ModelError for one that is not written here."""
+    """Return the architecture that config.json names. Raise ModelError if it is not implemented here."""
     name = named_architecture(config)
     if not is_ours(name):
         raise ModelError(f"config.json: architectures: {name!r} is not one of {', '.join(ARCHITECTURES)}")

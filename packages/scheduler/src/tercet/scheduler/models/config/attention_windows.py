@@ -1,4 +1,4 @@
-"""Which layers of a model see only a window, and which do not rotate, in the words of each family's config.json."""
+"""Sliding windows and unrotated layers, by each family's fields of config.json."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,23 +6,23 @@ from dataclasses import dataclass
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 
 LAYER_KINDS = {"attention": False, "full_attention": False, "sliding_attention": True}
-"""Words of `layer_types` to whether such a layer has the window; the first is an older name of the second."""
+"""Values of `layer_types`, and whether such a layer has the window; the first is an older name of the second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Windows:
-    """Where a family has windows."""
+    """The window settings of a family."""
 
     usual: int | None = None
-    """The window that leaving `sliding_window` out means; None for none, as null is."""
+    """The window if `sliding_window` is absent; None, like null, means full attention."""
     switched: bool = False
-    """Whether there are windows only where `use_sliding_window` says so."""
+    """Windows need `use_sliding_window`."""
     pattern: Callable[[Fields, int], list[bool]] | None = None
-    """Which layers slide where `layer_types` is left out; None in families that do not read it: all."""
+    """The layers with a window if `layer_types` is absent; None in families that do not read it: all layers."""
 
 
 def windows_of(fields: Fields, architecture: str, layers: int) -> tuple[int, ...]:
-    """Return the window of each layer, 0 where it sees everything. Raises ModelError."""
+    """Return the window of each layer, 0 for full attention. Raise ModelError."""
     family = _FAMILIES.get(architecture)
     if family is None or (family.switched and not fields.flag("use_sliding_window")):
         return (0,) * layers
@@ -38,7 +38,7 @@ def windows_of(fields: Fields, architecture: str, layers: int) -> tuple[int, ...
 
 
 def unrotated_layers(fields: Fields, layers: int) -> frozenset[int]:
-    """The layers that `no_rope_layers` has a 0 for; left out, every fourth or as often as the config says."""
+    """Return the layers for which `no_rope_layers` has a 0; by default every fourth, or as the interval field says."""
     name = "no_rope_layers"
     every = fields.count("no_rope_layer_interval", 4)
     rotates = fields.values.get(name)
@@ -75,7 +75,7 @@ def _unrotated(fields: Fields, layers: int) -> list[bool]:
     return [layer in unrotated for layer in range(layers)]
 
 
-_GEMMA = _Windows(usual=4096, pattern=_every_second)  # `plain_gemma` has given it `layer_types`
+_GEMMA = _Windows(usual=4096, pattern=_every_second)  # `plain_gemma` has set `layer_types`
 _FAMILIES = {
     "Dots1ForCausalLM": _Windows(usual=4096, pattern=_from_the_border(62)),
     "Gemma2ForCausalLM": _GEMMA,

@@ -1,4 +1,4 @@
-"""What a family's config.json means where it is silent, and what it calls otherwise: as transformers has it."""
+"""Families' defaults and field names of config.json, equal to transformers'."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,36 +7,36 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """What leaving a field out means, and names of fields. Most are as Llama's."""
+    """Defaults and field names of a family. Most equal Llama's."""
 
     rms_norm_eps: float = 1e-6
     head_dim: int | None = None
-    """None: as many as make the hidden size with all heads."""
+    """None: hidden size divided by the number of heads."""
     tied: bool = False
-    """Whether the head is the embedding."""
+    """The head is the embedding."""
     attention_bias: tuple[str, bool] | None = "attention_bias", False
-    """The field that says whether queries, keys and values have one, and what leaving it out means; None: always."""
+    """The field for biases of queries, keys and values, and its default; None: there always are biases."""
     mlp_bias: str = "mlp_bias"
-    """The field that says whether the MLP has one."""
+    """The field for biases of the MLP."""
     rope_theta: float = 1e4
     rope: Mapping[str, Any] = field(default_factory=dict)
-    """The rotation of a config that says nothing of it."""
+    """The rope parameters of a config without any."""
     rope_names: Mapping[str, str] = field(default_factory=lambda: {"su": "longrope"})
-    """Types of rotation that are called otherwise: longrope was, before it had a name."""
+    """Other names of rope types: longrope had another before it was named."""
     trained_length: int | None = None
-    """`original_max_position_embeddings`; None: `max_position_embeddings`."""
+    """Default of `original_max_position_embeddings`; None: `max_position_embeddings`."""
     rotated_share: float | None = None
-    """`partial_rotary_factor`; None where it has no meaning."""
+    """Default of `partial_rotary_factor`; None if the family does not read it."""
     rotary_dim: bool = False
-    """Whether a field of this name may say as much in elements of a head."""
+    """The config may have `rotary_dim`, the same in elements of a head."""
     interleaved: bool = False
-    """Whether an element is rotated with its neighbour."""
+    """Adjacent elements are rotated as pairs."""
     leaves_unrotated: bool = False
-    """Whether some layers may not rotate."""
+    """Some layers may not rotate."""
     layers_ahead: int = 0
-    """Layers after the others that guess tokens ahead."""
+    """Default number of multi-token-prediction layers after the others."""
     known_code: bool = False
-    """Whether a model may come with code of its own, which computes what is computed here."""
+    """Models may come with their own code, which computes the same as ours."""
 
 
 _FAMILIES = {
@@ -90,5 +90,5 @@ _FAMILIES = {
 
 
 def conventions_of(architecture: str) -> Family:
-    """Those of the family that an architecture belongs to."""
+    """Return the defaults of the family of an architecture."""
     return _FAMILIES.get(architecture, Family())

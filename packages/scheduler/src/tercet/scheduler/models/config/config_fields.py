@@ -1,4 +1,4 @@
-"""Typed reads of a config.json, with one line for whatever is wrong in it."""
+"""Typed reads of a config.json, with errors of one line."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,9 +6,9 @@ from typing import Any
 from tercet.scheduler.model_files import ModelError
 
 LARGEST = 2**31 - 1
-"""Of any count. Kernels and tables number elements in 32 bits."""
+"""Maximum of any count, because kernels and tables number elements in 32 bits."""
 LEAST_NUMBER, MOST_NUMBER = 1e-30, 1e15
-"""Of any other number: far from where float32 ends, beyond all that models have."""
+"""Range of any other number: well within float32, and beyond all real models."""
 _MISSING: Any = object()
 MOST_LAYERS = 10_000
 _LONGEST_VALUE = 100
@@ -22,39 +22,39 @@ class Fields:
         self.where = where
 
     def count(self, name: str, default: int = _MISSING, least: int = 1) -> int:
-        """An integer of at least `least`."""
+        """Return an integer of at least `least`."""
         value = self._get(name, default)
         if type(value) is not int or not least <= value <= LARGEST:
             raise self._wrong(name, f"{_short(value)} is not a positive integer of at most {LARGEST}")
         return value
 
     def layers(self) -> int:
-        """How many layers there are: few enough for something to be kept of each."""
+        """Return the number of layers, limited so that tables per layer stay small."""
         layers = self.count("num_hidden_layers")
         if layers > MOST_LAYERS:
             raise self._wrong("num_hidden_layers", f"{layers} are more than {MOST_LAYERS}")
         return layers
 
     def number(self, name: str, default: float = _MISSING, *, zero: bool = False) -> float:
-        """Return a positive number that float32 holds, or 0 where that has a meaning."""
+        """Return a positive number in float32's range, or 0 if `zero`."""
         value = self._get(name, default)
         if not _is_number(value) and not (zero and type(value) in (int, float) and value == 0):
             raise self._wrong(name, f"{_short(value)} is not a positive number from {LEAST_NUMBER} to {MOST_NUMBER}")
         return float(value)
 
     def numbers(self, name: str) -> tuple[float, ...]:
-        """A list of positive numbers that float32 holds."""
+        """Return a list of positive numbers in float32's range."""
         value = self._get(name, _MISSING)
         if not isinstance(value, list) or not all(map(_is_number, value)):
             raise self._wrong(name, "is not a list of positive numbers")
         return tuple(map(float, value))
 
     def has(self, name: str) -> bool:
-        """Whether the field is there and not null."""
+        """Return whether the field is there and not null."""
         return self.values.get(name) is not None
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return a boolean; null is an error where leaving it out means true, as to transformers it means false."""
+        """Return a boolean. Null is an error if the default is true, because transformers takes null for false."""
         if default and name in self.values and self.values[name] is None:
             raise self._wrong(name, "null is neither true nor false")
         value = self._get(name, default)
@@ -92,11 +92,11 @@ def _is_number(value: object) -> bool:
 
 
 def _short(value: object) -> str:
-    """A value of a config in a line."""
+    """Return a value as a short line."""
     text = repr(value)
     return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}..."
 
 
 def wrong(name: str, why: str) -> ModelError:
-    """The error for a field."""
+    """Return the error for a field."""
     return ModelError(f"config.json: {name}: {why}")

@@ -1,4 +1,4 @@
-"""What the config.json of an encoder says; a field left out means what it means to transformers."""
+"""The config.json of encoders, with transformers' defaults."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
@@ -17,7 +17,7 @@ _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 
 
 class BertShape(msgspec.Struct, frozen=True, kw_only=True):
-    """Bert, Roberta and XLM-Roberta."""
+    """The config of Bert, Roberta and XLM-Roberta."""
 
     vocab_size: Size
     hidden_size: Size = 768
@@ -34,14 +34,14 @@ class BertShape(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RopeShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The rotary embedding of one type of layer, as transformers 5 writes it."""
+    """The rotary embedding of one type of layer, in the format of transformers 5."""
 
     rope_theta: Real | None = None
     rope_type: Literal["default"] = "default"
 
 
 class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
-    """ModernBERT."""
+    """The config of ModernBERT."""
 
     vocab_size: Size
     hidden_size: Size = 768
@@ -65,13 +65,13 @@ class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
     classifier_activation: str = "gelu"
 
     def slides(self, layer: int) -> bool:
-        """Whether a layer sees its neighbourhood only."""
+        """Return whether a layer has local attention."""
         if self.layer_types:
             return self.layer_types[layer] == "sliding_attention"
         return layer % self.global_attn_every_n_layers != 0
 
     def theta(self, *, slides: bool) -> float:
-        """The rotary base of a type of layer."""
+        """Return the rotary base of a type of layer."""
         given = self.rope_parameters.get("sliding_attention" if slides else "full_attention")
         if given is not None and given.rope_theta is not None:
             return given.rope_theta
@@ -87,11 +87,11 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
 
 _FIELDS = {BertShape: BERT, ModernBertShape: MODERNBERT}
 _PADS = {"Ernie4_5": 0, "Glm": 151_329, "Olmoe": 1, "Phi3": 32_000, "SeedOss": 1, "SmolLM3": 128_004}
-"""What transformers takes for `pad_token_id` where a decoder's config leaves it out; other families have none."""
+"""transformers' default of `pad_token_id` for decoders; other families have none."""
 
 
 def parse_labels(config: Mapping[str, Any]) -> list[str]:
-    """Return the labels in the order of their ids; without names, those that transformers gives. Raise ModelError."""
+    """Return the labels in the order of their ids; without names, transformers' default ones. Raise ModelError."""
     given = parse_shape(config, Labels)
     if not given.id2label:
         return [f"LABEL_{number}" for number in range(given.num_labels or 2)]
@@ -104,7 +104,7 @@ def parse_labels(config: Mapping[str, Any]) -> list[str]:
 
 
 def pad_of_decoder(config: Mapping[str, Any], family: str) -> int | None:
-    """Return the token after whose last others a decoder's classifier looks for the end of a text, if any."""
+    """Return the padding token that a decoder's classifier skips at the end of a text, if any."""
     pad = config.get("pad_token_id", _PADS.get(family))
     if pad is not None and type(pad) is not int:
         raise ModelError(f"config.json: pad_token_id: {pad!r} is no token id")
@@ -112,7 +112,7 @@ def pad_of_decoder(config: Mapping[str, Any], family: str) -> int | None:
 
 
 def parse_shape(config: Mapping[str, Any], shape: type[_Shape]) -> _Shape:
-    """The shape of an encoder. Raises ModelError with one line that names the field at fault."""
+    """Parse the config of an encoder. Raise ModelError with one line that names the wrong field."""
     if config.get("auto_map"):
         raise ModelError("config.json: auto_map: the model brings its own code, and Tercet never runs a model's code")
     if (fields := _FIELDS.get(shape)) is not None:

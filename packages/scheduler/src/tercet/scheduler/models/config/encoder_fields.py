@@ -1,4 +1,4 @@
-"""The fields that transformers reads of the config.json of an encoder, by family."""
+"""The config.json fields of encoders that transformers reads, by family."""
 
 from tercet.scheduler.file_fields import FileFields, Only
 
@@ -48,7 +48,7 @@ BERT = FileFields(
     },
     refused=_REFUSED,
 )
-"""Bert, Roberta, XLM-Roberta and Camembert."""
+"""Fields of Bert, Roberta, XLM-Roberta and Camembert."""
 MODERNBERT = FileFields(
     honoured=_LABELS
     | {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}

@@ -1,8 +1,8 @@
-"""Which fields of a config.json count for each architecture: honoured, without effect here, or refused.
+"""The support of config.json fields by architecture: honoured, without effect here, or refused.
 
 The fields are those that transformers declares and reads for the architecture (`tools/reference_fields`). A field that
-transformers does not know has no effect there and is left out here. Fields that only a family's published code reads
-are in this table, too.
+transformers does not know has no effect there and is ignored here. Fields that only a family's published code reads are
+in this table, too.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ Support = Literal["honoured", "without effect", "refused"]
 
 
 OF_OTHERS = "of other families, whose parts transformers shares with this one"
-"""The reason of fields that an architecture's own files in transformers must not name."""
+"""The reason for fields that an architecture's own files in transformers must not name."""
 
 
 def names(text: str) -> frozenset[str]:
@@ -26,7 +26,7 @@ def names(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Refused:
-    """A field that is accepted only where it changes nothing."""
+    """A field that is accepted only with values that change nothing."""
 
     harmless: tuple[Any, ...]
     """Values that mean the same as leaving it out."""
@@ -35,17 +35,17 @@ class Refused:
 
 @dataclass(frozen=True, kw_only=True)
 class FieldTable:
-    """What an architecture has beside what all have; it counts before `_EVERY`."""
+    """The fields of an architecture in addition to those of all; it takes precedence over `_EVERY`."""
 
     honoured: frozenset[str] = frozenset()
     without_effect: Mapping[str, str] = field(default_factory=dict)
-    """Field to the reason."""
+    """Fields with the reason."""
     refused: Mapping[str, Refused] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Other names of fields."""
+    """Alternative field names and the names that they stand for."""
 
     def support_of(self, name: str) -> Support | None:
-        """Return what becomes of a field; None where the table does not name it."""
+        """Return the support of a field; None if the table does not name it."""
         if name in self.refused:
             return "refused"
         if name in self.honoured or name in self.aliases:
@@ -183,18 +183,18 @@ _FAMILIES: dict[str, FieldTable] = {
 
 
 def tables_of(architecture: str) -> tuple[FieldTable, ...]:
-    """Return the tables that count for an architecture, its own first. Raises KeyError for an unknown one."""
+    """Return the tables of an architecture, its own first. Raise KeyError for an unknown one."""
     own_code = (_OWN_CODE,) if conventions_of(architecture).known_code else ()
     return (_FAMILIES[architecture], *own_code, _EVERY)
 
 
 def support_of(name: str, architecture: str) -> Support | None:
-    """Return what becomes of a field of an architecture; None for a field that transformers does not know."""
+    """Return the support of a field of an architecture; None for a field that transformers does not know."""
     return next((support for table in tables_of(architecture) if (support := table.support_of(name))), None)
 
 
 def honoured_fields(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """Return the fields of a config that count, under one name each. Raises ModelError for a value that is refused."""
+    """Return the honoured fields of a config, under one name each. Raise ModelError for a refused value."""
     family = _FAMILIES[architecture]
     counted: dict[str, Any] = {}
     for name, value in config.items():

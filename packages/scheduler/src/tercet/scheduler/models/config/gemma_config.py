@@ -1,7 +1,7 @@
-"""What a Gemma's config.json says, in the words of other families, with transformers' defaults where it is silent.
+"""The translation of Gemma's config.json to the fields of other families, with transformers' defaults.
 
-Configs of Gemma leave out more than others do. That of a model that reads images, too, says of what reads text in a
-part of its own.
+Gemma's configs leave out more than others do. Those of models that read images have the text model's fields in an
+object of their own.
 """
 
 from collections.abc import Mapping
@@ -39,26 +39,26 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": _GEMMA3,
 }
 _ANYWHERE = ("eos_token_id", "tie_word_embeddings", "quantization_config")
-"""What may be said of the whole model, and then counts for what reads text."""
+"""Fields that may be set for the whole model and then apply to the text model."""
 _BASES = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
-"""How the older form calls the base of rotation in layers of each kind of Gemma 3, and what it is unless told."""
+"""Old field names and defaults of the rotary base, for each type of layer of Gemma 3."""
 
 
 _NULLS = "_softcapping", "is_causal"
-"""Ends of fields whose null means something else than leaving them out."""
+"""Suffixes of fields whose null differs from leaving them out."""
 _TANH_GELU = "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"
-"""Names of one function."""
+"""Names of the same function."""
 
 
 def is_gemma(architecture: str) -> bool:
-    """Whether `plain_gemma` knows it."""
+    """Return whether `plain_gemma` supports an architecture."""
     return architecture in _DEFAULTS
 
 
 def plain_gemma(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """A config as other families have it: `rope_parameters` are those of layers that see everything.
+    """Return a config in the format of other families; `rope_parameters` are those of full-attention layers.
 
-    Where layers with a window rotate otherwise, theirs are in `local_rope`, which is a config by itself.
+    If layers with a window rotate differently, their parameters are in `local_rope`, as a config by itself.
     """
     defaults = _DEFAULTS[architecture]
     text = config.get("text_config", config) or {}
@@ -75,11 +75,11 @@ def plain_gemma(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
 
 
 def gemma_fields(plain: Mapping[str, Any], architecture: str) -> dict[str, float]:
-    """What a `ModelConfig` has of a Gemma beside what it has of others."""
+    """Return the fields of a `ModelConfig` that are specific to Gemma."""
     fields = Fields(plain)
     caps = {"softcap": "attn_logit_softcapping", "logit_softcap": "final_logit_softcapping"}
     if architecture != "Gemma2ForCausalLM":
-        del caps["softcap"]  # which transformers does not read
+        del caps["softcap"]  # transformers does not read it
     return {
         "embedding_scale": fields.count("hidden_size") ** 0.5,
         "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
@@ -88,7 +88,7 @@ def gemma_fields(plain: Mapping[str, Any], architecture: str) -> dict[str, float
 
 
 def _layer_types(plain: Mapping[str, Any], architecture: str) -> Any:
-    """As the config says, or every second layer sees everything; of Gemma 3 every sixth, unless it is told how many."""
+    """Return the config's layer types; by default every second layer (Gemma 3: every sixth) has full attention."""
     if "layer_types" in plain:
         return plain["layer_types"]
     fields = Fields(plain)
@@ -98,11 +98,11 @@ def _layer_types(plain: Mapping[str, Any], architecture: str) -> Any:
 
 
 def _ropes(plain: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` of Gemma 3's layers that see everything, and `local_rope` of those with a window."""
+    """Return `rope_parameters` of Gemma 3's full-attention layers, and `local_rope` of those with a window."""
     said = plain.get("rope_parameters", {})
     if not isinstance(said, dict) or said.keys() - _BASES.keys():
         raise wrong("rope_parameters", f"must say of {' and '.join(_BASES)} how they rotate")
-    if plain.get("rope_scaling"):  # the older form, which says it of full attention alone
+    if plain.get("rope_scaling"):  # the older format, which applies to full attention only
         said = said | {"full_attention": plain["rope_scaling"]}
     ropes: dict[str, Any] = {}
     for kind, (name, theta) in _BASES.items():

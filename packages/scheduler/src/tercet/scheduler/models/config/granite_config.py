@@ -1,4 +1,4 @@
-"""What a Granite's config.json says beside what a Llama's does: four multipliers."""
+"""Granite's config.json fields in addition to Llama's: four multipliers."""
 
 from typing import TypedDict
 
@@ -15,10 +15,11 @@ class GraniteMultipliers(TypedDict):
 
 
 def granite_fields(fields: Fields, eps: float) -> GraniteMultipliers:
-    """What differs from a Llama's `ModelConfig`, of which `eps` is that of the norms.
+    """Return the fields of a `ModelConfig` that differ from Llama's; `eps` is the norms' epsilon.
 
-    What attention and MLP give is added times a `residual_multiplier`. Here it is added as it is, to a sum that is
-    smaller by that factor from the embedding on, which norms do not see but for their epsilon.
+    Granite multiplies the outputs of attention and MLP by `residual_multiplier` before adding them. Here they are added
+    unscaled to a residual that is smaller by that factor from the embedding on; norms are invariant to this except for
+    their epsilon.
     """
     multiplier = fields.number("residual_multiplier", 1.0)
     return {

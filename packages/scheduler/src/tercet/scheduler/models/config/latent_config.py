@@ -1,4 +1,4 @@
-"""What a config.json says of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
+"""The config.json fields of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1)."""
 
 import math
 from dataclasses import dataclass
@@ -10,25 +10,25 @@ from tercet.scheduler.models.config.config_fields import Fields, wrong
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig:
-    """Attention whose keys and values are products of one short vector for each token, the latent.
+    """Multi-head latent attention: keys and values are projections of one short vector per token, the latent.
 
-    A token caches its latent and, behind it, the one part of its keys that is rotated, which all heads share.
+    A token caches its latent followed by the rotated part of its keys, which all heads share.
     """
 
     rank: int
-    """Elements of a latent."""
+    """Elements of a latent (kv_lora_rank)."""
     query_rank: int
-    """Elements of the vector that queries are projected from; 0 where they are projected from the hidden state."""
+    """Elements of the vector that queries are projected from (q_lora_rank); 0 if that is the hidden state."""
     still_dim: int
-    """Elements of a head of queries and keys that do not rotate."""
+    """Elements of a query or key head without rotation (qk_nope_head_dim)."""
     turned_dim: int
-    """Elements of a head of queries and keys that rotate."""
+    """Elements of a query or key head with rotation (qk_rope_head_dim)."""
     value_dim: int
-    """Elements of a head of values."""
+    """Elements of a value head (v_head_dim)."""
 
     @property
     def query_dim(self) -> int:
-        """Elements of a head of queries and of keys."""
+        """Elements of a query or key head."""
         return self.still_dim + self.turned_dim
 
     @property
@@ -47,13 +47,13 @@ class CachedOnce(TypedDict):
 
 @dataclass(frozen=True)
 class _Family:
-    """What transformers takes for fields that a config leaves out."""
+    """transformers' defaults of a family."""
 
     query_rank: int = 1536
     still_dim: int = 128
     value_dim: int = 128
     interleaved: bool | None = True
-    """Whether neighbours are rotated; None: always, without a field that says so."""
+    """Default of `rope_interleave`; None: always true, without a field."""
 
 
 _FAMILIES = {
@@ -64,7 +64,7 @@ _FAMILIES = {
 
 
 def parse_latent(fields: Fields, architecture: str) -> LatentConfig | None:
-    """The latent attention of a model; None for families that have another. Raises ModelError."""
+    """Parse the latent attention of a model; return None for families without it. Raise ModelError."""
     family = _FAMILIES.get(architecture)
     if family is None:
         return None
@@ -88,13 +88,13 @@ def parse_latent(fields: Fields, architecture: str) -> LatentConfig | None:
 
 
 def turns_neighbours(fields: Fields, architecture: str) -> bool:
-    """Whether what rotates does so by neighbours, in a family with latent attention."""
+    """Return whether adjacent elements are rotated as pairs, in a family with latent attention."""
     usual = _FAMILIES[architecture].interleaved
     return usual is None or fields.flag("rope_interleave", usual)
 
 
 def latent_fields(latent: LatentConfig, scaling: RopeScaling | None) -> CachedOnce:
-    """What a `ModelConfig` has of such a model: to the cache it is one head, whose values are a part of its keys."""
+    """Return a model's `ModelConfig` fields: for the KV cache it has one head, whose values are a part of its keys."""
     return {
         "kv_heads": 1,
         "head_dim": latent.cached_dim,
@@ -103,11 +103,11 @@ def latent_fields(latent: LatentConfig, scaling: RopeScaling | None) -> CachedOn
 
 
 def _sharpened(scaling: RopeScaling | None) -> float:
-    """What scores are multiplied by where yarn stretches: the square of the factor that belongs to `mscale_all_dim`.
+    """Return YaRN's factor on attention scores: the square of the factor of `mscale_all_dim`.
 
-    Cosines and sines have the quotient of the factors of `mscale` and `mscale_all_dim`, as everywhere: see
-    `tercet.kernels.ops.rope`. So have transformers and the code that DeepSeek published, to which a field of the two
-    that is left out means something else than to transformers. No published model leaves one out.
+    Cosines and sines are multiplied by the quotient of the factors of `mscale` and `mscale_all_dim`: see
+    `tercet.kernels.ops.rope`. transformers and DeepSeek's published code do the same, except that their defaults of
+    these two fields differ. Published models have both.
     """
     if scaling is None or not scaling.mscale_all_dim or scaling.factor <= 1:
         return 1.0

@@ -1,7 +1,7 @@
-"""What a model's config.json says, read by our own parser: no code of a model directory ever runs.
+"""The parser of a model's config.json: no code of a model directory ever runs.
 
-Both forms are read: the older one (`rope_theta`, `rope_scaling`, `torch_dtype`) and that of transformers 5
-(`rope_parameters`, flat or by layer type, `dtype`). A field left out means what it means to transformers.
+It reads both formats: the older one (`rope_theta`, `rope_scaling`, `torch_dtype`) and that of transformers 5
+(`rope_parameters`, flat or by layer type, `dtype`). Defaults are those of transformers.
 """
 
 import logging
@@ -33,7 +33,7 @@ _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderShape:
-    """What whoever serves a decoder-only model must know of it, whichever modules compute it."""
+    """The properties of a decoder-only model that serving needs, independent of the modules that compute it."""
 
     architecture: str
     layers: int
@@ -41,15 +41,15 @@ class DecoderShape:
     head_dim: int
     vocab_size: int
     context_length: int
-    """The model's own limit, or the shorter one that it is built to serve."""
+    """The model's own limit, or the shorter length that is served."""
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
-    """In which it is served."""
+    """The dtype in which it is served."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig(DecoderShape):
-    """The whole config of a model of this package."""
+    """The whole config of a model that is implemented here."""
 
     hidden_size: int
     intermediate_size: int
@@ -58,41 +58,41 @@ class ModelConfig(DecoderShape):
     rope: RopeConfig
     tie_word_embeddings: bool
     attention_bias: bool
-    """Whether queries, keys and values have a bias, and the output projection where one field says so of all four."""
+    """Queries, keys and values have biases; so does the output projection if one field covers all four."""
     mlp_bias: bool
     windows: tuple[int, ...]
-    """Tokens of sliding window in each layer, the token itself included; 0 sees everything."""
+    """Tokens of sliding window in each layer, including the token itself; 0 is full attention."""
     output_bias: bool = False
-    """Whether the output projection has a bias, in families where a field of its own says so."""
+    """The output projection has a bias, in families with a separate field for it."""
     causal: bool = True
-    """Whether a token attends to those before it alone; where it does not, the model gives vectors only."""
+    """A token attends to earlier tokens only; if false, the model returns vectors only."""
     norms_heads: bool = False
-    """Whether queries and keys are normalised, in families that say so."""
+    """Queries and keys are normalized, in families with a field for it."""
     layers_ahead: int = 0
-    """Layers that checkpoints may have after the others, to guess tokens ahead, and which are not read."""
+    """Multi-token-prediction layers that checkpoints may have after the others; they are not read."""
     quantization: StoredQuantization | None = None
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None
-    """Attention that caches what keys and values are made of; `head_dim` is then the length of a cached vector."""
+    """Multi-head latent attention; `head_dim` is then the length of a cached vector."""
     local_rope: RopeConfig | None = None
-    """The rotation of layers with a window, where it is another than that of the rest."""
+    """The rotation of layers with a window, if it differs from that of the rest."""
     unrotated: frozenset[int] = frozenset()
-    """Layers that do not rotate."""
+    """Layers without rotary embedding."""
     embedding_scale: float = 1.0
-    """What the vectors of tokens are multiplied by."""
+    """Factor of the token embeddings."""
     attention_scale: float | None = None
-    """What scores are multiplied by; None is head_dim**-0.5."""
+    """Factor of the attention scores; None is head_dim**-0.5."""
     softcap: float = 0.0
-    """Of attention's scores; 0 is none."""
+    """Soft cap of the attention scores; 0 for none."""
     logit_softcap: float = 0.0
-    """Of the logits; 0 is none."""
+    """Soft cap of the logits; 0 for none."""
     logit_divisor: float = 1.0
 
     @classmethod
     def load(cls, directory: Path, dtype: str = "auto") -> "ModelConfig":
-        """The config of a model directory, served in `dtype` ("auto": the one it was saved in).
+        """Load the config of a model directory, served in `dtype` ("auto": the one it was saved in).
 
-        Raises ModelError with one line that names the field at fault.
+        Raise ModelError with one line that names the wrong field.
         """
         generation = directory / "generation_config.json"
         config = parse_config(
@@ -104,21 +104,21 @@ class ModelConfig(DecoderShape):
 
     @property
     def rotated_head_dim(self) -> int:
-        """Elements of what is rotated as one: a head, or the part of it that is kept apart for that."""
+        """Elements of the vector that is rotated: a head, or the separate part of it with latent attention."""
         return self.head_dim if self.latent is None else self.latent.turned_dim
 
     @property
     def rotary_dim(self) -> int:
-        """How many of them are rotated."""
+        """Elements of it that are rotated."""
         return self.rope.rotated(self.rotated_head_dim)
 
     def window_of(self, layer: int) -> int:
-        """Tokens of sliding window in a layer; 0 sees everything."""
+        """Return the tokens of sliding window in a layer; 0 is full attention."""
         return self.windows[layer]
 
 
 def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype: str = "auto") -> ModelConfig:
-    """A ModelConfig from the objects in config.json and generation_config.json. Raises ModelError."""
+    """Parse the contents of config.json and generation_config.json. Raise ModelError."""
     architecture = architecture_of(config)
     family = conventions_of(architecture)
     config = honoured_fields(config, architecture)
@@ -132,7 +132,8 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
     typed = support_of("layer_types", architecture) == "honoured"
     rope = parse_rope(config, family, by_layer_types=typed)
     bias = family.attention_bias
-    usual_head = None if "head_dim" in config else family.head_dim  # null is not the family's
+    # an explicit null does not mean the family's default
+    usual_head = None if "head_dim" in config else family.head_dim
     result = ModelConfig(
         architecture=architecture,
         hidden_size=hidden_size,
@@ -174,7 +175,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
 
 
 def shortened(config: DecoderShape, length: int) -> DecoderShape:
-    """A config that serves a shorter context, and rotates as the longer one does."""
+    """Return a config with a shorter context length and unchanged rotation."""
     if isinstance(config, ModelConfig):
         whole = config.context_length
         local = None if config.local_rope is None else config.local_rope.served(whole)
@@ -183,7 +184,7 @@ def shortened(config: DecoderShape, length: int) -> DecoderShape:
 
 
 def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids that end a text: those of generation_config.json, or else of config.json."""
+    """Return the ids that end a text: those of generation_config.json, or else of config.json."""
     value = generation.get("eos_token_id")
     value = config.get("eos_token_id") if value is None else value
     ids = [] if value is None else value if isinstance(value, list) else [value]
@@ -193,7 +194,7 @@ def end_ids(config: Mapping[str, Any], generation: Mapping[str, Any]) -> tuple[i
 
 
 def saved_torch_dtype(config: Mapping[str, Any], wanted: str = "auto") -> torch.dtype:
-    """The dtype to serve a model in: the one it was saved in, unless another is wanted. Raises ModelError."""
+    """Return the dtype to serve a model in: `wanted`, or the one it was saved in. Raise ModelError."""
     name = saved_dtype(config) if wanted == "auto" else wanted
     if name not in _DTYPES:
         raise ModelError(f"dtype {name!r} is not supported, only {', '.join(_DTYPES)}")
@@ -201,7 +202,7 @@ def saved_torch_dtype(config: Mapping[str, Any], wanted: str = "auto") -> torch.
 
 
 def computed_dtype(directory: Path, wanted: str, device: torch.device, *, encoder: bool = False) -> str:
-    """See `served_dtype`. The log says where that is not what the model was saved in, and where it is slow."""
+    """Return the dtype to compute in; see `served_dtype`. Log it if it differs from the saved dtype or is slow."""
     slow = slow_dtype(device)
     dtype = served_dtype(directory, wanted, slow=slow, encoder=encoder)
     saved = saved_dtype(read_json(directory / "config.json"))

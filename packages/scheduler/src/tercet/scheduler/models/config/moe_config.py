@@ -1,4 +1,4 @@
-"""What a config.json says of a mixture of experts."""
+"""The config.json fields of mixtures of experts."""
 
 from dataclasses import dataclass
 
@@ -13,58 +13,60 @@ class MoeConfig:
 
     experts: int
     routing: Routing
-    """How a token's experts are chosen."""
+    """The router's parameters."""
     intermediate_size: int
-    """Of each expert's MLP."""
+    """Intermediate size of each expert's MLP."""
     shared_size: int
-    """Intermediate size of one more expert, which every token goes through; 0 where there is none."""
+    """Intermediate size of the shared expert, which processes every token; 0 if there is none."""
     layers: tuple[bool, ...]
-    """For each layer whether it has experts; the others have one MLP."""
+    """For each layer, whether it has experts; the others have one MLP."""
     gate: Gate = "silu"
     """The activation of every expert's gate."""
     bias: bool = False
-    """Whether router and experts have biases."""
+    """Router and experts have biases."""
     weighs_shared: bool = True
-    """Whether the shared expert has a gate of its own."""
+    """The shared expert has a gate."""
     corrected: bool = False
-    """Whether the checkpoint has a correction that is added to scores to choose experts (see `route`)."""
+    """The checkpoint has a correction that is added to scores to choose experts (see `route`)."""
     full_router: bool = False
-    """Whether the router computes in float32, whatever the model's dtype."""
+    """The router computes in float32 for every dtype of the model."""
 
 
 @dataclass(frozen=True)
 class _Family:
-    """What transformers takes for fields that a config leaves out."""
+    """transformers' defaults of a family."""
 
     experts: int
     top_k: int
     size: tuple[str, int] | None = None
-    """The field with an expert's size; without one that of any MLP."""
+    """The field of an expert's size and its default; None: the size of any MLP."""
     shared_size: int = 0
     renormalizes: bool = False
-    """Always, without a field that says so."""
+    """Always, without a field for it."""
     chooses_layers: bool = False
     gate: Gate = "silu"
     bias: bool = False
     score: Score = "softmax"
-    """Those of sigmoids are corrected, and computed in full."""
+    """Routers with sigmoid scores have a correction and compute in float32."""
 
 
 @dataclass(frozen=True)
 class _DeepSeek:
-    """The same of families in DeepSeek's words, whose shared experts are one of all their sizes, without a gate."""
+    """transformers' defaults of a family with DeepSeek's fields: shared experts form one MLP of their total size,
+    ungated.
+    """
 
     experts: int | None
-    """None: must be said, as of `top_k` and `shared`."""
+    """None: the field is required, as for `top_k` and `shared`."""
     top_k: int | None
     size: int
     shared: int | None
     dense: int
-    """Layers from the first on that have no experts."""
+    """Number of first layers without experts."""
     renormalizes: bool
     scale: float = 1.0
     groups: tuple[int, int] = (1, 1)
-    """And to how many of them a token goes."""
+    """Number of groups, and of groups chosen per token."""
     score: Score = "sigmoid"
 
 
@@ -86,7 +88,7 @@ _DEEPSEEK = {
 
 
 def parse_moe(fields: Fields, architecture: str, layers: int) -> MoeConfig | None:
-    """The experts of a model; None for one that has none in any layer. Raises ModelError."""
+    """Parse the experts of a model; return None if no layer has any. Raise ModelError."""
     if architecture in _DEEPSEEK:
         return _parse_deepseek(fields, _DEEPSEEK[architecture], layers)
     family = _FAMILIES.get(architecture)
@@ -139,7 +141,7 @@ def _parse_deepseek(fields: Fields, family: _DeepSeek, layers: int) -> MoeConfig
 
 
 def _deepseek_routing(fields: Fields, family: _DeepSeek, experts: int) -> Routing:
-    """V2 has groups only if told; weights that it makes add up to 1 it does not scale."""
+    """Parse the routing. V2 has groups only if set, and does not scale weights that are normalized."""
     likely = family.score == "softmax"
     method = fields.values.get("topk_method") or ("greedy" if likely else "noaux_tc")
     if method not in (("greedy", "group_limited_greedy") if likely else ("noaux_tc",)):
@@ -168,7 +170,7 @@ def _deepseek_routing(fields: Fields, family: _DeepSeek, experts: int) -> Routin
 
 
 def _said_score(fields: Fields, score: Score) -> Score:
-    """Raises ModelError where a config says another than its family's."""
+    """Return the family's score function. Raise ModelError if a config has another."""
     if (said := fields.values.get("scoring_func") or score) != score:
         raise wrong("scoring_func", f"{said!r} is not supported, only {score}")
     return score
@@ -179,7 +181,7 @@ def _count(fields: Fields, name: str, default: int | None, least: int = 1) -> in
 
 
 def _layers_after(fields: Fields, dense: int, layers: int) -> tuple[bool, ...]:
-    """Every `moe_layer_freq`th layer after the first `first_k_dense_replace`, or those that `mlp_layer_types` names."""
+    """Return every `moe_layer_freq`th layer after the first `first_k_dense_replace`, or those in `mlp_layer_types`."""
     kinds = fields.values.get("mlp_layer_types")
     if kinds is None:
         first, step = fields.count("first_k_dense_replace", dense, least=0), fields.count("moe_layer_freq", 1)
@@ -190,7 +192,7 @@ def _layers_after(fields: Fields, dense: int, layers: int) -> tuple[bool, ...]:
 
 
 def _sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
-    """Every `decoder_sparse_step`th layer, but for those of `mlp_only_layers`."""
+    """Return every `decoder_sparse_step`th layer, except those in `mlp_only_layers`."""
     step = fields.count("decoder_sparse_step", 1)
     dense = fields.values.get("mlp_only_layers") or []
     if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):

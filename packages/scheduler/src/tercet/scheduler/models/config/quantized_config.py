@@ -1,4 +1,4 @@
-"""What a config.json says of quantised weights, in the words of the tools that write them."""
+"""The config.json fields of quantized weights, by the tools that write them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,25 +21,26 @@ _BY_METHOD: Mapping[str, FileFields] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredQuantization:
-    """How the weights of a checkpoint are stored. Layers that are stored in full are told by their tensors.
+    """The storage format of a checkpoint's weights. Layers stored in full are recognized by their tensors.
 
-    Not what `--quantization` rounds weights to as they are packed: that is `tercet.kernels.native.linear.Quantization`.
+    It is independent of `--quantization`, which quantizes weights at packing
+    (`tercet.kernels.native.linear.Quantization`).
     """
 
     method: Literal["fp8", "awq", "gptq", "mxfp4"]
-    """Of mxfp4 are experts alone."""
+    """mxfp4 applies to experts only."""
     group: int = 0
     """Columns that share a scale in awq and gptq; 0 is a whole row."""
     block: tuple[int, int] = (0, 0)
-    """Rows and columns that share a scale in fp8; zeros where the scales' shape says it."""
+    """Rows and columns that share a scale in fp8; zeros if the scales' shape tells."""
     scales: str = "weight_scale"
-    """What fp8 scales are called after the layer's name, unless only their other name is stored."""
+    """Name of fp8 scales after the layer's name, unless only their other name is stored."""
     first_zero: int = 0
-    """What a stored zero point of 0 means: old gptq checkpoints store one less."""
+    """The meaning of a stored zero point of 0: old gptq checkpoints store zero points minus one."""
 
 
 def parse_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
-    """Read `quantization_config`; None where there is none. Raises ModelError with one line for what is not known."""
+    """Parse `quantization_config`; return None if absent. Raise ModelError, in one line, for unknown values."""
     given = config.get("quantization_config")
     if not given:
         return None
@@ -67,7 +68,7 @@ def parse_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
 
 
 def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:
-    """Return the storage of weights in fp8 that all have one scheme."""
+    """Return the storage of fp8 weights that all have one scheme."""
     groups = given.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
         raise _wrong("config_groups", "must be one group")
@@ -98,7 +99,7 @@ def _fp8(block: Any, name: str, *, inverse: bool) -> StoredQuantization:
 
 
 def _form(given: Mapping[str, Any], name: str, supported: tuple[str, ...]) -> str:
-    """Return the layout of the tensors. As in transformers, its older field goes before `format`."""
+    """Return the layout of the tensors. As in transformers, its older field takes precedence over `format`."""
     name = name if given.get(name) is not None else "format"
     form = given.get(name)
     form = supported[0] if form is None else form
@@ -120,7 +121,7 @@ def _group(given: Mapping[str, Any]) -> int:
 
 
 def _check_dynamic(rules: Any, group: int) -> None:
-    """Refuse gptqmodel's rules by layer that ask for other bits or groups. Rules to skip layers need no reading."""
+    """Refuse gptqmodel's rules by layer that set other bits or groups. Rules that skip layers need no reading."""
     own = {"bits": (4,), "group_size": (group or -1,)}
     if rules and not isinstance(rules, dict):
         raise _wrong("dynamic", "is not an object")

@@ -1,6 +1,6 @@
 """The fields of `quantization_config` that transformers, gptqmodel and compressed-tensors read, by method.
 
-Activations are never rounded here: answers are those of the stored weights in full precision.
+Activations are never quantized here, so answers are those of the stored weights in full precision.
 """
 
 from tercet.scheduler.file_fields import FileFields, Only

@@ -1,4 +1,4 @@
-"""What a config.json says of rotary position embedding, in the older form and in that of transformers 5."""
+"""The config.json fields of rotary position embedding, in the older format and in that of transformers 5."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,21 +22,21 @@ REFUSED_ROPE = {"mrope_section": "positions of images, with several numbers each
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Rotary position embedding: its base, and how it is stretched beyond the length the model was trained for."""
+    """Rotary position embedding: its base, and its scaling beyond the trained length."""
 
     theta: float
     scaling: RopeScaling | None = None
     share: float = 1.0
-    """Of each head, from its beginning, that is rotated."""
+    """The rotated share of each head, from its first element on."""
     interleaved: bool = False
-    """Whether an element is rotated with its neighbour, not with one half a head away."""
+    """Adjacent elements are rotated as pairs, not elements half a head apart."""
 
     def rotated(self, head_dim: int) -> int:
-        """Elements of a head that are rotated."""
+        """Return the number of a head's elements that are rotated."""
         return int(head_dim * self.share)
 
     def served(self, length: int) -> "RopeConfig":
-        """The rotation of a model that serves so many tokens, whatever length tables are made for."""
+        """Return the rotation of a model that serves `length` tokens, independent of the length of rotary tables."""
         scaling = self.scaling
         if scaling is None or scaling.type != "longrope":
             return self
@@ -46,9 +46,9 @@ class RopeConfig:
 
 
 def parse_rope(config: Mapping[str, Any], family: Family, *, by_layer_types: bool = False) -> RopeConfig:
-    """The rotary embedding of every layer, from whichever form the config has, or the family's where it has none.
+    """Parse the rotary embedding of all layers, in either format; by default the family's.
 
-    `by_layer_types`: the family has types of layers, so that a config may say it once for each.
+    With `by_layer_types`, the family has types of layers, and a config may set the rotation for each.
     """
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.get(name)), "")
     values = config.get(name, family.rope)
@@ -90,7 +90,7 @@ def _rotated_share(fields: Fields, family: Family) -> float:
 
 
 def check_rotation(rope: RopeConfig, head_dim: int) -> None:
-    """Raise ModelError for what cannot be turned in pairs."""
+    """Raise ModelError if the elements to rotate do not form pairs."""
     if head_dim % 2:
         raise wrong("head_dim", f"{head_dim} is odd, and rotary embedding turns pairs")
     rotated, scaling = rope.rotated(head_dim), rope.scaling
@@ -129,12 +129,12 @@ def _scaling(kind: str, fields: Fields, config: Mapping[str, Any], family: Famil
             return _stretched(kind, fields, config, family)(
                 short_factor=fields.numbers("short_factor"), long_factor=fields.numbers("long_factor")
             )
-        case _:  # "dynamic" begins to scale where the context length ends
+        case _:  # "dynamic" has no effect within the context length
             return None
 
 
 def context_length_of(fields: Fields, scaling: RopeScaling | None) -> int:
-    """max_position_embeddings; a yarn config may name the length before stretching there."""
+    """Return max_position_embeddings; in a YaRN config that may be the length before stretching."""
     length = fields.count("max_position_embeddings")
     if scaling is None or scaling.type != "yarn":
         return length
@@ -145,7 +145,9 @@ def context_length_of(fields: Fields, scaling: RopeScaling | None) -> int:
 
 
 def _stretched(kind: str, fields: Fields, config: Mapping[str, Any], family: Family) -> Callable[..., RopeScaling]:
-    """Makes a scaling of what it reads of its own: of those that also attend more or less the further they stretch."""
+    """Return a constructor of the scalings that have an attention factor (yarn and longrope), without their own
+    fields.
+    """
     original = _original_context(fields, config, family)
     return partial(
         RopeScaling,

@@ -1,1 +1,1 @@
-"""Model families, one file each: their modules and how they differ."""
+"""Model families, one file each."""

@@ -1,6 +1,6 @@
-"""Bert, and its like: MiniLM is one, Roberta and XLM-Roberta differ in positions and in their classifier.
+"""Bert and related encoders: MiniLM is one; Roberta and XLM-Roberta differ in positions and classifier.
 
-Module names are those of Hugging Face's checkpoints, but for the fused projection of queries, keys and values.
+Module names are those of Hugging Face's checkpoints, except for the fused projection of queries, keys and values.
 """
 
 import torch
@@ -14,7 +14,7 @@ from tercet.scheduler.models.layers.shard import Cut
 
 
 class Bert(nn.Module):
-    """The encoder. Roberta's positions count from the row after `pad`, which every token of that id has."""
+    """The encoder. Roberta's positions count from `pad` + 1; padding tokens have position `pad`."""
 
     def __init__(self, shape: BertShape, dtype: torch.dtype, *, pad: int | None = None) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Bert(nn.Module):
         )
 
     def forward(self, packed: Packed) -> torch.Tensor:
-        """[tokens, hidden]."""
+        """Return the hidden states [tokens, hidden]."""
         x: torch.Tensor = self.embeddings(packed)
         layers = self.encoder["layer"]
         assert isinstance(layers, nn.ModuleList)
@@ -34,7 +34,7 @@ class Bert(nn.Module):
 
 
 class BertClassifier(Bert):
-    """BertForSequenceClassification: the first token's vector, pooled, then one score for each label."""
+    """BertForSequenceClassification: the pooled vector of the first token, then one score for each label."""
 
     def __init__(self, shape: BertShape, labels: int, dtype: torch.dtype) -> None:
         super().__init__(shape, dtype)
@@ -43,7 +43,7 @@ class BertClassifier(Bert):
         self.classifier = Linear(size, labels, bias=True, dtype=dtype)
 
     def scores(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """[tokens, hidden] -> [inputs, labels]."""
+        """Return scores [inputs, labels] of hidden states [tokens, hidden]."""
         scores: torch.Tensor = self.classifier(self.pooler["dense"](packed.first(hidden)).tanh())
         return scores
 
@@ -62,13 +62,13 @@ class RobertaClassifier(Bert):
         )
 
     def scores(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """[tokens, hidden] -> [inputs, labels]."""
+        """Return scores [inputs, labels] of hidden states [tokens, hidden]."""
         scores: torch.Tensor = self.classifier["out_proj"](self.classifier["dense"](packed.first(hidden)).tanh())
         return scores
 
 
 class _Embeddings(nn.Module):
-    """Tokens, positions and types, added up."""
+    """The sum of token, position and type embeddings."""
 
     def __init__(self, shape: BertShape, dtype: torch.dtype, pad: int | None) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class _Embeddings(nn.Module):
 
 
 class _Layer(nn.Module):
-    """Attention, then MLP; each is added to its input, and the sum normalised."""
+    """Attention, then MLP; each is added to its input, and the sum is normalized."""
 
     def __init__(self, shape: BertShape, number: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class _Attention(nn.Module):
 
 
 class _Output(nn.Module):
-    """Back to the hidden size, added to what went in, normalised."""
+    """A projection to the hidden size, added to the residual and normalized."""
 
     def __init__(self, inputs: int, shape: BertShape, dtype: torch.dtype) -> None:
         super().__init__()

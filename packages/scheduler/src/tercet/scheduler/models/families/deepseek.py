@@ -1,4 +1,4 @@
-"""DeepSeek-V2, V3, R1 and Kimi K2, GLM-4.7-Flash: latent attention, and experts in all but the first layers."""
+"""DeepSeek-V2, V3, R1, Kimi K2 and GLM-4.7-Flash: latent attention, and experts in all but the first layers."""
 
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -9,7 +9,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """DeepseekV2ForCausalLM, DeepseekV3ForCausalLM, Glm4MoeLiteForCausalLM."""
+    """Build DeepseekV2ForCausalLM, DeepseekV3ForCausalLM or Glm4MoeLiteForCausalLM."""
     latent = config.latent
     if latent is None:
         raise ValueError(f"{config.architecture} has latent attention")

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3, and what reads text of a Gemma 3 that reads images, too: norms before attention and MLP, and after."""
+"""Gemma 2 and 3, and the text model of multimodal Gemma 3: norms before and after attention and MLP."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 class GemmaLayer(DecoderLayer):
-    """Attention, then MLP, each on the normalised sum of everything before it; what it gives is normalised, too."""
+    """Attention, then MLP, each on the normalized residual, with normalized outputs."""
 
     def __init__(self, config: ModelConfig, attention: Attention, mlp: GatedMLP) -> None:
         super().__init__(config, attention, mlp, CenteredNorm)
@@ -21,7 +21,9 @@ class GemmaLayer(DecoderLayer):
 
     @property
     def norms(self) -> Norms:
-        """In checkpoints the norm after attention has the name that other families give to the one before the MLP."""
+        """The norms. In checkpoints, the norm after attention has the name that other families give to the one
+        before the MLP.
+        """
         return Norms(
             self.input_layernorm,
             self.pre_feedforward_layernorm,
@@ -31,8 +33,8 @@ class GemmaLayer(DecoderLayer):
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Gemma2ForCausalLM, Gemma3ForCausalLM, Gemma3ForConditionalGeneration."""
-    scale = torch.tensor(config.embedding_scale, dtype=config.dtype, device="cpu")  # rounded as transformers does
+    """Build Gemma2ForCausalLM, Gemma3ForCausalLM or Gemma3ForConditionalGeneration."""
+    scale = torch.tensor(config.embedding_scale, dtype=config.dtype, device="cpu")  # rounded as in transformers
     config = replace(config, embedding_scale=float(scale))
     local = None if config.local_rope is None else Rotary(config, config.local_rope)
     older = config.architecture == "Gemma2ForCausalLM"

@@ -1,6 +1,6 @@
-"""GLM-4 of 2024: a bias on queries, keys and values. Checkpoints store gate and up as one.
+"""GLM-4 of 2024: biases of queries, keys and values. Checkpoints store gate and up fused.
 
-Neighbours are rotated, in the first half of each head (`ModelConfig.rope`).
+Adjacent elements of the first half of each head are rotated (`ModelConfig.rope`).
 """
 
 from tercet.scheduler.models.config.model_config import ModelConfig
@@ -10,7 +10,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """GlmForCausalLM."""
+    """Build GlmForCausalLM."""
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
         attention = Attention(config, number, rotary, shard, input_bias=config.attention_bias)

@@ -1,4 +1,4 @@
-"""GLM-4.5 and what followed it: experts after the first layers, half of each head rotated, norms of heads in some."""
+"""GLM-4.5 and later: experts after the first layers, half of each head rotated, norms of heads in some models."""
 
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -8,7 +8,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Glm4MoeForCausalLM."""
+    """Build Glm4MoeForCausalLM."""
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
         attention = Attention(

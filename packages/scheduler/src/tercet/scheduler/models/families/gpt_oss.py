@@ -1,4 +1,4 @@
-"""gpt-oss: a sink for each head, windows in every other layer, experts with biases and a clamped gate (`MoeConfig`)."""
+"""gpt-oss: a sink per head, windows in every other layer, experts with biases and a clamped gate (`MoeConfig`)."""
 
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -8,7 +8,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """GptOssForCausalLM."""
+    """Build GptOssForCausalLM."""
     bias = config.attention_bias
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:

@@ -1,4 +1,4 @@
-"""Llama 2, 3 and 3.1, ERNIE 4.5, Granite: biases where the config asks for them."""
+"""Llama 2, 3 and 3.1, ERNIE 4.5 and Granite: biases if the config has them."""
 
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -7,7 +7,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """LlamaForCausalLM, Ernie4_5ForCausalLM, GraniteForCausalLM."""
+    """Build LlamaForCausalLM, Ernie4_5ForCausalLM or GraniteForCausalLM."""
     bias = config.attention_bias
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:

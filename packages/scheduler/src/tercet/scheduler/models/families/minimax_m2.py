@@ -1,4 +1,4 @@
-"""MiniMax-M2: experts in every layer, and all heads of the queries, and of the keys, normalised as one."""
+"""MiniMax-M2: experts in every layer; all heads of the queries, and of the keys, are normalized as one vector."""
 
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -8,7 +8,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """MiniMaxM2ForCausalLM."""
+    """Build MiniMaxM2ForCausalLM."""
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
         attention = Attention(config, number, rotary, shard, qk_norm="projections")

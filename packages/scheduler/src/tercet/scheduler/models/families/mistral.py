@@ -8,7 +8,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """MistralForCausalLM, MixtralForCausalLM."""
+    """Build MistralForCausalLM or MixtralForCausalLM."""
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
         return DecoderLayer(config, Attention(config, number, rotary, shard), mlp_of(config, number, shard))

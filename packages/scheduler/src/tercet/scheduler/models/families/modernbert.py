@@ -1,4 +1,4 @@
-"""ModernBERT: rotary positions, gated MLPs, and layers that see only a neighbourhood between those that see all.
+"""ModernBERT: rotary positions, gated MLPs, and layers with local attention between layers with full attention.
 
 Module names are those of Hugging Face's checkpoints.
 """
@@ -31,7 +31,7 @@ class ModernBert(nn.Module):
         self.final_norm = _norm(shape, dtype)
 
     def forward(self, packed: Packed) -> torch.Tensor:
-        """[tokens, hidden]."""
+        """Return the hidden states [tokens, hidden]."""
         x: torch.Tensor = self.embeddings["norm"](self.embeddings["tok_embeddings"](packed.input_ids))
         for layer in self.layers:
             x = layer(x, packed)
@@ -53,14 +53,14 @@ class ModernBertClassifier(ModernBert):
         self._mean = shape.classifier_pooling == "mean"
 
     def scores(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """[tokens, hidden] -> [inputs, labels]."""
+        """Return scores [inputs, labels] of hidden states [tokens, hidden]."""
         pooled = packed.mean(hidden) if self._mean else packed.first(hidden)
         scores: torch.Tensor = self.classifier(self.head["norm"](self._activation(self.head["dense"](pooled))))
         return scores
 
 
 class _Rotary(nn.Module):
-    """The table of one type of layer."""
+    """The rotary table of one type of layer."""
 
     cache: torch.Tensor
 
@@ -75,7 +75,7 @@ class _Rotary(nn.Module):
 
 
 class _Layer(nn.Module):
-    """Attention, then MLP, each on the normalised sum of everything before it; the first takes the embedding's norm."""
+    """Attention, then MLP, each on the normalized residual; the first layer uses the embedding's norm."""
 
     def __init__(self, shape: ModernBertShape, number: int, rotary: _Rotary, dtype: torch.dtype) -> None:
         super().__init__()

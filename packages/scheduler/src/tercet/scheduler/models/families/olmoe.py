@@ -1,4 +1,4 @@
-"""OLMoE: experts in every layer, and all heads of the queries, and of the keys, normalised as one."""
+"""OLMoE: experts in every layer; all heads of the queries, and of the keys, are normalized as one vector."""
 
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -8,7 +8,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """OlmoeForCausalLM."""
+    """Build OlmoeForCausalLM."""
     bias = config.attention_bias
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:

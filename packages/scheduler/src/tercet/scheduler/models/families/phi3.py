@@ -1,4 +1,4 @@
-"""Phi-3, Phi-3.5 and Phi-4: no biases. Checkpoints store queries, keys and values as one, and gate and up."""
+"""Phi-3, Phi-3.5 and Phi-4: no biases. Checkpoints store queries, keys and values fused, and gate and up."""
 
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -7,7 +7,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Phi3ForCausalLM."""
+    """Build Phi3ForCausalLM."""
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
         return DecoderLayer(config, Attention(config, number, rotary, shard), GatedMLP(config, shard))

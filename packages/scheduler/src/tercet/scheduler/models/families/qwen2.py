@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: a bias on queries, keys and values (`ModelConfig.attention_bias`), and none on the output."""
+"""Qwen2 and Qwen2.5: biases of queries, keys and values (`ModelConfig.attention_bias`), and none of the output."""
 
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -8,7 +8,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Qwen2ForCausalLM, Qwen2MoeForCausalLM."""
+    """Build Qwen2ForCausalLM or Qwen2MoeForCausalLM."""
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
         attention = Attention(config, number, rotary, shard, input_bias=config.attention_bias)

@@ -1,4 +1,4 @@
-"""Qwen3, whose queries and keys are normalised head by head; and dots.llm1, which routes experts as DeepSeek-V3."""
+"""Qwen3, which normalizes each head of queries and keys; and dots.llm1, which routes experts like DeepSeek-V3."""
 
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -8,7 +8,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Qwen3ForCausalLM, Qwen3MoeForCausalLM, Dots1ForCausalLM."""
+    """Build Qwen3ForCausalLM, Qwen3MoeForCausalLM or Dots1ForCausalLM."""
     bias = config.attention_bias
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:

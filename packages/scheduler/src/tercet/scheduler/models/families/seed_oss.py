@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with a bias on queries, keys and values, and where the config asks for it on the output."""
+"""Seed-OSS: Llama with biases of queries, keys and values, and of the output if the config has them."""
 
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -7,7 +7,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """SeedOssForCausalLM."""
+    """Build SeedOssForCausalLM."""
     inputs, output = config.attention_bias, config.output_bias
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:

@@ -1,4 +1,4 @@
-"""SmolLM3: Llama with some layers that do not rotate queries and keys (`ModelConfig.unrotated`)."""
+"""SmolLM3: Llama with some layers without rotary embedding (`ModelConfig.unrotated`)."""
 
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -8,7 +8,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 class Unrotated(Rotary):
-    """Of layers that do not rotate: a table all the same, so that kernels know one kind of layer."""
+    """The table of layers without rotary embedding: an identity rotation, so that kernels have one kind of layer."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -16,7 +16,7 @@ class Unrotated(Rotary):
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """SmolLM3ForCausalLM."""
+    """Build SmolLM3ForCausalLM."""
     bias, unrotated = config.attention_bias, Unrotated(config)
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:

@@ -1,1 +1,1 @@
-"""Layers that families are built of, sharded over ranks, and the operations they call."""
+"""Layers of the model families, sharded over ranks, and the operations they call."""

@@ -1,6 +1,6 @@
-"""The decoder-only language model: what every family here is, given its own layers.
+"""The decoder-only language model, which every family builds from its own layers.
 
-Module names are those of Hugging Face's checkpoints, but for the fused projections (see `FusedLinear.parts`).
+Module names are those of Hugging Face's checkpoints, except for fused projections (see `FusedLinear.parts`).
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tercet.scheduler.models.layers.shard import Cut, Shard
 
 
 class Norms(NamedTuple):
-    """The norms of a layer: of what attention and MLP read, and of what they add."""
+    """The norms of a layer: of the inputs of attention and MLP, and of their outputs."""
 
     attention: RMSNorm
     mlp: RMSNorm
@@ -29,7 +29,7 @@ class Norms(NamedTuple):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then MLP, each on the normalised sum of everything before it."""
+    """Attention, then MLP, each on the normalized residual."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class DecoderLayer(nn.Module):
 
     @property
     def norms(self) -> Norms:
-        """What is normalised with."""
+        """The norms of the layer."""
         return Norms(self.input_layernorm, self.post_attention_layernorm)
 
     def forward(
         self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, batch: Batch
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """What the MLP gives, and the sum of everything before it if that is not added yet; all [tokens, hidden]."""
+        """Return the MLP's output, and the residual if it is not yet added; all [tokens, hidden]."""
         norms = self.norms
         x, residual = self.self_attn(norms.attention, x, residual, positions, batch, norms.after_attention)
         added: tuple[torch.Tensor, torch.Tensor | None] = self.mlp(norms.mlp, x, residual, norms.after_mlp)
@@ -60,7 +60,9 @@ class DecoderLayer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedding, layers and the last norm. `layer` makes the layer of a number, and `norm` is the kind of the norm."""
+    """Embedding, layers and the final norm. `layer` creates the layer of a number; `norm` is the class of the final
+    norm.
+    """
 
     def __init__(
         self,
@@ -76,7 +78,7 @@ class Decoder(nn.Module):
         self.norm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """[tokens] -> [tokens, hidden]."""
+        """Return the hidden states [tokens, hidden] of input ids [tokens]."""
         x: torch.Tensor = self.embed_tokens(input_ids)
         residual: torch.Tensor | None = None
         for layer in self.layers:
@@ -86,7 +88,7 @@ class Decoder(nn.Module):
 
 
 class CausalLM(OpsModule):
-    """A decoder and its head. Not for training: run it under `torch.inference_mode`."""
+    """A decoder and its head, for inference only: run it under `torch.inference_mode`."""
 
     def __init__(
         self,
@@ -106,19 +108,19 @@ class CausalLM(OpsModule):
             self.lm_head.cuts = {"weight": Cut.span(config.vocab_size, ids)}
 
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Hidden states [tokens, hidden] of token ids [tokens] at positions [tokens]."""
+        """Return the hidden states [tokens, hidden] of token ids [tokens] at positions [tokens]."""
         hidden: torch.Tensor = self.model(input_ids, positions, batch)
         return hidden
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] -> [rows, vocab] of the model's dtype."""
+        """Return logits [rows, vocab], in the model's dtype, of hidden states [rows, hidden]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         logits = self.ops.project(hidden, head.weight, None)
         return finished(self.shard.joined(logits, self.config.vocab_size), self.config)
 
 
 def finished(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:
-    """Divided, and through most * tanh(logits / most), in place; where the config says neither, nothing changes."""
+    """Apply the config's logit divisor and soft cap in place: cap * tanh(logits / cap)."""
     if config.logit_divisor != 1:
         logits = logits.div_(config.logit_divisor)
     most = config.logit_softcap

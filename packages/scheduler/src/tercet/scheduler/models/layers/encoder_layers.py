@@ -1,4 +1,4 @@
-"""What the layers of encoders are made of, besides those of `layers`."""
+"""Layers of encoders, in addition to those of `layers`."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,18 +21,18 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": F.silu,
     "tanh": torch.tanh,
 }
-"""As config.json names them."""
+"""Activations by their names in config.json."""
 
 
 def activation(name: str) -> Activation:
-    """Raises ModelError for one that is not here."""
+    """Return the activation of a name. Raise ModelError for an unsupported one."""
     if name not in ACTIVATIONS:
         raise ModelError(f"config.json: activation {name!r} is not supported, only {', '.join(ACTIVATIONS)}")
     return ACTIVATIONS[name]
 
 
 class LayerNorm(nn.Module):
-    """Layer normalisation; some families have no bias there."""
+    """Layer normalization; some families have no bias."""
 
     def __init__(self, size: int, eps: float, *, bias: bool = True, dtype: torch.dtype) -> None:
         super().__init__()
@@ -41,17 +41,17 @@ class LayerNorm(nn.Module):
         self._eps = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise the last dimension."""
+        """Normalize the last dimension."""
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self._eps)
 
 
 class Table(nn.Module):
-    """A vector for each number of something: tokens, positions, types."""
+    """An embedding table of tokens, positions or types."""
 
     def __init__(self, rows: int, size: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(rows, size, dtype=dtype), requires_grad=False)
 
     def forward(self, numbers: torch.Tensor) -> torch.Tensor:
-        """[tokens] -> [tokens, size]."""
+        """Return vectors [tokens, size] of numbers [tokens]."""
         return F.embedding(numbers, self.weight)

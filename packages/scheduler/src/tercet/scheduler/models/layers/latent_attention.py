@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, section 2.1), over a cache of latents.
 
-Keys and values are products of a latent, and are never made for what is cached. A query meets a latent after it was
-multiplied by what makes keys of latents, and what attention gives of latents is multiplied by what makes values of
-them: so all heads attend to one vector for each token, a latent and the part of its keys that is rotated.
+Keys and values are projections of a latent, but cached ones are never materialized. Instead the up-projection of keys
+is applied to queries, and the up-projection of values to the output of attention (weight absorption). So all heads
+attend to one vector per token: the latent and the rotated part of the keys.
 """
 
 from functools import partial
@@ -20,11 +20,11 @@ from tercet.scheduler.models.layers.rotation import behind, row_order
 from tercet.scheduler.models.layers.shard import Cut, Shard
 
 _EPS = 1e-6
-"""Of norms of latents, whatever a config says of others."""
+"""Epsilon of the norms of latents, independent of the config."""
 
 
 class HeadProjections(FusedLinear):
-    """What makes keys and values of latents, for each head. It is computed with in full, however it is stored."""
+    """The up-projections from latents to keys and values, by head. They are used dequantized."""
 
     packable = False
 
@@ -36,21 +36,21 @@ class HeadProjections(FusedLinear):
         self._full: torch.Tensor | None = None
 
     def process_weights_after_loading(self) -> None:
-        """Keep what was stored in few bits in full alone."""
+        """Dequantize stored weights, and drop the quantized ones."""
         super().process_weights_after_loading()
         if self.quantised is not None:
             self._full, self.quantised = dequantize(self.quantised, self.weight.dtype), None
 
     @property
     def by_head(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Those of keys [heads, still_dim, rank] and of values [heads, value_dim, rank]: views."""
+        """Views of the projections of keys [heads, still_dim, rank] and values [heads, value_dim, rank]."""
         weight = self.weight if self._full is None else self._full
         keys, values = torch.split(weight.view(-1, sum(self._sizes), weight.shape[1]), self._sizes, 1)
         return keys, values
 
 
 class LatentAttention(OpsModule):
-    """Attention over latents. Each process has all of them and some of the heads."""
+    """Attention over latents. Each rank has all latents and some of the heads."""
 
     def __init__(self, config: ModelConfig, latent: LatentConfig, layer_id: int, rotary: Rotary, shard: Shard) -> None:
         super().__init__()
@@ -84,7 +84,9 @@ class LatentAttention(OpsModule):
             self._put_in_order(rotary.order)
 
     def _put_in_order(self, order: torch.Tensor) -> None:
-        """Have what rotates laid out as it is rotated (see `rotation`): of each query head, and of what is cached."""
+        """Set the row order of projections for half-split rotation (see `rotation`): of each query head, and of
+        cached vectors.
+        """
         queries = row_order(behind(order, self.latent.still_dim), self.heads)
         cached = behind(order, self.latent.rank)
         if self.q_b_proj is None:
@@ -102,7 +104,7 @@ class LatentAttention(OpsModule):
         batch: Batch,
         after: RMSNorm | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As `Attention`: see there."""
+        """Compute attention. See `Attention.forward`."""
         projected, residual = self.qkv_a_proj.of_normed(norm, x, residual)
         cached_dim = self.latent.cached_dim
         q, cached = torch.split(projected, [projected.shape[1] - cached_dim, cached_dim], 1)

@@ -1,4 +1,4 @@
-"""What the layers of a decoder compute with: plain torch, or fused kernels on a GPU. Chosen once for a whole model."""
+"""The operations of a decoder's layers: plain torch, or fused kernels on a GPU. The choice is made once per model."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -19,7 +19,7 @@ from tercet.scheduler.models.layers.shard import Cut
 
 
 class Batch(Protocol):
-    """What a model needs of the step it is part of."""
+    """The part of a step that a model needs."""
 
     def attend(
         self,
@@ -33,12 +33,12 @@ class Batch(Protocol):
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Cache k and v [tokens, kv_heads, head_dim]; the attention of q [tokens, heads, head_dim], of q's shape."""
+        """Cache k and v [tokens, kv_heads, head_dim], attend with q [tokens, heads, head_dim], and return q's shape."""
         ...
 
 
 class LayerCache(NamedTuple):
-    """Where a layer's keys and values lie, and how new ones are written there: see `tercet.kernels.ops.store_kv`."""
+    """A layer's key and value caches, with the slots and scales of new ones: see `tercet.kernels.ops.store_kv`."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -47,10 +47,10 @@ class LayerCache(NamedTuple):
 
 
 class CachedBatch(Batch, Protocol):
-    """A step over a paged cache: see `ForwardBatch`."""
+    """A step over a paged KV cache. See `ForwardBatch`."""
 
     def cache_of(self, layer_id: int) -> LayerCache:
-        """A layer's cache."""
+        """Return a layer's cache."""
         ...
 
     def attend_cached(
@@ -63,11 +63,11 @@ class CachedBatch(Batch, Protocol):
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`attend`, where the new tokens' keys and values are in the cache already."""
+        """Attend with the new tokens' keys and values already in the cache. See `attend`."""
         ...
 
     def rotates(self, layer_id: int) -> bool:
-        """Whether `attend_new` can be called: a step of decodes, over a `RotatingBackend`."""
+        """Return whether `attend_new` is available: for decodes, over a `RotatingBackend`."""
         ...
 
     def attend_new(
@@ -81,7 +81,7 @@ class CachedBatch(Batch, Protocol):
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`attend`, of queries and new tokens as they were projected."""
+        """Attend with unrotated queries and new tokens. See `attend`."""
         ...
 
 
@@ -92,23 +92,23 @@ Norms = tuple[torch.Tensor, torch.Tensor, float]
 class LatentQueries(NamedTuple):
     """Queries of latent attention."""
 
-    still: torch.Tensor  # [tokens, heads, still_dim]: meets latents through `keys`
-    turned: torch.Tensor  # [tokens, heads, turned_dim]: will be rotated
-    keys: torch.Tensor  # [heads, still_dim, rank]
+    still: torch.Tensor  # [tokens, heads, still_dim]: multiplied by `keys`, then by latents
+    turned: torch.Tensor  # [tokens, heads, turned_dim]: before rotation
+    keys: torch.Tensor  # [heads, still_dim, rank]: up-projection of keys
 
 
 class NewLatents(NamedTuple):
-    """What a step brings to a cache of latents, as it was projected."""
+    """The new latents of a step, before norm and rotation."""
 
-    vectors: torch.Tensor  # [tokens, rank + turned_dim]: latents, and what is rotated of their keys
+    vectors: torch.Tensor  # [tokens, rank + turned_dim]: latents, and the rotated part of their keys
     norm: Norm
-    """Of latents."""
+    """The norm of the latents."""
     positions: torch.Tensor
     table: torch.Tensor
 
 
 class LayerOps(Protocol):
-    """Tensors are [tokens, ...]; each operation is defined in `tercet.kernels.ops`."""
+    """The interface of a layer's operations on tensors [tokens, ...]; `tercet.kernels.ops` defines each of them."""
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...  # noqa: D102
     def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...  # noqa: D102
@@ -162,18 +162,20 @@ class LayerOps(Protocol):
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Norm and rotate queries and keys, cache keys and values, attend. `heads` are queries, keys and values."""
+        """Normalize and rotate queries and keys, cache keys and values, attend. `heads` are queries, keys and
+        values.
+        """
         ...
 
     def attend_latents(
         self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, *, scale: float
     ) -> torch.Tensor:
-        """Norm latents, rotate what is rotated, cache both, attend: [tokens, heads, rank]."""
+        """Normalize latents, rotate their keys, cache both, attend. Return [tokens, heads, rank]."""
         ...
 
 
 class TorchLayerOps:
-    """On any device."""
+    """Operations in plain torch, for any device."""
 
     def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """See `torch.nn.functional.embedding`."""
@@ -224,7 +226,7 @@ class TorchLayerOps:
 
 
 class TritonLayerOps:
-    """Fused kernels, for models that decode: `attend` takes a `CachedBatch`."""
+    """Fused kernels for models that decode: `attend` takes a `CachedBatch`."""
 
     def __init__(self) -> None:
         from tercet.kernels.triton import activation, embedding, rmsnorm
@@ -287,23 +289,23 @@ TORCH = TorchLayerOps()
 
 
 def layer_ops(device: torch.device) -> LayerOps:
-    """The fastest that a device has: Triton's on a GPU, otherwise torch."""
+    """Return the fastest operations for a device: Triton's on a GPU, otherwise torch's."""
     return TritonLayerOps() if device.type == "cuda" and not missing_triton(device) else TORCH
 
 
 class OpsModule(torch.nn.Module):
-    """A layer that computes with `ops`, which `set_ops` puts in place."""
+    """A layer that computes with `ops`, which `set_ops` sets."""
 
     ops: LayerOps = TORCH
     cuts: Mapping[str, Cut] = MappingProxyType({})
-    """What is held of parameters, by their names in the module, where that need not be all that is stored of them."""
+    """The stored part of parameters that this rank holds, by name; parameters without an entry are held whole."""
 
     def process_weights_after_loading(self) -> None:
-        """Make of what was loaded what is computed with."""
+        """Convert loaded weights to the form that `forward` uses."""
 
 
 def set_ops(model: torch.nn.Module, ops: LayerOps) -> None:
-    """Let every layer of a model compute with `ops`, and find its parts at once."""
+    """Make all layers of a model compute with `ops`, and cache their submodules."""
     for module in model.modules():
         if isinstance(module, OpsModule):
             module.ops = ops
@@ -311,9 +313,9 @@ def set_ops(model: torch.nn.Module, ops: LayerOps) -> None:
 
 
 def cache_submodules(module: torch.nn.Module) -> None:
-    """Make what torch keeps in dicts of its own plain attributes, too: Python else fails to find them before it asks.
+    """Copy submodules and parameters into `__dict__`, so that lookups skip `nn.Module.__getattr__`.
 
-    Where one is set again, torch takes the plain one away; one that is deleted, or set to None, stays.
+    If one is set again, torch removes the copy; one that is deleted, or set to None, keeps its copy.
     """
     vars(module).update(module._modules)
     vars(module).update(module._parameters)

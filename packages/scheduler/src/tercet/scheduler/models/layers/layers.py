@@ -1,6 +1,6 @@
-"""The layers that decoder-only models are made of: plain modules over flat tokens, with fused projections.
+"""The layers of decoder-only models: plain modules over flat tokens, with fused projections.
 
-A batch has no batch dimension: every tensor is [tokens, ...], and `Batch.attend` knows which token belongs to whom.
+There is no batch dimension: every tensor is [tokens, ...], and `Batch.attend` knows the sequence of each token.
 """
 
 from typing import Literal
@@ -21,12 +21,14 @@ from tercet.scheduler.models.layers.shard import WHOLE, Cut, Shard
 
 
 class Rotary(nn.Module):
-    """Of layers that rotate alike: the angles of every position, as cosines and sines, and the order of heads."""
+    """The rotary table of layers that rotate equally (cosines and sines of every position), and the order of head
+    elements.
+    """
 
     cache: torch.Tensor
 
     def __init__(self, config: ModelConfig, rope: RopeConfig | None = None) -> None:
-        """`rope` is in place of the config's."""
+        """Create the table; `rope` replaces the config's."""
         super().__init__()
         rope = rope or config.rope
         table = rope_cache(config.context_length, config.rotary_dim, rope.theta, rope.scaling)
@@ -36,10 +38,10 @@ class Rotary(nn.Module):
 
 
 class Attention(OpsModule):
-    """Grouped-query attention with rotary positions, and what families add: biases, and norms of queries and keys.
+    """Grouped-query attention with rotary positions, optional biases, and optional norms of queries and keys.
 
-    `qk_norm` is over each head, or over all heads of a projection at once; `norm` is its kind. `sinks` are one for each
-    head.
+    `qk_norm` is over each head, or over all heads of a projection at once; `norm` is its class. `sinks` has one value
+    per head.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class Attention(OpsModule):
         self.cuts = {"sinks": Cut.span(config.heads, held)}
 
     def process_weights_after_loading(self) -> None:
-        """Lay norms of heads out as these are rotated (see `rotation`); `qkv_proj` does it with heads."""
+        """Reorder the norms of heads for half-split rotation (see `rotation`); `qkv_proj` reorders the heads."""
         if self.rotary.order is not None and self.q_norm is not None and self.k_norm is not None:
             for norm in (self.q_norm, self.k_norm):
                 heads = len(norm.weight) // self.head_dim
@@ -103,9 +105,10 @@ class Attention(OpsModule):
         batch: Batch,
         after: RMSNorm | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(what it gives of the normalised x + residual, what is yet to be added to that); all [tokens, hidden].
+        """Attend with the normalized x + residual. Return the output and the residual still to be added; all [tokens,
+        hidden].
 
-        With a norm `after` it, what it gives is normalised, too.
+        With a norm `after`, the output is normalized, too.
         """
         qkv, residual = self.qkv_proj.of_normed(norm, x, residual)
         heads = qkv.view(x.shape[0], -1, self.head_dim)
@@ -132,7 +135,7 @@ class Attention(OpsModule):
 
 
 class GatedMLP(OpsModule):
-    """down(act(gate(x)) * up(x))."""
+    """A gated MLP: down(act(gate(x)) * up(x))."""
 
     def __init__(
         self,
@@ -143,7 +146,7 @@ class GatedMLP(OpsModule):
         size: int | None = None,
         gate: Gate = "silu",
     ) -> None:
-        """`size` is the intermediate size, if it is not the config's."""
+        """Create the MLP; `size` is the intermediate size if it differs from the config's."""
         super().__init__()
         self.gate: Gate = gate
         whole = size or config.intermediate_size
@@ -158,17 +161,17 @@ class GatedMLP(OpsModule):
     def forward(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As attention: see there."""
+        """Apply the MLP to the normalized x + residual. See `Attention.forward`."""
         gated, residual = self.gate_up_proj.of_normed(norm, x, residual, gate=self.gate)
         return self.down_proj.onto(gated, residual, after)
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """What this process adds to the sum, of x that is normalised: [tokens, hidden] -> [tokens, hidden]."""
+        """Return this rank's summand of the output, for normalized x: [tokens, hidden] -> [tokens, hidden]."""
         return self.down_proj.partial(self.gate_up_proj(x, gate=self.gate))
 
 
 class VocabParallelEmbedding(Matrix):
-    """One vector for each token id, times what the config says. Each process has some of the vectors."""
+    """Token embeddings times the config's scale. Each rank has some of the vectors."""
 
     def __init__(self, config: ModelConfig, shard: Shard = WHOLE) -> None:
         ids = shard.uneven_span(config.vocab_size)
@@ -179,7 +182,7 @@ class VocabParallelEmbedding(Matrix):
         self._shard = shard
 
     def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """[tokens] -> [tokens, hidden]."""
+        """Return embeddings [tokens, hidden] of input ids [tokens]."""
         vectors = self._vectors(input_ids)
         return vectors if self.scale == 1 else vectors * self.scale
 

@@ -1,4 +1,4 @@
-"""Matrices, and the linear layers over them: whole, or what one process of several holds of them."""
+"""Matrices and linear layers, whole or one rank's shard."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -15,18 +15,18 @@ from tercet.scheduler.models.layers.shard import Cut, Shard
 
 
 class Lent(NamedTuple):
-    """Rows of a weight that are somewhere else, such as in a file that is mapped into memory."""
+    """Rows of a weight in another place, such as a memory-mapped file."""
 
     rows: torch.Tensor
     taken: Callable[[], None]
-    """Called once the rows are read."""
+    """Callback after the rows are read."""
 
 
 class Matrix(OpsModule):
     """A module with a weight [outputs, inputs], made of one or more runs of rows.
 
-    Whoever lays weights out in a way of its own takes them away from the module. Until then they may lie where they
-    were found, so that nothing is copied that is not kept.
+    Code that packs weights in its own layout takes them out of the module. Until then they may stay in their mapped
+    files, so that no weight is copied without need.
     """
 
     def __init__(self, inputs: int, runs: Sequence[int], dtype: torch.dtype, device: str | None = None) -> None:
@@ -36,7 +36,7 @@ class Matrix(OpsModule):
         self._lent: dict[int, Lent] = {}
 
     def lend(self, run: int | None, lent: Lent) -> None:
-        """Leave a run of rows where it is, in whatever dtype, until the weight is taken; None: all runs, as one."""
+        """Leave a run of rows in its place, in any dtype, until the weight is taken; None: all runs together."""
         if run is not None:
             self._lent[run] = lent
             return
@@ -45,7 +45,7 @@ class Matrix(OpsModule):
             self._lent[index] = Lent(rows, lent.taken if last else nothing)
 
     def take(self) -> list[torch.Tensor]:
-        """The runs of rows in the weight's dtype, of which the module keeps nothing."""
+        """Return the runs of rows in the weight's dtype, and remove them from the module."""
         runs = list(torch.split(self.weight.data, self._runs))
         for index, lent in self._lent.items():
             runs[index] = lent.rows.to(self.weight.dtype)
@@ -56,10 +56,10 @@ class Matrix(OpsModule):
 
 
 class Linear(Matrix):
-    """x @ weight.T + bias. Of a quantised model the weight is on no device until it is loaded, in either form."""
+    """A linear layer: x @ weight.T + bias. A quantized model's weight is on the meta device until it is loaded."""
 
     packable = True
-    """Whether it is nothing but that, so that kernels with weights in a layout of their own may take its place."""
+    """The layer computes nothing else, so kernels with their own weight layout may replace it."""
 
     def __init__(
         self, inputs: int, outputs: int | Sequence[int], *, bias: bool, dtype: torch.dtype, quantised: bool = False
@@ -69,10 +69,10 @@ class Linear(Matrix):
         self.bias = empty_parameter(sum(runs), dtype=dtype) if bias else None
         self.quantised: QuantizedWeight | None = None
         self.order: torch.Tensor | None = None
-        """Which row of a checkpoint each row is, int64 [outputs], where it is not the same one."""
+        """The checkpoint row of each row, int64 [outputs]; None if they are equal."""
 
     def process_weights_after_loading(self) -> None:
-        """Follow `order`. Rows that were lent follow it when they are taken."""
+        """Apply `order`. Lent rows are reordered when they are taken."""
         if self.order is None:
             return
         if self.quantised is not None:
@@ -91,32 +91,34 @@ class Linear(Matrix):
 
     @property
     def value(self) -> Weight:
-        """What is computed with."""
+        """The weight that `forward` uses."""
         return self.weight if self.quantised is None else self.quantised
 
     def forward(self, x: torch.Tensor, *, gate: Gate | None = None) -> torch.Tensor:
-        """[tokens, inputs] -> [tokens, outputs]: see `tercet.kernels.ops.projection` for this and what follows."""
+        """Return [tokens, outputs] of x [tokens, inputs]. `tercet.kernels.ops.projection` defines this and the
+        following.
+        """
         return self.ops.project(x, self.value, self.bias, gate=gate)
 
     def of_normed(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, *, gate: Gate | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(what it gives of the normalised x + residual, x + residual)."""
+        """Return the projection of the normalized x + residual, and x + residual."""
         return self.ops.project_normed(x, residual, norm.value, self.value, self.bias, gate=gate)
 
     def onto(
         self, x: torch.Tensor, residual: torch.Tensor, after: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(what it gives of x, normalised if there is a norm `after` it; what is yet to be added to that)."""
+        """Return the projection of x, normalized by a norm `after`, and the residual still to be added, if any."""
         if after is not None:
             return after(self(x)), residual
         return self.ops.project_onto(x, residual, self.value, self.bias)
 
 
 class FusedLinear(Linear):
-    """Projections of one input, computed as one: `parts` maps each one's name in checkpoints to what is held of it.
+    """Projections of the same input, computed as one: `parts` maps each one's name in checkpoints to its held rows.
 
-    A checkpoint may also hold them as they are here, under this module's own name (see `FusedNames`).
+    A checkpoint may also store them fused, under this module's own name (see `FusedNames`).
     """
 
     def __init__(
@@ -127,7 +129,7 @@ class FusedLinear(Linear):
 
 
 class RowParallelLinear(Linear):
-    """One of whose inputs each process has some: what they give is summed, the bias being that of rank 0 alone."""
+    """A linear layer whose inputs are split over ranks: outputs are summed, and rank 0 alone adds the bias."""
 
     def __init__(
         self, inputs: Cut, outputs: int, shard: Shard, *, bias: bool, dtype: torch.dtype, quantised: bool = False
@@ -137,17 +139,17 @@ class RowParallelLinear(Linear):
         self._shard = shard
 
     def process_weights_after_loading(self) -> None:
-        """Add the bias once."""
+        """Zero the bias except on rank 0."""
         super().process_weights_after_loading()
         if self.bias is not None and self._shard.rank:
             self.bias.data.zero_()
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
-        """What this process adds to the sum: [tokens, inputs] -> [tokens, outputs]."""
+        """Return this rank's summand: [tokens, inputs] -> [tokens, outputs]."""
         return self.ops.project(x, self.value, self.bias)
 
     def forward(self, x: torch.Tensor, *, gate: Gate | None = None) -> torch.Tensor:
-        """The sum. Raises ValueError for a gate, which the sum would have to go through."""
+        """Return the sum over ranks. Raise ValueError for a gate, which would have to be applied to the sum."""
         if gate is not None:
             raise ValueError("what is summed over processes goes through no gate")
         return self._shard.collectives.all_reduce(self.partial(x))
@@ -155,11 +157,11 @@ class RowParallelLinear(Linear):
     def onto(
         self, x: torch.Tensor, residual: torch.Tensor, after: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Linear.onto`. Over several processes nothing is added before the sum."""
+        """See `Linear.onto`. With several ranks, the residual is not added before the sum."""
         if after is None and self._shard.size > 1:
             return self(x), residual
         return super().onto(x, residual, after)
 
 
 def nothing() -> None:
-    """Of a weight that is taken in several runs, for all but the last."""
+    """Do nothing: the callback of all runs but the last of a weight that is taken in several runs."""

@@ -1,6 +1,6 @@
-"""Adapters of a model of ours: where their weights lie, and layers that add what these give.
+"""LoRA adapters of our models: their weights, and layers that add their outputs.
 
-Attention and plain MLPs have them; experts, routers, norms, embeddings and heads do not.
+Attention and plain MLPs can have adapters; experts, routers, norms, embeddings and heads cannot.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,29 +22,29 @@ from tercet.scheduler.models.layers.shard import Cut
 
 
 class AdaptedBatch(Protocol):
-    """What adapters need of a step: see `ForwardBatch`."""
+    """The part of a step that adapters need. See `ForwardBatch`."""
 
     @property
     def lora(self) -> LoRARows | None:
-        """Which tokens have an adapter."""
+        """The tokens that have an adapter."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A linear layer that an adapter may change, as files name it and as it is held here."""
+    """A linear layer that an adapter may change, with its names in files and this rank's shard."""
 
     inputs: Cut
     parts: Mapping[str, Cut]
-    """The name of each projection that it is made of, and what is held of its outputs."""
+    """The name of each projection in the layer, and its held outputs."""
     whole: str
-    """The name under which files may have all of these as one."""
+    """The name under which files may store all projections as one."""
     order: torch.Tensor | None
-    """As in `Linear`."""
+    """See `Linear.order`."""
 
     @classmethod
     def of(cls, path: str, linear: Linear) -> "Target":
-        """The layer at a path."""
+        """Create the target of a layer at a path."""
         inputs = linear.cuts.get("weight", Cut.all(linear.weight.shape[1]))
         if not isinstance(linear, FusedLinear):
             return cls(inputs, {path: Cut.all(linear.weight.shape[0])}, path, linear.order)
@@ -53,20 +53,20 @@ class Target:
 
     @property
     def most_numbers(self) -> int:
-        """Weights that an adapter of rank 1 stores for it."""
+        """Number of weights of an adapter of rank 1 for this layer."""
         return sum(self.inputs.whole + part.whole for part in self.parts.values())
 
 
 @dataclass(frozen=True, eq=False)
 class LayerAdapter:
-    """What an adapter adds to one layer, as far as it is held here: see `LoRAWeights`."""
+    """An adapter's weights for one layer, restricted to this rank's shard. See `LoRAWeights`."""
 
     a: torch.Tensor  # [parts, rank, inputs]
     b: torch.Tensor  # [rank, outputs]
 
 
 def linears_of(model: CausalLM) -> Iterator[tuple[str, Linear]]:
-    """Every layer that an adapter may change, and its path. Call it before its weights are taken away."""
+    """Yield every layer that an adapter may change, with its path. Call it before the weights are taken."""
     for number, layer in enumerate(model.model.layers):
         assert isinstance(layer, DecoderLayer)
         assert isinstance(layer.self_attn, Attention)
@@ -79,24 +79,24 @@ def linears_of(model: CausalLM) -> Iterator[tuple[str, Linear]]:
 
 
 class LoRABank:
-    """The weights of the adapters at all places, and which tokens of the step in hand have them."""
+    """The weights of the adapters in all adapter slots, and the current step's tokens that use them."""
 
     def __init__(self, model: CausalLM, places: int, rank: int, dtype: torch.dtype, device: torch.device) -> None:
-        """Memory for `places` adapters of a rank up to `rank`; on a CPU the system gives it as they come."""
+        """Allocate `places` adapter slots of a rank up to `rank`; a CPU's memory is committed on first use."""
         self._linears = dict(linears_of(model))
         self.targets = {path: Target.of(path, linear) for path, linear in self._linears.items()}
         self.weights = {path: _weights(target, places, rank, dtype, device) for path, target in self.targets.items()}
         self.ranks = [0] * places
         self.rows: LoRARows | None = None
-        """Of the step that is computed; set before every forward."""
+        """The rows of the current step; set before every forward."""
 
     @property
     def bytes(self) -> int:
-        """Memory of all places."""
+        """Memory of all adapter slots in bytes."""
         return sum(weights.a.nbytes + weights.b.nbytes for weights in self.weights.values())
 
     def install(self, place: int, layers: Mapping[str, LayerAdapter], rank: int) -> None:
-        """Put an adapter, by the paths of its layers, in place of what was there."""
+        """Install an adapter, by the paths of its layers, in a slot, replacing the previous one."""
         for path, weights in self.weights.items():
             a, b = weights.a[place].view(len(weights.parts), weights.rank, -1), weights.b[place]
             used = max(rank, self.ranks[place])
@@ -108,12 +108,12 @@ class LoRABank:
         self.ranks[place] = rank
 
     def of_layer(self, number: int) -> LayerAdapters:
-        """The weights of one layer, as native kernels take them."""
+        """Return the weights of one layer in the format of native kernels."""
         names = ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj")
         return LayerAdapters(*(self.weights.get(f"model.layers.{number}.{name}") for name in names))
 
     def attach(self, model: CausalLM) -> None:
-        """Let the layers of a model add what adapters give, in whatever way they compute."""
+        """Make the layers of a model add the outputs of adapters to those of their current operations."""
         for path, linear in self._linears.items():
             linear.ops = AdaptedProjection(linear.ops, self.weights[path], self)
         model.register_forward_pre_hook(lambda _, inputs: self._begin(inputs[2]))
@@ -123,14 +123,14 @@ class LoRABank:
 
 
 def _bring(target: torch.Tensor, source: torch.Tensor) -> None:
-    """Copy numbers from the host, which does not wait for a device that has a step to finish first."""
+    """Copy from the host without waiting for the device's current step."""
     if target.is_cuda:
         source = pinned_empty(source.shape, target.dtype, target.device).copy_(source)
     target.copy_(source, non_blocking=True)
 
 
 class AdaptedProjection(TorchLayerOps):
-    """What a linear layer computes with that may have adapters. Without any in a step it is as if there were none."""
+    """The operations of a linear layer with adapters. In steps without any, it calls the plain operations."""
 
     def __init__(self, plain: LayerOps, weights: LoRAWeights, bank: LoRABank) -> None:
         self._plain = plain
@@ -140,7 +140,7 @@ class AdaptedProjection(TorchLayerOps):
     def project(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *, gate: Gate | None = None
     ) -> torch.Tensor:
-        """See `tercet.kernels.ops.projection`, and for what follows."""
+        """See `tercet.kernels.ops.projection`; this holds for the following methods, too."""
         rows = self._bank.rows
         if rows is None:
             return self._plain.project(x, weight, bias, gate=gate)
@@ -158,7 +158,7 @@ class AdaptedProjection(TorchLayerOps):
         *,
         gate: Gate | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """After a norm."""
+        """Normalize, then project."""
         if self._bank.rows is None:
             return self._plain.project_normed(x, residual, norm, weight, bias, gate=gate)
         if residual is None:
@@ -170,7 +170,7 @@ class AdaptedProjection(TorchLayerOps):
     def project_onto(
         self, x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Before a sum."""
+        """Project; the residual may be added."""
         if self._bank.rows is None:
             return self._plain.project_onto(x, residual, weight, bias)
         return self.project(x, weight, bias), residual

@@ -1,4 +1,4 @@
-"""A mixture of experts: the MLP of a layer in which a router chooses a few of many for each token."""
+"""Mixtures of experts: MLPs in which a router chooses a few of many experts for each token."""
 
 from collections.abc import Iterator
 
@@ -18,10 +18,10 @@ from tercet.scheduler.models.layers.shard import Cut, Shard
 
 
 class ExpertLinear(nn.Module):
-    """One projection of all experts of a layer. Of a quantised model it is on no device until it is loaded.
+    """A projection of all experts of a layer. A quantized model's weight is on the meta device until it is loaded.
 
-    An expert's outputs are `runs` runs of rows, of one size. Until they are taken away they may lie where they were
-    found, as those of a `Matrix`.
+    An expert's outputs are `runs` runs of rows of equal size. Until they are taken, they may stay in their mapped
+    files, like those of a `Matrix`.
     """
 
     def __init__(
@@ -44,20 +44,20 @@ class ExpertLinear(nn.Module):
 
     @property
     def value(self) -> ExpertWeights:
-        """What is computed with."""
+        """The weight that `forward` uses."""
         return self.weight if self.quantised is None else self.quantised
 
     @property
     def is_lent(self) -> bool:
-        """Whether any of it lies somewhere else."""
+        """Return whether any row is still in a mapped file."""
         return bool(self._lent)
 
     def lend(self, expert: int, run: int, lent: Lent) -> None:
-        """Leave a run of an expert's rows where it is, in whatever dtype, until it is taken."""
+        """Leave a run of an expert's rows in its place, in any dtype, until it is taken."""
         self._lent[expert, run] = lent
 
     def lend_all(self, lent: Lent, *, by_turns: bool = False) -> None:
-        """The same of all experts' rows [experts, outputs, inputs], whose runs may be stored row by row by turns."""
+        """Lend all experts' rows [experts, outputs, inputs], whose runs may be interleaved row by row."""
         experts, last = len(lent.rows), self.runs - 1
         for run in range(self.runs):
             rows = lent.rows[:, run :: self.runs] if by_turns else lent.rows.chunk(self.runs, 1)[run]
@@ -66,7 +66,7 @@ class ExpertLinear(nn.Module):
                 self.lend(expert, run, Lent(rows[expert], taken))
 
     def take(self) -> Iterator[list[torch.Tensor]]:
-        """Each expert's runs of rows in the weight's dtype, of which the module keeps nothing in the end."""
+        """Yield each expert's runs of rows in the weight's dtype; at the end, remove the weight from the module."""
         for expert, weight in enumerate(self.weight.data):
             runs = list(weight.chunk(self.runs))
             lent = {run: self._lent.pop((expert, run)) for run in range(self.runs) if (expert, run) in self._lent}
@@ -79,16 +79,16 @@ class ExpertLinear(nn.Module):
 
 
 class Experts(nn.Module):
-    """The weights of all experts of a layer, which `MixtureOfExperts` computes with.
+    """The weights of all experts of a layer, which `MixtureOfExperts` uses.
 
-    Checkpoints store them as here, or, as most do, every expert's apart: `ExpertNames`.
+    Checkpoints store them in this form or, mostly, each expert separately: see `ExpertNames`.
     """
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard) -> None:
         super().__init__()
         held = shard.span(moe.intermediate_size, "expert columns")
         self.columns = Cut.span(moe.intermediate_size, held)
-        """What is held of each expert's gate, of what it goes up to, and of what comes down."""
+        """The held columns of each expert's gate, up and down projections."""
         size, hidden = len(held), config.hidden_size
         quantised = config.quantization is not None
         self.gate_up_proj, self.down_proj = (
@@ -100,13 +100,13 @@ class Experts(nn.Module):
 
     @property
     def biases(self) -> ExpertBiases | None:
-        """Of both projections, or of none."""
+        """The biases of both projections; None without biases."""
         gate_up, down = self.gate_up_proj.bias, self.down_proj.bias
         return None if gate_up is None or down is None else ExpertBiases(gate_up, down)
 
 
 class Router(Linear):
-    """The logits of experts, and what is added to their scores before these are compared."""
+    """The router: logits of experts, and a correction that is added to their scores before they are compared."""
 
     def __init__(self, config: ModelConfig, moe: MoeConfig) -> None:
         dtype = torch.float32 if moe.full_router else config.dtype
@@ -114,14 +114,14 @@ class Router(Linear):
         self.e_score_correction_bias = empty_parameter(moe.experts, dtype=torch.float32) if moe.corrected else None
 
     def forward(self, x: torch.Tensor, *, gate: Gate | None = None) -> torch.Tensor:
-        """[tokens, hidden] -> [tokens, experts], of the dtype that the router has."""
+        """Return logits [tokens, experts], in the router's dtype, of x [tokens, hidden]."""
         return super().forward(x.to(self.weight.dtype), gate=gate)
 
 
 class MixtureOfExperts(OpsModule):
-    """What a token's experts give, weighed by the router, and what the shared expert gives.
+    """The weighted sum of a token's experts, plus the shared expert.
 
-    That is `shared_expert` where a gate of its own weighs it, otherwise `shared_experts`: so checkpoints call it.
+    The names are the checkpoints': `shared_expert` if it has a gate, otherwise `shared_experts`.
     """
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard) -> None:
@@ -139,7 +139,7 @@ class MixtureOfExperts(OpsModule):
         )
 
     def process_weights_after_loading(self) -> None:
-        """Add the bias of what comes down once, as `RowParallelLinear` does."""
+        """Zero the down projection's bias except on rank 0, like `RowParallelLinear`."""
         bias = self.experts.down_proj.bias
         if bias is not None and self._shard.rank:
             bias.data.zero_()
@@ -147,7 +147,7 @@ class MixtureOfExperts(OpsModule):
     def forward(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As attention: see there."""
+        """Apply the experts to the normalized x + residual. See `Attention.forward`."""
         x, residual = norm.add(x, residual)
         weights, experts = self.ops.route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
         projections = self.experts.gate_up_proj.value, self.experts.down_proj.value
@@ -162,7 +162,7 @@ class MixtureOfExperts(OpsModule):
 
 
 def mlp_of(config: ModelConfig, layer: int, shard: Shard) -> GatedMLP | MixtureOfExperts:
-    """The MLP of a layer: whichever the config says."""
+    """Return the MLP of a layer, plain or a mixture of experts."""
     if config.moe is None or not config.moe.layers[layer]:
         return GatedMLP(config, shard)
     return MixtureOfExperts(config, config.moe, shard)

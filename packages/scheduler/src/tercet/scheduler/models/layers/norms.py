@@ -1,4 +1,4 @@
-"""Root mean square normalisation."""
+"""Root mean square normalization."""
 
 import torch
 
@@ -8,7 +8,7 @@ from tercet.scheduler.models.layers.parameters import empty_parameter
 
 
 class RMSNorm(OpsModule):
-    """Root mean square normalisation."""
+    """Root mean square normalization."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -17,26 +17,26 @@ class RMSNorm(OpsModule):
 
     @property
     def value(self) -> Norm:
-        """What is computed with."""
+        """The weight and epsilon as an argument of operations."""
         return Norm(self.weight, self.eps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Normalise the last dimension."""
+        """Normalize the last dimension."""
         return self.ops.rmsnorm(x, self.weight, self.eps)
 
     def add(self, x: torch.Tensor, residual: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """(normalised x + residual, x + residual); without a residual, x is all there is."""
+        """Return the normalized x + residual, and x + residual; without a residual, that of x."""
         if residual is None:
             return self(x), x
         return self.ops.add_rmsnorm(x, residual, self.weight, self.eps)
 
 
 class CenteredNorm(RMSNorm):
-    """One of which checkpoints hold how far its weight is from 1. That sum is kept in float32, so that it is exact."""
+    """An RMSNorm whose checkpoints store weight - 1. The weight is kept in float32, so that the sum is exact."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:  # noqa: ARG002 - the model's
         super().__init__(size, eps, torch.float32)
 
     def process_weights_after_loading(self) -> None:
-        """Make the weight of what a checkpoint holds."""
+        """Add 1 to the stored weight."""
         self.weight.data += 1

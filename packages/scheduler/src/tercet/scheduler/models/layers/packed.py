@@ -1,4 +1,4 @@
-"""Whole inputs as an encoder sees them: one after another, without padding, and attention within each."""
+"""Inputs of an encoder's step: concatenated without padding, with attention within each."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,7 +8,7 @@ import torch.nn.functional as F  # noqa: N812
 
 
 class Segment(NamedTuple):
-    """Inputs of equal length side by side, so that each can be a row of one tensor."""
+    """Adjacent inputs of equal length, which form the rows of one tensor."""
 
     start: int
     rows: int
@@ -16,9 +16,9 @@ class Segment(NamedTuple):
 
 
 class Packed:
-    """The inputs of one step. They come sorted by length; each of `lengths` is one input's.
+    """The inputs of one step, sorted by length; `lengths` has the length of each.
 
-    `causal`: a token sees itself and those before it; otherwise it sees all of its input.
+    With `causal`, a token sees itself and earlier tokens; otherwise it sees all of its input.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Packed:
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of q [tokens, heads, head_dim] over k and v [tokens, kv_heads, head_dim], of q's shape.
+        """Attend with q [tokens, heads, head_dim] over k and v [tokens, kv_heads, head_dim]; return q's shape.
 
-        `window` counts the tokens that a causal token sees, itself included, or those that another sees on either side.
-        Raises ValueError for soft caps and sinks, which no encoder has.
+        `window` is the number of tokens that a causal token sees, including itself, or that another token sees on
+        either side. Raise ValueError for soft caps and sinks, which no encoder has.
         """
         if softcap or sinks is not None:
             raise ValueError("attention over whole inputs has neither soft caps nor sinks")
@@ -64,15 +64,15 @@ class Packed:
         return out
 
     def first(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The first token's vector of each input: [tokens, hidden] -> [inputs, hidden]. So are those below."""
+        """Return the first token's vector of each input: [tokens, hidden] -> [inputs, hidden]."""
         return torch.cat([_rows(hidden, run)[:, 0] for run in self.runs])
 
     def last(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The last token's."""
+        """Return the last token's vector of each input."""
         return torch.cat([_rows(hidden, run)[:, -1] for run in self.runs])
 
     def last_but(self, hidden: torch.Tensor, token: int) -> torch.Tensor:
-        """Return the vector of each input's last token that is not `token`; of its first where all are."""
+        """Return the vector of each input's last token that is not `token`; of its first token if all are."""
         found = []
         for run in self.runs:
             others = _rows(self.input_ids, run) != token
@@ -81,20 +81,22 @@ class Packed:
         return torch.cat(found)
 
     def counts_without(self, token: int) -> torch.Tensor:
-        """Return how many tokens of its input, up to and with it, are not `token`, for each token; 0 for `token`."""
+        """For each token, count its input's tokens up to and including it that are not `token`; return 0 for `token`
+        itself.
+        """
         others = [_rows(self.input_ids, run) != token for run in self.runs]
         return torch.cat([(each.cumsum(1) * each).flatten() for each in others])
 
     def mean(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The mean over all tokens."""
+        """Return the mean over the tokens of each input."""
         return torch.cat([_rows(hidden, run).mean(1) for run in self.runs])
 
     def largest(self, hidden: torch.Tensor) -> torch.Tensor:
-        """The largest of each number over all tokens."""
+        """Return the elementwise maximum over the tokens of each input."""
         return torch.cat([_rows(hidden, run).amax(1) for run in self.runs])
 
     def _mask(self, length: int, window: int) -> torch.Tensor | None:
-        """Who sees whom where that is neither all nor all before: bool [length, length]."""
+        """Return a visibility mask, bool [length, length]; None if the plain kernel's masks suffice."""
         if not window or length <= window:
             return None
         key = length, window
@@ -106,7 +108,7 @@ class Packed:
 
 
 def _rows(x: torch.Tensor, run: Segment) -> torch.Tensor:
-    """A run of x [tokens, ...] as [rows, length, ...]: a view."""
+    """Return a run of x [tokens, ...] as a view [rows, length, ...]."""
     return x[run.start : run.start + run.rows * run.length].view(run.rows, run.length, *x.shape[1:])
 
 

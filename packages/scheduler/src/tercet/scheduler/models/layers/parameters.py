@@ -1,9 +1,9 @@
-"""Parameters as they are before weights are loaded."""
+"""Uninitialized parameters, into which weights are loaded."""
 
 import torch
 from torch import nn
 
 
 def empty_parameter(*shape: int, dtype: torch.dtype, device: str | None = None) -> nn.Parameter:
-    """Uninitialised: weights are loaded into it."""
+    """Return an uninitialized parameter."""
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)

@@ -1,9 +1,9 @@
-"""Heads laid out so that every rotary embedding is one of half against half, over the whole head.
+"""A layout of heads that makes every rotary embedding half against half, over the whole head.
 
 Kernels rotate elements i and i + head_dim / 2 of a head. Some models rotate only the first elements of each head, some
-rotate neighbours. Their queries and keys are computed in another order, by weights whose rows are put in that order
-when they are loaded: what is rotated together comes to lie half a head apart, and what is not rotated meets a cosine of
-1 and a sine of 0. Queries and keys change alike, so that no product of them does.
+rotate adjacent elements. The rows of their projections are reordered at loading: elements that are rotated together
+move half a head apart, and unrotated elements get a cosine of 1 and a sine of 0. Queries and keys are reordered
+equally, so their products do not change.
 """
 
 import torch
@@ -11,22 +11,22 @@ from torch.nn.functional import pad
 
 
 def over_whole_heads(table: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """A table of `rope_cache` [positions, rotary_dim] for heads in `head_order`: [positions, head_dim]."""
+    """Pad a table of `rope_cache` [positions, rotary_dim] for heads in `head_order` to [positions, head_dim]."""
     cos, sin = table.chunk(2, dim=1)
     rest = (0, head_dim // 2 - cos.shape[1])
     return torch.cat([pad(cos, rest, value=1.0), pad(sin, rest)], dim=1)
 
 
 def standing_still(table: torch.Tensor) -> torch.Tensor:
-    """A table of the same size by which nothing is rotated."""
+    """Return a table of the same size that rotates nothing."""
     cos, sin = table.chunk(2, dim=1)
     return torch.cat([torch.ones_like(cos), torch.zeros_like(sin)], dim=1)
 
 
 def head_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -> torch.Tensor | None:
-    """Which element of a stored head each element of a head is: int64 [head_dim]; None where it is the same.
+    """Return the stored element of each element of a head, int64 [head_dim]; None if the order is unchanged.
 
-    The first `rotary_dim` are rotated, half against half, or `interleaved`, each even one against the next.
+    The first `rotary_dim` elements are rotated, half against half, or if `interleaved`, each even one against the next.
     """
     if rotary_dim == head_dim and not interleaved:
         return None
@@ -37,11 +37,11 @@ def head_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -> 
 
 
 def row_order(order: torch.Tensor, heads: int, more: int = 0) -> torch.Tensor:
-    """The same of the rows of a projection to `heads` heads, and to `more` elements, which stay as they are."""
+    """Return the order of rows of a projection to `heads` heads in `order`, followed by `more` unchanged rows."""
     starts = torch.arange(heads)[:, None] * len(order)
     return torch.cat([(starts + order).flatten(), torch.arange(more) + heads * len(order)])
 
 
 def behind(order: torch.Tensor, still: int) -> torch.Tensor:
-    """An order of rows that come after `still` others, which stay as they are: of all of them."""
+    """Return the order of rows with `still` unchanged rows before `order`."""
     return torch.cat([torch.arange(still), order + still])

@@ -1,8 +1,8 @@
-"""Tensor parallelism: which part of a model a process holds, and what the processes of a model do together.
+"""Tensor parallelism: the shard of a model that a rank holds, and the collectives of the ranks.
 
-Each holds some heads of every attention, some columns of every MLP and some rows of the vocabulary, and computes with
-them alone. What attention and MLP give is the sum over all processes (Megatron-LM, arXiv:1909.08053); what is between
-two sums is the same everywhere, and so are norms, routers and the cache's pages.
+Each rank holds some heads of every attention, some columns of every MLP and some rows of the vocabulary, and computes
+with these only. The outputs of attention and MLP are summed over all ranks (Megatron-LM, arXiv:1909.08053); everything
+between two sums is replicated, as are norms, routers and the cache's pages.
 """
 
 from collections.abc import Sequence
@@ -14,25 +14,25 @@ from torch.nn.functional import pad
 
 
 class Collectives(Protocol):
-    """What every process of a model calls, in the same order and with tensors of the same shapes.
+    """The interface of collectives, which every rank calls in the same order and with the same shapes.
 
-    Each gives the same bits everywhere, and may write over what it is given.
+    Each returns the same bits in all ranks, and may overwrite its argument.
     """
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of all ranks' x, of any shape."""
+        """Return the sum of all ranks' x, of any shape."""
         ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
-        """All ranks' x [rows, n] side by side, in their order: [rows, ranks * n]."""
+        """Concatenate all ranks' x [rows, n] in the order of ranks: [rows, ranks * n]."""
         ...
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        """Rank 0's x, of any shape."""
+        """Return rank 0's x, of any shape."""
         ...
 
     def smallest(self, number: int) -> int:
-        """The smallest of all ranks' numbers."""
+        """Return the smallest of all ranks' numbers."""
         ...
 
 
@@ -40,45 +40,45 @@ class SingleRankShard:
     """The `Collectives` of a model in one process."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        """All there is."""
+        """Return x."""
         return x
 
     all_gather = broadcast = all_reduce
 
     def smallest(self, number: int) -> int:
-        """The only one."""
+        """Return the number."""
         return number
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Part `rank` of `size` equal parts of everything that is split."""
+    """Shard `rank` of `size` equal shards."""
 
     rank: int = 0
     size: int = 1
     collectives: Collectives = field(default=SingleRankShard(), compare=False)
 
     def span(self, count: int, what: str) -> range:
-        """Which of `count` this process holds. Raises ValueError when they do not divide evenly."""
+        """Return this rank's range of `count`. Raise ValueError if it does not divide evenly."""
         if count % self.size:
             raise ValueError(f"{count} {what} cannot be split over {self.size} processes")
         share = count // self.size
         return range(self.rank * share, (self.rank + 1) * share)
 
     def shared_span(self, count: int, what: str) -> range:
-        """The same where fewer than there are processes may each be held by several."""
+        """Return this rank's range; if there are fewer than ranks, several ranks share each."""
         if count < self.size and self.size % count == 0:
             which = self.rank * count // self.size
             return range(which, which + 1)
         return self.span(count, what)
 
     def uneven_span(self, count: int) -> range:
-        """The same of what need not divide evenly: the last processes hold less."""
+        """Return this rank's range of a count that need not divide evenly: the last ranks hold less."""
         share = -(-count // self.size)
         return range(min(self.rank * share, count), min((self.rank + 1) * share, count))
 
     def joined(self, x: torch.Tensor, count: int) -> torch.Tensor:
-        """All columns of which each process has its `uneven_span` of `count`: [rows, share] -> [rows, count]."""
+        """Gather all columns of `uneven_span`s of `count`: [rows, share] -> [rows, count]."""
         if self.size == 1:
             return x
         share = -(-count // self.size)
@@ -87,52 +87,52 @@ class Shard:
 
 
 WHOLE = Shard()
-"""Everything in one process."""
+"""The whole model in one process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a process holds of one dimension of a stored tensor: runs of it, one after another."""
+    """The ranges of one dimension of a stored tensor that a rank holds."""
 
     whole: int
-    """Elements of that dimension when stored."""
+    """Size of the dimension in the stored tensor."""
     runs: tuple[range, ...]
     dim: int = 0
 
     @classmethod
     def span(cls, count: int, held: range, each: int = 1, dim: int = 0) -> "Cut":
-        """Some of `count` that take `each` so many elements."""
+        """Create the cut of items in `held`, of `count` items with `each` elements."""
         return cls(count * each, (range(held.start * each, held.stop * each),), dim)
 
     @classmethod
     def all(cls, count: int) -> "Cut":
-        """Nothing is left out."""
+        """Create a cut that keeps everything."""
         return cls(count, (range(count),))
 
     @property
     def held(self) -> int:
-        """Elements of the dimension that are kept."""
+        """Number of elements that are kept."""
         return sum(map(len, self.runs))
 
     def along(self, dim: int) -> "Cut":
-        """The same of another dimension."""
+        """Return the same cut of another dimension."""
         return Cut(self.whole, self.runs, dim)
 
     def below(self, other: "Cut") -> "Cut":
-        """Of what lies below what another is of, in one tensor: both."""
+        """Return the cut of a tensor that has this one's tensor below the other's."""
         runs = list(other.runs)
         for run in self.runs:
             begin = runs.pop().start if runs and runs[-1].stop == run.start + other.whole else run.start + other.whole
-            runs.append(range(begin, run.stop + other.whole))  # one with what it adjoins
+            runs.append(range(begin, run.stop + other.whole))  # merge adjacent ranges
         return Cut(other.whole + self.whole, tuple(runs), self.dim)
 
     def of(self, stored: torch.Tensor) -> torch.Tensor:
-        """What is held of a stored tensor: a view, if it is one run."""
+        """Return the held part of a stored tensor: a view if it is one range."""
         parts = [stored.narrow(self.dim, run.start, len(run)) for run in self.runs]
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
     def stored_shape(self, held: Sequence[int]) -> tuple[int, ...]:
-        """The shape of the stored tensor of which what is held has that shape."""
+        """Return the shape of the stored tensor whose held part has the given shape."""
         shape = list(held)
         shape[self.dim] = self.whole
         return tuple(shape)

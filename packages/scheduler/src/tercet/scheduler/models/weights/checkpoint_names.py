@@ -1,12 +1,12 @@
-"""What a checkpoint calls the modules of a model, where that is not what they are called here.
+"""Tensor names in checkpoints that differ from the module names here.
 
-Projections of one input are one module here. Most checkpoints store them one by one, Phi-3's as they are here.
+Projections of the same input are one fused module here. Most checkpoints store them separately, Phi-3's fused.
 
-Of experts transformers 5 stores one tensor for all of a layer, as they are here. Most checkpoints store three for each
-expert, and Mixtral's have words of their own for these and for the layer. Those of gpt-oss store all experts in one
-tensor, too, but outputs are its last dimension, gates and ups by turns: they are put in order when they have been read.
+transformers 5 stores all experts of a layer in one tensor, as they are here. Most checkpoints store three tensors for
+each expert, and Mixtral's have other names for these and for the layer. gpt-oss stores all experts in one tensor, too,
+but with outputs as the last dimension, and gates and ups interleaved: they are reordered after reading.
 
-Of models that read images, too, what reads text is served, and its names begin otherwise.
+Of models that also read images, only the text part is served, and its names have another prefix.
 """
 
 from collections.abc import Callable, Collection, Iterator
@@ -22,14 +22,14 @@ from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
 from tercet.scheduler.models.layers.shard import Cut
 
 _TEXT = {"language_model.": "", "model.language_model.": "model."}
-"""What stands before names where a model reads images, too, as transformers 4 and 5 have it, and what does here."""
+"""Prefixes of text tensors in models that also read images, by transformers 4 and 5, and their replacement."""
 _BESIDE = ".e_score_correction_bias"
-"""The end of a name of what scores are corrected by, where it is not the router's."""
+"""Suffix of the router's score correction in checkpoints that store it outside the router."""
 _SIGHT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
 def text_names(stored: Collection[str]) -> dict[str, str]:
-    """The name here of each stored tensor; without those of what reads images."""
+    """Map each stored name to the name here, without tensors of the image part."""
     stored = list(stored)
     for prefix, here in _TEXT.items():
         if any(name.startswith(prefix) for name in stored):
@@ -39,7 +39,7 @@ def text_names(stored: Collection[str]) -> dict[str, str]:
 
 
 class Place(NamedTuple):
-    """The memory that a stored tensor belongs in, and what of the tensor: without a `cut`, all of it."""
+    """The destination of a stored tensor, and the part of the tensor to read: without a `cut`, all of it."""
 
     memory: torch.Tensor
     cut: Cut | None = None
@@ -50,24 +50,24 @@ class Place(NamedTuple):
         return tuple(self.memory.shape) if self.cut is None else self.cut.stored_shape(self.memory.shape)
 
     def held(self, stored: torch.Tensor) -> torch.Tensor:
-        """What of the tensor belongs here."""
+        """Return the part of the tensor that this rank holds."""
         return stored if self.cut is None else self.cut.of(stored)
 
 
 @dataclass(frozen=True)
 class FusedNames:
-    """Which fused projections one checkpoint stores as one."""
+    """The fused projections that a checkpoint stores fused."""
 
     whole: frozenset[str] = frozenset()
-    """The last words of their paths, such as qkv_proj."""
+    """Last components of their paths, such as qkv_proj."""
 
     @classmethod
     def of(cls, stored: Collection[str]) -> "FusedNames":
-        """Those that are so in the names of a checkpoint's tensors."""
+        """Collect them from the names of a checkpoint's tensors."""
         return cls(frozenset(".".join(name.split(".")[-2:-1]) for name in stored))
 
     def parts(self, path: str, linear: FusedLinear) -> dict[str, Cut]:
-        """What the projection at `path` is stored as, in the order of its rows: each name, and the rows held of it."""
+        """Return the stored names of the projection at `path`, in the order of its rows, with the rows held of each."""
         parent, _, name = path.rpartition(".")
         if name in self.whole:
             return {path: reduce(lambda above, part: part.below(above), linear.parts.values())}
@@ -76,20 +76,20 @@ class FusedNames:
 
 @dataclass(frozen=True)
 class ExpertNames:
-    """The names of one checkpoint."""
+    """The naming scheme of experts in a checkpoint."""
 
     mlp: str = "mlp"
     parts: tuple[str, str, str] | None = ("gate_proj", "up_proj", "down_proj")
-    """Of one expert's projections; None where all experts are in one tensor."""
+    """Names of one expert's projections; None if all experts are in one tensor."""
     router: str = "gate"
     correction: str = ".gate.e_score_correction_bias"
-    """How the name of what scores are corrected by ends."""
+    """Suffix of the name of the router's score correction."""
     by_turns: bool = False
-    """Whether gates and ups are stored by turns, and weights in full the other way round."""
+    """Gates and ups are stored interleaved, and unquantized weights transposed."""
 
     @classmethod
     def of(cls, stored: Collection[str]) -> "ExpertNames":
-        """Those that the names of a checkpoint's tensors follow."""
+        """Detect the scheme from the names of a checkpoint's tensors."""
         for name in stored:
             if ".mlp.router." in name or name.endswith(".experts.gate_up_proj_blocks"):
                 return cls(parts=None, router="router", by_turns=True)
@@ -103,19 +103,20 @@ class ExpertNames:
         return cls(correction=correction)
 
     def parameter(self, path: str, kind: str) -> str:
-        """The name of a parameter of the module at `path`."""
+        """Return the stored name of a parameter of the module at `path`."""
         return f"{path}.{kind}".replace(type(self).correction, self.correction)
 
     def modules(self, model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-        """Every module of a model and its path in the checkpoint."""
+        """Yield every module of a model with its path in the checkpoint."""
         for path, module in model.named_modules():
             stored = f"{path}.".replace(".mlp.gate.", f".mlp.{self.router}.").replace(".mlp.", f".{self.mlp}.")
             yield stored.removesuffix("."), module
 
     def tensors(self, path: str, experts: Experts) -> dict[str, Place]:
-        """The name of each tensor of the experts at `path`, to where it belongs.
+        """Map each tensor of the experts at `path` to its destination.
 
-        Where all experts are in one tensor, a weight that has no memory yet is left out: it is read otherwise.
+        If all experts are in one tensor, quantized weights without memory yet are left out: another function reads
+        them.
         """
         if self.parts is None:
             return self._in_one(path, experts)
@@ -127,7 +128,7 @@ class ExpertNames:
         return places
 
     def _in_one(self, path: str, experts: Experts) -> dict[str, Place]:
-        """The same where all experts are in one tensor."""
+        """Do the same if all experts are in one tensor."""
         gate_up, down = experts.gate_up_proj, experts.down_proj
         rows, columns = self.rows_up(experts).along(1), experts.columns.along(2)
         places: dict[str, Place] = {}
@@ -141,16 +142,16 @@ class ExpertNames:
         return places
 
     def rows_up(self, experts: Experts) -> Cut:
-        """Which rows of one expert's stored gate-and-up tensor are held here."""
+        """Return the rows of one expert's stored gate-and-up tensor that this rank holds."""
         columns = experts.columns
         if self.by_turns:
             return Cut(2 * columns.whole, tuple(range(2 * run.start, 2 * run.stop) for run in columns.runs))
         return columns.below(columns)
 
     def rows(self, path: str, experts: Experts, linear: ExpertLinear) -> dict[str, torch.Tensor]:
-        """The stored parts of `linear`, of the experts at `path`: each name, to its memory [outputs, inputs].
+        """Map each stored part of `linear` in the experts at `path` to its memory [outputs, inputs].
 
-        In the order of memory: expert after expert, gate before up.
+        The order is that of memory: expert after expert, gate before up.
         """
         parts = self.parts or ()
         names, pieces = (parts[:2], 2) if linear is experts.gate_up_proj else (parts[2:], 1)
@@ -161,7 +162,7 @@ class ExpertNames:
         return result
 
     def borrowers(self, path: str, experts: Experts) -> dict[str, Callable[[Lent], None]]:
-        """For each stored weight of the experts at `path`, the call that lends it to its linear."""
+        """Map each stored weight of the experts at `path` to the call that lends it to its linear."""
         if self.parts is None:
             return {
                 f"{path}.{name}": partial(self._lend_all, linear)
@@ -180,9 +181,9 @@ class ExpertNames:
         linear.lend_all(lent, by_turns=self.by_turns)
 
     def put_in_order(self, model: nn.Module) -> None:
-        """Bring gates before ups where they were stored by turns: in biases and in weights in full, once read.
+        """Move gates before ups in biases and unquantized weights that were read interleaved.
 
-        What is lent comes in order when it is taken.
+        Lent weights are reordered when they are taken.
         """
         for module in model.modules() if self.by_turns else ():
             if isinstance(module, Experts):
@@ -194,5 +195,5 @@ class ExpertNames:
 
 
 def in_order(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of gates and ups by turns [2 * size, ...], the gates before the ups."""
+    """Deinterleave rows [2 * size, ...] of gates and ups into gates before ups."""
     return torch.cat([rows[::2], rows[1::2]])

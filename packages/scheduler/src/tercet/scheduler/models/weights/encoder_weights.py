@@ -1,4 +1,4 @@
-"""Loading an encoder: its checkpoint may put a name before every tensor's, and hold heads that are not used here."""
+"""The loader of encoders, whose checkpoints may have name prefixes and unused heads."""
 
 from collections.abc import Set
 from pathlib import Path
@@ -9,9 +9,9 @@ from tercet.scheduler.model_files import ModelError, read_header, weight_files
 from tercet.scheduler.models.weights.weights import LoadProgress, Progress, check_fit, checkpoint_tensors, fill, finish
 
 _PREFIXES = ("", "model.", "bert.", "roberta.")
-"""What a model with a head puts before the names of the model inside it."""
+"""Name prefixes of the base model in checkpoints of models with a head."""
 _UNUSED = ("cls.", "lm_head.", "pooler.", "head.", "decoder.", "classifier.", "qa_outputs.", "score.")
-"""Heads, which a model of another task leaves out."""
+"""Heads, which a model for another task ignores."""
 _COMPUTED = ("position_ids", ".inv_freq")
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 
@@ -19,8 +19,8 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress | None = None) -> None:
     """Fill an encoder from a checkpoint, casting to the model's dtype.
 
-    Raises ModelError, before the first byte is copied, listing each tensor that is missing, unexpected or misshapen;
-    and for a quantised decoder, whose layers nothing here reads.
+    Raise ModelError, before the first byte is copied, that lists each missing, unexpected or misshapen tensor. Raise it
+    also for a quantized decoder, because encoders have no quantized layers.
     """
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ModelError(f"{directory}: quantised checkpoints are served only of models that generate")
@@ -37,7 +37,7 @@ def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress |
 
 
 def _target(name: str, targets: Set[str]) -> str:
-    """The name here of a stored tensor; empty for one that is of no use."""
+    """Return the name here of a stored tensor; empty for an unused one."""
     for old, new in _OLD_NAMES.items():
         name = name.replace(old, new)
     for prefix in _PREFIXES:

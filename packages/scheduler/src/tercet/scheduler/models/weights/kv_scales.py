@@ -1,4 +1,4 @@
-"""The scales of keys and values that a checkpoint was calibrated with, for a cache in 8 bits."""
+"""A checkpoint's calibrated scales of keys and values, for an 8-bit KV cache."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from tercet.scheduler.models.weights.checkpoint_names import text_names
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 
 Scales = tuple[float, float]
-"""What keys and what values are multiples of, in a layer whose cache has 8 bits."""
+"""Scales of keys and of values in a layer whose cache has 8 bits."""
 
 
 _NAMES = (
@@ -20,13 +20,13 @@ _NAMES = (
     ("k_proj.output_scale", "v_proj.output_scale"),
     ("kv_scale", "kv_scale"),
 )
-"""What different tools call those of keys and of values, after the name of a layer's attention."""
+"""Names that different tools give to the scales of keys and values, after the name of a layer's attention."""
 SUFFIXES = tuple(f".self_attn.{name}" for names in _NAMES for name in dict.fromkeys(names))
-"""How the names of all of them end."""
+"""Suffixes of all their names."""
 
 
 def read_kv_scales(directory: Path, layers: int) -> Mapping[int, Scales]:
-    """The scales of each layer that has any. Raises ModelError for one that is not a positive number."""
+    """Read the scales of each layer that has any. Raise ModelError for a scale that is not a positive number."""
     headers = {path: read_header(path) for path in weight_files(directory)}
     here = text_names([name for header in headers.values() for name in header])
     scales = [(path, name) for path, header in headers.items() for name in header if name.endswith(SUFFIXES)]

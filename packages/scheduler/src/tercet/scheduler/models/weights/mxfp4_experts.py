@@ -1,7 +1,8 @@
-"""Experts in MXFP4 as gpt-oss stores them, turned into our own layout (`QuantizedWeight`).
+"""The conversion of gpt-oss's MXFP4 experts to our layout (`QuantizedWeight`).
 
-For all experts of a projection with n outputs and k inputs: blocks uint8 [experts, n, k / 32, 16], whose byte j has
-column 2 * j of its 32 in the lower half and the next one in the upper, and scales uint8 [experts, n, k / 32] in e8m0.
+A projection of all experts with n outputs and k inputs has two tensors: blocks uint8 [experts, n, k / 32, 16], whose
+byte j has column 2 * j of its 32 in the lower half and the next one in the upper, and scales uint8 [experts, n, k / 32]
+in e8m0.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,21 +19,23 @@ from tercet.scheduler.models.layers.shard import Cut
 from tercet.scheduler.models.weights.checkpoint_names import in_order
 
 Read = Callable[[str], torch.Tensor]
-"""The stored tensor of a name, on the model's device."""
+"""A function that reads the stored tensor of a name, on the model's device."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mxfp4Experts:
-    """One projection of all experts of a layer, and its name in the checkpoint. Read as a `QuantizedLinear` is."""
+    """A projection of all experts of a layer, and its name in the checkpoint. It has the methods of
+    `QuantizedLinear`.
+    """
 
     target: ExpertLinear
     name: str
     rows: Cut
-    """What is held of each expert's outputs, as they are stored."""
+    """The part of each expert's stored outputs that this rank holds."""
     columns: Cut
-    """And of its inputs: one run."""
+    """The part of each expert's stored inputs that this rank holds, a single range."""
     by_turns: bool
-    """Whether gates and ups are stored by turns."""
+    """Gates and ups are stored interleaved."""
 
     def __post_init__(self) -> None:
         if self.columns.whole % MXFP4_BLOCK[1]:
@@ -42,24 +45,24 @@ class Mxfp4Experts:
 
     @property
     def parts(self) -> dict[str, Cut]:
-        """The one that there is."""
+        """The single part."""
         return {self.name: self.rows}
 
     def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:  # noqa: ARG002
-        """Both tensors that it is read from, with their shapes."""
+        """Return the shapes of the two stored tensors."""
         scales = len(self.target.weight), self.rows.whole, self.columns.whole // MXFP4_BLOCK[1]
         return {f"{self.name}_blocks": (*scales, MXFP4_BLOCK[1] // 2), f"{self.name}_scales": scales}
 
     def extras(self) -> list[str]:
-        """None are stored beside these."""
+        """Return no names: no other tensors may be stored."""
         return []
 
     def missing_biases(self) -> list[str]:
-        """None are stored without being asked for."""
+        """Return no names: stored biases are always expected."""
         return []
 
     def load(self, read: Read, device: torch.device, dtype: torch.dtype | None) -> None:
-        """Give the layer its weight: quantised, or in full where a `dtype` is named. One expert's is there twice."""
+        """Set the layer's weight: quantized, or in full if `dtype` is given. Only one expert is in memory twice."""
         blocks, scales = (self._held(read(f"{self.name}_{kind}")) for kind in ("blocks", "scales"))
         experts, outputs, inputs = self.target.weight.shape
         if dtype is not None:
@@ -83,13 +86,13 @@ class Mxfp4Experts:
         self.target.quantised = whole
 
     def _held(self, stored: torch.Tensor) -> torch.Tensor:
-        """Of what is stored for outputs and blocks of inputs: [experts, rows, blocks, ...]."""
+        """Return the held part of a tensor of outputs and input blocks: [experts, rows, blocks, ...]."""
         size = MXFP4_BLOCK[1]
         blocks = tuple(range(run.start // size, run.stop // size) for run in self.columns.runs)
         return Cut(self.columns.whole // size, blocks, 2).of(self.rows.along(1).of(stored))
 
     def _weight(self, blocks: torch.Tensor, scales: torch.Tensor) -> QuantizedWeight:
-        """Of one expert."""
+        """Convert the weight of one expert."""
         if self.by_turns:
             blocks, scales = in_order(blocks), in_order(scales)
         codes = torch.stack([blocks & 15, blocks >> 4], -1).view(len(blocks), -1)

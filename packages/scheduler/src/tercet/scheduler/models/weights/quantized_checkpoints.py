@@ -1,14 +1,13 @@
-"""Quantised layers of public checkpoints, turned into our own layout (`QuantizedWeight`) without their libraries.
+"""The conversion of quantized layers of public checkpoints to our layout (`QuantizedWeight`), without their libraries.
 
-The tensors beside a layer's name, for a weight of n outputs and k inputs in groups of g inputs:
+These tensors are stored under a layer's name, for a weight of n outputs and k inputs in groups of g inputs:
 - fp8 (compressed-tensors, and the block form of DeepSeek-V3): weight e4m3 [n, k], and scales for all of it, for each
-  output [n, 1], or for blocks of 128 x 128. They are called weight_scale or weight_scale_inv, and multiplied by.
+output [n, 1], or for blocks of 128 x 128. They are called weight_scale or weight_scale_inv; both multiply.
 - AWQ (AutoAWQ's "gemm"): qweight int32 [k, n / 8], qzeros int32 [k / g, n / 8], scales [k / g, n]. A word holds eight
-  outputs, nibble by nibble in the order 0 2 4 6 1 3 5 7.
-- mxfp4, of experts alone: `mxfp4_experts`.
+outputs, nibble by nibble in the order 0 2 4 6 1 3 5 7.
+- mxfp4, for experts only: see `mxfp4_experts`.
 - GPTQ (AutoGPTQ): qweight int32 [k / 8, n], of eight inputs in order; qzeros int32 [k / g, n / 8], of eight outputs in
-  order, one less than they are, of 4 bits: 15 is 0; scales [k / g, n]; g_idx, the group of each input, which must be
-  in order here.
+order, each stored minus one modulo 16; scales [k / g, n]; g_idx, the group of each input, which must be ascending here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,27 +30,29 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _FP8_SCALES = ("weight_scale", "weight_scale_inv")
 _FLOATS = ("F32", "BF16", "F16")
 _UNUSED = ("input_scale", "activation_scale")
-"""Stored for activations, which are not rounded here."""
+"""Scales of activations, which are ignored because activations are not quantized here."""
 
 
 @dataclass(frozen=True, eq=False)
 class QuantizedLinear:
-    """A linear layer of the model, and the names of its parts in the checkpoint with the rows held of each.
+    """A linear layer of the model, and its parts in the checkpoint with the rows held of each.
 
-    That of experts has parts of each of them.
+    A layer of experts has parts of each expert.
     """
 
     target: Linear | ExpertLinear | torch.Tensor
-    """A layer that can hold a quantised weight, or the memory that a weight is put into in full."""
+    """A layer that can hold a quantized weight, or the memory of a weight in full."""
     parts: dict[str, Cut]
     inputs: Cut
-    """What is held of every part's columns: one run."""
+    """The held columns of every part, a single range."""
     quantization: StoredQuantization
     stored: Mapping[str, StoredTensor] = field(default_factory=dict, repr=False)
     """The tensors of the checkpoint."""
 
     def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
-        """Every tensor that it is read from, with its shape: of fp8 scales that may have several, the stored one's."""
+        """Return the shapes of all tensors that are read; fp8 scales may have several shapes, so theirs is the
+        stored one.
+        """
         method, inputs = self.quantization.method, self.inputs.whole
         groups = inputs // (self.quantization.group or inputs)
         result: dict[str, tuple[int, ...]] = {}
@@ -72,7 +73,7 @@ class QuantizedLinear:
         return result
 
     def _fp8_scales(self, outputs: int, stored: StoredTensor | None) -> tuple[int, ...]:
-        """Of blocks, or else one for the whole weight or for each output, however those are stored."""
+        """Return the shape of fp8 scales: per block, or else per tensor or per output, as stored."""
         rows, columns = self.quantization.block
         if rows:
             return -(-outputs // rows), -(-self.inputs.whole // columns)
@@ -81,12 +82,12 @@ class QuantizedLinear:
         return outputs, 1
 
     def _scales(self, prefix: str) -> str:
-        """Return the name of the fp8 scales that are stored of a part."""
+        """Return the name of a part's stored fp8 scales."""
         names = [f"{prefix}.{kind}" for kind in (self.quantization.scales, *_FP8_SCALES)]
         return next((name for name in names if name in self.stored), names[0])
 
     def check_dtypes(self) -> None:
-        """Raise ModelError for tensors whose numbers mean something else than is read here."""
+        """Raise ModelError for tensors of an unexpected dtype."""
         for name in self.shapes(self.stored):
             kinds = ("F8_E4M3",) if name.endswith(".weight") else _FLOATS
             kinds = ("I32",) if name.endswith((".qweight", ".qzeros")) else kinds
@@ -98,7 +99,7 @@ class QuantizedLinear:
         return [f"{prefix}.g_idx" for prefix in self.parts] if self.quantization.method == "gptq" else []
 
     def check_order(self, name: str, order: torch.Tensor) -> None:
-        """Raise ModelError unless the inputs of a group stand side by side, in order."""
+        """Raise ModelError unless the groups of inputs are contiguous and ascending."""
         inputs = self.inputs.whole
         if order.shape != (inputs,) or not torch.equal(
             order.long(), torch.arange(inputs) // (self.quantization.group or inputs)
@@ -109,18 +110,18 @@ class QuantizedLinear:
             )
 
     def extras(self) -> list[str]:
-        """Names that may be stored beside those of `shapes`."""
+        """Return names that may be stored in addition to those of `shapes`."""
         unused = _UNUSED if self.quantization.method == "fp8" else ()
         return [*self.orders(), *(f"{prefix}.{name}" for prefix in self.parts for name in unused)]
 
     def missing_biases(self) -> list[str]:
-        """What biases would be called, where the layer has none."""
+        """Return the names that biases would have, if the layer has none."""
         if isinstance(self.target, Linear) and self.target.bias is not None:
             return []
         return [f"{prefix}.bias" for prefix in self.parts]
 
     def load(self, read: Read, device: torch.device, dtype: torch.dtype | None) -> None:
-        """Give the layer its weight: quantised, or in full where a `dtype` is named or it can be no other way."""
+        """Set the layer's weight: quantized, or in full if `dtype` is given or nothing else is possible."""
         if isinstance(self.target, torch.Tensor):
             self._put(read, self.target)
         elif dtype is not None:
@@ -135,18 +136,18 @@ class QuantizedLinear:
                 self.target.quantised = QuantizedExperts(weight, len(self.target.weight))
 
     def _put(self, read: Read, memory: torch.Tensor) -> None:
-        """The weight in full, into memory [outputs, inputs]."""
+        """Dequantize the weight into memory [outputs, inputs]."""
         parts = torch.split(memory, [rows.held for rows in self.parts.values()])
         for prefix, part in zip(self.parts, parts, strict=True):
             part.copy_(dequantize(self._held(prefix, read), memory.dtype))
 
     def _held(self, prefix: str, read: Read) -> QuantizedWeight:
-        """What is held of a part."""
+        """Return the held rows and columns of a part."""
         whole = self._part(prefix, read)
         return joined([whole.part(rows, columns) for rows in self.parts[prefix].runs for columns in self.inputs.runs])
 
     def _part(self, prefix: str, read: Read) -> QuantizedWeight:
-        """All of it."""
+        """Convert a whole part."""
         quantization = self.quantization
         match quantization.method:
             case "fp8":
@@ -170,7 +171,7 @@ class QuantizedLinear:
 
 
 def _as_fp8(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) -> QuantizedWeight:
-    """Scales of any of the three shapes become one row of them for each output."""
+    """Convert an fp8 weight; scales of any of the three shapes become one row for each output."""
     (n, k), (rows, columns) = weight.shape, block
     if rows:
         spread = scales.float().repeat_interleave(rows, 0)[:n]
@@ -182,7 +183,7 @@ def _as_fp8(weight: torch.Tensor, scales: torch.Tensor, block: tuple[int, int]) 
 
 
 def quantized_as(weight: torch.Tensor, quantization: StoredQuantization) -> QuantizedWeight:
-    """A weight [n, k] rounded to the layout that a checkpoint of this kind is turned into."""
+    """Quantize a weight [n, k] to the layout of a checkpoint of this kind."""
     if quantization.method == "mxfp4":
         return quantize(weight, "mxfp4", MXFP4_BLOCK)
     if quantization.method == "fp8":
@@ -193,10 +194,10 @@ def quantized_as(weight: torch.Tensor, quantization: StoredQuantization) -> Quan
 def quantized_linears(
     model: nn.Module, quantization: StoredQuantization, stored: Mapping[str, StoredTensor]
 ) -> list[QuantizedLinear | Mxfp4Experts]:
-    """The layers that a checkpoint has quantised; those it stores in full get memory here, on the model's device.
+    """Return the layers that a checkpoint has quantized; allocate memory for the others on the model's device.
 
-    Of experts each projection of all of them is a layer; it is put in full where only some of them are quantised.
-    Raises ModelError for another layer of which only some parts are quantised, and for shapes that cannot be.
+    Each projection of all experts is a layer; it is dequantized if only some experts are quantized. Raise ModelError
+    for another layer of which only some parts are quantized, and for shapes that cannot be.
     """
     found: list[QuantizedLinear | Mxfp4Experts] = []
     names, fused = ExpertNames.of(stored), FusedNames.of(stored)
@@ -230,7 +231,7 @@ def _quantized_experts(
     stored: Mapping[str, StoredTensor],
     device: torch.device,
 ) -> Sequence[QuantizedLinear | Mxfp4Experts]:
-    """One of the linears of the experts at `path`: as one layer, or as many in full, or none."""
+    """Return one of the linears of the experts at `path` as one layer, as several in full, or as none."""
     up = linear is experts.gate_up_proj
     every_output, every_input = map(Cut.all, linear.weight.shape[1:])
     if names.parts is None:
@@ -257,7 +258,7 @@ def _quantized_experts(
 
 
 def _take_memory(linear: Linear | ExpertLinear, device: torch.device) -> None:
-    """For a weight in full."""
+    """Allocate memory for a weight in full."""
     linear.weight = nn.Parameter(torch.empty_like(linear.weight, device=device), requires_grad=False)
 
 
@@ -282,7 +283,7 @@ def _check_sizes(linear: QuantizedLinear) -> None:
 
 
 def _words(packed: torch.Tensor, dim: int, order: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7)) -> torch.Tensor:
-    """The nibbles of int32 words along a dimension, int32; nibble i is element order[i] of the word's eight."""
+    """Return the nibbles of int32 words along a dimension, int32; nibble i is element order[i] of the word's eight."""
     place = [order.index(element) for element in range(8)]
     shifts = torch.tensor([4 * nibble for nibble in place], dtype=torch.int32, device=packed.device)
     if dim == 0:
@@ -291,7 +292,7 @@ def _words(packed: torch.Tensor, dim: int, order: tuple[int, ...] = (0, 1, 2, 3,
 
 
 def joined(parts: list[QuantizedWeight]) -> QuantizedWeight:
-    """Weights of the same inputs, one below the other."""
+    """Concatenate weights of the same inputs along their outputs."""
     first = parts[0]
     zeros = None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
     codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])

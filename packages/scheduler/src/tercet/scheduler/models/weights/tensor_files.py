@@ -1,4 +1,4 @@
-"""Opening safetensors files: the library's own check of a header, and one error for all that is wrong with it."""
+"""Access to safetensors files with one error type for all faults."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,9 +12,9 @@ from tercet.scheduler.model_files import reading
 
 @contextmanager
 def open_tensors(path: Path) -> Iterator[Any]:
-    """Open a file whose header was read, as `safe_open` does: its tensors are views of the mapped file.
+    """Open a file whose header was read, like `safe_open`: its tensors are views of the mapped file.
 
-    Raises ModelError for a file that the library refuses, for whatever reason.
+    Raise ModelError for a file that the library refuses for any reason.
     """
     with ExitStack() as stack:
         with reading(str(path)):

@@ -1,4 +1,4 @@
-"""Loading weights: safetensors files, by memory map, straight into the fused parameters they belong to."""
+"""The weight loader: safetensors files, memory-mapped, copied directly into the fused parameters."""
 
 import logging
 from collections import Counter
@@ -36,17 +36,17 @@ from tercet.scheduler.models.weights.tensor_files import open_tensors
 logger = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
+"""A callback with (bytes done, bytes in all)."""
 
 _Quantized = QuantizedLinear | Mxfp4Experts
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ELSEWHERE = (".rotary_emb.inv_freq", *KV_SCALES)
-"""Names of what old versions of transformers saved and is computed here, and of what a cache in 8 bits reads."""
+"""Suffixes of tensors that old versions of transformers saved and that are computed here, and of KV scales."""
 _DUMMY_BLOCK = 1_048_573  # a prime, so that repeats of the block fall differently on every row
 
 
 class LoadProgress:
-    """The bytes of a checkpoint that have been read, and who wants to be told of them."""
+    """The bytes of a checkpoint that have been read, and the callback that reports them."""
 
     def __init__(self, progress: Progress | None, files: Mapping[Path, Mapping[str, StoredTensor]]) -> None:
         self._progress = progress
@@ -54,7 +54,7 @@ class LoadProgress:
         self._done = 0
 
     def add(self, tensor: StoredTensor) -> None:
-        """One more."""
+        """Count a tensor as read."""
         self._done += _size(tensor)
         if self._progress is not None:
             self._progress(self._done, self._total)
@@ -68,11 +68,11 @@ class _Fitting(NamedTuple):
     targets: Mapping[str, Place]
     linears: Sequence[_Quantized]
     quantised: Mapping[str, tuple[int, ...]]
-    """The shapes of tensors that quantised layers are stored as."""
+    """The shapes of the stored tensors of quantized layers."""
 
 
 def check_weights(model: CausalLM, directory: Path) -> None:
-    """Raise ModelError for a checkpoint that `load_weights` would refuse. The model is only looked at."""
+    """Raise ModelError for a checkpoint that `load_weights` would refuse. The model is not changed."""
     _fitting(model, directory)
 
 
@@ -86,9 +86,9 @@ def load_weights(
 ) -> None:
     """Fill a model from a checkpoint, casting to the model's dtype.
 
-    Everything is checked before the first byte is copied: raises ModelError that lists each tensor that is missing,
-    unexpected or of another shape. Quantised layers stay so, unless they are to be `dequantised` as they are read.
-    `lend` is for who takes the weights away next: matrices are left in the mapped files until then.
+    Everything is checked before the first byte is copied: raise ModelError that lists each missing, unexpected or
+    misshapen tensor. Quantized layers stay quantized unless `dequantised`. With `lend`, matrices stay in the mapped
+    files until the caller takes the weights away.
     """
     fitting = _fitting(model, directory)
     files, embedding = fitting.files, fitting.targets[_EMBEDDING].memory
@@ -119,7 +119,7 @@ def _fitting(model: CausalLM, directory: Path) -> _Fitting:
 
 
 def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str, StoredTensor]]:
-    """Each file's tensors by their names here, but for those that images are read or tokens guessed ahead with."""
+    """Return each file's tensors by their names here, without those of images and multi-token prediction."""
     ahead = tuple(f"model.layers.{config.layers + number}." for number in range(config.layers_ahead))
     files = {
         path: {name: tensor for name, tensor in read_header(path).items() if not name.startswith(ahead)}
@@ -144,8 +144,8 @@ def fill(
 ) -> None:
     """Copy each stored tensor, or the part of it that is held here, to its target. All keys are names in the files.
 
-    A tensor with a borrower is lent to it instead of copied, and counts as read once the borrower takes it. Those
-    without a target count as read; those in `later` are left out, and counted by who reads them.
+    A tensor with a borrower is lent to it instead of copied, and counts as read once the borrower takes it. Tensors
+    without a target count as read; those in `later` are skipped, and their reader counts them.
     """
     for path, header in files.items():
         with open_tensors(path) as file:  # tensors are views of the mapped file
@@ -163,14 +163,14 @@ def fill(
 
 
 def finish(model: nn.Module) -> None:
-    """Let modules make of their loaded weights the form that they compute with."""
+    """Call each module's `process_weights_after_loading`."""
     for module in model.modules():
         if isinstance(module, OpsModule):
             module.process_weights_after_loading()
 
 
 def _borrowers(model: nn.Module, stored: Collection[str]) -> dict[str, Callable[[Lent], None]]:
-    """Who is lent the tensor of each name that a checkpoint has for rows of a matrix, or of an expert's."""
+    """Map each stored name of a matrix's rows, or of an expert's, to the call that lends the tensor to its module."""
     found: dict[str, Callable[[Lent], None]] = {}
     names, experts = FusedNames.of(stored), ExpertNames.of(stored)
     for path, module in experts.modules(model):
@@ -186,7 +186,7 @@ def _borrowers(model: nn.Module, stored: Collection[str]) -> dict[str, Callable[
 
 
 def _zero_biases(linears: Sequence[_Quantized], files: Mapping[Path, Mapping[str, StoredTensor]]) -> set[str]:
-    """Stored biases of layers that have none here. AutoGPTQ used to give each layer one, of zeros."""
+    """Return stored zero biases of layers without biases. AutoGPTQ used to give each layer one."""
     asked = {name for linear in linears for name in linear.missing_biases()}
     found = set()
     for path, header in files.items():
@@ -214,7 +214,7 @@ def _load_quantised(
     *,
     dequantised: bool,
 ) -> None:
-    """Read the quantised layers onto the device of `like`; in full, in its dtype."""
+    """Read the quantized layers onto the device of `like`; if `dequantised`, in its dtype."""
     if not linears:
         return
     place = {name: path for path, header in files.items() for name in header}
@@ -234,8 +234,8 @@ def _load_quantised(
 def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuantization | None = None) -> None:
     """Fill a model of any size with cheap random weights: one block of normal(0, 0.02), repeated. Norms are 1.
 
-    With a `quantization`, layers that such a checkpoint would have quantised, and that can be computed so, are
-    quantised; all others, and all without it, are in full.
+    With a `quantization`, layers that such a checkpoint would have quantized, and that have kernels, are quantized;
+    other layers are in full.
     """
     generator = torch.Generator().manual_seed(seed)
     device = next(parameter.device for parameter in model.parameters() if not parameter.is_meta)
@@ -256,7 +256,7 @@ def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuanti
 
 
 def _dummy_quantised(linear: Linear | ExpertLinear, block: torch.Tensor, quantization: StoredQuantization) -> None:
-    """Repeats of the block, rounded where it lies: an expert at a time, so that little lies there in full."""
+    """Fill a layer with repeats of the block, quantized on the device, one expert at a time to save memory."""
     *_, outputs, inputs = linear.weight.shape
     full = torch.empty(outputs, inputs, device=block.device)
     _tile(full.view(-1), block)
@@ -269,9 +269,9 @@ def _dummy_quantised(linear: Linear | ExpertLinear, block: torch.Tensor, quantiz
 
 
 def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[str, Place]:
-    """Each name a checkpoint must hold, to the place of its tensor: a parameter, or rows of a fused one.
+    """Map each name that a checkpoint must have to its destination: a parameter, or rows of a fused one.
 
-    Of names that there are several of, those are taken that the checkpoint's `stored` tensors follow.
+    If a tensor has several possible names, the checkpoint's `stored` names decide.
     """
     tensors: dict[str, Place] = {}
     names, fused = ExpertNames.of(stored), FusedNames.of(stored)
@@ -281,7 +281,7 @@ def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[s
         if isinstance(module, Experts | ExpertLinear):
             continue
         for kind, parameter in module.named_parameters(recurse=False):
-            if parameter.is_meta:  # a quantised weight, which is read otherwise
+            if parameter.is_meta:  # a quantized weight, which another function reads
                 continue
             if isinstance(module, FusedLinear):
                 parts = fused.parts(path, module)
@@ -301,7 +301,7 @@ def check_fit(
     files: Mapping[Path, Mapping[str, StoredTensor]],
     unread: Set[str] = frozenset(),
 ) -> None:
-    """Raise ModelError for whatever does not fit: each of the `shapes` must be stored, and what is `unread` may be."""
+    """Raise ModelError for any mismatch: each of the `shapes` must be stored, and `unread` names may be."""
     names = [name for header in files.values() for name in header if not name.endswith(_ELSEWHERE)]
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     problems = {
@@ -319,7 +319,7 @@ def check_fit(
 
 
 def _check_tied_head(directory: Path, files: Mapping[Path, Mapping[str, StoredTensor]], dtype: torch.dtype) -> None:
-    """Raise ModelError for a stored head that is not the embedding that is used in its place."""
+    """Raise ModelError for a stored head that differs from the embedding that replaces it."""
     place = {name: path for path, header in files.items() for name in header}
     if _HEAD not in place:
         return
@@ -335,7 +335,7 @@ def _check_tied_head(directory: Path, files: Mapping[Path, Mapping[str, StoredTe
 
 
 def _size(tensor: StoredTensor) -> int:
-    """In bytes."""
+    """Return the size in bytes."""
     return tensor.end - tensor.start
 
 
