@@ -60,7 +60,7 @@ class Bench:
         adapters = self.worker._adapters
         assert adapters is not None
         bank = adapters._bank
-        adapters.desk._read_files = lambda adapter: random_adapter(bank, int(adapter.path))
+        adapters.loader._read_files = lambda adapter: random_adapter(bank, int(adapter.path))
         self._loads = [AdapterLoad(place, LoRAAdapter(str(place))) for place in range(SLOTS)]
         self._step = 0
 

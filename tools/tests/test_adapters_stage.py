@@ -100,16 +100,16 @@ def test_adapters_are_right_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_graphs_that_read_no_adapters_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with_graphs(monkeypatch, Tape())
-    monkeypatch.setattr(StepAdapters, "put_in_place", lambda *_: None)
+    monkeypatch.setattr(StepAdapters, "write_decode_rows", lambda *_: None)
     assert compared()["wrong"] == ["first", "second"]
 
 
 def test_decodes_with_adapters_that_are_not_replayed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although all graphs are there: only the last decode is of somebody without."""
-    kind_of = CudaGraphRunner._kind
+    kind_of = CudaGraphRunner._graph_key
     with_graphs(monkeypatch, Tape())
     monkeypatch.setattr(
-        CudaGraphRunner, "_kind", lambda self, inputs, adapted: None if adapted else kind_of(self, inputs, adapted)
+        CudaGraphRunner, "_graph_key", lambda self, inputs, adapted: None if adapted else kind_of(self, inputs, adapted)
     )
     assert compared()["compared"]["all"]["trouble"].endswith("of 7 decodes only 1 were replayed from graphs")
 

@@ -83,13 +83,13 @@ def test_rows_that_do_not_see_those_before_them_are_found(graphs: bool, monkeypa
 
 def test_chains_that_are_not_replayed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Although all graphs are there."""
-    kind_of = CudaGraphRunner._kind
+    kind_of = CudaGraphRunner._graph_key
     with_graphs(monkeypatch, Tape(), decode_rows=4, chained_rows=8)
 
     def of_decodes(self: CudaGraphRunner, inputs: StepInputs, adapted: bool) -> Any:
         return None if inputs.chained else kind_of(self, inputs, adapted)
 
-    monkeypatch.setattr(CudaGraphRunner, "_kind", of_decodes)
+    monkeypatch.setattr(CudaGraphRunner, "_graph_key", of_decodes)
     said = results_of()["compared"]["float32"]["trouble"]
     assert said == "RuntimeError: of 32 decodes only 24 were replayed from graphs"
     with_graphs(monkeypatch, Tape(), decode_rows=2, chained_rows=SCALE.draft_rows)

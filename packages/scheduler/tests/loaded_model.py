@@ -11,9 +11,9 @@ from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.weights import load_weights
 
 
-def load(directory: Path, *, dequantised: bool = False) -> CausalLM:
+def load(directory: Path, *, dequantized: bool = False) -> CausalLM:
     model = build_model(ModelConfig.load(directory))
-    load_weights(model, directory, dequantised=dequantised)
+    load_weights(model, directory, dequantized=dequantized)
     return model
 
 

@@ -204,12 +204,12 @@ def test_a_huge_context_takes_no_more_memory_than_there_is(checkpoints: Checkpoi
 
 
 def test_a_shorter_longrope_rotates_as_the_longer_one_does(checkpoints: Checkpoints) -> None:
-    from tercet.scheduler.models.config.model_config import ModelConfig, shortened
+    from tercet.scheduler.models.config.model_config import ModelConfig, with_context_length
     from tercet.scheduler.models.registry import build_model
 
     config = ModelConfig.load(checkpoints("phi3_longrope"))
     assert config.context_length == 512
-    long, short = (build_model(each) for each in (config, shortened(config, 24)))  # type: ignore[arg-type]
+    long, short = (build_model(each) for each in (config, with_context_length(config, 24)))  # type: ignore[arg-type]
     tables = [
         next(tensor for name, tensor in model.named_buffers() if name.endswith("cache")) for model in (long, short)
     ]
@@ -278,7 +278,7 @@ def test_an_adapter_that_hangs_keeps_no_other_from_being_read() -> None:
                 call()
             return Adapter("1" * 64, 4, {})
 
-        desk = AdapterLoader(read, spare=2, patience=0.05)
+        desk = AdapterLoader(read, spare=2, timeout=0.05)
         for number in range(8):
             desk.want(LoRAAdapter("/hangs", str(number) * 64))
         desk.want(LoRAAdapter("/good"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tercet.scheduler.device import device_memory
-from tercet.scheduler.device.device_memory import available_bytes, is_hosts_own, total_bytes
+from tercet.scheduler.device.device_memory import available_bytes, shares_host_memory, total_bytes
 
 STAT = "anon 300\nfile 250\ninactive_file 150\nactive_file 90\nslab 10\n"
 """Of 560 bytes: files that are mapped into memory, weights among them, are given up for whoever needs theirs."""
@@ -66,5 +66,5 @@ def test_a_gpu_without_memory_of_its_own_has_what_the_machine_has(
     write(cgroup, memory__max="1000\n", memory__current="560\n", memory__stat=STAT)
     gpu = torch.device("cuda")
     assert available_bytes(gpu) == (available() if integrated else 77)
-    assert is_hosts_own(gpu) == bool(integrated)
-    assert is_hosts_own(torch.device("cpu"))
+    assert shares_host_memory(gpu) == bool(integrated)
+    assert shares_host_memory(torch.device("cpu"))

@@ -9,7 +9,7 @@ import torch
 from tercet.kernels import device as machine
 from tercet.kernels.errors import BusyDeviceError
 from tercet.scheduler.device import devices
-from tercet.scheduler.device.devices import first_gpu, slow_dtype, take_device
+from tercet.scheduler.device.devices import first_gpu, select_device, slow_dtype
 from tercet.scheduler.models.config.model_config import computed_dtype
 
 pytestmark = pytest.mark.usefixtures("other_devices")
@@ -34,7 +34,7 @@ def test_a_gpu_that_is_named_becomes_the_current_one(
     name: str, device: str, first: int | None, gpus: list[torch.device]
 ) -> None:
     assert first_gpu(name) == first
-    assert take_device(name) == torch.device(device)
+    assert select_device(name) == torch.device(device)
     assert gpus == ([torch.device(device)] if ":" in name else [])
 
 
@@ -42,7 +42,7 @@ def test_a_gpu_that_is_named_becomes_the_current_one(
 @pytest.mark.parametrize("name", ["auto:3", "cuda:7"])
 def test_a_gpu_that_is_not_there_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"--device {name}: this machine's GPUs are 3"):
-        take_device(name)
+        select_device(name)
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda:0"])
@@ -50,13 +50,13 @@ def test_a_gpu_where_there_is_none_is_refused(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.version.cuda", None)
     with pytest.raises(ValueError, match=f"^--device {name}: torch .* was built without CUDA"):
-        take_device(name)
+        select_device(name)
 
 
 @pytest.mark.parametrize("name", ["auto", "auto:5"])
 def test_without_gpus_any_scheduler_is_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert take_device(name) == torch.device("cpu")
+    assert select_device(name) == torch.device("cpu")
 
 
 @pytest.mark.parametrize(("seen", "level"), [(True, logging.WARNING), (False, logging.INFO)])
@@ -82,7 +82,7 @@ def test_a_gpu_that_is_busy_now_never_makes_a_scheduler_one_on_the_cpu(
 
     monkeypatch.setattr(devices, "missing_gpu", busy)
     with pytest.raises(ValueError, match=f"--device {name}: GPU 0 cannot be used now: CUDA error: out of memory$"):
-        take_device(name)
+        select_device(name)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_rows_that_find_memory_once_it_was_given_back_are_not_halved() -> None:
 def test_a_size_that_failed_is_halved_at_once_for_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tercet.scheduler.device.oom._FORGOTTEN_AFTER", 5)
+    monkeypatch.setattr("tercet.scheduler.device.oom._RETRY_AFTER", 5)
     device = Device(4, MemoryError())
     halving = SplitOnOom("rows", device.release)
     with caplog.at_level(logging.WARNING):
@@ -171,10 +171,10 @@ def test_other_errors_are_not_for_memory() -> None:
 @ERRORS
 def test_what_is_not_divided_is_tried_once(error: Exception) -> None:
     device = Device(4, error)
-    divided = NoSplit()
-    assert divided(device.run, slice(2, 6)) == [[2, 3, 4, 5]]
+    oom_policy = NoSplit()
+    assert oom_policy(device.run, slice(2, 6)) == [[2, 3, 4, 5]]
     with pytest.raises(type(error)):
-        divided(device.run, slice(0, 5), lambda rows: rows.stop)
+        oom_policy(device.run, slice(0, 5), lambda rows: rows.stop)
     assert device.taken() == [(2, 6), (0, 5)]
     assert not device.released
 

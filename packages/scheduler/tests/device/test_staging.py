@@ -43,9 +43,9 @@ def test_numbers_are_sent_from_any_memory_where_none_can_be_pinned(
 ) -> None:
     pinned = take_memory(monkeypatch, scarce=scarce)
     monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _, non_blocking: tensor.clone() if non_blocking else None)
-    uploads = HostToDevice(torch.device("cuda"))
-    for sent, array in zip(uploads.send(ARRAYS), ARRAYS, strict=True):
+    to_device = HostToDevice(torch.device("cuda"))
+    for sent, array in zip(to_device.send(ARRAYS), ARRAYS, strict=True):
         assert torch.equal(sent, torch.from_numpy(array))
-    staged = uploads.stage(5)
+    staged = to_device.stage(5)
     assert (staged.shape, staged.dtype) == ((5,), torch.int64)
     assert pinned.count(True) == 2

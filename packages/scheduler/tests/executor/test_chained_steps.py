@@ -12,10 +12,10 @@ from packages.scheduler.tests.executor.graphed import SLOTS, Graphed, LateReadin
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, StepResult
+from tercet.scheduler.executor.chunked_model import OomChunkedModel
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.shrinking import OomChunkedModel
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.models.layers.layer_ops import TORCH, TritonLayerOps
 
@@ -45,7 +45,7 @@ def test_rows_of_a_slot_follow_one_another(spare: list[int]) -> None:
     tables.assume(rows, {2: 44, 3: 45})
     inputs = tables.gather(rows)
     assert inputs.chained
-    assert inputs.in_place == bool(spare)
+    assert inputs.in_fixed_buffers == bool(spare)
     assert tables.ids_at(inputs.places).tolist() == [4, 13, 44, 45]
     assert inputs.output_positions.tolist() == inputs.sent_positions.tolist() == [0, 0, 1, 2]
     [batch] = inputs.attention
@@ -60,9 +60,9 @@ def test_more_rows_than_there_are_slots_do_not_lie_in_place() -> None:
     tables = SlotTables(SLOTS, 24, page_size=4, groups=1, device=CPU, spare_pages=[100])
     tables.introduce(init(0, [1]))
     rows = [Row(0, at, 1, sample=True) for at in range(SLOTS + 1)]
-    assert tables.gather(rows[:SLOTS]).in_place
+    assert tables.gather(rows[:SLOTS]).in_fixed_buffers
     inputs = tables.gather(rows)
-    assert not inputs.in_place
+    assert not inputs.in_fixed_buffers
     assert len(inputs.places) == SLOTS + 1
 
 
@@ -111,25 +111,25 @@ def test_what_a_backend_rotates_is_stored_before_the_rows_behind_it_attend(captu
         pytest.skip(missing)
     from tercet.kernels.attention.triton import TritonAttention
 
-    class Telling(TritonAttention):
+    class ProgressCollectives(TritonAttention):
         rotated = 0
 
         def attend_new(self, *given: Any, **options: Any) -> torch.Tensor:
-            Telling.rotated += 1
+            ProgressCollectives.rotated += 1
             return super().attend_new(*given, **options)
 
-    plain, given = steps(head_dim=16), steps(Telling, head_dim=16)
-    model, graphed = Rotating(TORCH), Graphed(Rotating(TritonLayerOps()), given, Tape(), Telling)
+    plain, given = steps(head_dim=16), steps(ProgressCollectives, head_dim=16)
+    model, graphed = Rotating(TORCH), Graphed(Rotating(TritonLayerOps()), given, Tape(), ProgressCollectives)
     graphed.runner._chained_rows = SLOTS
     for rows in SCRIPT:
         batch = plain.step(rows)
         expected = model(batch.input_ids, batch.positions, batch)
-        before = Telling.rotated
+        before = ProgressCollectives.rotated
         with np.errstate(all="ignore"):
             mine = graphed.step(chained(rows) if is_chained(rows) else rows)
             torch.testing.assert_close(mine, expected)
             decodes = not is_chained(rows) and rows[0][1] == 1
-            assert (Telling.rotated > before) == decodes
+            assert (ProgressCollectives.rotated > before) == decodes
             while captures and graphed.runner.capture_next():
                 pass
     for one, other in zip(given.pool.layer(0), plain.pool.layer(0), strict=True):

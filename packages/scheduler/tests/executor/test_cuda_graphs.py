@@ -26,12 +26,12 @@ from tercet.protocol.messages.values import Grammar, GrammarKind
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor import cuda_graphs
+from tercet.scheduler.executor.chunked_model import OomChunkedModel
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_buckets
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.sampling.sampler import Sampler
 from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
-from tercet.scheduler.executor.shrinking import OomChunkedModel
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.models.layers.layer_ops import TORCH, TritonLayerOps
 

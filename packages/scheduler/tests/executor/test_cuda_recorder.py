@@ -198,10 +198,10 @@ def test_what_went_wrong_first_is_what_is_told(broken: bool, monkeypatch: pytest
     assert Recording.open == []
 
 
-@pytest.mark.parametrize("wary", [False, True])
+@pytest.mark.parametrize("check_sync", [False, True])
 @pytest.mark.usefixtures("streams")
 def test_what_waits_for_the_device_is_refused_before_it_is_recorded(
-    wary: bool, monkeypatch: pytest.MonkeyPatch
+    check_sync: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By whoever is wary, and the device is as it was afterwards."""
     mode: list[str | int] = [0]
@@ -216,7 +216,7 @@ def test_what_waits_for_the_device_is_refused_before_it_is_recorded(
             raise RuntimeError("called a synchronizing CUDA operation")
         return torch.zeros(1)
 
-    with pytest.raises(RuntimeError, match="synchronizing") if wary else nullcontext():
-        CudaRecorder(wary=wary).record(run)
-    assert len(begun) == (not wary)
-    assert mode == ([0, "error", 0] if wary else [0])
+    with pytest.raises(RuntimeError, match="synchronizing") if check_sync else nullcontext():
+        CudaRecorder(check_sync=check_sync).record(run)
+    assert len(begun) == (not check_sync)
+    assert mode == ([0, "error", 0] if check_sync else [0])

@@ -113,9 +113,9 @@ def test_a_step_is_sent_as_steps_are_that_nobody_waits_for(make: Make, monkeypat
     sent: list[list[int]] = []
     send = HostToDevice.send
 
-    def noted(uploads: HostToDevice, arrays: Sequence[Any]) -> list[torch.Tensor]:
+    def noted(to_device: HostToDevice, arrays: Sequence[Any]) -> list[torch.Tensor]:
         sent.extend(array.tolist() for array in arrays)
-        return send(uploads, arrays)
+        return send(to_device, arrays)
 
     monkeypatch.setattr(HostToDevice, "send", noted)
     rows = [EncodeRow(pack_ints([7, 8, 9]), pack_ints([0, 1, 1])), EncodeRow(pack_ints([5]), pack_ints([1]))]

@@ -7,14 +7,14 @@ import torch
 
 from tercet.scheduler.device.oom import NoSplit, SplitOnOom, lacks_memory, release_cached
 from tercet.scheduler.executor.rank_strategy import SOLO, JointRecorder, RankError, rank_strategy_of
-from tercet.scheduler.models.layers.shard import WHOLE, Shard, SingleRankShard
+from tercet.scheduler.models.layers.shard import WHOLE, Shard, SingleRankCollectives
 
 CANNOT, LACKS_MEMORY, RECORDED = range(3)
 NO_MEMORY = torch.OutOfMemoryError("CUDA out of memory")
 NOT_PERMITTED = RuntimeError("not permitted when stream is capturing")
 
 
-class Others(SingleRankShard):
+class Others(SingleRankCollectives):
     """Processes of which the one that came least far says so; rank 0 among them says 7."""
 
     def __init__(self, outcome: int = RECORDED) -> None:
@@ -24,7 +24,7 @@ class Others(SingleRankShard):
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return torch.full_like(x, 7)
 
-    def smallest(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         self.asked.append(number)
         return min(number, self.outcome)
 
@@ -105,18 +105,18 @@ def test_a_launch_that_fails_is_the_end() -> None:
 
 
 def test_the_conduct_of_several_is_to_try_nothing_alone() -> None:
-    conduct = rank_strategy_of(Shard(1, 2, Others()))
+    strategy = rank_strategy_of(Shard(1, 2, Others()))
     model = torch.nn.Module()
-    assert conduct.wrapped(model, torch.device("cuda"), lambda: None) is model  # type: ignore[arg-type, comparison-overlap]
-    assert conduct.wrapped(model, torch.device("cpu"), lambda: None) is model  # type: ignore[arg-type, comparison-overlap]
-    assert isinstance(conduct.divided("rows", release_cached), NoSplit)
-    assert isinstance(conduct.recording(Device()), JointRecorder)
-    assert conduct.agree(torch.tensor([1, 2])).tolist() == [7, 7]
+    assert strategy.wrap_model(model, torch.device("cuda"), lambda: None) is model  # type: ignore[arg-type, comparison-overlap]
+    assert strategy.wrap_model(model, torch.device("cpu"), lambda: None) is model  # type: ignore[arg-type, comparison-overlap]
+    assert isinstance(strategy.oom_policy("rows", release_cached), NoSplit)
+    assert isinstance(strategy.wrap_recorder(Device()), JointRecorder)
+    assert strategy.agree(torch.tensor([1, 2])).tolist() == [7, 7]
 
 
 def test_the_conduct_of_one_is_its_own_affair() -> None:
     assert rank_strategy_of(WHOLE) is SOLO
     tokens, device = torch.tensor([1]), Device()
     assert SOLO.agree(tokens) is tokens
-    assert SOLO.recording(device) is device
-    assert isinstance(SOLO.divided("rows", release_cached), SplitOnOom)
+    assert SOLO.wrap_recorder(device) is device
+    assert isinstance(SOLO.oom_policy("rows", release_cached), SplitOnOom)

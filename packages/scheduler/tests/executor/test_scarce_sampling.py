@@ -17,7 +17,7 @@ from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResu
 from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.sampling.penalty_counts import PenaltyCounts
-from tercet.scheduler.executor.sampling.sampler import Sampled, TokenLogprobs, joined
+from tercet.scheduler.executor.sampling.sampler import Sampled, TokenLogprobs, join_sampled
 from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
 
 VOCAB, STEPS = 50, 5
@@ -226,16 +226,16 @@ def test_parts_are_joined_as_if_there_were_none() -> None:
         Sampled(torch.tensor([6, 7, 8]), None),
         Sampled(torch.tensor([9]), report([0], [3], 20)),
     ]
-    whole = joined(parts)
+    whole = join_sampled(parts)
     assert whole.tokens.tolist() == [4, 5, 6, 7, 8, 9]
     assert whole.logprobs is not None
     assert (whole.logprobs.rows, whole.logprobs.tops) == ([1, 5], [1, 3])
     assert whole.logprobs.chosen.tolist() == [10.0, 20.0]
     assert whole.logprobs.top_ids.tolist() == [[10, 0, 0], [20, 21, 22]]
     assert whole.logprobs.top_logprobs.tolist() == [[-10.0, 0.0, 0.0], [-20.0, -21.0, -22.0]]
-    assert joined(parts[1:2]).logprobs is None
-    assert joined(parts[1:2] * 2).tokens.tolist() == [6, 7, 8, 6, 7, 8]
-    assert joined(parts[1:2] * 2).logprobs is None
+    assert join_sampled(parts[1:2]).logprobs is None
+    assert join_sampled(parts[1:2] * 2).tokens.tolist() == [6, 7, 8, 6, 7, 8]
+    assert join_sampled(parts[1:2] * 2).logprobs is None
 
 
 def refusing(operation: Callable[..., Any], at: int) -> Callable[..., Any]:

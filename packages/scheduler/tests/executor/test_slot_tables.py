@@ -59,8 +59,8 @@ def test_a_step_reads_every_token_and_page_that_its_rows_name(device: str, spare
             used = -(-(row.start + row.count) // PAGE)
             assert page_table[:used] == pages[row.slot][group][:used]
         assert (batch.query_start.dtype, batch.slot_mapping.dtype) == (torch.int32, torch.int64)
-        assert inputs.in_place or batch.page_table.is_contiguous()
-    assert inputs.in_place == (bool(spare) and all(row.count == 1 for row in rows))
+        assert inputs.in_fixed_buffers or batch.page_table.is_contiguous()
+    assert inputs.in_fixed_buffers == (bool(spare) and all(row.count == 1 for row in rows))
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -129,7 +129,7 @@ def test_page_tables_in_place_are_those_of_the_host_whatever_changes(device: str
         behind = [slots[:row].count(slot) for row, slot in enumerate(slots)]
         rows = [Row(slot, place + more, 1, sample=True) for slot, more in zip(slots, behind, strict=True)]
         inputs = tables.gather(rows)
-        assert inputs.in_place
+        assert inputs.in_fixed_buffers
         for number, batch in enumerate(inputs.attention):
             for row, table in zip(rows, batch.page_table.tolist(), strict=True):
                 used = row.start // PAGE + 1

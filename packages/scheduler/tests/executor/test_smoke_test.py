@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tercet.scheduler.executor.forward_batch import ForwardBatch
-from tercet.scheduler.executor.smoke_test import try_out
+from tercet.scheduler.executor.smoke_test import run_smoke_test
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.model_config import DecoderShape
 from tercet.scheduler.models.trial_text import LONGEST, text_length, trial_text
@@ -87,11 +87,11 @@ class Strict(Attends):
 
 def test_a_model_that_gives_what_its_plain_forward_gives_may_serve() -> None:
     model = Attends()
-    try_out(model, SHAPE, model.plain, TEXT)
-    try_out(model, SHAPE, model.plain, TEXT[:1])
+    run_smoke_test(model, SHAPE, model.plain, TEXT)
+    run_smoke_test(model, SHAPE, model.plain, TEXT[:1])
     half = Attends()
     half.embedding, half.head = half.embedding.bfloat16(), half.head.bfloat16()
-    try_out(half, replace(SHAPE, dtype=torch.bfloat16), half.plain, TEXT)
+    run_smoke_test(half, replace(SHAPE, dtype=torch.bfloat16), half.plain, TEXT)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_model_that_gives_what_its_plain_forward_gives_may_serve() -> None:
 def test_another_text_than_that_of_the_plain_forward_is_refused(plain: dict[str, Any], where: str) -> None:
     model = Attends()
     with pytest.raises(ModelError, match=f"AnyForCausalLM cannot be served: {where} its logits are .*% off"):
-        try_out(model, SHAPE, lambda text: model.plain(text, **plain), TEXT)
+        run_smoke_test(model, SHAPE, lambda text: model.plain(text, **plain), TEXT)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_another_text_than_that_of_the_plain_forward_is_refused(plain: dict[str,
 )
 def test_what_cannot_serve_is_refused(model: Attends, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        try_out(model, replace(SHAPE, **changes), model.plain, TEXT)
+        run_smoke_test(model, replace(SHAPE, **changes), model.plain, TEXT)
 
 
 def test_texts_are_as_long_as_is_cheap() -> None:

@@ -7,7 +7,13 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.warmup import mask_once, measured_kv_bytes, ordinary_plans, profile_run, worst_plan
+from tercet.scheduler.executor.warmup import (
+    compile_mask_kernels,
+    measured_kv_bytes,
+    ordinary_plans,
+    profile_run,
+    worst_plan,
+)
 
 
 class Device:
@@ -130,7 +136,7 @@ def test_masks_are_tried_on_logits_of_each_dtype_that_there_will_be() -> None:
             logits.append(given)
 
     ops: Any = Masking()
-    mask_once(ops, 50, torch.bfloat16, torch.device("cpu"))
+    compile_mask_kernels(ops, 50, torch.bfloat16, torch.device("cpu"))
     assert [(each.dtype, each.shape) for each in logits] == [(torch.bfloat16, (1, 50)), (torch.float32, (1, 50))]
 
 

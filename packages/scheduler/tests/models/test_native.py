@@ -20,7 +20,7 @@ from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
-from tercet.scheduler.models.native import NativeCausalLM, missing_native
+from tercet.scheduler.models.native import NativeCausalLM, unsupported_natively
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.weights import load_weights
 
@@ -58,11 +58,11 @@ class Served:
     """A checkpoint on native kernels, with one cache group for every other layer."""
 
     def __init__(
-        self, directory: Path, dtype: str = "float32", *, quantization: Quantization = "none", lend: bool = True
+        self, directory: Path, dtype: str = "float32", *, quantization: Quantization = "none", keep_mapped: bool = True
     ) -> None:
         config = ModelConfig.load(directory, dtype)
         self.plain = build_model(config)
-        load_weights(self.plain, directory, lend=lend)
+        load_weights(self.plain, directory, keep_mapped=keep_mapped)
         self.model = NativeCausalLM(self.plain, load_library(), quantization=quantization)
         shape = KVShape(page_size=PAGE_SIZE, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype)
         groups = [
@@ -199,8 +199,10 @@ def test_threads_change_nothing(native_family: Path, tokens: torch.Tensor) -> No
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_lent_weights_are_those_that_are_loaded(native_family: Path, tokens: torch.Tensor, dtype: str) -> None:
-    lent, loaded = (Served(native_family, dtype, lend=lend).logits(tokens, [41]) for lend in (True, False))
-    assert torch.equal(lent, loaded)
+    mapped, loaded = (
+        Served(native_family, dtype, keep_mapped=keep_mapped).logits(tokens, [41]) for keep_mapped in (True, False)
+    )
+    assert torch.equal(mapped, loaded)
 
 
 @pytest.mark.parametrize("name", EXPERTS)
@@ -224,7 +226,7 @@ def test_weights_are_not_held_twice(checkpoints: Callable[[str], Path], name: st
 def test_lent_weights_count_as_read_when_they_are_packed(checkpoints: Callable[[str], Path], name: str) -> None:
     reports: list[tuple[int, int]] = []
     model = build_model(ModelConfig.load(checkpoints(name)))
-    load_weights(model, checkpoints(name), lambda *report: reports.append(report), lend=True)
+    load_weights(model, checkpoints(name), lambda *report: reports.append(report), keep_mapped=True)
     (_, total), before = reports[0], reports[-1][0]
     assert before < total / 10
     NativeCausalLM(model, load_library())
@@ -267,6 +269,6 @@ def test_what_native_kernels_do_not_run(
     checkpoints: Callable[[str], Path], name: str, changes: Any, dtype: torch.dtype, shard: Shard, why: str
 ) -> None:
     config = replace(ModelConfig.load(checkpoints(name)), **changes)
-    reason = missing_native(config, dtype, shard)
+    reason = unsupported_natively(config, dtype, shard)
     assert bool(reason) == bool(why)
     assert why in reason

@@ -64,7 +64,7 @@ def peak_of_loading(checkpoint: Path) -> int:
     model = build_model(ModelConfig.load(checkpoint))
     library = load_library()
     with torch.inference_mode(), watched() as seen:
-        load_weights(model, checkpoint, lend=True)
+        load_weights(model, checkpoint, keep_mapped=True)
         NativeCausalLM(model, library, quantization="int4")
     return max(seen)
 

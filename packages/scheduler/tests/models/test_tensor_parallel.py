@@ -28,9 +28,9 @@ SPLIT = [name for name in [*ALL, *SHARDED] if name not in WHOLE_ALONE]
 TOKENS = some_tokens(37, 5)
 
 
-def load(directory: Path, shard: Shard, *, dequantised: bool = False) -> CausalLM:
+def load(directory: Path, shard: Shard, *, dequantized: bool = False) -> CausalLM:
     model = build_model(ModelConfig.load(directory), shard=shard)
-    load_weights(model, directory, dequantised=dequantised)
+    load_weights(model, directory, dequantized=dequantized)
     return model
 
 
@@ -69,8 +69,8 @@ def test_key_value_heads_are_shared_where_there_are_more_ranks(tied: bool, tmp_p
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("form", ["apart", "fused", "experts"])
-@pytest.mark.parametrize("dequantised", [False, True])
-def test_quantised_layers_are_cut(kind: str, form: str, dequantised: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dequantized", [False, True])
+def test_quantised_layers_are_cut(kind: str, form: str, dequantized: bool, tmp_path: Path) -> None:
     """Between their groups and blocks."""
     forms: dict[str, dict[str, Any]] = {
         "apart": {},
@@ -80,13 +80,13 @@ def test_quantised_layers_are_cut(kind: str, form: str, dequantised: bool, tmp_p
     more = forms[form]
     config = CONFIG | {"num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 389} | more
     write_checkpoint(kind, tmp_path / "model", config, GRAIN, full=("block_sparse_moe.gate",))
-    check(tmp_path / "model", 2, dequantised=dequantised)
+    check(tmp_path / "model", 2, dequantized=dequantized)
 
 
-@pytest.mark.parametrize("dequantised", [False, True])
-def test_experts_as_gpt_oss_is_published_are_cut(dequantised: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dequantized", [False, True])
+def test_experts_as_gpt_oss_is_published_are_cut(dequantized: bool, tmp_path: Path) -> None:
     write_mxfp4(tmp_path / "model", GPT_OSS | {"intermediate_size": 128, "vocab_size": 389})
-    check(tmp_path / "model", 2, dequantised=dequantised)
+    check(tmp_path / "model", 2, dequantized=dequantized)
 
 
 def test_each_rank_holds_its_part_alone(checkpoints: Checkpoints) -> None:
@@ -120,15 +120,15 @@ def test_groups_that_would_be_cut_are_refused(tmp_path: Path) -> None:
 def test_a_cut_below_another() -> None:
     stored = torch.arange(20)
     above, below = Cut.span(4, range(2, 4), each=2), Cut.span(6, range(3), each=2)
-    both = below.below(above)
+    both = below.stacked_below(above)
     assert both.of(stored).tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 12, 13]
     assert (both.held, both.stored_shape([10, 3])) == (10, (20, 3))
 
 
 def test_cuts_that_adjoin_are_one_run_which_is_no_copy() -> None:
     stored = torch.arange(20)
-    assert Cut.all(12).below(Cut.all(8)).of(stored).data_ptr() == stored.data_ptr()
-    apart = Cut.span(12, range(1, 3)).below(Cut.span(8, range(2)))
+    assert Cut.all(12).stacked_below(Cut.all(8)).of(stored).data_ptr() == stored.data_ptr()
+    apart = Cut.span(12, range(1, 3)).stacked_below(Cut.span(8, range(2)))
     assert apart.of(stored).tolist() == [0, 1, 9, 10]
 
 
@@ -136,5 +136,5 @@ def test_a_vocabulary_that_is_no_multiple() -> None:
     spans = [Shard(rank, 4).uneven_span(10) for rank in range(4)]
     assert spans == [range(3), range(3, 6), range(6, 9), range(9, 10)]
     pieces = torch.arange(20).view(2, 10)
-    whole = on_ranks(4, lambda shard: shard.joined(pieces[:, shard.uneven_span(10)], 10))
+    whole = on_ranks(4, lambda shard: shard.gather_columns(pieces[:, shard.uneven_span(10)], 10))
     assert all(torch.equal(rows, pieces) for rows in whole)

@@ -34,129 +34,129 @@ class Files:
         return Adapter(adapter.sha256 or self.sha256, 4, {})
 
 
-def have(desk: AdapterLoader, *adapters: LoRAAdapter) -> None:
+def have(loader: AdapterLoader, *adapters: LoRAAdapter) -> None:
     """Want adapters, and wait for them."""
     for each in adapters:
-        desk.want(each)
-    settle(desk)
+        loader.want(each)
+    settle(loader)
 
 
-def settle(desk: AdapterLoader) -> list[LoRAAdapter]:
+def settle(loader: AdapterLoader) -> list[LoRAAdapter]:
     """All that is read by the time that everything is."""
     read = []
     deadline = time.monotonic() + 10
-    while desk.busy:
+    while loader.busy:
         assert time.monotonic() < deadline
-        read += desk.take_read()
+        read += loader.take_read()
     return read
 
 
 def test_an_adapter_is_read_once_and_told_once() -> None:
     files = Files()
     files.may.clear()
-    desk = AdapterLoader(files, spare=2)
-    assert [desk.want(A), desk.want(A), desk.want(B)] == [False] * 3
-    assert desk.take_read() == []
+    loader = AdapterLoader(files, spare=2)
+    assert [loader.want(A), loader.want(A), loader.want(B)] == [False] * 3
+    assert loader.take_read() == []
     files.may.set()
-    assert {*settle(desk)} == {A, B}
+    assert {*settle(loader)} == {A, B}
     assert {*files.read} == {A, B}
     assert len(files.read) == 2
-    assert desk.want(A)
-    assert (desk.fault(A), desk.sha256(A), desk.get(A).rank) == ("", A.sha256, 4)
-    assert not desk.busy
-    desk.close()
+    assert loader.want(A)
+    assert (loader.fault(A), loader.sha256(A), loader.get(A).rank) == ("", A.sha256, 4)
+    assert not loader.busy
+    loader.close()
 
 
 def test_what_fails_is_told_in_one_line_and_tried_again() -> None:
     files = Files()
-    desk = AdapterLoader(files, spare=2)
+    loader = AdapterLoader(files, spare=2)
     bad = named("bad")
-    have(desk, bad)
-    assert desk.fault(bad).startswith("it is bad xxx")
-    assert len(desk.fault(bad)) == 400
-    assert desk.sha256(bad) == ""
+    have(loader, bad)
+    assert loader.fault(bad).startswith("it is bad xxx")
+    assert len(loader.fault(bad)) == 400
+    assert loader.sha256(bad) == ""
     with pytest.raises(AdapterError):
-        desk.get(bad)
-    desk.keep(())
-    have(desk, bad)
+        loader.get(bad)
+    loader.keep(())
+    have(loader, bad)
     assert files.read == [bad, bad]
-    desk.close()
+    loader.close()
 
 
 def test_what_lies_at_a_path_is_looked_at_anew_each_time_and_known_by_its_contents() -> None:
     files = Files()
-    desk = AdapterLoader(files, spare=2)
+    loader = AdapterLoader(files, spare=2)
     path = LoRAAdapter("/adapters/a")
     for sha256 in ("1" * 64, "2" * 64):
         files.sha256 = sha256
-        assert not desk.want(path)
-        assert settle(desk) == [path]
-        assert desk.sha256(path) == sha256
+        assert not loader.want(path)
+        assert settle(loader) == [path]
+        assert loader.sha256(path) == sha256
     assert files.read == [path, path]
-    assert desk.want(LoRAAdapter("/adapters/a", "2" * 64))
-    assert desk.want(LoRAAdapter("/adapters/a", "1" * 64))  # who has it goes on with it
+    assert loader.want(LoRAAdapter("/adapters/a", "2" * 64))
+    assert loader.want(LoRAAdapter("/adapters/a", "1" * 64))  # who has it goes on with it
     assert files.read == [path, path]
-    desk.close()
+    loader.close()
 
 
 def test_some_that_nobody_has_are_kept() -> None:
     files = Files()
-    desk = AdapterLoader(files, spare=1)
+    loader = AdapterLoader(files, spare=1)
     for each in (A, B, C):
-        have(desk, each)
-    desk.want(B)
-    desk.keep([A])
-    have(desk, A, B)
+        have(loader, each)
+    loader.want(B)
+    loader.keep([A])
+    have(loader, A, B)
     assert files.read == [A, B, C]
-    have(desk, C)
+    have(loader, C)
     assert files.read == [A, B, C, C]
-    desk.close()
+    loader.close()
 
 
 def test_what_is_unloaded_stays_for_those_who_have_it_and_for_nobody_else() -> None:
     files = Files()
-    desk = AdapterLoader(files, spare=2)
-    have(desk, A)
-    desk.forget(A)
-    desk.keep([A])
-    assert desk.get(A).rank == 4
+    loader = AdapterLoader(files, spare=2)
+    have(loader, A)
+    loader.forget(A)
+    loader.keep([A])
+    assert loader.get(A).rank == 4
     assert files.read == [A]
-    desk.keep([])
-    have(desk, A)
+    loader.keep([])
+    have(loader, A)
     assert files.read == [A, A]
-    desk.keep([])
-    have(desk, A)
+    loader.keep([])
+    have(loader, A)
     assert files.read == [A, A]
-    desk.close()
+    loader.close()
 
 
 def test_no_more_are_read_than_there_is_room_for_and_the_others_wait_in_line() -> None:
     files = Files()
-    desk = AdapterLoader(files, spare=2, most=2)
-    have(desk, A)
-    have(desk, B)
-    assert not desk.want(C)
+    loader = AdapterLoader(files, spare=2, most=2)
+    have(loader, A)
+    have(loader, B)
+    assert not loader.want(C)
     for _ in range(3):
-        desk.keep([A, B, C])
-        assert desk.take_read() == []
-    desk.keep([A, C])  # which makes room, for there is none to spare
-    assert settle(desk) == [C]
+        loader.keep([A, B, C])
+        assert loader.take_read() == []
+    loader.keep([A, C])  # which makes room, for there is none to spare
+    assert settle(loader) == [C]
     assert files.read == [A, B, C]
-    assert not desk.want(B)
-    desk.keep([A, C])  # whoever wanted it is gone
-    assert desk.take_read() == [B]
-    assert (desk.fault(B), desk.sha256(B)) == ("", "")
+    assert not loader.want(B)
+    loader.keep([A, C])  # whoever wanted it is gone
+    assert loader.take_read() == [B]
+    assert (loader.fault(B), loader.sha256(B)) == ("", "")
     assert files.read == [A, B, C]
-    desk.close()
+    loader.close()
 
 
 def test_what_is_being_read_is_not_forgotten() -> None:
     files = Files()
     files.may.clear()
-    desk = AdapterLoader(files, spare=0)
-    desk.want(A)
-    desk.keep([])
+    loader = AdapterLoader(files, spare=0)
+    loader.want(A)
+    loader.keep([])
     files.may.set()
-    assert settle(desk) == [A]
+    assert settle(loader) == [A]
     assert files.read == [A]
-    desk.close()
+    loader.close()

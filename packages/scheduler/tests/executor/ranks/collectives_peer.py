@@ -51,7 +51,7 @@ def play(rank: int, directory: Path, kind: str) -> dict[str, Any]:
             told[f"view {name}"] = collectives.all_reduce(given(rank, dtype)).double().tolist()
         told[f"gathered {name}"] = collectives.all_gather(given(rank, dtype)).double().tolist()
         told[f"broadcast {name}"] = collectives.broadcast(given(rank, dtype)).double().tolist()
-    told["smallest"] = [collectives.smallest(number) for number in (7 - rank, 2**40 + rank, -rank)]
+    told["smallest"] = [collectives.all_reduce_min(number) for number in (7 - rank, 2**40 + rank, -rank)]
     return told | {"listens": listening()}
 
 

@@ -31,7 +31,7 @@ def main(mode: str, model: str) -> None:
     options = WorkerOptions(model=Path(model), load_format="dummy", device="cpu", slots=2, kv_cache_bytes=1 << 20)
     if mode in {"meeting", "refused"}:
         wrong = replace(options, attention_backend="none") if mode == "refused" else options
-        followers_module._OWN_WORDS = 0.1
+        followers_module._CONFIG_GRACE = 0.1
         followers = WorkerGroup([options, wrong], NOWHERE)
         say("rank 1 is", *followers.pids)
         if mode == "refused":
@@ -53,7 +53,7 @@ def run(ranks: Ranks, mode: str) -> None:
     ranks.submit(first).result()
     again = Plan(step=1, rows=[Row(0, 0, 2, sample=True)])
     if mode == "waiting":
-        ranks._followers.give(RankStep(plan=again))
+        ranks._workers.send(RankStep(plan=again))
         say("the step is left")
         time.sleep(60)
     for step in count(1):

@@ -11,8 +11,8 @@ import torch
 
 from packages.scheduler.tests.executor.ranks.collectives_peer import DTYPES, SUMMED, given, play
 from tercet.kernels.native.library import missing_library
-from tercet.scheduler.executor.ranks.collectives import Telling
-from tercet.scheduler.models.layers.shard import SingleRankShard
+from tercet.scheduler.executor.ranks.collectives import ProgressCollectives
+from tercet.scheduler.models.layers.shard import SingleRankCollectives
 
 Told = dict[str, Any]
 
@@ -56,9 +56,9 @@ def test_nothing_listens_beyond_loopback(told: tuple[Told, Told]) -> None:
 
 def test_every_collective_of_a_step_is_a_sign_of_life() -> None:
     signs: list[int] = []
-    collectives = Telling(SingleRankShard(), lambda: signs.append(1))
+    collectives = ProgressCollectives(SingleRankCollectives(), lambda: signs.append(1))
     x = torch.ones(2, 3)
     for number, collective in enumerate((collectives.all_reduce, collectives.all_gather, collectives.broadcast), 1):
         assert collective(x) is x
         assert len(signs) == number
-    assert collectives.smallest(4) == 4
+    assert collectives.all_reduce_min(4) == 4

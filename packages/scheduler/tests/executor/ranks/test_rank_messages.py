@@ -56,7 +56,7 @@ def test_what_is_no_order_is_refused(frame: bytes) -> None:
 
 def give_many(given: PlanSender, order: Order, count: int) -> None:
     for _ in range(count):
-        given.give(order)
+        given.send(order)
 
 
 @pytest.fixture
@@ -71,7 +71,7 @@ def test_orders_arrive_in_order_at_every_follower(directory: Path) -> None:
     taken = [PlanReceiver(address) for address in addresses]
     given.wait_for_all()
     for order in ORDERS:
-        given.give(order)
+        given.send(order)
     for side in taken:
         assert [side.next() for _ in ORDERS] == ORDERS
         side.close()

@@ -17,12 +17,12 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.device.cpu_threads import core_share
 from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, RankStep
-from tercet.scheduler.executor.ranks.ranks import PendingShared, Ranks, forced_by, shared_options
+from tercet.scheduler.executor.ranks.ranks import PendingRankStep, Ranks, forced_tokens, shared_options
 from tercet.scheduler.executor.ranks.worker_main import follow
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions, decode_options, encode_options
 from tercet.scheduler.models.config.model_config import computed_dtype
-from tercet.scheduler.models.layers.shard import Shard, SingleRankShard
+from tercet.scheduler.models.layers.shard import Shard, SingleRankCollectives
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.thread_ranks import on_ranks
 
@@ -110,7 +110,7 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
     forced: list[Forced] = []
 
     def lead(worker: TpModelWorker) -> None:
-        class Telling:
+        class ProgressCollectives:
             """Rank 0 as `Ranks` runs it."""
 
             grammars, close, prepare, capacity = worker.grammars, worker.close, worker.prepare, worker.capacity
@@ -119,9 +119,9 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
             def submit(self, plan: Plan) -> Any:
                 orders.put(RankStep(plan=plan, forced=[*forced]))
                 forced.clear()
-                return PendingShared(worker.submit(plan), plan, forced)
+                return PendingRankStep(worker.submit(plan), plan, forced)
 
-        driver = Driver(worker.capacity, CoreConfig(token_budget=23), executor=Telling())
+        driver = Driver(worker.capacity, CoreConfig(token_budget=23), executor=ProgressCollectives())
         said(driver)
         orders.put(None)
         assert driver.core.counters.forced_tokens > 1
@@ -146,7 +146,7 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
     assert torch.equal(mine._tables._tokens, theirs._tables._tokens)
     counts = [runner._sampler._counts for runner in (mine, theirs)]
     for runner in (mine, theirs):
-        runner._sampler._catch_up()
+        runner._sampler._count_appended()
     assert counts[0]._row_of == counts[1]._row_of != {}
     assert torch.equal(counts[0].table.output, counts[1].table.output)
     leader.close()
@@ -155,7 +155,7 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
 def test_what_is_forced_comes_behind_the_sampled_token() -> None:
     rows = [Row(4, 10, 1, sample=True), Row(2, 0, 7, sample=True)]
     result = StepResult(step=1, token_ids=[3, 5], forced={1: pack_ints([8, 9])})
-    assert forced_by(Plan(step=1, rows=rows), result) == [Forced(2, 8, pack_ints([8, 9]))]
+    assert forced_tokens(Plan(step=1, rows=rows), result) == [Forced(2, 8, pack_ints([8, 9]))]
 
 
 @pytest.mark.usefixtures("as_before")
@@ -178,8 +178,8 @@ def test_a_cpu_and_its_memory_are_divided(options: WorkerOptions, monkeypatch: p
 
 
 def test_the_fewest_pages_of_any_process_are_those_of_all(options: WorkerOptions) -> None:
-    class Poor(SingleRankShard):
-        def smallest(self, number: int) -> int:
+    class Poor(SingleRankCollectives):
+        def all_reduce_min(self, number: int) -> int:
             return min(number, 3)
 
     worker = TpModelWorker(options, shard=Shard(0, 2, Poor()))
@@ -252,7 +252,7 @@ def test_a_step_whose_result_is_asked_for_twice_forces_once(options: WorkerOptio
     worker.grammars.want(PHRASE)
     plan = Plan(step=0, introduce=[init], pages=[PageUpdate(0, 0, [[1, 3]])], rows=[Row(0, 0, 5, sample=True)])
     forced: list[Forced] = []
-    step = PendingShared(worker.submit(plan), plan, forced)
+    step = PendingRankStep(worker.submit(plan), plan, forced)
     assert step.result() == step.result()
     assert len(forced) == 1
     worker.close()

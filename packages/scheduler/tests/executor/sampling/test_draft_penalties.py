@@ -10,7 +10,7 @@ import torch
 from packages.scheduler.tests.executor.sampling.test_sampler import KINDS, VOCAB, init, logits_of
 from tercet.scheduler.device.staging import HostToDevice
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
-from tercet.scheduler.executor.sampling.sampler import Sampler, SamplingOps, joined
+from tercet.scheduler.executor.sampling.sampler import Sampler, SamplingOps, join_sampled
 
 CPU = torch.device("cpu")
 PENALISED = ["repetition", "frequency", "presence", "everything"]
@@ -46,17 +46,17 @@ def test_tokens_that_are_assumed_rightly_change_nothing(kind: str, parts: int, s
         assumed: list[int | None] = [None, None, None, *told, 3, 3]
         positions = [others, len(said), 0, *(len(said) + 1 + more for more in range(len(told))), 1, 2]
         logits = torch.cat([logits_of(position, 1) for position in positions])
-        ahead = DraftTokens(slots, assumed)
+        drafts = DraftTokens(slots, assumed)
         cuts = [0, len(slots) // 2, len(slots)] if parts == 2 else [0, len(slots)]
-        sampled = joined(
+        sampled = join_sampled(
             [
                 sampler.sample(
-                    logits[first:last].clone(), slots[first:last], positions[first:last], ahead=ahead, first=first
+                    logits[first:last].clone(), slots[first:last], positions[first:last], drafts=drafts, first=first
                 )
                 for first, last in itertools.pairwise(cuts)
             ]
         ).tokens
-        sampler.count_right(slots, sampled, ahead)
+        sampler.count_accepted(slots, sampled, drafts)
         others += 1
         tokens = sampled.tolist()
         said.append(tokens[1])
@@ -71,8 +71,8 @@ def test_which_rows_were_assumed_rightly() -> None:
     #            0  1  2     3  4  5     6  7
     slots = [5, 1, 2, 5, 5, 5, 2, 2]
     assumed = [None, None, None, 10, 11, 12, 20, 21]
-    ahead = DraftTokens(slots, assumed)
-    assert ahead.tokens == [[], [], [], [10], [10, 11], [10, 11, 12], [20], [20, 21]]
+    drafts = DraftTokens(slots, assumed)
+    assert drafts.tokens == [[], [], [], [10], [10, 11], [10, 11, 12], [20], [20, 21]]
     cases: list[tuple[dict[int, int], list[int]]] = [
         ({0: 10, 3: 11, 4: 12, 2: 20, 6: 21}, [0, 1, 2, 3, 4, 5, 6, 7]),
         ({0: 10, 3: 99, 4: 12, 2: 20, 6: 21}, [0, 1, 2, 3, 6, 7]),
@@ -82,13 +82,13 @@ def test_which_rows_were_assumed_rightly() -> None:
     ]
     for given, right in cases:
         sampled = torch.tensor([given.get(row, 0) for row in range(len(slots))])
-        assert ahead.right(sampled, HostToDevice(CPU)).nonzero()[:, 0].tolist() == right
+        assert drafts.right(sampled, HostToDevice(CPU)).nonzero()[:, 0].tolist() == right
 
 
 def test_tokens_ahead_are_counted_as_often_as_they_come() -> None:
-    ahead = DraftTokens([0, 1, 0, 0, 0], [None, None, 4, 4, 7])
-    assert ahead.repeated(np.array([1]), 0) is None
-    found = ahead.repeated(np.array([0, 2, 3]), 1)
+    drafts = DraftTokens([0, 1, 0, 0, 0], [None, None, 4, 4, 7])
+    assert drafts.repeated(np.array([1]), 0) is None
+    found = drafts.repeated(np.array([0, 2, 3]), 1)
     assert found is not None
     columns = (each.tolist() for each in (found.rows, found.places, found.tokens, found.times))
     assert list(zip(*columns, strict=True)) == [(2, 1, [4, 4, 4], [2, 2, 2]), (3, 2, [4, 4, 7], [2, 2, 1])]

@@ -26,13 +26,13 @@ class Slow:
 
     def __init__(self) -> None:
         self.go = Event()
-        self.begun = Event()
+        self.started = Event()
 
     def __call__(self) -> str:
         end = time.thread_time() + 2 * SLOW_SECONDS
         while time.thread_time() < end:
             pass
-        self.begun.set()
+        self.started.set()
         assert self.go.wait(LONG)
         return "late"
 
@@ -57,15 +57,15 @@ def test_slow_jobs_leave_the_quick_threads_to_others(threads: MaskThreads) -> No
     slow, quick = Account(), Account()
     works, jobs = slow_jobs(threads, slow, 8)
     for work in works[:2]:
-        assert work.begun.wait(LONG)
+        assert work.started.wait(LONG)
     behind = threads.submit(quick, lambda: "quick")
     threads.wait([*jobs, behind], 0.01)
     assert slow.slow
     assert behind.done.wait(LONG), "the quick threads were replaced"
     assert not quick.slow
     assert not any(job.done.is_set() for job in jobs)
-    begun = sum(work.begun.is_set() for work in works)
-    assert begun <= 3, "of a slow request one job runs at a time, beside those that had begun"
+    started = sum(work.started.is_set() for work in works)
+    assert started <= 3, "of a slow request one job runs at a time, beside those that had begun"
     for work in works:
         work.go.set()
     assert all(job.done.wait(LONG) for job in jobs)
@@ -87,7 +87,7 @@ def test_the_request_that_spent_least_goes_first(threads: MaskThreads) -> None:
     for account, seconds in ((rich, 9.0), (poor, 1.0)):
         account.probation, account.seconds = 100, seconds
     (work,), _ = slow_jobs(threads, rich, 1)
-    assert work.begun.wait(LONG)
+    assert work.started.wait(LONG)
     jobs = [threads.submit(each, partial(order.append, each)) for each in (rich, rich, poor)]
     work.go.set()
     assert all(job.done.wait(LONG) for job in jobs)
@@ -107,7 +107,7 @@ def test_a_slow_request_that_is_quick_again_is_quick(threads: MaskThreads) -> No
 
 def test_time_is_counted_while_a_job_runs(threads: MaskThreads) -> None:
     (work,), (job,) = slow_jobs(threads, Account(), 1)
-    assert work.begun.wait(LONG)
+    assert work.started.wait(LONG)
     assert threads.spent(job) >= 2 * SLOW_SECONDS
     work.go.set()
     assert job.done.wait(LONG)
@@ -120,11 +120,11 @@ def test_a_job_that_is_given_up_holds_up_nothing(threads: MaskThreads) -> None:
     account, other = Account(), Account()
     account.probation = other.probation = 100
     works, (runs, waits) = slow_jobs(threads, account, 2)
-    assert works[0].begun.wait(LONG)
+    assert works[0].started.wait(LONG)
     threads.cancel(runs)
     threads.cancel(waits)
     assert threads.submit(other, lambda: "on").done.wait(LONG)
-    assert not works[1].begun.is_set()
+    assert not works[1].started.is_set()
     works[0].go.set()
 
 
@@ -135,7 +135,7 @@ def test_threads_are_bounded(threads: MaskThreads) -> None:
         if threads.active >= MOST_THREADS:
             works += new
             break
-        assert new[0].begun.wait(LONG)
+        assert new[0].started.wait(LONG)
         threads.wait(jobs, 0.0)
         works += new
     assert threads.active == MOST_THREADS
@@ -153,7 +153,7 @@ def test_slow_threads_give_way(threads: MaskThreads) -> None:
     slow = Account()
     slow.probation = 9
     (work,), jobs = slow_jobs(threads, Account(), 1)
-    assert work.begun.wait(LONG)
+    assert work.started.wait(LONG)
     threads.wait(jobs, 0.0)
     work.go.set()
     quick_job, slow_job = threads.submit(Account(), priority), threads.submit(slow, priority)

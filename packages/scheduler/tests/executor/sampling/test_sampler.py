@@ -14,7 +14,7 @@ from tercet.kernels.ops.philox import gumbel_reference
 from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.executor.sampling.sampler import Sampler, SamplingOps
-from tercet.scheduler.executor.sampling.slot_params import Manner, SlotParams
+from tercet.scheduler.executor.sampling.slot_params import SamplingMode, SlotParams
 
 VOCAB = 37
 CPU = torch.device("cpu")
@@ -201,8 +201,8 @@ def test_what_filters_no_row_has_is_known() -> None:
     draws = [params.arrange(np.array(slots)).draws[0] for slots in ([0], [0, 1], [2, 0], [0, 1, 2])]
     known = [(draw.any_top_k, draw.any_top_p) for draw in draws]
     assert known == [(False, False), (False, True), (True, False), (True, True)]
-    manner = params.arrange(np.array([0, 1])).manner(2)
-    assert manner == Manner(draws=True, filters=True, any_top_k=False, any_top_p=True)
+    mode = params.arrange(np.array([0, 1])).mode(2)
+    assert mode == SamplingMode(draws=True, filters=True, any_top_k=False, any_top_p=True)
 
 
 def test_small_blocks_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +288,7 @@ def test_what_others_drew_is_what_a_graph_gives() -> None:
     sampler = Sampler(2, VOCAB, CPU, agree=lambda tokens: tokens + 1)
     sampler.introduce([init(slot, temperature=0.0) for slot in range(2)])
     logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(4))
-    manner = sampler.manner(np.arange(2))
-    assert manner is not None
-    tokens = sampler.sample_alike(logits, manner, torch.zeros(2, dtype=torch.int64))
+    mode = sampler.mode(np.arange(2))
+    assert mode is not None
+    tokens = sampler.sample_uniform(logits, mode, torch.zeros(2, dtype=torch.int64))
     assert tokens.tolist() == (logits.argmax(1) + 1).tolist()

@@ -102,10 +102,10 @@ def begun(
 def wait_for(grammars: SlotGrammars, *slots: int) -> None:
     """Wait until the masks of slots are there: this machine may be busy."""
     for slot in slots:
-        guide = grammars._guides[slot]
-        assert guide is not None
-        assert guide.job is not None
-        assert guide.job.done.wait(LONG)
+        constraint = grammars._constraints[slot]
+        assert constraint is not None
+        assert constraint.job is not None
+        assert constraint.job.done.wait(LONG)
 
 
 def test_a_late_mask_leaves_the_others_theirs_and_is_used_when_it_is_there(made: Made) -> None:
@@ -115,21 +115,21 @@ def test_a_late_mask_leaves_the_others_theirs_and_is_used_when_it_is_there(made:
     assert backend.begun.wait(LONG)
     wait_for(grammars, 1)
     assert rows.masks().tolist() == [[0], [3], [-1]]
-    outcome = rows.settle([-1, 0, 6], [2, 2, 2])
+    outcome = rows.advance([-1, 0, 6], [2, 2, 2])
     assert (outcome.deferred, outcome.errors, outcome.complete) == ([0], {}, [])
     assert grammars.busy
     assert grammars.take_ready() == []
     rows = begun(grammars, 6, [1])
     wait_for(grammars, 1)
     assert rows.masks().tolist() == [[6]]
-    assert not rows.settle([1], [3]).deferred
+    assert not rows.advance([1], [3]).deferred
     backend.go.set()
     assert grammars.take_ready(LONG) == [(0, 5)]
     assert not grammars.busy
     rows = begun(grammars, 7, [0, 1])
     wait_for(grammars, 1)
     assert rows.masks().tolist() == [[3], [12]]
-    assert not rows.settle([1, 2], [2, 4]).deferred
+    assert not rows.advance([1, 2], [2, 4]).deferred
     assert backend.filled == [[]], "the mask that was late was not computed again"
 
 
@@ -141,9 +141,9 @@ def test_masks_are_the_same_however_often_they_are_asked_for(made: Made) -> None
     assert backend.begun.wait(LONG)
     assert rows.masks().tolist() == [[0]]
     backend.go.set()
-    assert grammars.threads.submit(grammars._guides[0].account, int).done.wait(LONG)  # type: ignore[union-attr]
+    assert grammars.threads.submit(grammars._constraints[0].account, int).done.wait(LONG)  # type: ignore[union-attr]
     assert rows.masks().tolist() == [[0]]
-    assert rows.settle([-1], [2]).deferred == [0]
+    assert rows.advance([-1], [2]).deferred == [0]
     assert grammars.take_ready(LONG) == [(0, 0)]
 
 
@@ -154,13 +154,13 @@ def test_other_guesses_than_those_of_a_late_mask_sit_out(later: list[int | None]
     rows = begun(grammars, 0, [0, 0], [None, 1])
     assert backend.begun.wait(LONG)
     assert rows.masks().tolist() == [[0], [0]]
-    assert rows.settle([-1, -1], [2, 3]).deferred == [0]
+    assert rows.advance([-1, -1], [2, 3]).deferred == [0]
     backend.go.set()
     assert grammars.take_ready(LONG) == [(0, 0)]
     rows = begun(grammars, 1, [0] * len(later), later)
     right = later[1:2] == [1]
     assert rows.masks().tolist() == ([[3], [6], [0]] if right else [[3], [0]])[: len(later)]
-    outcome = rows.settle([1, 2, -1][: len(later)], [2, 3, 4][: len(later)])
+    outcome = rows.advance([1, 2, -1][: len(later)], [2, 3, 4][: len(later)])
     assert outcome.deferred == ([2] if len(later) == 3 else [])
     if outcome.deferred:
         assert grammars.take_ready() == [(0, 1)], "nothing has to be waited for"
@@ -176,14 +176,14 @@ def test_a_request_that_has_spent_its_time_ends(made: Made) -> None:
     backend.go.set()
     grammars.introduce([init(0, SLOW, 0), init(1, SLOW, 0), init(2, QUICK, 1)])
     rows = begun(grammars, 0, [0, 1, 2])
-    late = rows.settle([-1 if not mask[0] else 0 for mask in rows.masks().tolist()], [2, 2, 2]).deferred
+    late = rows.advance([-1 if not mask[0] else 0 for mask in rows.masks().tolist()], [2, 2, 2]).deferred
     assert late
     while grammars.busy:
         grammars.take_ready(LONG)
     rows = begun(grammars, 1, [0, 1, 2])
     masks = rows.masks().tolist()
     assert masks[:2] == [[0], [0]]
-    outcome = rows.settle([-1, -1, 1], [2, 2, 3])
+    outcome = rows.advance([-1, -1, 1], [2, 2, 3])
     assert outcome.errors == {0: SPENT, 1: SPENT}
 
 
@@ -192,12 +192,12 @@ def test_a_mask_that_never_comes_ends_its_choice(made: Made) -> None:
     grammars.introduce([init(0, SLOW, 0)])
     rows = begun(grammars, 0, [0])
     rows.masks()
-    assert rows.settle([-1], [2]).deferred == [0]
+    assert rows.advance([-1], [2]).deferred == [0]
     assert backend.begun.wait(LONG)
     assert grammars.take_ready() == [(0, 0)]
     rows = begun(grammars, 1, [0])
     assert rows.masks().tolist() == [[0]]
-    assert rows.settle([-1], [2]).errors == {0: SPENT}
+    assert rows.advance([-1], [2]).errors == {0: SPENT}
 
 
 def test_a_slot_that_another_takes_gives_up_the_mask_in_flight(made: Made) -> None:
@@ -206,10 +206,10 @@ def test_a_slot_that_another_takes_gives_up_the_mask_in_flight(made: Made) -> No
     rows = begun(grammars, 0, [0])
     assert backend.begun.wait(LONG)
     rows.masks()
-    rows.settle([-1], [2])
+    rows.advance([-1], [2])
     grammars.introduce([init(0, QUICK, 1, [0, 1])])
     assert not grammars.busy
     rows = begun(grammars, 1, [0])
     wait_for(grammars, 0)
     assert rows.masks().tolist() == [[12]]
-    assert not rows.settle([2], [4]).deferred
+    assert not rows.advance([2], [4]).deferred

@@ -25,8 +25,8 @@ def test_fields_left_out_mean_what_they_mean_to_transformers(family: str) -> Non
     assert config.latent == LatentConfig(
         rank=theirs.kv_lora_rank,
         query_rank=theirs.q_lora_rank,
-        still_dim=theirs.qk_nope_head_dim,
-        turned_dim=theirs.qk_rope_head_dim,
+        nope_dim=theirs.qk_nope_head_dim,
+        rope_dim=theirs.qk_rope_head_dim,
         value_dim=theirs.v_head_dim,
     )
     assert (config.kv_heads, config.head_dim) == (1, theirs.kv_lora_rank + theirs.qk_rope_head_dim)

@@ -40,7 +40,7 @@ def test_routers_of_scores_are_those_of_transformers(name: str, told: dict[str, 
     torch.manual_seed(0)
     x, weight = torch.randn(20, theirs.hidden_size), torch.randn(moe.experts, theirs.hidden_size) / 64
     router.weight.data.copy_(weight)
-    correction = torch.randn(moe.experts) / 10 if moe.corrected else None
+    correction = torch.randn(moe.experts) / 10 if moe.has_correction else None
     if hasattr(router, "e_score_correction_bias"):
         router.e_score_correction_bias.copy_(correction)
     logits, weights, experts = router(x, correction) if name == "MiniMaxM2" else router(x)
@@ -51,7 +51,7 @@ def test_routers_of_scores_are_those_of_transformers(name: str, told: dict[str, 
     assert moe.layers == tuple(layer >= dense for layer in range(5))
     assert moe.shared_size == getattr(theirs, "n_shared_experts", 0) * moe.intermediate_size
     assert moe.intermediate_size == getattr(theirs, "moe_intermediate_size", theirs.intermediate_size)
-    assert moe.weighs_shared is (name == "MiniMaxM2")
+    assert moe.gates_shared is (name == "MiniMaxM2")
 
 
 def test_weights_of_deepseek_v2_that_add_up_to_one_are_not_scaled() -> None:

@@ -23,7 +23,7 @@ from tercet.protocol.messages.values import unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, StepResult
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.latent_backends import OverLatents, over_latents
+from tercet.scheduler.executor.latent_backends import LatentAttentionBackend, latent_attention_backend
 from tercet.scheduler.executor.loading import shape_of
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.tp_worker import TpModelWorker
@@ -145,8 +145,8 @@ def two_steps(model: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kind", "experts"), [("deepseek", False), ("deepseek", True), ("channel", False)])
-@pytest.mark.parametrize("dequantised", [False, True])
-def test_quantised_checkpoints(kind: str, experts: bool, dequantised: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("dequantized", [False, True])
+def test_quantised_checkpoints(kind: str, experts: bool, dequantized: bool, tmp_path: Path) -> None:
     """In one process and in two. What makes heads of latents is in full all the same, and not in few bits as well."""
     config = QUANTISED | (ROUTED if experts else {})
     biases = {f"model.layers.{layer}.mlp.gate.e_score_correction_bias": torch.linspace(0, 0.5, 8) for layer in range(2)}
@@ -156,16 +156,16 @@ def test_quantised_checkpoints(kind: str, experts: bool, dequantised: bool, tmp_
 
     def make(shard: Shard) -> Any:
         model = build_model(ModelConfig.load(tmp_path / "model"), shard=shard)
-        load_weights(model, tmp_path / "model", dequantised=dequantised)
+        load_weights(model, tmp_path / "model", dequantized=dequantized)
         return model
 
     model = make(Shard())
     for module in model.model.layers.modules():
         if isinstance(module, HeadProjections):
-            assert module.quantised is None
-            assert module.weight.is_meta is not dequantised
+            assert module.quantized is None
+            assert module.weight.is_meta is not dequantized
         elif isinstance(module, Linear) and not isinstance(module, Router):
-            assert (module.quantised is None) == dequantised
+            assert (module.quantized is None) == dequantized
     torch.testing.assert_close(two_steps(model), wanted, rtol=1e-4, atol=1e-4)
     for mine in on_ranks(2, lambda shard: two_steps(make(shard))):
         torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-4)
@@ -195,7 +195,7 @@ def run(model: Any, tape: Tape | None) -> list[StepResult]:
     config = model.config
     shape = KVShape(page_size=4, kv_heads=1, head_dim=config.head_dim, dtype=config.dtype, rank=config.latent.rank)
     pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=24)], shape, CPU, spare=True)
-    backends = [lambda: OverLatents(LateReading())]
+    backends = [lambda: LatentAttentionBackend(LateReading())]
     runner = ModelRunner(
         model,
         pool,
@@ -239,7 +239,7 @@ def test_the_worst_step_is_rehearsed(checkpoints: Checkpoints) -> None:
     assert config.latent is not None
     profile_run(
         model,
-        over_latents("torch_native", CPU),
+        latent_attention_backend("torch_native", CPU),
         sampler_ops,
         KVShape(page_size=4, kv_heads=1, head_dim=config.head_dim, dtype=config.dtype, rank=config.latent.rank),
         layers=range(config.layers),
@@ -297,7 +297,7 @@ def test_what_latents_do_not_do_is_refused_by_name(
 
 @pytest.mark.parametrize("options", [{"window": 3}, {"softcap": 2.0}, {"sinks": torch.zeros(2)}])
 def test_what_no_latents_have_is_refused(options: dict[str, Any]) -> None:
-    backend = over_latents("torch_native", CPU)()
+    backend = latent_attention_backend("torch_native", CPU)()
     with pytest.raises(ValueError, match="no windows, soft caps or sinks"):
         backend.attend(torch.zeros(1, 2, 6), torch.zeros(1, 4, 1, 6), torch.zeros(1, 4, 1, 4), scale=1.0, **options)
 

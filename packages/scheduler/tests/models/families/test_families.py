@@ -14,7 +14,7 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.latent_backends import over_latents
+from tercet.scheduler.executor.latent_backends import latent_attention_backend
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.rope_config import RopeConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
@@ -52,7 +52,7 @@ class Paged:
             dtype=config.dtype,
             rank=0 if latent is None else latent.rank,
         )
-        self.backend = TorchNativeAttention() if latent is None else over_latents("torch_native", CPU)()
+        self.backend = TorchNativeAttention() if latent is None else latent_attention_backend("torch_native", CPU)()
         self.pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=pages)], shape, CPU)
         shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(0))
         self.pages = shuffled.view(sequences, MAX_PAGES).to(torch.int32)
@@ -139,7 +139,7 @@ def test_bfloat16(family: Path, reference: Reference) -> None:
     model = load(family, "bfloat16")
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
     sums = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, CenteredNorm)}
-    full = model.config.moe is not None and model.config.moe.full_router
+    full = model.config.moe is not None and model.config.moe.float32_router
     routers = {name for name in dtypes if full and ".mlp.gate." in name}
     assert {name for name, dtype in dtypes.items() if dtype != torch.bfloat16} == sums | routers
     [logits] = Paged(model, 1).step((0, tokens))

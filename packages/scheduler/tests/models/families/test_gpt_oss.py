@@ -105,13 +105,13 @@ def greedy(model: Any, prompt: Sequence[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-@pytest.mark.parametrize("dequantised", [False, True])
+@pytest.mark.parametrize("dequantized", [False, True])
 def test_published_weights_give_what_transformers_gives(
-    dequantised: bool, published: Path, reference: Reference
+    dequantized: bool, published: Path, reference: Reference
 ) -> None:
-    model = load(published, dequantised=dequantised)
+    model = load(published, dequantized=dequantized)
     layers: Any = model.model.layers
-    assert {isinstance(layer.mlp.experts.down_proj.value, QuantizedExperts) for layer in layers} == {not dequantised}
+    assert {isinstance(layer.mlp.experts.down_proj.value, QuantizedExperts) for layer in layers} == {not dequantized}
     with torch.inference_mode():
         expected = reference(full(published))(torch.tensor([PROMPTS[0]])).logits[0]
     torch.testing.assert_close(logits(model), expected, atol=1e-4, rtol=1e-4)
@@ -161,7 +161,7 @@ def test_random_weights_keep_the_form(published: Path) -> None:
     dummy_weights(model, quantization=model.config.quantization)
     layer: Any = model.model.layers[0]
     assert layer.mlp.experts.gate_up_proj.value.weight.format == "mxfp4"
-    assert layer.self_attn.qkv_proj.quantised is None
+    assert layer.self_attn.qkv_proj.quantized is None
     assert logits(model).isfinite().all()
     worker = TpModelWorker(options(published, load_format="dummy"))
     driver = Driver(worker.capacity, executor=worker)

@@ -25,7 +25,7 @@ from tercet.kernels.triton.sampling import sampler_ops as fused_ops
 from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.latent_backends import over_latents
+from tercet.scheduler.executor.latent_backends import latent_attention_backend
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.layer_ops import TORCH, TritonLayerOps, layer_ops, set_ops
@@ -62,7 +62,7 @@ def generate(
     runner = ModelRunner(
         model,
         KVPool([KVGroup(name="full", layers=range(config.layers), pages=8)], shape, DEVICE, scales=scales),
-        backend if latent is None else over_latents("triton" if fused else "torch_native", DEVICE),
+        backend if latent is None else latent_attention_backend("triton" if fused else "torch_native", DEVICE),
         slots=2,
         context_length=16,
         vocab_size=config.vocab_size,

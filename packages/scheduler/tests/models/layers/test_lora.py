@@ -385,5 +385,5 @@ def test_adapters_come_from_any_memory_where_none_can_be_pinned(scarce: bool, mo
 
     target, source = torch.zeros(3).as_subclass(OnGPU), torch.tensor([1.0, 2.0, 3.0])
     monkeypatch.setattr("torch.empty", taken)
-    lora._bring(target, source)
+    lora._copy_async(target, source)
     assert (target.as_subclass(torch.Tensor).tolist(), pinned[0]) == ([1.0, 2.0, 3.0], True)

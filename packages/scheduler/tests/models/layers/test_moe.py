@@ -71,7 +71,7 @@ def test_layers_that_guess_ahead_are_left_out(checkpoints: Checkpoints, tmp_path
     model = build_model(ModelConfig.load(directory))
     load_weights(model, directory)
     with pytest.raises(ModelError, match=r"unexpected: model\.layers\.3\.eh_proj\.weight"):
-        load_weights(build_model(replace(model.config, layers_ahead=0)), directory)
+        load_weights(build_model(replace(model.config, mtp_layers=0)), directory)
 
 
 def test_experts_go_through_the_operations_passed_in(checkpoints: Checkpoints) -> None:

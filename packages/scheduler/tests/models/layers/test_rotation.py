@@ -12,7 +12,7 @@ from tercet.kernels.ops.rope import rope_cache
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layers import Rotary
-from tercet.scheduler.models.layers.rotation import head_order, over_whole_heads
+from tercet.scheduler.models.layers.rotation import head_order, pad_to_heads
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.weights import load_weights
 
@@ -41,7 +41,7 @@ def test_biases_and_norms_follow_their_rows(name: str, checkpoints: Callable[[st
 def test_a_head_that_is_rotated_whole_stays_as_it_is() -> None:
     assert head_order(8, 8) is None
     table = rope_cache(5, 8, 1e4)
-    assert torch.equal(over_whole_heads(table, 8), table)
+    assert torch.equal(pad_to_heads(table, 8), table)
 
 
 def test_elements_that_are_rotated_together_lie_half_a_head_apart() -> None:
@@ -51,6 +51,6 @@ def test_elements_that_are_rotated_together_lie_half_a_head_apart() -> None:
     pairs = head_order(10, 6, interleaved=True)
     assert pairs is not None
     assert pairs.tolist() == [0, 2, 4, 6, 7, 1, 3, 5, 8, 9]
-    cos, sin = over_whole_heads(rope_cache(4, 6, 1e4), 10).chunk(2, dim=1)
+    cos, sin = pad_to_heads(rope_cache(4, 6, 1e4), 10).chunk(2, dim=1)
     assert torch.equal(cos[:, 3:], torch.ones(4, 2))
     assert not sin[:, 3:].any()

@@ -67,11 +67,11 @@ def write(kind: str, directory: Path, full: tuple[str, ...] = (), *, mixture: bo
 def test_a_forward_equals_that_of_the_full_weights(kind: str, tmp_path: Path) -> None:
     full = write(kind, tmp_path / "model")
     expected = logits(load(full))
-    for dequantised in (False, True):
-        model = load(tmp_path / "model", dequantised=dequantised)
+    for dequantized in (False, True):
+        model = load(tmp_path / "model", dequantized=dequantized)
         linears = [module for module in model.model.layers.modules() if isinstance(module, Linear)]
-        assert {module.quantised is None for module in linears} == {dequantised}
-        assert not dequantised or not any(parameter.is_meta for parameter in model.parameters())
+        assert {module.quantized is None for module in linears} == {dequantized}
+        assert not dequantized or not any(parameter.is_meta for parameter in model.parameters())
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -81,9 +81,9 @@ def test_projections_may_be_stored_as_one(kind: str, share: float, tmp_path: Pat
     """And their rows be put in another order."""
     phi = CONFIG | {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": share}
     expected = logits(load(write_checkpoint(kind, tmp_path / "model", phi, GRAIN)))
-    for dequantised in (False, True):
-        model = load(tmp_path / "model", dequantised=dequantised)
-        assert (len(quantised(model)) == 4 * LAYERS) != dequantised
+    for dequantized in (False, True):
+        model = load(tmp_path / "model", dequantized=dequantized)
+        assert (len(quantized(model)) == 4 * LAYERS) != dequantized
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -106,12 +106,12 @@ def test_biases_of_zeros_are_none(mixture: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("lend", [False] if missing_library() else [False, True])
-def test_quantised_layers_count_as_read_when_they_are(kind: str, lend: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("keep_mapped", [False] if missing_library() else [False, True])
+def test_quantised_layers_count_as_read_when_they_are(kind: str, keep_mapped: bool, tmp_path: Path) -> None:
     write(kind, tmp_path / "model")
     stored = load_file(tmp_path / "model" / "model.safetensors")
     total = sum(tensor.nbytes for tensor in stored.values())
-    quantised = sum(tensor.nbytes for name, tensor in stored.items() if "_proj." in name)
+    quantized = sum(tensor.nbytes for name, tensor in stored.items() if "_proj." in name)
     model = build_model(ModelConfig.load(tmp_path / "model"))
     layers: Any = model.model.layers
     reports: list[tuple[int, int]] = []
@@ -119,10 +119,10 @@ def test_quantised_layers_count_as_read_when_they_are(kind: str, lend: bool, tmp
     def report(*given: int) -> None:
         reports.append((given[0], given[1]))
         if layers[0].self_attn.qkv_proj.weight.is_meta:
-            assert given[0] < total - quantised / 2
+            assert given[0] < total - quantized / 2
 
-    load_weights(model, tmp_path / "model", report, dequantised=True, lend=lend)
-    if lend:
+    load_weights(model, tmp_path / "model", report, dequantized=True, keep_mapped=keep_mapped)
+    if keep_mapped:
         NativeCausalLM(model, load_library())
     assert reports == sorted(set(reports))
     assert reports[-1] == (total, total)
@@ -158,8 +158,8 @@ def test_layers_stored_in_full_stay_so(kind: str, tmp_path: Path) -> None:
     full = write(kind, tmp_path / "model", full=("mlp.down_proj", "self_attn.o_proj"))
     model = load(tmp_path / "model")
     layer: Any = model.model.layers[0]
-    assert (layer.mlp.down_proj.quantised, layer.self_attn.o_proj.quantised) == (None, None)
-    assert layer.mlp.gate_up_proj.quantised is not None
+    assert (layer.mlp.down_proj.quantized, layer.self_attn.o_proj.quantized) == (None, None)
+    assert layer.mlp.gate_up_proj.quantized is not None
     torch.testing.assert_close(logits(model), logits(load(full)), rtol=1e-4, atol=1e-4)
 
 
@@ -174,8 +174,8 @@ def test_experts_stay_quantised_where_all_are(kind: str, full: tuple[str, ...], 
     layers: Any = model.model.layers
     for layer in layers:
         experts = layer.mlp.experts
-        assert experts.gate_up_proj.quantised is not None
-        assert (experts.down_proj.quantised is None) == bool(full)
+        assert experts.gate_up_proj.quantized is not None
+        assert (experts.down_proj.quantized is None) == bool(full)
         assert experts.down_proj.weight.is_meta != bool(full)
     torch.testing.assert_close(logits(model), logits(load(other)), rtol=1e-4, atol=1e-4)
 
@@ -184,7 +184,7 @@ def test_experts_stay_quantised_where_all_are(kind: str, full: tuple[str, ...], 
 @pytest.mark.parametrize("full", [(), (SOME,)], ids=["all", "all but one"])
 def test_experts_are_put_in_full(kind: str, full: tuple[str, ...], tmp_path: Path) -> None:
     other = write(kind, tmp_path / "model", full=("block_sparse_moe.gate", *full), mixture=True)
-    model, plain = load(tmp_path / "model", dequantised=True), load(other)
+    model, plain = load(tmp_path / "model", dequantized=True), load(other)
     experts = {name: weight for name, weight in model.named_parameters() if ".experts." in name}
     assert len(experts) == 2 * LAYERS
     for name, weight in experts.items():
@@ -334,8 +334,8 @@ def test_dummy_weights_are_in_full(tmp_path: Path) -> None:
     assert logits(model).isfinite().all()
 
 
-def quantised(model: CausalLM) -> dict[str, QuantizedWeight]:
-    held = {name: getattr(module, "quantised", None) for name, module in model.named_modules()}
+def quantized(model: CausalLM) -> dict[str, QuantizedWeight]:
+    held = {name: getattr(module, "quantized", None) for name, module in model.named_modules()}
     return {name: getattr(found, "weight", found) for name, found in held.items() if found is not None}
 
 
@@ -346,7 +346,7 @@ def test_dummy_weights_take_the_layout_of_a_checkpoint(kind: str, mixture: bool,
     config = ModelConfig.load(tmp_path / "model")
     dummy = build_model(config)
     dummy_weights(dummy, quantization=config.quantization)
-    read, made = quantised(load(tmp_path / "model")), quantised(dummy)
+    read, made = quantized(load(tmp_path / "model")), quantized(dummy)
     assert read.keys() == made.keys() != set()
     for name, weight in read.items():
         mine = made[name]
@@ -365,13 +365,13 @@ def test_weights_are_unpacked_on_the_device(kind: str, tmp_path: Path) -> None:
     write(kind, tmp_path / "model")
     config = ModelConfig.load(tmp_path / "model")
     stored, meta = load_file(tmp_path / "model" / "model.safetensors"), torch.device("meta")
-    linear = Linear(HIDDEN, INNER, bias=False, dtype=torch.bfloat16, quantised=True)
+    linear = Linear(HIDDEN, INNER, bias=False, dtype=torch.bfloat16, quantized=True)
     assert config.quantization is not None
     given = QuantizedLinear(
         linear, {"model.layers.0.mlp.up_proj": Cut.all(INNER)}, Cut.all(HIDDEN), config.quantization
     )
     given.load(lambda name: stored[name].to(meta), meta, None)
-    weight = linear.quantised
+    weight = linear.quantized
     assert weight is not None
     assert weight.shape == (INNER, HIDDEN)
     assert {x.device for x in (weight.codes, weight.scales, weight.zeros) if x is not None} == {meta}

@@ -45,15 +45,15 @@ def write(kind: str, directory: Path) -> Path:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_forward_equals_that_of_the_full_weights(kind: str, tmp_path: Path) -> None:
     expected = logits(load(write(kind, tmp_path / "model")))
-    for dequantised in (False, True):
-        model = load(tmp_path / "model", dequantised=dequantised)
+    for dequantized in (False, True):
+        model = load(tmp_path / "model", dequantized=dequantized)
         for layer in model.model.layers:
             mixture = layer.mlp
             assert isinstance(mixture, MixtureOfExperts)
             assert mixture.shared_experts is not None
             linears = (mixture.experts.down_proj, mixture.shared_experts.down_proj)
-            assert [linear.quantised is None for linear in linears] == [dequantised] * 2
-            assert mixture.gate.quantised is None
+            assert [linear.quantized is None for linear in linears] == [dequantized] * 2
+            assert mixture.gate.quantized is None
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -61,6 +61,6 @@ def test_a_forward_equals_that_of_the_full_weights(kind: str, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["awq", "deepseek"])
 def test_native_projections_of_it_give_the_same(kind: str, tmp_path: Path) -> None:
     expected = logits(load(write(kind, tmp_path / "model")))
-    model = load(tmp_path / "model", dequantised=True)
+    model = load(tmp_path / "model", dequantized=True)
     use_native_projections(model, load_library())
     torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)

@@ -46,8 +46,8 @@ def test_every_stored_tensor_arrives_where_its_name_says(family: Path) -> None:
     assert loaded.keys() == stored.keys()
     sums = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, CenteredNorm)}
     for name, tensor in stored.items():
-        by_turns = family.name == "gpt_oss" and ".gate_up_proj" in name
-        here = torch.cat([tensor[..., ::2], tensor[..., 1::2]], -1) if by_turns else tensor + (name in sums)
+        interleaved = family.name == "gpt_oss" and ".gate_up_proj" in name
+        here = torch.cat([tensor[..., ::2], tensor[..., 1::2]], -1) if interleaved else tensor + (name in sums)
         assert torch.equal(loaded[name].memory, here), name
 
 

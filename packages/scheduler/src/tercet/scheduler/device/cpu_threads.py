@@ -11,7 +11,7 @@ from tercet.kernels.native.library import available_cores
 _TOPOLOGY = Path("/sys/devices/system/cpu")
 
 
-def limit_torch(threads: int | None) -> None:
+def limit_torch_threads(threads: int | None) -> None:
     """Set torch's threads, by default at most this process's cores: torch ignores a container's quota."""
     torch.set_num_threads(threads or min(torch.get_num_threads(), available_cores()))
 
@@ -29,7 +29,7 @@ def core_share(cores: Sequence[int], rank: int, size: int) -> Sequence[int]:
     return cores[rank * share : (rank + 1) * share] or cores
 
 
-def bind_to(cores: Sequence[int]) -> None:
+def bind_to_cores(cores: Sequence[int]) -> None:
     """Bind this thread, and threads it starts later, to some cores; memory that they first write is local to these."""
     if cores:
         os.sched_setaffinity(0, cores)

@@ -19,7 +19,7 @@ def available_bytes(device: torch.device) -> int:
 
     For an integrated GPU the machine's number is more accurate: CUDA counts the page cache as used.
     """
-    if device.type == "cuda" and not is_hosts_own(device):
+    if device.type == "cuda" and not shares_host_memory(device):
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
     return min(_machine("MemAvailable:"), _cgroup()[1])
@@ -33,7 +33,7 @@ def total_bytes(device: torch.device) -> int:
     return min(_machine("MemTotal:"), _cgroup()[0])
 
 
-def is_hosts_own(device: torch.device) -> bool:
+def shares_host_memory(device: torch.device) -> bool:
     """Return whether a device allocates from host memory."""
     return device.type == "cpu" or bool(torch.cuda.get_device_properties(device).is_integrated)
 

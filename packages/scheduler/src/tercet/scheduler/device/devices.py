@@ -47,7 +47,7 @@ def device_of(name: str) -> torch.device:
     return torch.device("cuda", number) if ":" in name else torch.device("cuda")
 
 
-def take_device(name: str) -> torch.device:
+def select_device(name: str) -> torch.device:
     """Return the device and make it the calling thread's default, which kernels and streams use implicitly."""
     device = device_of(name)
     if device.index is not None:

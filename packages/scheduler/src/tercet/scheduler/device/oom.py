@@ -13,7 +13,7 @@ from tercet.scheduler.config import InsufficientMemoryError
 
 logger = logging.getLogger(__name__)
 
-_SAID = (
+_OOM_MESSAGES = (
     "DefaultCPUAllocator",  # torch's host allocator
     "std::bad_alloc",
     "CUDA error: out of memory",  # the driver, for memory outside torch's allocator: graphs, modules
@@ -22,7 +22,7 @@ _SAID = (
 )
 """Parts of RuntimeError messages that mean lack of memory."""
 
-_FORGOTTEN_AFTER = 256
+_RETRY_AFTER = 256
 """Successful computations after which a size that failed is tried again."""
 
 Given = TypeVar("Given")
@@ -32,7 +32,7 @@ def lacks_memory(error: BaseException) -> bool:
     """Return whether a computation failed for lack of host or accelerator memory."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _OOM_MESSAGES)
 
 
 @contextmanager
@@ -115,8 +115,8 @@ class SplitOnOom:
     def __init__(self, unit: str, release: Callable[[], None] = release_cached) -> None:
         self._unit = unit
         self._release = release
-        self._most: int | None = None
-        self._found = 0  # successful computations since the last failure
+        self._max_size: int | None = None
+        self._successes = 0  # successful computations since the last failure
 
     def __call__(
         self,
@@ -130,22 +130,22 @@ class SplitOnOom:
         """
         count = rows.stop - rows.start
         if count <= 1:
-            return [self._noted(again(lambda: run(rows), self._release))]
-        if self._most is None or size(rows) <= self._most:
+            return [self._count_success(again(lambda: run(rows), self._release))]
+        if self._max_size is None or size(rows) <= self._max_size:
             for _ in range(2):
                 with SuppressOom():
-                    return [self._noted(run(rows))]
+                    return [self._count_success(run(rows))]
                 self._release()
             self._limit(size(rows))
         middle = rows.start + count // 2
         return [*self(run, slice(rows.start, middle), size), *self(run, slice(middle, rows.stop), size)]
 
-    def _noted(self, given: Given) -> Given:
-        self._found += 1
-        if self._found >= _FORGOTTEN_AFTER:
-            self._most = None
+    def _count_success(self, given: Given) -> Given:
+        self._successes += 1
+        if self._successes >= _RETRY_AFTER:
+            self._max_size = None
         return given
 
     def _limit(self, size: int) -> None:
-        self._most, self._found = size // 2, 0
-        logger.warning("no memory for %d %s at once: for a while at most %d", size, self._unit, self._most)
+        self._max_size, self._successes = size // 2, 0
+        logger.warning("no memory for %d %s at once: for a while at most %d", size, self._unit, self._max_size)

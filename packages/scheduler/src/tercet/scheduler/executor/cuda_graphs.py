@@ -34,7 +34,7 @@ from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import Sampler
-from tercet.scheduler.executor.sampling.slot_params import Manner
+from tercet.scheduler.executor.sampling.slot_params import SamplingMode
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 
 logger = logging.getLogger(__name__)
@@ -54,11 +54,11 @@ class Recorder(Protocol):
 class CudaRecorder:
     """A `Recorder` on CUDA. All recorders share one stream; all graphs of a recorder share a memory pool."""
 
-    def __init__(self, *, wary: bool = False) -> None:
-        """Create a recorder. `wary` is for third-party models, which may synchronize: this is detected before it
+    def __init__(self, *, check_sync: bool = False) -> None:
+        """Create a recorder. `check_sync` is for third-party models, which may synchronize: this is detected before it
         breaks a capture.
         """
-        self._wary = wary
+        self._check_sync = check_sync
         self._newest: torch.cuda.CUDAGraph | None = None
         """The latest graph, whose pool the next one shares. Torch (2.11) does not reuse a pool that all its graphs
         have left.
@@ -78,7 +78,7 @@ class CudaRecorder:
         try:
             with torch.cuda.stream(self._stream):
                 run()
-                if self._wary:
+                if self._check_sync:
                     _without_waiting(run)
                 try:
                     graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -152,7 +152,7 @@ class _Graph:
     batch: ForwardBatch
 
 
-class _Sort(NamedTuple):
+class _Variant(NamedTuple):
     """The properties of a step that need separate graphs."""
 
     adapted: bool = False
@@ -161,15 +161,15 @@ class _Sort(NamedTuple):
     """Rows may see each other's new tokens."""
 
 
-class _Kind(NamedTuple):
+class _GraphKey(NamedTuple):
     """The key of a graph."""
 
     rows: int
     """The bucket size."""
-    sort: _Sort = _Sort()
+    variant: _Variant = _Variant()
 
 
-_Sampling = tuple[_Kind, Manner]
+_Sampling = tuple[_GraphKey, SamplingMode]
 """The key of a captured sampler, which samples all rows of a graph in one manner."""
 
 
@@ -206,23 +206,23 @@ class CudaGraphRunner:
         self._adapters = adapters
         self._decode_rows = min(decode_rows or tables.memory.slots, tables.memory.slots)
         self._chained_rows = min(chained_rows, tables.memory.slots)
-        self._waiting: list[_Kind] = []
-        self._graphs: dict[_Kind, _Graph] = {}
-        self._recorded: dict[_Sort, list[int]] = {}  # bucket sizes in ascending order
-        self._samplings: dict[_Sampling, _Recorded | None] = {}  # None if a capture failed for lack of memory
-        self._wanted: dict[_Sampling, None] = {}
+        self._pending: list[_GraphKey] = []
+        self._graphs: dict[_GraphKey, _Graph] = {}
+        self._recorded: dict[_Variant, list[int]] = {}  # bucket sizes in ascending order
+        self._samplers: dict[_Sampling, _Recorded | None] = {}  # None if a capture failed for lack of memory
+        self._requested: dict[_Sampling, None] = {}
         self._samples = True
         self._query_start = torch.arange(tables.memory.slots + 1, dtype=torch.int32, device=pool.device)
-        self._want(_Sort())
+        self._request(_Variant())
 
     def replay(self, inputs: StepInputs, *, adapted: bool = False) -> torch.Tensor | None:
         """See `Replays`."""
-        self._want(_Sort(adapted, inputs.chained))
-        kind = self._kind(inputs, adapted)
+        self._request(_Variant(adapted, inputs.chained))
+        kind = self._graph_key(inputs, adapted)
         if kind is None:
             return None
         if adapted and self._adapters is not None:
-            self._adapters.put_in_place(inputs.slots)
+            self._adapters.write_decode_rows(inputs.slots)
         graph = self._graphs[kind]
         padding = [1] * (kind.rows - len(inputs.slots))
         for given, attention, backend in zip(
@@ -237,17 +237,17 @@ class CudaGraphRunner:
 
         The largest bucket's sampler is captured first: smaller ones reuse its memory.
         """
-        kind = self._kind(inputs, adapted)
+        kind = self._graph_key(inputs, adapted)
         if kind is None or not self._samples or len(inputs.sampling_rows) < len(inputs.slots):
             return None
-        manner = self._sampler.manner(inputs.slots)
-        if manner is None:
+        mode = self._sampler.mode(inputs.slots)
+        if mode is None:
             return None
-        if (kind, manner) not in self._samplings:
-            largest = _Kind(self._recorded[kind.sort][-1], kind.sort)
-            self._wanted |= {(each, manner): None for each in (kind, largest) if (each, manner) not in self._samplings}
+        if (kind, mode) not in self._samplers:
+            largest = _GraphKey(self._recorded[kind.variant][-1], kind.variant)
+            self._requested |= {(each, mode): None for each in (kind, largest) if (each, mode) not in self._samplers}
             return None
-        work = self._samplings[kind, manner]
+        work = self._samplers[kind, mode]
         if work is None:
             return None
         work.replay()
@@ -258,30 +258,30 @@ class CudaGraphRunner:
 
         Lack of memory is not an error: the step in question then runs eagerly.
         """
-        if self._waiting:
-            self._capture(self._waiting.pop(0))
-        elif self._wanted:
-            wanted = max(self._wanted, key=lambda wanted: wanted[0].rows)
-            del self._wanted[wanted]
+        if self._pending:
+            self._capture(self._pending.pop(0))
+        elif self._requested:
+            wanted = max(self._requested, key=lambda wanted: wanted[0].rows)
+            del self._requested[wanted]
             self._capture_sampling(*wanted)
-        return bool(self._waiting or self._wanted)
+        return bool(self._pending or self._requested)
 
-    def _want(self, sort: _Sort) -> None:
+    def _request(self, variant: _Variant) -> None:
         """Request all buckets of a sort, once."""
-        if sort not in self._recorded:
-            self._recorded[sort] = []
-            most, least = (self._chained_rows, 2) if sort.chained else (self._decode_rows, 1)
-            self._waiting += [_Kind(rows, sort) for rows in decode_buckets(most) if rows >= least]
+        if variant not in self._recorded:
+            self._recorded[variant] = []
+            most, least = (self._chained_rows, 2) if variant.chained else (self._decode_rows, 1)
+            self._pending += [_GraphKey(rows, variant) for rows in decode_buckets(most) if rows >= least]
 
-    def _kind(self, inputs: StepInputs, adapted: bool) -> _Kind | None:
+    def _graph_key(self, inputs: StepInputs, adapted: bool) -> _GraphKey | None:
         """Return the smallest captured bucket that holds a step, if any."""
-        sort = _Sort(adapted, inputs.chained)
-        recorded = self._recorded.get(sort, [])
+        variant = _Variant(adapted, inputs.chained)
+        recorded = self._recorded.get(variant, [])
         place = bisect_left(recorded, len(inputs.slots))
-        return _Kind(recorded[place], sort) if inputs.in_place and place < len(recorded) else None
+        return _GraphKey(recorded[place], variant) if inputs.in_fixed_buffers and place < len(recorded) else None
 
     @torch.inference_mode()
-    def _capture(self, kind: _Kind) -> None:
+    def _capture(self, kind: _GraphKey) -> None:
         views = self._memory.first(kind.rows)
         batch = self._batch(kind, views)
 
@@ -293,27 +293,27 @@ class CudaGraphRunner:
             work = self._record(run, f"{kind.rows} rows")
         except RuntimeError:
             logger.exception("steps cannot be recorded here: they are launched kernel by kernel")
-            self._waiting.clear()
+            self._pending.clear()
             return
         if work is not None:
             self._graphs[kind] = _Graph(work, batch)
-            insort(self._recorded[kind.sort], kind.rows)
+            insort(self._recorded[kind.variant], kind.rows)
 
     @torch.inference_mode()
-    def _capture_sampling(self, kind: _Kind, manner: Manner) -> None:
+    def _capture_sampling(self, kind: _GraphKey, mode: SamplingMode) -> None:
         views, hidden = self._memory.first(kind.rows), self._graphs[kind].work.output
 
         def run() -> torch.Tensor:
-            tokens = self._sampler.sample_alike(self._model.compute_logits(hidden), manner, views.output_positions)
+            tokens = self._sampler.sample_uniform(self._model.compute_logits(hidden), mode, views.output_positions)
             self._tables.write_sampled(views.sampled_places, tokens)
             return tokens
 
         try:
-            self._samplings[kind, manner] = self._record(run, f"sampling for {kind.rows} rows")
+            self._samplers[kind, mode] = self._record(run, f"sampling for {kind.rows} rows")
         except RuntimeError:
             logger.exception("sampling cannot be recorded here: it is launched kernel by kernel")
             self._samples = False
-            self._wanted.clear()
+            self._requested.clear()
 
     def _record(self, run: Callable[[], torch.Tensor], what: str) -> _Recorded | None:
         """Record work; return None for lack of memory. Raise RuntimeError for failures that would repeat.
@@ -323,7 +323,7 @@ class CudaGraphRunner:
         """
         self._tables.clear_decodes()
         if self._adapters is not None:
-            self._adapters.clear_in_place()
+            self._adapters.clear_decode_rows()
         with SuppressOom():
             recorded = _Recorded(*self._recorder.record(run))
             recorded.replay()
@@ -332,7 +332,7 @@ class CudaGraphRunner:
         release_cached()  # the pool keeps the memory of a failed capture, which the next, smaller one may need
         return None
 
-    def _batch(self, kind: _Kind, views: DecodeInputViews) -> ForwardBatch:
+    def _batch(self, kind: _GraphKey, views: DecodeInputViews) -> ForwardBatch:
         """Return a decode over the fixed memory, with backends of its own."""
         ones: Sequence[int] = [1] * kind.rows
         attention = [
@@ -354,6 +354,6 @@ class CudaGraphRunner:
             attention=attention,
             backends=[make() for make in self._backends],
             pool=self._pool,
-            lora=self._adapters.in_place(kind.rows) if kind.sort.adapted and self._adapters is not None else None,
-            chained=kind.sort.chained,
+            lora=self._adapters.decode_rows(kind.rows) if kind.variant.adapted and self._adapters is not None else None,
+            chained=kind.variant.chained,
         )

@@ -11,13 +11,13 @@ import torch
 
 from tercet.protocol.messages.values import Task
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
-from tercet.scheduler.device.cpu_threads import limit_torch
+from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.device_memory import total_bytes
-from tercet.scheduler.device.devices import take_device
+from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import SplitOnOom, SuppressOom, again, release_cached, require_memory
 from tercet.scheduler.device.staging import HostToDevice
+from tercet.scheduler.executor.chunked_model import report_layers
 from tercet.scheduler.executor.loading import reading_model
-from tercet.scheduler.executor.pacing import tell_layers
 from tercet.scheduler.executor.step_output import start_copies
 from tercet.scheduler.model_files import read_json
 from tercet.scheduler.model_task import DECODERS, Pooling, family_of, read_sentences
@@ -72,14 +72,14 @@ class EncoderWorker:
     def __init__(
         self, options: EncoderOptions, progress: Progress | None = None, advance: Advance = lambda: None
     ) -> None:
-        device = take_device(options.device)
-        limit_torch(options.threads)
+        device = select_device(options.device)
+        limit_torch_threads(options.threads)
         with reading_model(options.model):
             dtype = computed_dtype(options.model, options.dtype, device, encoder=True)
             config = read_json(options.model / "config.json")
             causal = family_of(named_architecture(config))[0] in DECODERS and config.get("is_causal", True) is True
             sentences = read_sentences(options.model, causal=causal, task=options.task)
-        longest = min(options.context_length or sentences.max_length, sentences.max_length, _most_positions(device))
+        longest = min(options.context_length or sentences.max_length, sentences.max_length, _max_positions(device))
         with require_memory("the model's weights"), reading_model(options.model):
             model = build_encoder(config, options.task, dtype, device, longest)
         context_length = _context_length(options, min(model.context_length, sentences.max_length))
@@ -89,10 +89,10 @@ class EncoderWorker:
             else:
                 load_encoder_weights(model.module, options.model, progress)
         if device.type == "cpu":
-            tell_layers(model.module, advance)
+            report_layers(model.module, advance)
         self._model = model
         self._device = device
-        self._uploads = HostToDevice(device)
+        self._to_device = HostToDevice(device)
         self._in_halves = SplitOnOom("tokens")
         self._pool = _POOLS[sentences.pooling]
         self._normalize = sentences.normalize
@@ -117,7 +117,7 @@ class EncoderWorker:
         order = sorted(range(len(plan.rows)), key=lambda row: len(plan.rows[row].input_ids))
         vectors, too_large = self._encode([plan.rows[row] for row in order])
         in_order = torch.empty_like(vectors)
-        (places,) = self._uploads.send([np.array(order, dtype=np.int64)])
+        (places,) = self._to_device.send([np.array(order, dtype=np.int64)])
         in_order[places] = vectors
         return PendingVectors(plan.step, in_order, sorted(order[place] for place in too_large))
 
@@ -158,7 +158,7 @@ class EncoderWorker:
         return Packed(ids, types, lengths, causal=self._model.causal)
 
     def _tensor(self, ints: bytes) -> torch.Tensor:
-        (sent,) = self._uploads.send([np.frombuffer(bytearray(ints), dtype="<i4")])
+        (sent,) = self._to_device.send([np.frombuffer(bytearray(ints), dtype="<i4")])
         return sent.long()
 
     def _vectors(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -190,7 +190,7 @@ class PendingVectors:
         )
 
 
-def _most_positions(device: torch.device) -> int:
+def _max_positions(device: torch.device) -> int:
     """Return the number of positions for which tables may be made, regardless of the config."""
     return total_bytes(device) // _TABLES_PART // _POSITION_BYTES
 

@@ -39,7 +39,7 @@ class DecodeInputBuffers:
         group.
         """
         self.slots = slots
-        self._uploads = HostToDevice(device)
+        self._to_device = HostToDevice(device)
         self._shape = OFFSETS + len(spare_pages), slots
         self._memory = torch.zeros(self._shape[0] * slots + -(-slots // 2), dtype=torch.int64, device=device)
         self._columns = self._memory[: self._shape[0] * slots].view(self._shape)
@@ -64,7 +64,7 @@ class DecodeInputBuffers:
 
         Return the output positions, a view of the staging buffer.
         """
-        staged = self._uploads.stage(len(self._memory))
+        staged = self._to_device.stage(len(self._memory))
         host: Array = staged.numpy()
         columns: Array = host[: self._columns.numel()].reshape(self._shape)
         np.add(offsets, positions, out=columns[:OFFSETS])
@@ -76,12 +76,12 @@ class DecodeInputBuffers:
 
     def change_pages(self, rows: Array, columns: Array, pages: Sequence[Array]) -> None:
         """Change entries of each cache group's page table: int64 [entries], int64 [entries], int32 [entries]."""
-        sent_rows, sent_columns, *sent = self._uploads.send([rows, columns, *pages])
+        sent_rows, sent_columns, *sent = self._to_device.send([rows, columns, *pages])
         for memory, entries in zip(self._page_tables, sent, strict=True):
             memory.index_put_((sent_rows, sent_columns), entries)
 
     def write_pages(self, tables: Sequence[Array]) -> None:
         """Write the first pages of the first rows, for each cache group: int32 [rows, pages]."""
-        for memory, sent in zip(self._page_tables, self._uploads.send(tables), strict=True):
+        for memory, sent in zip(self._page_tables, self._to_device.send(tables), strict=True):
             rows, pages = sent.shape
             memory[:rows, :pages] = sent

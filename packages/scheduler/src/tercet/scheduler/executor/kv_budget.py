@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
-from tercet.scheduler.device.device_memory import available_bytes, is_hosts_own, total_bytes
+from tercet.scheduler.device.device_memory import available_bytes, shares_host_memory, total_bytes
 from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
@@ -58,7 +58,7 @@ class KVBudget:
         memory = total_bytes(self.device)
         cached = memory // self._page_bytes * self.options.page_size
         in_tables = memory // _TABLES_PART // (_ROPE_BYTES * self.config.head_dim + _SLOT_BYTES * self.options.rows)
-        return max(1, self.shard.collectives.smallest(min(cached, in_tables)))
+        return max(1, self.shard.collectives.all_reduce_min(min(cached, in_tables)))
 
     def check(self) -> None:
         """Raise ValueError for a KV cache larger than total memory: the OS may overcommit and kill the process
@@ -80,7 +80,7 @@ class KVBudget:
         given = self.options.kv_cache_bytes
         if given is None:
             given = self._free_bytes(model, backend, ops)
-        return self.shard.collectives.smallest(self._pages_in(given))
+        return self.shard.collectives.all_reduce_min(self._pages_in(given))
 
     def _free_bytes(self, model: Model, backend: Callable[[], AttentionBackend], ops: SamplingOps) -> int:
         """Return a share of free memory; on a GPU, after a profile run of the largest possible step.
@@ -89,7 +89,7 @@ class KVBudget:
         as on a CPU.
         """
         options, config, device = self.options, self.config, self.device
-        share = options.kv_cache_share or (_SHARED_SHARE if is_hosts_own(device) else _OWN_SHARE)
+        share = options.kv_cache_share or (_SHARED_SHARE if shares_host_memory(device) else _OWN_SHARE)
         if device.type != "cuda":
             return int(available_bytes(device) * share / self.shard.size)
         run = partial(

@@ -65,7 +65,7 @@ class KVPool:
         self.groups = groups
         self.shape = shape
         self.device = device
-        self.take_scales(scales)
+        self.set_scales(scales)
         self._spare = spare
         self.group_of = {layer: index for index, group in enumerate(groups) for layer in group.layers}
         self._keys: dict[int, torch.Tensor] = {}
@@ -93,7 +93,7 @@ class KVPool:
         """Return the key and value caches of a layer."""
         return self._keys[layer_id], self._values[layer_id]
 
-    def take_scales(self, scales: Mapping[int, Scales] | None) -> None:
+    def set_scales(self, scales: Mapping[int, Scales] | None) -> None:
         """Set the scales of keys and values that are stored from now on."""
         if scales and self.shape.dtype != E4M3:
             raise ValueError(f"keys and values in {self.shape.dtype} have no scales")

@@ -8,7 +8,7 @@ from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 from tercet.kernels.attention.latent import LatentBackend, LatentSizes, latent_backend
 
 
-class OverLatents:
+class LatentAttentionBackend:
     """The `AttentionBackend` of latent attention: caches have one head, and values are views of the keys."""
 
     def __init__(self, backend: LatentBackend) -> None:
@@ -43,9 +43,11 @@ class OverLatents:
         return self._backend.attend(q, k_cache[:, :, 0], rank=v_cache.shape[3], scale=scale)
 
 
-def over_latents(name: str, device: torch.device, sizes: LatentSizes | None = None) -> Callable[[], AttentionBackend]:
-    """Return a backend factory, as `latent_backend` does. Raise UnavailableBackendError if `name` has no latent
+def latent_attention_backend(
+    name: str, device: torch.device, sizes: LatentSizes | None = None
+) -> Callable[[], AttentionBackend]:
+    """Return a backend factory like that of `latent_backend`. Raise UnavailableBackendError if `name` has no latent
     attention.
     """
     make = latent_backend(name, device, sizes)
-    return lambda: OverLatents(make())
+    return lambda: LatentAttentionBackend(make())

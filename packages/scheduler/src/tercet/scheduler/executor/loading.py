@@ -13,12 +13,12 @@ from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.triton import missing_triton
-from tercet.scheduler.device.cpu_threads import limit_torch
+from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.oom import lacks_memory, release_cached
 from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
-from tercet.scheduler.executor.smoke_test import try_out
+from tercet.scheduler.executor.smoke_test import run_smoke_test
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError, model_identity, read_header, read_json, reading, weight_files
 from tercet.scheduler.models import hugging_face
@@ -28,8 +28,13 @@ from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layer_ops import OpsModule, layer_ops, set_ops
 from tercet.scheduler.models.layers.lora import LoRABank
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
-from tercet.scheduler.models.native import NativeCausalLM, missing_native
-from tercet.scheduler.models.native_linear import NativeProjection, unread, use_native_linears, use_native_projections
+from tercet.scheduler.models.native import NativeCausalLM, unsupported_natively
+from tercet.scheduler.models.native_linear import (
+    NativeProjection,
+    unsupported_dtype,
+    use_native_linears,
+    use_native_projections,
+)
 from tercet.scheduler.models.registry import build_model
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
@@ -37,7 +42,7 @@ from tercet.scheduler.models.weights.weights import Progress, check_weights, dum
 logger = logging.getLogger(__name__)
 
 
-class Loaded(NamedTuple):
+class LoadedModel(NamedTuple):
     """A loaded model with its adapter memory."""
 
     model: Model
@@ -107,26 +112,26 @@ def load_model(
     native: bool,
     progress: Progress | None,
     shard: Shard = WHOLE,
-) -> Loaded:
+) -> LoadedModel:
     """Load the model, or this rank's shard, with its weights, on native kernels if they support it."""
     if device.type == "cpu":
-        limit_torch(options.threads)
+        limit_torch_threads(options.threads)
     if device.type == "cuda" and (missing := missing_triton(device)):
         logger.warning("%s. The model runs on torch alone, and slower", missing)
-    no_linears = unread(config.dtype, "weights") if native else _why_not_native(device)
+    no_linears = unsupported_dtype(config.dtype, "weights") if native else _why_not_native(device)
     if options.quantization != "none" and no_linears:
         raise ValueError(f"quantization {options.quantization} needs native kernels: {no_linears}")
     if options.threads is not None and native:
         load_library().set_threads(options.threads)
     if not isinstance(config, ModelConfig):
-        return Loaded(_hosted(options, config, device, native=not no_linears))
-    why_torch = no_linears or missing_native(config, shape.dtype, shard)
+        return LoadedModel(_load_hugging_face(options, config, device, native=not no_linears))
+    why_torch = no_linears or unsupported_natively(config, shape.dtype, shard)
     model = build_model(config, device, shard)
     in_full = _in_full(config, device)
     if options.load_format == "dummy":
         dummy_weights(model, quantization=None if in_full else config.quantization)
     else:
-        load_weights(model, options.checkpoint, progress, dequantised=in_full, lend=not why_torch)
+        load_weights(model, options.checkpoint, progress, dequantized=in_full, keep_mapped=not why_torch)
     bank = _bank(options, config, model, device)
     if device.type == "cuda":
         release_cached()  # return temporary memory of loading to the device, for the KV cache
@@ -138,11 +143,11 @@ def load_model(
             torch.set_num_threads(1)
         if bank is not None:
             bank.attach(model)
-        return Loaded(model, bank)
+        return LoadedModel(model, bank)
     packed = NativeCausalLM(model, load_library(), quantization=options.quantization, adapters=bank)
     # torch has little left to compute, and its threads would spin on the native kernels' cores
     torch.set_num_threads(1)
-    return Loaded(packed, bank)
+    return LoadedModel(packed, bank)
 
 
 def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: torch.device) -> LoRABank | None:
@@ -169,11 +174,11 @@ def _why_not_native(device: torch.device) -> str:
     return (device.type == "cpu" and missing_library()) or "they come with attention backend 'cpu'"
 
 
-def _hosted(options: WorkerOptions, shape: DecoderShape, device: torch.device, *, native: bool) -> Model:
+def _load_hugging_face(options: WorkerOptions, shape: DecoderShape, device: torch.device, *, native: bool) -> Model:
     """Load a model that runs on transformers' modules, with linear layers on `native` kernels and no adapters."""
     if options.max_loras:
         raise ValueError(f"max_loras {options.max_loras}: models on transformers' own modules run no adapters")
-    model = hugging_face.load(options.checkpoint, shape, device, try_out, dummy=options.load_format == "dummy")
+    model = hugging_face.load(options.checkpoint, shape, device, run_smoke_test, dummy=options.load_format == "dummy")
     if native:
         use_native_linears(model, load_library(), options.quantization)
     return model

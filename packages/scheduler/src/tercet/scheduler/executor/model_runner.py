@@ -21,7 +21,7 @@ from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
-from tercet.scheduler.executor.sampling.sampler import Agree, Sampled, Sampler, SamplingOps, joined
+from tercet.scheduler.executor.sampling.sampler import Agree, Sampled, Sampler, SamplingOps, join_sampled
 from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
@@ -88,19 +88,21 @@ class ModelRunner:
         release: Callable[[], None] = release_cached,
         graphs: Callable[[SlotTables, Sampler, StepAdapters | None], Replays] | None = None,
         agree: Agree = lambda tokens: tokens,
-        divided: Callable[[str, Callable[[], None]], OomPolicy] = SplitOnOom,
+        oom_policy: Callable[[str, Callable[[], None]], OomPolicy] = SplitOnOom,
     ) -> None:
         """Create a runner. `graphs` creates the object that replays steps of its tables; the pool must have spare
         pages.
 
-        `divided` creates the policy for rows that may not fit in memory, from the rows' name and `release`.
+        `oom_policy` creates the policy for rows that may not fit in memory, from the rows' name and `release`.
         """
         self._model = model
         self._pool = pool
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
         self._scored = np.zeros(slots, dtype=np.bool_)  # slots with prompt log-probabilities
-        self._guided = np.zeros(slots, dtype=np.bool_)  # slots with a grammar, even if this rank does not evaluate it
+        self._constrained = np.zeros(
+            slots, dtype=np.bool_
+        )  # slots with a grammar, even if this rank does not evaluate it
         self._tables = SlotTables(
             slots,
             context_length + 1,
@@ -115,8 +117,8 @@ class ModelRunner:
         self._grammars = grammars
         self._adapters = adapters
         self._release = release
-        self._sampling = divided("rows to sample", release)
-        self._scoring = divided("positions to score", release)
+        self._sampling = oom_policy("rows to sample", release)
+        self._scoring = oom_policy("positions to score", release)
 
     @torch.inference_mode()
     def execute(self, plan: Plan) -> StepOutput:
@@ -135,22 +137,22 @@ class ModelRunner:
         slots = inputs.slots if len(sampling_rows) == len(inputs.slots) else inputs.slots[sampling_rows]
         assumed = [*map(plan.assumed.get, sampling_rows)] if plan.assumed else []
         # masks are filled during the forward pass
-        guided = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None
+        constrained = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         hidden = self._forward(inputs, lora)
-        ahead = DraftTokens(slots.tolist(), assumed) if assumed and self._sampler.penalises(slots) else None
-        sampled = self._sample(hidden, inputs, slots, guided, ahead, adapted=lora is not None)
+        drafts = DraftTokens(slots.tolist(), assumed) if assumed and self._sampler.has_penalties(slots) else None
+        sampled = self._sample(hidden, inputs, slots, constrained, drafts, adapted=lora is not None)
         prompts = self._prompt_logprobs(hidden, plan.rows) if self._scored[inputs.slots].any() else []
-        settle = None
-        if guided is not None:
-            settle = partial(self._settle, guided, [plan.rows[index] for index in sampling_rows])
-        return StepOutput(plan, sampling_rows, sampled, prompts, settle, self._pool.device)
+        advance = None
+        if constrained is not None:
+            advance = partial(self._advance, constrained, [plan.rows[index] for index in sampling_rows])
+        return StepOutput(plan, sampling_rows, sampled, prompts, advance, self._pool.device)
 
     def _introduce(self, inits: Sequence[SlotInit]) -> None:
         for init in inits:
             self._inits[init.slot] = init
             self._scored[init.slot] = init.prompt_logprobs
-            self._guided[init.slot] = init.sampling.grammar is not None
+            self._constrained[init.slot] = init.sampling.grammar is not None
             self._tables.introduce(init)
         again(partial(self._sampler.introduce, inits), self._release)
         if self._grammars is not None:
@@ -179,22 +181,22 @@ class ModelRunner:
         hidden: torch.Tensor,
         inputs: StepInputs,
         slots: Array,
-        guided: ConstrainedRows | None,
-        ahead: DraftTokens | None,
+        constrained: ConstrainedRows | None,
+        drafts: DraftTokens | None,
         *,
         adapted: bool,
     ) -> Sampled | None:
         """Sample for the slots of the sampling rows, and write each slot's new token."""
         if not len(slots):
             return None
-        if self.graphs is not None and not self._guided[slots].any():
+        if self.graphs is not None and not self._constrained[slots].any():
             tokens = self.graphs.replay_sampling(inputs, adapted=adapted)
             if tokens is not None:
                 return Sampled(tokens, None)
-        run = partial(self._sample_rows, hidden, inputs, slots, guided, ahead)
-        sampled = joined(self._sampling(run, slice(0, len(slots))))
-        if ahead is not None:
-            self._sampler.count_right(slots, sampled.tokens, ahead)
+        run = partial(self._sample_rows, hidden, inputs, slots, constrained, drafts)
+        sampled = join_sampled(self._sampling(run, slice(0, len(slots))))
+        if drafts is not None:
+            self._sampler.count_accepted(slots, sampled.tokens, drafts)
         self._tables.write_sampled(inputs.sampled_places, sampled.tokens)
         return sampled
 
@@ -203,8 +205,8 @@ class ModelRunner:
         hidden: torch.Tensor,
         inputs: StepInputs,
         slots: Array,
-        guided: ConstrainedRows | None,
-        ahead: DraftTokens | None,
+        constrained: ConstrainedRows | None,
+        drafts: DraftTokens | None,
         rows: slice,
     ) -> Sampled:
         """Sample for some of the sampling rows."""
@@ -214,21 +216,21 @@ class ModelRunner:
             self._model.compute_logits(_some(hidden, rows)),
             _some(slots, rows),
             _some(inputs.output_positions, rows),
-            None if guided is None else lambda: guided.masks()[rows],
+            None if constrained is None else lambda: constrained.masks()[rows],
             sent_positions=_some(inputs.sent_positions, rows),
-            ahead=ahead,
+            drafts=drafts,
             first=rows.start,
         )
 
     @torch.inference_mode()
-    def _settle(self, guided: ConstrainedRows, rows: Sequence[Row], tokens: Sequence[int]) -> GrammarOutcome:
+    def _advance(self, constrained: ConstrainedRows, rows: Sequence[Row], tokens: Sequence[int]) -> GrammarOutcome:
         """Advance the grammars by the sampled tokens, and write forced tokens into the slots.
 
         This runs when the result is requested. No later plan names these slots yet, because the core waits for the
         result.
         """
         lengths = [row.start + row.count + 1 for row in rows]
-        outcome = guided.settle(tokens, lengths)
+        outcome = constrained.advance(tokens, lengths)
         for index, forced in outcome.forced.items():
             self.force(rows[index].slot, lengths[index], forced)
         return outcome

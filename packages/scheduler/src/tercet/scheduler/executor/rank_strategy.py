@@ -11,10 +11,9 @@ from typing import Protocol
 import torch
 
 from tercet.scheduler.device.oom import NoSplit, OomPolicy, SplitOnOom, lacks_memory
+from tercet.scheduler.executor.chunked_model import OomChunkedModel, report_progress
 from tercet.scheduler.executor.cuda_graphs import Recorder
 from tercet.scheduler.executor.model_runner import Model
-from tercet.scheduler.executor.pacing import telling
-from tercet.scheduler.executor.shrinking import OomChunkedModel
 from tercet.scheduler.models.layers.shard import Collectives, Shard
 from tercet.scheduler.ports import Advance
 
@@ -33,15 +32,15 @@ class RankStrategy(Protocol):
         """Return the sampled tokens of all rows, the same in every rank."""
         ...
 
-    def divided(self, unit: str, release: Callable[[], None]) -> OomPolicy:
+    def oom_policy(self, unit: str, release: Callable[[], None]) -> OomPolicy:
         """Return the policy for rows that may not fit in memory: `SplitOnOom` or `NoSplit`."""
         ...
 
-    def wrapped(self, model: Model, device: torch.device, advance: Advance) -> Model:
+    def wrap_model(self, model: Model, device: torch.device, advance: Advance) -> Model:
         """Return a model that handles lack of memory or long steps."""
         ...
 
-    def recording(self, recorder: Recorder) -> Recorder:
+    def wrap_recorder(self, recorder: Recorder) -> Recorder:
         """Return a recorder of graphs."""
         ...
 
@@ -53,15 +52,15 @@ class SingleRank:
         """Return the tokens."""
         return tokens
 
-    def divided(self, unit: str, release: Callable[[], None]) -> OomPolicy:
+    def oom_policy(self, unit: str, release: Callable[[], None]) -> OomPolicy:
         """Return `SplitOnOom`."""
         return SplitOnOom(unit, release)
 
-    def wrapped(self, model: Model, device: torch.device, advance: Advance) -> Model:
+    def wrap_model(self, model: Model, device: torch.device, advance: Advance) -> Model:
         """Return a model that splits steps: on lack of memory on a GPU, by their duration on a CPU."""
-        return OomChunkedModel(model) if device.type == "cuda" else telling(model, advance)
+        return OomChunkedModel(model) if device.type == "cuda" else report_progress(model, advance)
 
-    def recording(self, recorder: Recorder) -> Recorder:
+    def wrap_recorder(self, recorder: Recorder) -> Recorder:
         """Return the recorder."""
         return recorder
 
@@ -73,15 +72,15 @@ class MultiRank:
         self._collectives = collectives
         self.agree = collectives.broadcast
 
-    def divided(self, unit: str, release: Callable[[], None]) -> OomPolicy:  # noqa: ARG002
+    def oom_policy(self, unit: str, release: Callable[[], None]) -> OomPolicy:  # noqa: ARG002
         """Return `NoSplit`."""
         return NoSplit()
 
-    def wrapped(self, model: Model, device: torch.device, advance: Advance) -> Model:  # noqa: ARG002
+    def wrap_model(self, model: Model, device: torch.device, advance: Advance) -> Model:  # noqa: ARG002
         """Return the model. Its collectives report progress."""
         return model
 
-    def recording(self, recorder: Recorder) -> Recorder:
+    def wrap_recorder(self, recorder: Recorder) -> Recorder:
         """Return a recorder that succeeds in all ranks or in none."""
         return JointRecorder(recorder, self._collectives)
 
@@ -125,7 +124,7 @@ class JointRecorder:
         return launch, output
 
     def _agree(self, outcome: int, error: Exception | None = None) -> None:
-        worst = self._collectives.smallest(outcome)
+        worst = self._collectives.all_reduce_min(outcome)
         if worst < outcome:
             raise _ELSEWHERE[worst]("another process of this model could not record it") from error
 

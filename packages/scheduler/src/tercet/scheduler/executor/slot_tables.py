@@ -21,7 +21,7 @@ Integers = np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]]
 
 _SPARE_COLUMNS = 32
 """Columns of page tables that are written in advance, so that later steps send changes only."""
-_NOBODY = -1
+_EMPTY_SLOT = -1
 """Prompt length of a slot that is not in use."""
 
 
@@ -39,7 +39,7 @@ class StepInputs:
     sampling_rows: list[int]  # indices of the rows that sample
     # [sampling rows]: output position of each token to be sampled; 0 is the first after the prompt
     output_positions: Integers
-    in_place: bool
+    in_fixed_buffers: bool
     """The inputs lie in `DecodeInputBuffers`: each row has one token."""
     chained: bool
     """A slot has several rows, each of which sees the tokens that earlier ones store."""
@@ -92,14 +92,14 @@ class SlotTables:
         """Create empty tables; `length` is the maximum of tokens per slot. With `spare_pages`, decodes use
         `DecodeInputBuffers`.
         """
-        self._uploads = HostToDevice(device)
+        self._to_device = HostToDevice(device)
         self._slots = slots
         self._length = length
         self._page_size = page_size
         self._tokens = torch.zeros(slots + 1, length, dtype=torch.int32, device=device)
         self._flat = self._tokens.view(-1)
         self._zero = torch.zeros(1, dtype=torch.int64, device=device)  # int64: `maximum` widens token ids to it
-        self._prompts = np.full(slots + 1, _NOBODY, dtype=np.int64)
+        self._prompts = np.full(slots + 1, _EMPTY_SLOT, dtype=np.int64)
         self._layout: _Layout | None = None
         width = -(-length // page_size)
         self._pages = [np.zeros((slots + 1, width), dtype=np.int32) for _ in range(groups)]
@@ -121,7 +121,7 @@ class SlotTables:
 
     def _write(self, slot: int, first: int, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
         if len(tokens):
-            self._tokens[slot, first : first + len(tokens)] = self._uploads.send([tokens])[0]
+            self._tokens[slot, first : first + len(tokens)] = self._to_device.send([tokens])[0]
 
     def read(self, slot: int, first: int, last: int) -> torch.Tensor:
         """Return tokens [first, last) of a slot: int64, on the device."""
@@ -147,7 +147,7 @@ class SlotTables:
         """Write draft tokens at the start of some rows; the rows before them may sample other tokens."""
         places = [rows[index].slot * self._length + rows[index].start for index in assumed]
         given = np.array(places, dtype=np.int64), np.array([*assumed.values()], dtype=np.int64)
-        self.write_sampled(*self._uploads.send(given))
+        self.write_sampled(*self._to_device.send(given))
 
     def gather(self, rows: Sequence[Row]) -> StepInputs:
         """Return the inputs of a step's rows. Raise ValueError for a slot that is not in use."""
@@ -162,7 +162,7 @@ class SlotTables:
         paged = [self._place(pages, slots, ends, row_of, positions) for pages in self._pages]
         output_positions = (ends - layout.prompts)[sampling]
         integers = ends.astype(np.int32), positions, places, places[layout.last] + 1, output_positions
-        sent = self._uploads.send([*integers, *(part for pair in paged for part in pair)])
+        sent = self._to_device.send([*integers, *(part for pair in paged for part in pair)])
         kv_lens, position, place, sampled_places, sent_positions, *of_groups = sent
         host_kv_lens = ends.tolist()
         attention = [
@@ -179,7 +179,7 @@ class SlotTables:
             sampling_rows=layout.sampling_rows,
             output_positions=output_positions,
             sent_positions=sent_positions,
-            in_place=False,
+            in_fixed_buffers=False,
             chained=layout.chained,
         )
 
@@ -214,7 +214,7 @@ class SlotTables:
             sampling_rows=layout.sampling_rows,
             output_positions=output_positions,
             sent_positions=sent_positions,
-            in_place=True,
+            in_fixed_buffers=True,
             chained=layout.chained,
         )
 
@@ -283,14 +283,14 @@ class SlotTables:
         if self._layout is None or self._layout.given != given:
             slots, counts = (np.array(column, dtype=np.int64) for column in given[:2])
             prompts = self._prompts[slots]
-            if len(prompts) and prompts.min() == _NOBODY:
+            if len(prompts) and prompts.min() == _EMPTY_SLOT:
                 raise ValueError(f"slot {slots[prompts.argmin()]} was never introduced")
             query_start = np.zeros(len(rows) + 1, dtype=np.int64)
             counts.cumsum(out=query_start[1:])
             row_of = np.arange(len(rows)).repeat(counts)
             sampling = np.flatnonzero(given[2])
             last = query_start[1:][sampling] - 1
-            sent_start, sample_index = self._uploads.send([query_start.astype(np.int32), last])
+            sent_start, sample_index = self._to_device.send([query_start.astype(np.int32), last])
             decodes = None
             if self.memory is not None and given[1].count(1) == len(rows) <= self._slots:
                 decodes = self._decodes(self.memory, slots, prompts)

@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 @torch.inference_mode()
-def try_out(model: Model, shape: DecoderShape, plain: PlainForward, text: torch.Tensor) -> None:
+def run_smoke_test(model: Model, shape: DecoderShape, plain: PlainForward, text: torch.Tensor) -> None:
     """Raise ModelError unless a model gives the same logits over a paged cache as its `plain` forward does.
 
     `text` is [tokens], on the model's device. The second text is its end in reverse.
@@ -135,7 +135,7 @@ def _hidden(
         backends=[TorchNativeAttention()],
         pool=pool,
     )
-    watched: Any = _Watched(batch, shape)
+    watched: Any = _CheckedBatch(batch, shape)
     hidden = model(ids, positions, watched)
     if sorted(watched.layers) != list(range(shape.layers)):
         raise ModelError(f"{shape.architecture} attends in layers {watched.layers} of {shape.layers}")
@@ -146,7 +146,7 @@ def _one_line(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-class _Watched:
+class _CheckedBatch:
     """A batch that records the layers and checks the shapes of `attend` calls."""
 
     def __init__(self, batch: ForwardBatch, shape: DecoderShape) -> None:

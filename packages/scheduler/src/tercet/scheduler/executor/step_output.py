@@ -14,7 +14,7 @@ from tercet.scheduler.executor.sampling.slot_grammars import GrammarOutcome
 
 _HOST = torch.device("cpu")
 
-Settle = Callable[[Sequence[int]], GrammarOutcome]
+AdvanceGrammars = Callable[[Sequence[int]], GrammarOutcome]
 """A function of the sampling rows' tokens, called once per step, that advances their grammars and returns the
 outcome.
 """
@@ -39,7 +39,7 @@ class StepOutput:
         sampling_rows: Sequence[int],
         sampled: Sampled | None,
         prompts: list[PromptLogprobs],
-        settle: Settle | None = None,
+        advance: AdvanceGrammars | None = None,
         device: torch.device = _HOST,
         fault: str = "",
     ):
@@ -48,7 +48,7 @@ class StepOutput:
         self._fault = fault
         self._rows = len(plan.rows)
         self._sampling_rows = sampling_rows
-        self._settle = settle
+        self._advance = advance
         self._result: StepResult | None = None
         left = [] if sampled is None else [sampled.tokens]
         logprobs = None if sampled is None else sampled.logprobs
@@ -79,7 +79,7 @@ class StepOutput:
             token_ids = [-1] * self._rows
             for row, token in zip(self._sampling_rows, sampled, strict=True):
                 token_ids[row] = token
-        outcome = GrammarOutcome() if self._settle is None else self._settle(sampled)
+        outcome = GrammarOutcome() if self._advance is None else self._advance(sampled)
         rows = self._sampling_rows
         return StepResult(
             step=self._step,

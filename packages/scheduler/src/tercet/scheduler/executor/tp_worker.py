@@ -18,21 +18,21 @@ from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.protocol.json_files import error_line
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
-from tercet.scheduler.device.devices import take_device
+from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import release_cached, require_memory
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.latent_backends import over_latents
+from tercet.scheduler.executor.latent_backends import latent_attention_backend
 from tercet.scheduler.executor.loading import (
-    Loaded,
+    LoadedModel,
     check_replacement,
     load_model,
     reading_model,
     sampling_ops,
     shape_of,
 )
-from tercet.scheduler.executor.lora.adapters import StepAdapters, desk_of
+from tercet.scheduler.executor.lora.adapters import StepAdapters, adapter_loader_of
 from tercet.scheduler.executor.lora.loader import AdapterLoader
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
@@ -40,12 +40,12 @@ from tercet.scheduler.executor.sampling.sampler import Sampler
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.step_output import StepOutput
-from tercet.scheduler.executor.warmup import mask_once, ordinary_plans
+from tercet.scheduler.executor.warmup import compile_mask_kernels, ordinary_plans
 from tercet.scheduler.executor.weights_loader import WeightsLoader
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.loader import GrammarLoader
-from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, shortened
+from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, with_context_length
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.weights import Progress
@@ -76,7 +76,7 @@ class TpModelWorker:
         shard: Shard = WHOLE,
     ) -> None:
         """Load the model. All ranks must be created with equal arguments except `shard`, and run the same plans."""
-        device = take_device(options.device)
+        device = select_device(options.device)
         config = shape_of(options, device)
         try:
             with require_memory("a first kernel"):
@@ -88,16 +88,16 @@ class TpModelWorker:
         native = backend is CpuAttention
         shape = kv_shape(options, config, shard)
         if shape.rank:
-            backend = _over_latents(options, device, shape, config.dtype)
+            backend = _latent_backend(options, device, shape, config.dtype)
         budget = KVBudget(options, config, shape, device, shard)
         if (longest := budget.longest_context()) < context_length:
             logger.warning("memory holds no context of %d tokens: %d are served", context_length, longest)
-            context_length, config = longest, shortened(config, longest)
+            context_length, config = longest, with_context_length(config, longest)
             budget = replace(budget, config=config)
         scales = _kv_scales(options, config, shape)
         self._options, self._config, self._shape, self._device = options, config, shape, device
         self._backend, self._native, self._shard = backend, native, shard
-        self._conduct, self._advance, self._progress = rank_strategy_of(shard), advance, progress
+        self._strategy, self._advance, self._progress = rank_strategy_of(shard), advance, progress
         budget.check()
         self._grammars = _grammars(options, config)
         with require_memory("the model's weights"), reading_model(options.checkpoint):
@@ -109,7 +109,7 @@ class TpModelWorker:
             self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
         gibibytes = self._pool.bytes / 2**30
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
-        self._desk = None if loaded.adapters is None else desk_of(loaded.adapters)
+        self._adapter_loader = None if loaded.adapters is None else adapter_loader_of(loaded.adapters)
         with require_memory("steps beside the KV cache, lower kv_cache_bytes or the slots"):
             self._runner = self._runner_of(loaded)
             if device.type == "cuda":
@@ -127,7 +127,7 @@ class TpModelWorker:
     @property
     def grammars(self) -> GrammarLoader | None:
         """The loader that compiles grammars before they are planned."""
-        return None if self._grammars is None else self._grammars.desk
+        return None if self._grammars is None else self._grammars.loader
 
     @property
     def late_masks(self) -> SlotGrammars | None:
@@ -137,7 +137,7 @@ class TpModelWorker:
     @property
     def adapters(self) -> AdapterLoader | None:
         """The loader that reads adapters before they are planned; None if the model runs none."""
-        return self._desk
+        return self._adapter_loader
 
     def submit(self, plan: Plan) -> PendingStep:
         """Start a step. Steps run in the order they are submitted."""
@@ -148,8 +148,8 @@ class TpModelWorker:
     def follow(self, plan: Plan) -> None:
         """Run a step whose result rank 0 returns. Raise the error of its forward pass."""
         self._execute(plan)
-        if self._desk is not None and plan.adapters:
-            self._desk.keep(())  # rank 0 tracks which choices still use an adapter
+        if self._adapter_loader is not None and plan.adapters:
+            self._adapter_loader.keep(())  # rank 0 tracks which choices still use an adapter
 
     def force(self, slot: int, first: int, tokens: Sequence[int]) -> None:
         """Append forced tokens that rank 0's grammars have determined. See `ModelRunner.force`."""
@@ -174,7 +174,7 @@ class TpModelWorker:
         self.prepare()
         return output
 
-    def _load(self, options: WorkerOptions) -> Loaded:
+    def _load(self, options: WorkerOptions) -> LoadedModel:
         return load_model(
             options,
             self._config,
@@ -185,17 +185,17 @@ class TpModelWorker:
             shard=self._shard,
         )
 
-    def _runner_of(self, loaded: Loaded) -> ModelRunner:
+    def _runner_of(self, loaded: LoadedModel) -> ModelRunner:
         """Return a runner of a model over the existing pages."""
-        options, device, conduct, model = self._options, self._device, self._conduct, loaded.model
+        options, device, strategy, model = self._options, self._device, self._strategy, loaded.model
         graphs = None
         if device.type == "cuda":
-            recorder = conduct.recording(CudaRecorder(wary=not isinstance(self._config, ModelConfig)))
+            recorder = strategy.wrap_recorder(CudaRecorder(check_sync=not isinstance(self._config, ModelConfig)))
             graphs = _graphs(options, model, self._pool, self._backend, recorder)
         bank = loaded.adapters
-        adapters = None if bank is None else StepAdapters(bank, options.rows, device, self._desk)
+        adapters = None if bank is None else StepAdapters(bank, options.rows, device, self._adapter_loader)
         return ModelRunner(
-            conduct.wrapped(model, device, self._advance),
+            strategy.wrap_model(model, device, self._advance),
             self._pool,
             self._backend,
             slots=options.rows,
@@ -206,8 +206,8 @@ class TpModelWorker:
             grammars=self._grammars,
             adapters=adapters,
             graphs=graphs,
-            agree=conduct.agree,
-            divided=conduct.divided,
+            agree=strategy.agree,
+            oom_policy=strategy.oom_policy,
         )
 
     def _warm_up(self, model: Model) -> None:
@@ -225,7 +225,7 @@ class TpModelWorker:
         runner.graphs = graphs
         if self._grammars is not None:
             ops = sampling_ops(model, self._device, native=self._native)
-            mask_once(ops, config.vocab_size, config.dtype, self._device)
+            compile_mask_kernels(ops, config.vocab_size, config.dtype, self._device)
 
     def _check(self, path: str) -> None:
         """Check weights in a thread. Raise for weights that cannot replace those of the model."""
@@ -247,7 +247,7 @@ class TpModelWorker:
         except Exception as error:  # any error in the files; or lack of memory, for which the previous weights may fit
             logger.error("%s cannot be loaded", weights, exc_info=True)
             fault = error_line(error)
-        if self._shard.collectives.smallest(0 if fault else 1):
+        if self._shard.collectives.all_reduce_min(0 if fault else 1):
             self._options = options
         else:
             fault = fault or "another process of this model cannot load them"
@@ -260,14 +260,14 @@ class TpModelWorker:
         """Load the weights of `options` in place of the current ones, if any."""
         vars(self).pop("_runner", None)
         release_cached()
-        self._pool.take_scales(_kv_scales(options, self._config, self._shape))
+        self._pool.set_scales(_kv_scales(options, self._config, self._shape))
         self._runner = self._runner_of(self._load(options))
 
     def close(self) -> None:
         """Let submitted steps finish, and start no more."""
         if self._thread is not None:
             self._thread.shutdown()
-        for each in (self._grammars, self._desk, self.weights):
+        for each in (self._grammars, self._adapter_loader, self.weights):
             if each is not None:
                 each.close()
 
@@ -294,7 +294,7 @@ def _graphs(
     return partial(CudaGraphRunner, model, pool, backends, recorder, decode_rows=rows, chained_rows=chained)
 
 
-def _over_latents(
+def _latent_backend(
     options: WorkerOptions, device: torch.device, shape: KVShape, dtype: torch.dtype
 ) -> Callable[[], AttentionBackend]:
     """Return a backend factory for latent attention. Raise ValueError for an unsupported one."""
@@ -303,7 +303,7 @@ def _over_latents(
     try:
         rope = shape.head_dim - shape.rank
         sizes = LatentSizes(rank=shape.rank, rope=rope, dtype=dtype, cached=shape.dtype)
-        return over_latents(options.attention_backend, device, sizes)
+        return latent_attention_backend(options.attention_backend, device, sizes)
     except UnavailableBackendError as error:
         raise ValueError(str(error)) from error
 

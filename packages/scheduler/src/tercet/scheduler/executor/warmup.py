@@ -31,7 +31,7 @@ _ORDINARY = (
     SamplingParams(max_new_tokens=1, temperature=1.0),
     SamplingParams(max_new_tokens=1, temperature=1.0, top_k=50, top_p=0.9),
 )
-_PENALISED = tuple(msgspec.structs.replace(each, repetition_penalty=1.1) for each in _ORDINARY)
+_PENALIZED = tuple(msgspec.structs.replace(each, repetition_penalty=1.1) for each in _ORDINARY)
 _TOPS = (5, 20)
 """Numbers of top log-probabilities that have kernels of their own."""
 _SHORTEST = 100
@@ -47,7 +47,7 @@ def worst_plan(slots: int, tokens: int, context_length: int) -> Plan:
         more = max(0, min(room, context_length - 1))
         lengths[slot] += more
         room -= more
-    return _begun([_prompt(slot, length, _WORST, top=_MOST_LOGPROBS) for slot, length in enumerate(lengths)])
+    return _prefill_plan([_prompt(slot, length, _WORST, top=_MOST_LOGPROBS) for slot, length in enumerate(lengths)])
 
 
 def ordinary_plans(slots: int, tokens: int, context_length: int, *, chained: bool, adapted: bool) -> Iterator[Plan]:
@@ -58,12 +58,12 @@ def ordinary_plans(slots: int, tokens: int, context_length: int, *, chained: boo
     """
     if context_length <= 2:
         return
-    for sampling, top in [*product(_ORDINARY[:1] + _PENALISED[:1], _TOPS), *((each, -1) for each in _PENALISED[1:])]:
-        yield _begun([_prompt(0, 1, sampling, top=top)])
+    for sampling, top in [*product(_ORDINARY[:1] + _PENALIZED[:1], _TOPS), *((each, -1) for each in _PENALIZED[1:])]:
+        yield _prefill_plan([_prompt(0, 1, sampling, top=top)])
     if adapted:
-        yield from _with_adapter(min(tokens, context_length - 2))
-    yield from _texts(min(tokens, context_length - 2), chained=chained and slots > 1)
-    yield _begun([_prompt(slot, 1, sampling) for slot, sampling in zip(range(slots), cycle(_ORDINARY))])
+        yield from _adapter_plans(min(tokens, context_length - 2))
+    yield from _prompt_plans(min(tokens, context_length - 2), chained=chained and slots > 1)
+    yield _prefill_plan([_prompt(slot, 1, sampling) for slot, sampling in zip(range(slots), cycle(_ORDINARY))])
     for rows in _doubled(2, slots):
         yield Plan(step=0, rows=[Row(slot, 1, 1, sample=True) for slot in range(rows)])
     if slots > 1 and tokens > 2:
@@ -71,17 +71,17 @@ def ordinary_plans(slots: int, tokens: int, context_length: int, *, chained: boo
             yield Plan(step=0, rows=[Row(0, length - 1, 1, sample=True), Row(1, 0, 2, sample=True)])
 
 
-def _with_adapter(longest: int) -> Iterator[Plan]:
+def _adapter_plans(longest: int) -> Iterator[Plan]:
     """Yield a short prompt and one that is a whole segment (`LoRARows`), each with a decode."""
     for length in sorted({min(length, longest) for length in (2, LONGEST_RUN)}):
-        yield _begun([_prompt(0, length, _ORDINARY[0], adapter=0)])
+        yield _prefill_plan([_prompt(0, length, _ORDINARY[0], adapter=0)])
         yield Plan(step=0, rows=[Row(0, length, 1, sample=True)])
 
 
-def _texts(longest: int, *, chained: bool) -> Iterator[Plan]:
+def _prompt_plans(longest: int, *, chained: bool) -> Iterator[Plan]:
     """Yield prompts of every length that has kernel configurations of its own, each with a decode."""
     for length, sampling in zip([*_doubled(1, longest - 1), longest], cycle(_ORDINARY)):
-        yield _begun([_prompt(0, length, sampling)])
+        yield _prefill_plan([_prompt(0, length, sampling)])
         decode = Row(0, length, 1, sample=True)
         yield Plan(step=0, rows=[decode])
         if chained:
@@ -106,13 +106,13 @@ def _prompt(slot: int, length: int, sampling: SamplingParams, *, top: int = -1, 
     )
 
 
-def _begun(inits: Sequence[SlotInit]) -> Plan:
+def _prefill_plan(inits: Sequence[SlotInit]) -> Plan:
     """Return a step of all tokens of some choices."""
     rows = [Row(init.slot, 0, init.prompt_tokens, sample=True) for init in inits]
     return Plan(step=0, introduce=[*inits], rows=rows)
 
 
-def mask_once(ops: SamplingOps, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
+def compile_mask_kernels(ops: SamplingOps, vocab_size: int, dtype: torch.dtype, device: torch.device) -> None:
     """Compile the kernels that apply grammar masks to logits: in the model's dtype, and in float32 for penalized
     rows.
     """

@@ -37,6 +37,6 @@ class DecoderClassifier(DecoderEncoder):
 
     def scores(self, hidden: torch.Tensor, packed: Packed) -> torch.Tensor:
         """Return scores [inputs, labels] of hidden states [tokens, hidden]."""
-        last = packed.last(hidden) if self._pad is None else packed.last_but(hidden, self._pad)
+        last = packed.last(hidden) if self._pad is None else packed.last_except(hidden, self._pad)
         scores: torch.Tensor = self.score(last)
         return scores

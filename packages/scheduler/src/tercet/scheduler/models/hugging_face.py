@@ -78,7 +78,7 @@ def load(
     given: dict[str, Any] = {"dtype": shape.dtype, "attn_implementation": _registered()}
     config = _config(directory)
     kind = _class_of(config, shape.architecture)
-    with _reported(f"transformers cannot load {shape.architecture}"):
+    with _model_errors(f"transformers cannot load {shape.architecture}"):
         if dummy:
             with device:
                 model = kind._from_config(config, **given)
@@ -86,7 +86,7 @@ def load(
             model = _from_weights(kind, directory, config, given)
         model = model.to(device).requires_grad_(False).eval()
     text = _trial_text(model, shape, device)
-    with torch.inference_mode(), _reported(f"{shape.architecture} cannot be run"):
+    with torch.inference_mode(), _model_errors(f"{shape.architecture} cannot be run"):
         windows = probe_windows(model, text, shape.context_length)
     hosted = HuggingFaceCausalLM(model, windows, _first_position(kind, config))
     verify(hosted, shape, hosted.plain_logits, text)
@@ -126,7 +126,7 @@ def _from_weights(
 
 
 @contextmanager
-def _reported(what: str) -> Iterator[None]:
+def _model_errors(what: str) -> Iterator[None]:
     """Turn any error of transformers, except lack of memory, into a ModelError of one line."""
     try:
         yield
@@ -211,12 +211,12 @@ class _BodyOutput(nn.Module):
         parts = self.__dict__.get("_parts", ())
         return self if name in parts else super().__getattr__(name)
 
-    def forward(self, *_: object, inputs_embeds: torch.Tensor, **__: object) -> "_Given":
+    def forward(self, *_: object, inputs_embeds: torch.Tensor, **__: object) -> "_HiddenStates":
         """Return hidden states in a form that heads of all models can read."""
-        return _Given(inputs_embeds)
+        return _HiddenStates(inputs_embeds)
 
 
-class _Given:
+class _HiddenStates:
     """The output of a body, reduced to the hidden states."""
 
     def __init__(self, hidden: torch.Tensor) -> None:

@@ -22,13 +22,13 @@ from tercet.scheduler.models.layers.lora import LoRABank
 from tercet.scheduler.models.layers.moe import MixtureOfExperts
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
-from tercet.scheduler.models.native_linear import pack_experts, unread
+from tercet.scheduler.models.native_linear import pack_experts, unsupported_dtype
 
 _NORMS_OF_PROJECTIONS = ("MiniMaxM2ForCausalLM", "OlmoeForCausalLM")
 """Architectures that normalize all heads of the queries, and of the keys, as one vector."""
 
 
-def missing_native(config: ModelConfig, cached: torch.dtype, shard: Shard = WHOLE) -> str:
+def unsupported_natively(config: ModelConfig, cached: torch.dtype, shard: Shard = WHOLE) -> str:
     """Return the reason why native kernels cannot run a model with a KV cache of dtype `cached`; empty if they can."""
     if shard.size > 1:
         return "native kernels run no part of a model"
@@ -38,7 +38,7 @@ def missing_native(config: ModelConfig, cached: torch.dtype, shard: Shard = WHOL
         return "native kernels norm no heads together"
     if config.moe is not None and config.quantization is not None and config.quantization.method == "mxfp4":
         return "native kernels run no experts in few bits"
-    return unread(config.dtype, "weights") or unread(cached, "keys and values")
+    return unsupported_dtype(config.dtype, "weights") or unsupported_dtype(cached, "keys and values")
 
 
 class Pool(Protocol):
@@ -111,7 +111,7 @@ class NativeCausalLM:
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits, float32 [rows, vocab], of hidden states [rows, hidden]."""
-        return decoder.finished(self.head(hidden), self._model.config)
+        return decoder.scale_logits(self.head(hidden), self._model.config)
 
     def _bind(self, pool: Pool) -> NativeDecoder:
         config, body = self._model.config, self._model.model

@@ -15,7 +15,7 @@ from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import ExpertLinear, Experts, MixtureOfExperts
 
 
-def unread(dtype: torch.dtype, what: str) -> str:
+def unsupported_dtype(dtype: torch.dtype, what: str) -> str:
     """Return the reason why native kernels do not read a dtype; empty if they do. `what` names the data."""
     if dtype in (torch.float32, torch.bfloat16):
         return ""
@@ -140,7 +140,7 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
             rounded: Quantization = "none" if id(module) in routers else quantization
             module.ops = NativeProjection(pack_linear(library, module.take(), bias, quantization=rounded))
     for mixture in mixtures:
-        if mixture.experts.down_proj.quantised is None:
+        if mixture.experts.down_proj.quantized is None:
             mixture.ops = NativeExperts(library, mixture.experts, quantization)
         else:
             little = False

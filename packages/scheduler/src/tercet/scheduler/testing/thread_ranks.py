@@ -33,7 +33,8 @@ class ThreadCollectives:
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         return self._part(self._meet("broadcast", x)[0].clone())
 
-    def smallest(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
+        """See `Collectives`."""
         return min(int(other) for other in self._part(self._meet("smallest", torch.tensor(number))))
 
     def _meet(self, name: str, x: torch.Tensor) -> list[torch.Tensor]:

@@ -72,7 +72,7 @@ class AdapterConfig:
 
     rank: int
     alpha: float
-    rank_stabilised: bool
+    rank_stabilized: bool
     ranks: Mapping[str, Any] = field(default_factory=dict)
     alphas: Mapping[str, Any] = field(default_factory=dict)
     targets: Sequence[str] | None = None
@@ -117,7 +117,7 @@ class AdapterConfig:
             raise ModelError(f"{CONFIG}: rank_pattern and alpha_pattern must hold numbers")
         if rank != stored_rank:
             raise ModelError(f"{CONFIG}: the rank of {module[:200]} is {rank}, but its weights are of {stored_rank}")
-        return float(alpha) / (math.sqrt(rank) if self.rank_stabilised else rank)
+        return float(alpha) / (math.sqrt(rank) if self.rank_stabilized else rank)
 
     def check_target(self, module: str) -> None:
         """Raise ModelError if a layer has weights but the config excludes it."""

@@ -59,7 +59,7 @@ def read_adapter(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int,
 
 def _read(adapter: LoRAAdapter, targets: Mapping[str, Target], most: int, dtype: torch.dtype) -> Adapter:
     path = resolve_adapter(adapter.path)
-    longest = 4 * most * sum(target.most_numbers for target in targets.values()) + _HEADER_BYTES
+    longest = 4 * most * sum(target.rank_one_size for target in targets.values()) + _HEADER_BYTES
     config = _content(path, CONFIG, _CONFIG_BYTES)
     try:
         weights = _content(path, _WEIGHTS, longest)

@@ -18,7 +18,7 @@ _READ_BYTES = 4 << 30
 """Maximum host memory of loaded adapters, unless the adapter slots need more."""
 
 
-def desk_of(bank: LoRABank) -> AdapterLoader:
+def adapter_loader_of(bank: LoRABank) -> AdapterLoader:
     """Return a loader of adapters that fit a bank."""
     some = next(iter(bank.weights.values()))
     read = partial(read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype)
@@ -30,22 +30,22 @@ def desk_of(bank: LoRABank) -> AdapterLoader:
 class StepAdapters:
     """The adapters of a `ModelRunner`'s steps."""
 
-    def __init__(self, bank: LoRABank, slots: int, device: torch.device, desk: AdapterLoader | None = None) -> None:
-        """Create it for a bank; `desk` is the loader of an equal bank that this one replaces."""
-        self.desk = desk or desk_of(bank)
+    def __init__(self, bank: LoRABank, slots: int, device: torch.device, loader: AdapterLoader | None = None) -> None:
+        """Create it for a bank; `loader` is the loader of an equal bank that this one replaces."""
+        self.loader = loader or adapter_loader_of(bank)
         self._bank = bank
         self._places = np.full(slots, _NONE)  # adapter slot of each slot, or _NONE
         self._last: tuple[list[Segment], LoRARows] | None = None
-        self._uploads = HostToDevice(device)
+        self._to_device = HostToDevice(device)
         self._table = torch.zeros(slots, 3, dtype=torch.int32, device=device)
         """A segment for each row of a decode, read by CUDA graphs."""
-        self._in_place: list[int] | None = None
+        self._written_slots: list[int] | None = None
         """The adapter slots in `_table`, row by row."""
 
     def load(self, loads: Sequence[AdapterLoad]) -> None:
         """Install adapters in their slots. Raise AdapterError for one that cannot be read."""
         for place, adapter in ((load.place, load.adapter) for load in loads):
-            read = self.desk.get(adapter)
+            read = self.loader.get(adapter)
             self._bank.install(place, read.layers, read.rank)
         if loads:
             self._last = None
@@ -62,35 +62,35 @@ class StepAdapters:
             return None
         runs = _runs(places, [row.count for row in rows])
         if self._last is None or self._last[0] != runs:  # consecutive decodes mostly have the same segments
-            [table] = self._uploads.send([np.array(runs, dtype=np.int32)])
+            [table] = self._to_device.send([np.array(runs, dtype=np.int32)])
             longest = max(run.stop - run.start for run in runs)
             self._last = runs, LoRARows(runs, table, list(self._bank.ranks), longest)
         return self._last[1]
 
-    def in_place(self, rows: int) -> LoRARows:
-        """Return the adapters of a decode of `rows` rows, in the fixed memory that `put_in_place` writes."""
+    def decode_rows(self, rows: int) -> LoRARows:
+        """Return the adapters of a decode of `rows` rows, in the fixed memory that `write_decode_rows` writes."""
         return LoRARows(None, self._table[:rows], self._bank.ranks, longest=1)
 
-    def put_in_place(self, slots: Array) -> None:
+    def write_decode_rows(self, slots: Array) -> None:
         """Write the adapters of a decode's slots, row by row; further rows get none."""
         places = self._places[slots].tolist()
-        if places == self._in_place:
+        if places == self._written_slots:
             return
         table = np.zeros((len(self._table), 3), dtype=np.int32)
         table[:, 1] = table[:, 2] = np.arange(len(table))
         adapted = [row for row, place in enumerate(places) if place != _NONE]
         table[adapted, 0] = [places[row] for row in adapted]
         table[adapted, 2] += 1
-        self._table.copy_(self._uploads.send([table])[0])
-        self._in_place = places
+        self._table.copy_(self._to_device.send([table])[0])
+        self._written_slots = places
 
-    def clear_in_place(self) -> None:
+    def clear_decode_rows(self) -> None:
         """Remove all adapters from the table: the last step's may name slots that are empty by now."""
-        self.put_in_place(np.zeros(0, dtype=np.int64))
+        self.write_decode_rows(np.zeros(0, dtype=np.int64))
 
     def close(self) -> None:
         """Stop reading."""
-        self.desk.close()
+        self.loader.close()
 
 
 def _runs(places: Sequence[int], counts: Sequence[int]) -> list[Segment]:

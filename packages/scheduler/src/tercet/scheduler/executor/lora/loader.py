@@ -11,7 +11,7 @@ from tercet.scheduler.reading_threads import ReadingThreads
 
 _THREADS = 4
 """Threads: a slow download does not keep others from reading local files."""
-_PATIENCE = 120.0
+_TIMEOUT = 120.0
 """Timeout in seconds for reading or downloading an adapter. Then its thread is abandoned."""
 _LONGEST_FAULT = 400
 MOST_READ = 256
@@ -25,7 +25,7 @@ class AdapterLoader:
     """
 
     def __init__(
-        self, read: Callable[[LoRAAdapter], Adapter], spare: int, most: int = MOST_READ, patience: float = _PATIENCE
+        self, read: Callable[[LoRAAdapter], Adapter], spare: int, most: int = MOST_READ, timeout: float = _TIMEOUT
     ) -> None:
         """Keep the `spare` most recently used adapters for later requests, and `most` in all."""
         self._read_files = read
@@ -33,19 +33,19 @@ class AdapterLoader:
         self._most = most
         self._read: dict[LoRAAdapter, Future[Adapter]] = {}
         """Adapters in memory, the most recently used last."""
-        self._line: dict[LoRAAdapter, None] = {}
+        self._queue: dict[LoRAAdapter, None] = {}
         """The queue of adapters whose reading has not started."""
-        self._unread: dict[LoRAAdapter, None] = {}
+        self._unreported: dict[LoRAAdapter, None] = {}
         """Adapters that `take_read` has not returned yet."""
         self._unloaded: set[LoRAAdapter] = set()
         """Adapters that are not kept for later requests."""
         self._lock = Lock()
-        self._threads = ReadingThreads[Adapter](_THREADS, "read adapter", patience)
+        self._threads = ReadingThreads[Adapter](_THREADS, "read adapter", timeout)
 
     @property
     def busy(self) -> bool:
         """Return whether `take_read` has a result, now or later."""
-        return bool(self._unread)
+        return bool(self._unreported)
 
     def want(self, adapter: LoRAAdapter) -> bool:
         """Return whether an adapter is read; if not, start to. Without a `sha256` it is read again, once for all
@@ -54,23 +54,23 @@ class AdapterLoader:
         self._unloaded.discard(adapter)
         with self._lock:
             known = self._read.pop(adapter, None)
-            if known is not None and (adapter.sha256 or adapter in self._unread):
+            if known is not None and (adapter.sha256 or adapter in self._unreported):
                 self._read[adapter] = known
             else:
-                self._line.setdefault(adapter)
-                self._begin()
-        if adapter.sha256 and adapter not in self._unread and self._is_over(adapter):
+                self._queue.setdefault(adapter)
+                self._start()
+        if adapter.sha256 and adapter not in self._unreported and self._is_done(adapter):
             return True
-        self._unread[adapter] = None
+        self._unreported[adapter] = None
         return False
 
     def take_read(self) -> list[LoRAAdapter]:
         """Return adapters for which `want` returned False and that are read, failed or no longer used by now; each
         once.
         """
-        read = [each for each in self._unread if each not in self._line and self._is_over(each)]
+        read = [each for each in self._unreported if each not in self._queue and self._is_done(each)]
         for each in read:
-            del self._unread[each]
+            del self._unreported[each]
         return read
 
     def fault(self, adapter: LoRAAdapter) -> str:
@@ -87,23 +87,23 @@ class AdapterLoader:
     def keep(self, wanted: Collection[LoRAAdapter]) -> None:
         """Drop adapters that are not in `wanted`, except up to `spare`, which give way to queued ones."""
         with self._lock:
-            for each in [each for each in self._line if each not in wanted]:
-                del self._line[each]
+            for each in [each for each in self._queue if each not in wanted]:
+                del self._queue[each]
             over = [
                 each
                 for each, reading in self._read.items()
-                if each not in wanted and each not in self._unread and reading.done()
+                if each not in wanted and each not in self._unreported and reading.done()
             ]
             useful = [
                 each for each in over if each.sha256 and each not in self._unloaded and not self._read[each].exception()
             ]
-            room = self._most - len(self._read) + len(over) - len(self._line)
+            room = self._most - len(self._read) + len(over) - len(self._queue)
             spared = useful[len(useful) - max(0, min(self._spare, room, len(useful))) :]
             for each in over:
                 if each not in spared:
                     del self._read[each]
             self._unloaded &= {*wanted}
-            self._begin()
+            self._start()
 
     def forget(self, adapter: LoRAAdapter) -> None:
         """Drop an adapter once no choice uses it. Running choices keep it, because its files may be deleted."""
@@ -121,16 +121,16 @@ class AdapterLoader:
         """Stop reading."""
         self._threads.close()
 
-    def _is_over(self, adapter: LoRAAdapter) -> bool:
+    def _is_done(self, adapter: LoRAAdapter) -> bool:
         """Return whether reading has ended, in success or failure, or the adapter was dropped."""
         reading = self._read.get(adapter)
-        return adapter not in self._line and (reading is None or reading.done())
+        return adapter not in self._queue and (reading is None or reading.done())
 
-    def _begin(self) -> None:
+    def _start(self) -> None:
         """Start reading from the queue while there is room. The caller holds the lock."""
-        while self._line and len(self._read) < self._most:
-            adapter = next(iter(self._line))
-            del self._line[adapter]
+        while self._queue and len(self._read) < self._most:
+            adapter = next(iter(self._queue))
+            del self._queue[adapter]
             self._read[adapter] = self._threads.submit(self._read_one, adapter)
 
     def _read_one(self, adapter: LoRAAdapter) -> Adapter:

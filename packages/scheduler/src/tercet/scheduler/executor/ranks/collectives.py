@@ -19,7 +19,7 @@ from tercet.kernels.native.library import missing_library
 from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollectives
 from tercet.scheduler.models.layers.shard import Collectives
 
-PATIENCE = timedelta(hours=1)
+TIMEOUT = timedelta(hours=1)
 """Timeout of a collective: loading takes minutes. Deaths of ranks are detected by other means."""
 _LOOPBACK = "127.0.0.1"
 
@@ -48,8 +48,8 @@ def collectives_of(rank: int, size: int, directory: Path, device: torch.device) 
 class TorchCollectives:
     """The `Collectives` of rank `rank` of `size`, for tensors on one device.
 
-    On a GPU only `smallest` waits for the device, and all others can be captured in a CUDA graph. On a CPU a sum of
-    16-bit floats is computed in float32 and rounded once: Gloo would round after each rank, and is no faster for it.
+    On a GPU only `all_reduce_min` waits for the device, and all others can be captured in a CUDA graph. On a CPU a sum
+    of 16-bit floats is computed in float32 and rounded once: Gloo would round after each rank, and is no faster for it.
     """
 
     def __init__(self, rank: int, size: int, directory: Path, device: torch.device) -> None:
@@ -59,7 +59,9 @@ class TorchCollectives:
         store = FileStore(str(directory / "rendezvous"), size)
         make = _nccl if device.type == "cuda" else _gloo
         self._backend: _Backend = make(store, rank, size)
-        self.smallest(0)  # connects all ranks: NCCL connects on first use, which must not happen during a graph capture
+        self.all_reduce_min(
+            0
+        )  # connects all ranks: NCCL connects on first use, which must not happen during a graph capture
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collectives`."""
@@ -80,7 +82,7 @@ class TorchCollectives:
         _finish(self._backend.broadcast([x], _in_order(BroadcastOptions())))
         return x
 
-    def smallest(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """See `Collectives`."""
         return int(self._reduced(torch.tensor([number], dtype=torch.int64, device=self._device), ReduceOp.MIN))
 
@@ -91,7 +93,7 @@ class TorchCollectives:
         return x
 
 
-class Telling:
+class ProgressCollectives:
     """`Collectives` on a CPU that call `advance` after each operation, so that a long step shows progress.
 
     This is not for a GPU, where operations return before they are done.
@@ -103,21 +105,21 @@ class Telling:
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collectives`."""
-        return self._told(self._collectives.all_reduce(x))
+        return self._reported(self._collectives.all_reduce(x))
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collectives`."""
-        return self._told(self._collectives.all_gather(x))
+        return self._reported(self._collectives.all_gather(x))
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collectives`."""
-        return self._told(self._collectives.broadcast(x))
+        return self._reported(self._collectives.broadcast(x))
 
-    def smallest(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """See `Collectives`."""
-        return self._collectives.smallest(number)
+        return self._collectives.all_reduce_min(number)
 
-    def _told(self, x: torch.Tensor) -> torch.Tensor:
+    def _reported(self, x: torch.Tensor) -> torch.Tensor:
         self._advance()
         return x
 
@@ -127,7 +129,7 @@ def _gloo(store: FileStore, rank: int, size: int) -> Any:
     group: Any = ProcessGroupGloo
     options = group._Options()
     options._devices = [group.create_device(hostname=_LOOPBACK)]
-    options._timeout = PATIENCE
+    options._timeout = TIMEOUT
     return group(store, rank, size, options)
 
 
@@ -136,7 +138,7 @@ def _nccl(store: FileStore, rank: int, size: int) -> Any:
 
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # the interface on which NCCL listens for the rendezvous
     options = ProcessGroupNCCL.Options()
-    options._timeout = PATIENCE
+    options._timeout = TIMEOUT
     return ProcessGroupNCCL(store, rank, size, options)
 
 

@@ -35,7 +35,7 @@ class PlanSender:
             while outbox.connection_change() is not Connection.UP:
                 select.select([outbox.monitor], [], [], _PAUSE)
 
-    def give(self, order: Order) -> None:
+    def send(self, order: Order) -> None:
         """Send an order to all ranks. Raise RankError if a rank is gone or too far behind."""
         frame = encode_order(order)
         for outbox in self._outboxes:

@@ -10,10 +10,10 @@ import torch
 
 from tercet.kernels.native.library import available_cores
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
-from tercet.scheduler.device.cpu_threads import allowed_cores, bind_to, core_share
-from tercet.scheduler.device.devices import first_gpu, slow_dtype, take_device
+from tercet.scheduler.device.cpu_threads import allowed_cores, bind_to_cores, core_share
+from tercet.scheduler.device.devices import first_gpu, select_device, slow_dtype
 from tercet.scheduler.executor.lora.loader import AdapterLoader
-from tercet.scheduler.executor.ranks.collectives import Telling, collectives_of
+from tercet.scheduler.executor.ranks.collectives import ProgressCollectives, collectives_of
 from tercet.scheduler.executor.ranks.rank_messages import Forced, Prepare, RankStep
 from tercet.scheduler.executor.ranks.worker_group import WorkerGroup
 from tercet.scheduler.executor.ranks.worker_process import OnEnd
@@ -28,7 +28,7 @@ from tercet.scheduler.models.weights.weights import Progress
 from tercet.scheduler.ports import Advance
 
 
-class PendingShared:
+class PendingRankStep:
     """A step that all ranks run. Tokens that grammars force after it are sent with the next order."""
 
     def __init__(self, step: PendingStep, plan: Plan, forced: list[Forced]) -> None:
@@ -40,7 +40,7 @@ class PendingShared:
         """Wait for the step. Raise the error of its forward pass."""
         result = self._step.result()
         if self._plan is not None:
-            self._forced += forced_by(self._plan, result)
+            self._forced += forced_tokens(self._plan, result)
             self._plan = None
         return result
 
@@ -61,23 +61,23 @@ class Ranks:
         Raise ValueError for options that cannot work.
         """
         shares = shared_options(options, size)
-        device = take_device(shares[0].device)
+        device = select_device(shares[0].device)
         allowed = allowed_cores() if device.type == "cpu" else []
         cores = [core_share(allowed, rank, size) for rank in range(size)]
         self._forced: list[Forced] = []
-        self._followers = WorkerGroup(shares, cores, on_end)
+        self._workers = WorkerGroup(shares, cores, on_end)
         try:
-            bind_to(cores[0])
-            collectives = collectives_of(0, size, self._followers.directory, device)
+            bind_to_cores(cores[0])
+            collectives = collectives_of(0, size, self._workers.directory, device)
             if device.type == "cpu":
-                collectives = Telling(collectives, advance)
+                collectives = ProgressCollectives(collectives, advance)
             self._worker = TpModelWorker(shares[0], progress, advance, Shard(0, size, collectives))
-            self._followers.wait_for_all()
+            self._workers.wait_for_all()
         except BaseException:
-            self._followers.end()
+            self._workers.end()
             raise
         if device.type == "cpu":  # NCCL continues to read the rendezvous file
-            self._followers.forget_directory()
+            self._workers.remove_directory()
 
     @property
     def capacity(self) -> Capacity:
@@ -107,28 +107,28 @@ class Ranks:
     @property
     def pids(self) -> list[int]:
         """Process ids of the other ranks."""
-        return self._followers.pids
+        return self._workers.pids
 
-    def submit(self, plan: Plan) -> PendingShared:
+    def submit(self, plan: Plan) -> PendingRankStep:
         """Start a step in all ranks. Raise RankError if a rank cannot be reached."""
-        self._followers.give(RankStep(plan=plan, forced=self._forced))
+        self._workers.send(RankStep(plan=plan, forced=self._forced))
         self._forced.clear()
-        return PendingShared(self._worker.submit(plan), plan, self._forced)
+        return PendingRankStep(self._worker.submit(plan), plan, self._forced)
 
     def prepare(self) -> bool:
         """Capture the next graph in all ranks. See `Executor.prepare`."""
         if not self._worker.records:
             return False
-        self._followers.give(Prepare())
+        self._workers.send(Prepare())
         return self._worker.prepare()
 
     def close(self) -> None:
         """End the other ranks, then the worker: this also ends a running step whose result is no longer needed."""
-        self._followers.end()
+        self._workers.end()
         self._worker.close()
 
 
-def forced_by(plan: Plan, result: StepResult) -> list[Forced]:
+def forced_tokens(plan: Plan, result: StepResult) -> list[Forced]:
     """Return the tokens that a step appended to slots after the sampled ones."""
     rows = ((plan.rows[index], tokens) for index, tokens in result.forced.items())
     return [Forced(row.slot, row.start + row.count + 1, tokens) for row, tokens in rows]

@@ -28,31 +28,31 @@ class SharedMemoryCollectives:
             os.ftruncate(descriptor, meeting_bytes(library, size))
             link.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
         else:
-            descriptor = _opened(link)
-        self._meeting = ShmCollectives(library, rank, size, mmap.mmap(descriptor, 0))
-        self.smallest(0)  # all ranks have opened the memory after this
+            descriptor = _open_link(link)
+        self._shm = ShmCollectives(library, rank, size, mmap.mmap(descriptor, 0))
+        self.all_reduce_min(0)  # all ranks have opened the memory after this
         os.close(descriptor)
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collectives`."""
         if x.dtype == torch.float16:
-            return self._meeting.sum(x.float()).half()
-        return self._meeting.sum(x)
+            return self._shm.sum(x.float()).half()
+        return self._shm.sum(x)
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collectives`."""
-        return self._meeting.gather(x).transpose(0, 1).reshape(len(x), -1)
+        return self._shm.gather(x).transpose(0, 1).reshape(len(x), -1)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """See `Collectives`."""
-        return self._meeting.gather(x)[0]
+        return self._shm.gather(x)[0]
 
-    def smallest(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """See `Collectives`."""
-        return int(self._meeting.gather(torch.tensor(number)).min())
+        return int(self._shm.gather(torch.tensor(number)).min())
 
 
-def _opened(link: Path) -> int:
+def _open_link(link: Path) -> int:
     """Open the target of a link, once it exists."""
     while True:
         try:

@@ -16,7 +16,7 @@ from tercet.scheduler.executor.worker_options import WorkerOptions, encode_optio
 
 logger = logging.getLogger(__name__)
 
-_OWN_WORDS = 10.0
+_CONFIG_GRACE = 10.0
 """Seconds for rank 0 to find invalid options itself, after another rank has."""
 
 
@@ -46,7 +46,7 @@ class WorkerGroup:
                     log_level=logging.getLogger().getEffectiveLevel(),
                     options=encode_options(options[rank]),
                 )
-                self._processes.append(RankProcess(start, on_end or self._end_with))
+                self._processes.append(RankProcess(start, on_end or self._exit_with))
         except BaseException:
             self.end()
             raise
@@ -60,11 +60,11 @@ class WorkerGroup:
         """Wait until all ranks listen for orders."""
         self._orders.wait_for_all()
 
-    def give(self, order: Order) -> None:
+    def send(self, order: Order) -> None:
         """Send an order to all ranks. Raise RankError."""
-        self._orders.give(order)
+        self._orders.send(order)
 
-    def forget_directory(self) -> None:
+    def remove_directory(self) -> None:
         """Remove the directory: all ranks are connected and do not need it any more."""
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -77,16 +77,16 @@ class WorkerGroup:
             process.join()
         self._processes.clear()
         self._orders.close()
-        self.forget_directory()
+        self.remove_directory()
 
-    def _end_with(self, rank: int, code: int, words: str) -> None:
+    def _exit_with(self, rank: int, code: int, words: str) -> None:
         """End this process at once, because it may be in a collective that will never finish.
 
         If it is about to end because of invalid options, let it: its exit status then says that a restart is of no use.
         """
-        if code == EXIT_CONFIG and self._ending.wait(_OWN_WORDS):
+        if code == EXIT_CONFIG and self._ending.wait(_CONFIG_GRACE):
             return
         logger.error("rank %d of this model ended, and so it ends as a whole: %s", rank, describe_end(code, words))
         sys.stderr.flush()
-        self.forget_directory()
+        self.remove_directory()
         os._exit(1)

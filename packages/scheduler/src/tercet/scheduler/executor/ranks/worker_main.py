@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EXIT_CONFIG = 2
 """Exit status for options that cannot work, equal to the scheduler's."""
-_MOMENT = 0.5
+_JOIN_SECONDS = 0.5
 """Seconds to wait for the end of rank 0 to be noticed."""
 
 
@@ -55,7 +55,7 @@ def main() -> None:
     try:
         run(start)
     except Exception:
-        end.join(_MOMENT)  # if all ranks end, a collective may fail before the end of rank 0 is noticed
+        end.join(_JOIN_SECONDS)  # if all ranks end, a collective may fail before the end of rank 0 is noticed
         raise
 
 
@@ -79,16 +79,16 @@ def run(start: Start) -> None:
 
 def build(start: Start) -> "TpModelWorker":
     """Return the worker of a shard. Raise ValueError for options that cannot work."""
-    from tercet.scheduler.device.cpu_threads import bind_to
-    from tercet.scheduler.device.devices import take_device
+    from tercet.scheduler.device.cpu_threads import bind_to_cores
+    from tercet.scheduler.device.devices import select_device
     from tercet.scheduler.executor.ranks.collectives import collectives_of
     from tercet.scheduler.executor.tp_worker import TpModelWorker
     from tercet.scheduler.executor.worker_options import decode_options
     from tercet.scheduler.models.layers.shard import Shard
 
     options = decode_options(start.options)
-    bind_to(start.cores)
-    device = take_device(options.device)
+    bind_to_cores(start.cores)
+    device = select_device(options.device)
     collectives = collectives_of(start.rank, start.size, Path(start.directory), device)
     return TpModelWorker(options, shard=Shard(start.rank, start.size, collectives))
 

@@ -20,7 +20,7 @@ OnEnd = Callable[[int, int, str], None]
 """Callback, in a thread: rank, exit code (negative: a signal), and last output."""
 
 _COMMAND = (sys.executable, "-m", "tercet.scheduler.executor.ranks.worker_main")
-_NEWS = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO|WARNING) ")
+_HARMLESS_LINE = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO|WARNING) ")
 """Start of a log line that cannot be the reason of an exit."""
 _LONGEST_WORDS = 500
 _GRACE = 5.0
@@ -93,5 +93,5 @@ def _relay(output: IO[bytes]) -> str:
             if text:
                 sys.stderr.write(f"{text}\n")
                 sys.stderr.flush()
-                words = words if _NEWS.match(text) else text[:_LONGEST_WORDS]
+                words = words if _HARMLESS_LINE.match(text) else text[:_LONGEST_WORDS]
     return words

@@ -11,7 +11,7 @@ from tercet.scheduler.device.staging import Array, HostToDevice
 
 
 @dataclass(frozen=True, eq=False)
-class Repeated:
+class DraftCounts:
     """Draft tokens before some rows: int64 [rows, most]; a row with fewer is padded with its first."""
 
     rows: Array  # [rows]: numbers among the sampling rows
@@ -34,30 +34,30 @@ class DraftTokens:
             self._before.append(before)
             last[slot] = row
 
-    def repeated(self, rows: Array, first: int) -> Repeated | None:
+    def repeated(self, rows: Array, first: int) -> DraftCounts | None:
         """Return the draft tokens of `rows`, which count from row `first`; None if there are none."""
         places = [place for place, row in enumerate(rows.tolist()) if self.tokens[first + row]]
         if not places:
             return None
-        ahead = [self.tokens[first + row] for row in rows[places].tolist()]
-        most = max(map(len, ahead))
-        tokens = np.array([each + each[:1] * (most - len(each)) for each in ahead], dtype=np.int64)
-        times = [[each.count(token) for token in row] for each, row in zip(ahead, tokens.tolist(), strict=True)]
-        return Repeated(rows[places], np.array(places), tokens, np.array(times, dtype=np.int32))
+        drafts = [self.tokens[first + row] for row in rows[places].tolist()]
+        most = max(map(len, drafts))
+        tokens = np.array([each + each[:1] * (most - len(each)) for each in drafts], dtype=np.int64)
+        times = [[each.count(token) for token in row] for each, row in zip(drafts, tokens.tolist(), strict=True)]
+        return DraftCounts(rows[places], np.array(places), tokens, np.array(times, dtype=np.int32))
 
-    def right(self, sampled: torch.Tensor, uploads: HostToDevice) -> torch.Tensor:
+    def right(self, sampled: torch.Tensor, to_device: HostToDevice) -> torch.Tensor:
         """Return bool [rows]: whether earlier rows of a row's slot sampled all of its draft tokens.
 
         `sampled` (int64 [rows]) stays on the device: the host does not wait for it.
         """
-        rows = [row for row, ahead in enumerate(self.tokens) if ahead]
+        rows = [row for row, drafts in enumerate(self.tokens) if drafts]
         rows.sort(key=lambda row: (self._first(row), row))
         order = {row: place for place, row in enumerate(rows)}
         starts = [order[row] if len(self.tokens[row]) == 1 else -1 for row in rows]
         begin = np.maximum.accumulate(np.array(starts))
         expected = np.array([self.tokens[row][-1] for row in rows])
         given = [np.array(rows), np.array([self._before[row] for row in rows]), expected, begin]
-        numbers, before, tokens, begins = uploads.send([each.astype(np.int64) for each in given])
+        numbers, before, tokens, begins = to_device.send([each.astype(np.int64) for each in given])
         wrong = (sampled[before] != tokens).long()
         so_far = wrong.cumsum(0)
         right = torch.ones(len(self.tokens), dtype=torch.bool, device=sampled.device)
@@ -74,18 +74,18 @@ class DraftTokens:
 def penalize_drafts(
     logits: torch.Tensor,
     before: torch.Tensor,
-    ahead: Repeated,
+    drafts: DraftCounts,
     counts: TokenCounts,
     sequences: torch.Tensor,
     penalties: Penalties,
-    uploads: HostToDevice,
+    to_device: HostToDevice,
 ) -> None:
     """Penalize draft tokens again, in place, as if they were in `counts`.
 
     `before` [rows, most] is logits[ahead.rows, ahead.tokens] without penalties; `sequences` and `penalties` are of all
-    penalized rows, and `ahead.places` indexes them.
+    penalized rows, and `drafts.places` indexes them.
     """
-    rows, places, tokens, times = uploads.send([ahead.rows, ahead.places, ahead.tokens, ahead.times])
+    rows, places, tokens, times = to_device.send([drafts.rows, drafts.places, drafts.tokens, drafts.times])
     own = sequences[places][:, None]
     strengths = penalties.repetition, penalties.frequency, penalties.presence
     repetition, frequency, presence = (strength[places] for strength in strengths)

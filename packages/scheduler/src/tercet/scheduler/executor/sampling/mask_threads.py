@@ -49,7 +49,7 @@ class Account:
 class Job(Generic[T]):
     """Work for an account, and its result."""
 
-    __slots__ = ("_clock", "_error", "_result", "account", "begun", "done", "thread", "work")
+    __slots__ = ("_clock", "_error", "_result", "account", "done", "started", "thread", "work")
 
     def __init__(self, account: Account, work: Callable[[], T]) -> None:
         self.account = account
@@ -57,7 +57,7 @@ class Job(Generic[T]):
         self.done = threading.Event()
         self.thread: _Thread | None = None
         """The thread that runs it now."""
-        self.begun = 0.0
+        self.started = 0.0
         self._clock: Clock | None = None
         self._result: T | None = None
         self._error: BaseException | None = None
@@ -78,11 +78,11 @@ class Job(Generic[T]):
     def start(self, thread: "_Thread") -> None:
         """Start to count processor time, in the thread that will run the job."""
         self.thread, self._clock = thread, thread.clock
-        self.begun = thread.clock()
+        self.started = thread.clock()
 
     def seconds(self) -> float:
         """Return the processor time used so far by a running job; 0 for others."""
-        return self._clock() - self.begun if self._clock is not None and self.thread is not None else 0.0
+        return self._clock() - self.started if self._clock is not None and self.thread is not None else 0.0
 
 
 class MaskThreads:
@@ -121,7 +121,7 @@ class MaskThreads:
                 self._slow.remove(job)
             elif job.thread is not None:
                 self._demote(job.thread)
-                job.thread.lost = True
+                job.thread.abandoned = True
                 self._refill()
 
     def wait(self, jobs: Sequence[Job[Any]], seconds: float) -> None:
@@ -135,7 +135,7 @@ class MaskThreads:
         with self._changed:
             for thread in [each for each in self._threads if not each.slow and each.job is not None]:
                 if thread.job is not None and (used := thread.job.seconds()) >= SLOW_SECONDS:
-                    self._judge(thread.job.account, used)
+                    self._mark_slow(thread.job.account, used)
                     self._demote(thread)
             self._refill()
             self._changed.notify_all()
@@ -188,7 +188,7 @@ class MaskThreads:
                 used = job.seconds()
                 job.account.seconds += used
                 if used >= SLOW_SECONDS and job.account.slow:
-                    self._judge(job.account, used)
+                    self._mark_slow(job.account, used)
                 elif job.account.probation:
                     job.account.probation -= 1
                 thread.job = job.thread = None
@@ -196,7 +196,7 @@ class MaskThreads:
                 self._changed.notify_all()
 
     def _next(self, thread: "_Thread") -> Job[Any] | None:
-        if self._closed or thread.lost:
+        if self._closed or thread.abandoned:
             return None
         if thread.slow:
             if self._surplus(thread) or not self._slow:
@@ -214,26 +214,26 @@ class MaskThreads:
         return None
 
     def _surplus(self, thread: "_Thread") -> bool:
-        return thread.lost or (
-            thread.slow and sum(each.slow and not each.lost for each in self._threads) > self._slow_lane
+        return thread.abandoned or (
+            thread.slow and sum(each.slow and not each.abandoned for each in self._threads) > self._slow_lane
         )
 
     def _demote(self, thread: "_Thread") -> None:
         """Turn a quick thread into a slow one, and start a replacement."""
         if thread.slow:
             return
-        thread.lower()
+        thread.lower_priority()
         if len(self._threads) < MOST_THREADS:
             self._start(slow=False)
 
     def _refill(self) -> None:
         """Start a slow thread if there are too few."""
-        lane = sum(each.slow and not each.lost for each in self._threads)
+        lane = sum(each.slow and not each.abandoned for each in self._threads)
         if lane < self._slow_lane and len(self._threads) < MOST_THREADS:
             self._start(slow=True)
 
     @staticmethod
-    def _judge(account: Account, seconds: float) -> None:
+    def _mark_slow(account: Account, seconds: float) -> None:
         """Mark a request as slow, for longer the more time a job took."""
         masks = min(_LONGEST_PROBATION, 1 + int(seconds * _PROBATION_PER_SECOND))
         account.probation = max(account.probation, masks)
@@ -246,7 +246,7 @@ class _Thread(threading.Thread):
         super().__init__(name="masks", daemon=True)
         self._serve = serve
         self.slow = slow
-        self.lost = False
+        self.abandoned = False
         """Its job was abandoned."""
         self.job: Job[Any] | None = None
         self.clock: Clock = time.monotonic
@@ -255,10 +255,10 @@ class _Thread(threading.Thread):
         """Run the thread."""
         self.clock = _thread_clock()
         if self.slow:
-            self.lower()
+            self.lower_priority()
         self._serve(self)
 
-    def lower(self) -> None:
+    def lower_priority(self) -> None:
         """Become a slow thread with low priority, which cannot be undone without privileges."""
         self.slow = True
         if sys.platform == "linux" and self.native_id is not None:

@@ -16,7 +16,7 @@ class PenaltyCounts:
     """
 
     def __init__(self, vocab_size: int, device: torch.device) -> None:
-        self._uploads = HostToDevice(device)
+        self._to_device = HostToDevice(device)
         self._output = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
         self._prompt = torch.zeros(0, vocab_size, dtype=torch.bool, device=device)
         self._row_of: dict[int, int] = {}
@@ -41,7 +41,7 @@ class PenaltyCounts:
         if not self._free:
             self._grow()
         row = self._free[-1]
-        [known] = self._uploads.send([np.array(tokens, dtype=np.int64)])
+        [known] = self._to_device.send([np.array(tokens, dtype=np.int64)])
         prompt, output = known[:prompt_tokens], known[prompt_tokens:]
         self._output[row] = 0
         self._output[row].index_put_((output,), torch.ones_like(output, dtype=torch.int32), accumulate=True)

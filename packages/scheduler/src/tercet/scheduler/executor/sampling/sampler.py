@@ -26,7 +26,7 @@ from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.device.staging import Array, HostToDevice
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens, penalize_drafts
 from tercet.scheduler.executor.sampling.penalty_counts import PenaltyCounts
-from tercet.scheduler.executor.sampling.slot_params import Manner, SlotParams
+from tercet.scheduler.executor.sampling.slot_params import SamplingMode, SlotParams
 
 Masks = Callable[[], torch.Tensor]
 """A function that waits for the bitmasks of all rows of a step: int32 [rows, ceil(vocab / 32)], on the host."""
@@ -91,7 +91,7 @@ class Sampled:
     logprobs: TokenLogprobs | None
 
 
-def joined(parts: Sequence[Sampled]) -> Sampled:
+def join_sampled(parts: Sequence[Sampled]) -> Sampled:
     """Join the results of rows that were sampled in parts."""
     if len(parts) == 1:
         return parts[0]
@@ -126,7 +126,7 @@ class _Draw:
 
 
 @dataclass(frozen=True, eq=False)
-class _Penalised:
+class _Penalized:
     """Rows with penalties, the indices of their counts, and their penalties."""
 
     rows: Array
@@ -141,15 +141,15 @@ class _Rows:
 
     slots: Array
     draws: Sequence[_Draw]
-    penalised: _Penalised | None
+    penalized: _Penalized | None
     biased: Sequence[int]
     reporting: torch.Tensor | None
     reporting_rows: Sequence[int]
     tops: Sequence[int]
-    manner: Manner | None
+    mode: SamplingMode | None
 
 
-class _AlikeRows:
+class _FixedParams:
     """The parameters of rows that share one manner, at fixed addresses that CUDA graphs read."""
 
     def __init__(self, slots: int, device: torch.device) -> None:
@@ -170,17 +170,17 @@ class _AlikeRows:
             self._top_p[:count] = draw.filters.top_p
             self._min_p[:count] = draw.filters.min_p
 
-    def first(self, rows: int, manner: Manner) -> _Draw:
+    def first(self, rows: int, mode: SamplingMode) -> _Draw:
         """Return the first rows as a draw."""
         seed_low, seed_high, choice = self._words[:, :rows].unbind()
         filters = None
-        if manner.filters:
+        if mode.filters:
             filters = Filters(
                 self._top_k[:rows],
                 self._top_p[:rows],
                 self._min_p[:rows],
-                any_top_k=manner.any_top_k,
-                any_top_p=manner.any_top_p,
+                any_top_k=mode.any_top_k,
+                any_top_p=mode.any_top_p,
             )
         return _Draw(None, (seed_low, seed_high, choice), self._temperature[:rows], filters)
 
@@ -199,22 +199,22 @@ class Sampler:
         """Create a sampler whose tokens pass through `agree`."""
         self._ops = ops
         self._agree = agree
-        self._uploads = HostToDevice(device)
+        self._to_device = HostToDevice(device)
         self._params = SlotParams(slots)
         self._rows: _Rows | None = None
-        self._alike = _AlikeRows(slots, device)
+        self._fixed = _FixedParams(slots, device)
         self._counts = PenaltyCounts(vocab_size, device)
         # slots and appended tokens that are not counted yet
-        self._uncounted: deque[tuple[int, Sequence[int]]] = deque()
+        self._appended: deque[tuple[int, Sequence[int]]] = deque()
 
     def introduce(self, inits: Sequence[SlotInit]) -> None:
         """Store the parameters of new choices, and count their known tokens."""
-        self._catch_up()
+        self._count_appended()
         for init in inits:
             self._rows = None
             self._params.introduce(init)
             self._counts.drop(init.slot)
-            if self._params.penalises(init.slot):
+            if self._params.has_penalties(init.slot):
                 self._counts.introduce(init.slot, unpack_ints(init.tokens), init.prompt_tokens)
 
     def sample(
@@ -225,7 +225,7 @@ class Sampler:
         masks: Masks | None = None,
         *,
         sent_positions: torch.Tensor | None = None,
-        ahead: DraftTokens | None = None,
+        drafts: DraftTokens | None = None,
         first: int = 0,
     ) -> Sampled:
         """Sample one token for each row. `logits` [rows, vocab], of any floating dtype, are overwritten.
@@ -235,72 +235,72 @@ class Sampler:
         penalty or a bias makes a float32 copy of the logits. If this raises, no token was counted: the rows can be
         sampled again, from new logits.
 
-        In a step with draft tokens, the rows are those of `ahead` from `first` on. Then tokens are counted only in
-        `count_right`.
+        In a step with draft tokens, the rows are those of `drafts` from `first` on. Then tokens are counted only in
+        `count_accepted`.
         """
-        self._catch_up()
+        self._count_appended()
         rows = self._rows_of(np.asarray(slots))
         positions = np.asarray(positions)
         if sent_positions is None:
-            (sent_positions,) = self._uploads.send([positions])
+            (sent_positions,) = self._to_device.send([positions])
         biased, biases = self._params.biases(rows.biased, rows.slots, positions) if rows.biased else _NO_BIASES
-        changes = rows.penalised is not None or len(biases) > 0 or masks is not None
+        changes = rows.penalized is not None or len(biases) > 0 or masks is not None
         raw = logits[rows.reporting] if rows.reporting is not None and changes else None
         finite = self._ops.likeliest(logits) >= 0 if changes else None  # of the raw logits: a mask may hide NaNs
-        if rows.penalised is not None or len(biases):
+        if rows.penalized is not None or len(biases):
             logits = logits.float()  # bfloat16 would round away small penalties
-        if rows.penalised is not None:
-            self._penalise(logits, rows.penalised, ahead, first)
+        if rows.penalized is not None:
+            self._penalize(logits, rows.penalized, drafts, first)
         if len(biases):
-            places, values = self._uploads.send([biased, biases])
+            places, values = self._to_device.send([biased, biases])
             add_bias(logits, places[0], places[1], values)
         if masks is not None:
-            self._ops.apply_bitmask_(logits, self._uploads.send([masks().numpy()])[0])
+            self._ops.apply_bitmask_(logits, self._to_device.send([masks().numpy()])[0])
         tokens = self._choose(logits, rows.draws, sent_positions)
         if finite is not None:
             tokens = torch.where(finite, tokens, -1)
         tokens = self._agree(tokens)
         logprobs = self._report(logits, raw, rows, tokens)
-        if rows.penalised is not None and ahead is None:
-            self._counts.add(rows.penalised.sequences, tokens[rows.penalised.numbers])
+        if rows.penalized is not None and drafts is None:
+            self._counts.add(rows.penalized.sequences, tokens[rows.penalized.numbers])
         return Sampled(tokens, logprobs)
 
-    def penalises(self, slots: Array) -> bool:
+    def has_penalties(self, slots: Array) -> bool:
         """Return whether a slot has penalties, so that its tokens depend on earlier ones."""
-        return self._rows_of(slots).penalised is not None
+        return self._rows_of(slots).penalized is not None
 
-    def count_right(self, slots: Sequence[int] | Array, tokens: torch.Tensor, ahead: DraftTokens) -> None:
+    def count_accepted(self, slots: Sequence[int] | Array, tokens: torch.Tensor, drafts: DraftTokens) -> None:
         """Count the tokens of a step with draft tokens, except those after a rejected draft token."""
-        penalised = self._rows_of(np.asarray(slots)).penalised
-        if penalised is not None:
-            tokens = torch.where(ahead.right(tokens, self._uploads), tokens, -1)
-            self._counts.add(penalised.sequences, tokens[penalised.numbers])
+        penalized = self._rows_of(np.asarray(slots)).penalized
+        if penalized is not None:
+            tokens = torch.where(drafts.right(tokens, self._to_device), tokens, -1)
+            self._counts.add(penalized.sequences, tokens[penalized.numbers])
 
-    def _penalise(self, logits: torch.Tensor, penalised: _Penalised, ahead: DraftTokens | None, first: int) -> None:
+    def _penalize(self, logits: torch.Tensor, penalized: _Penalized, drafts: DraftTokens | None, first: int) -> None:
         """Penalize rows, in place, for their sequences' tokens and draft tokens."""
-        sequences, strengths, counts = penalised.sequences, penalised.strengths, self._counts.table
-        repeated = None if ahead is None else ahead.repeated(penalised.rows, first)
+        sequences, strengths, counts = penalized.sequences, penalized.strengths, self._counts.table
+        repeated = None if drafts is None else drafts.repeated(penalized.rows, first)
         if repeated is None:
-            self._ops.apply_penalties_(logits, penalised.numbers, counts, sequences, strengths)
+            self._ops.apply_penalties_(logits, penalized.numbers, counts, sequences, strengths)
             return
-        rows, tokens = self._uploads.send([repeated.rows, repeated.tokens])
+        rows, tokens = self._to_device.send([repeated.rows, repeated.tokens])
         before = logits[rows[:, None], tokens]
-        self._ops.apply_penalties_(logits, penalised.numbers, counts, sequences, strengths)
-        penalize_drafts(logits, before, repeated, counts, sequences, strengths, self._uploads)
+        self._ops.apply_penalties_(logits, penalized.numbers, counts, sequences, strengths)
+        penalize_drafts(logits, before, repeated, counts, sequences, strengths, self._to_device)
 
-    def manner(self, slots: Array) -> Manner | None:
-        """Return the manner that all rows of these slots share, and write it for `sample_alike`; None if they
+    def mode(self, slots: Array) -> SamplingMode | None:
+        """Return the manner that all rows of these slots share, and write it for `sample_uniform`; None if they
         differ.
         """
         rows = self._rows_of(slots)
-        if rows.manner is not None and rows.manner.draws and self._alike.rows is not rows:
-            self._alike.write(rows.draws[0])
-            self._alike.rows = rows
-        return rows.manner
+        if rows.mode is not None and rows.mode.draws and self._fixed.rows is not rows:
+            self._fixed.write(rows.draws[0])
+            self._fixed.rows = rows
+        return rows.mode
 
-    def sample_alike(self, logits: torch.Tensor, manner: Manner, positions: torch.Tensor) -> torch.Tensor:
-        """Sample the rows of the last `manner` call, and padding rows, from fixed memory only. See `sample`."""
-        draws = [self._alike.first(len(logits), manner)] if manner.draws else []
+    def sample_uniform(self, logits: torch.Tensor, mode: SamplingMode, positions: torch.Tensor) -> torch.Tensor:
+        """Sample the rows of the last `mode` call, and padding rows, from fixed memory only. See `sample`."""
+        draws = [self._fixed.first(len(logits), mode)] if mode.draws else []
         return self._agree(self._choose(logits, draws, positions))
 
     def count(self, slot: int, tokens: Sequence[int]) -> None:
@@ -309,16 +309,16 @@ class Sampler:
         Any thread may call this. The sampling thread counts them before it next samples, because only it changes the
         counts.
         """
-        if self._params.penalises(slot):
-            self._uncounted.append((slot, tokens))
+        if self._params.has_penalties(slot):
+            self._appended.append((slot, tokens))
 
-    def _catch_up(self) -> None:
+    def _count_appended(self) -> None:
         """Count appended tokens. If this raises, the rest is counted the next time."""
-        while self._uncounted:
-            slot, tokens = self._uncounted[0]
+        while self._appended:
+            slot, tokens = self._appended[0]
             rows = self._counts.rows([slot]) * len(tokens)
-            self._counts.add(*self._uploads.send([_integers(rows), _integers(tokens)]))
-            self._uncounted.popleft()
+            self._counts.add(*self._to_device.send([_integers(rows), _integers(tokens)]))
+            self._appended.popleft()
 
     def _rows_of(self, slots: Array) -> _Rows:
         """Return the parameters of rows of these slots, from the last step if they are the same."""
@@ -331,21 +331,21 @@ class Sampler:
         step = self._params.arrange(slots)
         draws = []
         for draw in step.draws:
-            rows, words, temperature, *filters = self._uploads.send([draw.rows, draw.words, *draw.kept])
+            rows, words, temperature, *filters = self._to_device.send([draw.rows, draw.words, *draw.kept])
             some = rows if len(rows) < len(slots) else None
             seed_low, seed_high, choice = words.unbind()
             kept = Filters(*filters, any_top_k=draw.any_top_k, any_top_p=draw.any_top_p) if filters else None
             draws.append(_Draw(some, (seed_low, seed_high, choice), temperature, kept))
-        penalised = None
-        if len(step.penalised):
-            sequences = _integers(self._counts.rows(slots[step.penalised].tolist()))
-            rows, sent, sent_strengths = self._uploads.send([step.penalised, sequences, step.strengths])
+        penalized = None
+        if len(step.penalized):
+            sequences = _integers(self._counts.rows(slots[step.penalized].tolist()))
+            rows, sent, sent_strengths = self._to_device.send([step.penalized, sequences, step.strengths])
             repetition, frequency, presence = sent_strengths.unbind()
             strengths = Penalties(repetition=repetition, frequency=frequency, presence=presence)
-            penalised = _Penalised(step.penalised, rows, sent, strengths)
-        reporting = self._uploads.send([step.reporting])[0] if len(step.reporting) else None
-        manner = step.manner(len(slots))
-        return _Rows(slots, draws, penalised, step.biased, reporting, step.reporting.tolist(), step.tops, manner)
+            penalized = _Penalized(step.penalized, rows, sent, strengths)
+        reporting = self._to_device.send([step.reporting])[0] if len(step.reporting) else None
+        mode = step.mode(len(slots))
+        return _Rows(slots, draws, penalized, step.biased, reporting, step.reporting.tolist(), step.tops, mode)
 
     def _choose(self, logits: torch.Tensor, draws: Sequence[_Draw], positions: torch.Tensor) -> torch.Tensor:
         """Return a token for each row, drawn or greedy; -1 if the largest logit is not finite."""

@@ -71,7 +71,7 @@ class _Late:
 
     step: int
     """The step in which its mask was late."""
-    guide: _Constraint
+    constraint: _Constraint
     end: float
     """Monotonic time at which it has waited too long."""
 
@@ -81,7 +81,7 @@ class _Chain:
     """The rows of one slot in a step: all but the first have a draft token."""
 
     slot: int
-    guide: _Constraint
+    constraint: _Constraint
     rows: list[int] = field(default_factory=list)
     assumed: list[int] = field(default_factory=list)
     job: "Job[_Filled] | None" = None
@@ -118,11 +118,11 @@ class SlotGrammars:
         token.
         """
         self._backend = backend
-        self.desk = GrammarLoader(GrammarCache(backend))
+        self.loader = GrammarLoader(GrammarCache(backend))
         self._fast_forward = fast_forward
         self._free_seconds = free_seconds
-        self._guides: list[_Constraint | None] = [None] * slots
-        self._guided: set[int] = set()
+        self._constraints: list[_Constraint | None] = [None] * slots
+        self._constrained: set[int] = set()
         self._accounts: WeakValueDictionary[int, Account] = WeakValueDictionary()
         self._late: dict[int, _Late] = {}
         self._words = -(-vocab_size // 32)
@@ -148,14 +148,16 @@ class SlotGrammars:
         returned, too: it then ends.
         """
         if wait and self._late:
-            self.threads.await_any([each.guide.job for each in self._late.values() if each.guide.job is not None], wait)
+            self.threads.await_any(
+                [each.constraint.job for each in self._late.values() if each.constraint.job is not None], wait
+            )
         now = time.monotonic()
         ready = []
         for slot, late in list(self._late.items()):
-            job = late.guide.job
+            job = late.constraint.job
             over = job is not None and not job.done.is_set() and (now > late.end or self._is_spent(job))
             if over and job is not None:
-                late.guide.expired = True
+                late.constraint.expired = True
                 self.threads.cancel(job)
             if over or job is None or job.done.is_set():
                 ready.append((slot, late.step))
@@ -166,16 +168,16 @@ class SlotGrammars:
         """Store the grammars of new choices, which should have been compiled by now."""
         for init in inits:
             sampling = init.sampling
-            if (former := self._guides[init.slot]) is not None and former.job is not None:
+            if (former := self._constraints[init.slot]) is not None and former.job is not None:
                 self.threads.cancel(former.job)
-            self._guides[init.slot] = None
+            self._constraints[init.slot] = None
             self._late.pop(init.slot, None)
-            self._guided.discard(init.slot)
+            self._constrained.discard(init.slot)
             if sampling.grammar is None:
                 continue
-            self._guided.add(init.slot)
-            self._guides[init.slot] = _Constraint(
-                reading=self.desk.reading(sampling.grammar),
+            self._constrained.add(init.slot)
+            self._constraints[init.slot] = _Constraint(
+                reading=self.loader.reading(sampling.grammar),
                 output=np.frombuffer(init.tokens, dtype="<i4")[init.prompt_tokens :].tolist(),
                 account=self._accounts.setdefault(init.request, Account()),
                 end=init.prompt_tokens + sampling.max_new_tokens,
@@ -189,46 +191,46 @@ class SlotGrammars:
         `assumed` has the draft token before each row's sampled token, if any; such a row follows the slot's earlier
         rows.
         """
-        if not self._guided or self._guided.isdisjoint(slots.tolist()):
+        if not self._constrained or self._constrained.isdisjoint(slots.tolist()):
             return None
         chains: dict[int, _Chain] = {}
         for row, slot in enumerate(slots.tolist()):
-            guide = self._guides[slot]
-            if guide is None:
+            constraint = self._constraints[slot]
+            if constraint is None:
                 continue
-            chain = chains.setdefault(slot, _Chain(slot, guide))
+            chain = chains.setdefault(slot, _Chain(slot, constraint))
             chain.rows.append(row)
             if assumed and (token := assumed[row]) is not None:
                 chain.assumed.append(token)
-        for chain in sorted(chains.values(), key=lambda each: each.guide.account.seconds):
+        for chain in sorted(chains.values(), key=lambda each: each.constraint.account.seconds):
             self._begin(chain)
         return ConstrainedRows(self, step, len(slots), [*chains.values()])
 
     def _begin(self, chain: "_Chain") -> None:
-        guide = chain.guide
-        if guide.job is None:
-            guide.assumed = tuple(chain.assumed)
-            guide.job = self.threads.submit(guide.account, lambda: self._fill(guide, guide.assumed))
-        chain.job = guide.job
-        agreed = (mine == theirs for mine, theirs in zip(chain.assumed, guide.assumed, strict=False))
-        chain.usable = 1 + next((place for place, same in enumerate(agreed) if not same), len(guide.assumed))
+        constraint = chain.constraint
+        if constraint.job is None:
+            constraint.assumed = tuple(chain.assumed)
+            constraint.job = self.threads.submit(constraint.account, lambda: self._fill(constraint, constraint.assumed))
+        chain.job = constraint.job
+        agreed = (mine == theirs for mine, theirs in zip(chain.assumed, constraint.assumed, strict=False))
+        chain.usable = 1 + next((place for place, same in enumerate(agreed) if not same), len(constraint.assumed))
 
     def close(self) -> None:
         """End the threads."""
-        self.desk.close()
+        self.loader.close()
         self.threads.close()
 
     def _is_spent(self, job: Job[_Filled]) -> bool:
         allowed = self._free_seconds + SECONDS_PER_TOKEN * job.account.tokens
         return self.threads.spent(job) > allowed
 
-    def settled(self, chain: _Chain, step: int, *, late: bool, tokens: int = 0) -> None:
+    def finish_step(self, chain: _Chain, step: int, *, late: bool, tokens: int = 0) -> None:
         """Record that a slot's choice continues from its mask, with `tokens` new tokens, or waits for a late mask."""
-        chain.guide.account.tokens += tokens
+        chain.constraint.account.tokens += tokens
         if chain.filled is not None:
-            chain.guide.job = None
+            chain.constraint.job = None
         if late:
-            self._late[chain.slot] = _Late(step, chain.guide, time.monotonic() + _LONGEST_LATE)
+            self._late[chain.slot] = _Late(step, chain.constraint, time.monotonic() + _LONGEST_LATE)
 
     def collect(self, count: int, chains: Sequence[_Chain], seconds: float) -> torch.Tensor:
         """Return the masks of a step's rows: all ones without a grammar, all zeros for rows that end or are late.
@@ -240,7 +242,7 @@ class SlotGrammars:
         words = np.full((count, self._words), -1, dtype=np.int32)
         for chain, job in zip(chains, jobs, strict=True):
             words[chain.rows] = 0
-            if self._is_spent(job) or (chain.guide.expired and not job.done.is_set()):
+            if self._is_spent(job) or (chain.constraint.expired and not job.done.is_set()):
                 self.threads.cancel(job)
                 chain.filled = _Filled(faults={0: SPENT})
             elif job.done.is_set():
@@ -250,28 +252,30 @@ class SlotGrammars:
                         words[row] = mask
         return torch.from_numpy(words)
 
-    def _fill(self, guide: _Constraint, assumed: Sequence[int]) -> _Filled:
+    def _fill(self, constraint: _Constraint, assumed: Sequence[int]) -> _Filled:
         """Compute the masks of a slot's rows, in a mask thread."""
         filled = _Filled()
         try:
-            matcher = guide.matcher = self._matcher(guide) if guide.matcher is None else guide.matcher
-            self._add(matcher, guide, filled)
+            matcher = constraint.matcher = (
+                self._matcher(constraint) if constraint.matcher is None else constraint.matcher
+            )
+            self._add(matcher, constraint, filled)
             for token in assumed:  # a draft token that the grammar rejects is an error of the copy only
                 matcher = matcher.copy()
                 matcher.advance([token])
-                self._add(matcher, guide, filled)
+                self._add(matcher, constraint, filled)
         except GrammarError as error:
             filled.faults[len(filled.words)] = str(error)
         return filled
 
-    def _matcher(self, guide: _Constraint) -> Matcher:
+    def _matcher(self, constraint: _Constraint) -> Matcher:
         """Create the matcher of a slot. Raise GrammarError."""
-        matcher = self.desk.copy(guide.reading)
-        if guide.output:
-            matcher.advance(guide.output)
+        matcher = self.loader.copy(constraint.reading)
+        if constraint.output:
+            matcher.advance(constraint.output)
         return matcher
 
-    def _add(self, matcher: Matcher, guide: _Constraint, filled: _Filled) -> None:
+    def _add(self, matcher: Matcher, constraint: _Constraint, filled: _Filled) -> None:
         """Add the mask of a matcher's current position."""
         masks: Masks = np.zeros((1, self._words), dtype=np.int32)
         self._backend.fill([matcher], masks)
@@ -281,7 +285,7 @@ class SlotGrammars:
         if matcher.error:
             filled.faults[place] = matcher.error
         elif without_ends.any():
-            words = (without_ends if guide.ignore_eos else masks)[0]
+            words = (without_ends if constraint.ignore_eos else masks)[0]
         elif matcher.accepting:
             filled.ends.add(place)
         elif masks.any():  # an end token that the grammar itself requires
@@ -314,22 +318,22 @@ class ConstrainedRows:
             self._masks = self._grammars.collect(self._count, self._chains, wait)
         return self._masks
 
-    def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> GrammarOutcome:
+    def advance(self, tokens: Sequence[int], lengths: Sequence[int]) -> GrammarOutcome:
         """Advance matchers by the sampled tokens; `lengths` include these. Call it once, after `masks`."""
         outcome = GrammarOutcome()
         for chain in self._chains:
-            late, taken = self._settle(chain, tokens, lengths, outcome)
-            self._grammars.settled(chain, self._step, late=late, tokens=taken)
+            late, taken = self._advance(chain, tokens, lengths, outcome)
+            self._grammars.finish_step(chain, self._step, late=late, tokens=taken)
         return outcome
 
-    def _settle(
+    def _advance(
         self, chain: _Chain, tokens: Sequence[int], lengths: Sequence[int], outcome: GrammarOutcome
     ) -> tuple[bool, int]:
         """Advance one slot's matcher over its rows, up to the first rejected draft token.
 
         Return whether it stops at a row whose mask is late, and the number of tokens taken.
         """
-        filled, matcher, taken, row = chain.filled, chain.guide.matcher, 0, chain.rows[0]
+        filled, matcher, taken, row = chain.filled, chain.constraint.matcher, 0, chain.rows[0]
         if filled is None:
             outcome.deferred.append(row)
             return True, 0
@@ -349,14 +353,14 @@ class ConstrainedRows:
         elif place in filled.ends:
             outcome.complete.append(row)
         elif matcher is not None and tokens[row] >= 0:
-            taken += _force(row, matcher, chain.guide, lengths[row], outcome)
+            taken += _force(row, matcher, chain.constraint, lengths[row], outcome)
         return False, taken
 
 
-def _force(row: int, matcher: Matcher, guide: _Constraint, length: int, outcome: GrammarOutcome) -> int:
+def _force(row: int, matcher: Matcher, constraint: _Constraint, length: int, outcome: GrammarOutcome) -> int:
     """Advance by tokens that must follow a row's sequence of `length` tokens. Return the number of forced tokens."""
-    room = guide.end - length
-    forced = matcher.forced()[:room] if guide.fast_forward and room > 0 else []
+    room = constraint.end - length
+    forced = matcher.forced()[:room] if constraint.fast_forward and room > 0 else []
     if forced:
         matcher.advance(forced)
     if matcher.error:

@@ -13,7 +13,7 @@ _LAST = -1e30
 """Bias of suppressed ids under a grammar, which may allow nothing else: the grammar is stronger."""
 _WORD = 0xFFFFFFFF
 
-_PLAIN, _FILTERED, _PENALISED, _BIASED, _REPORTING = (1 << bit for bit in range(5))
+_PLAIN, _FILTERED, _PENALIZED, _BIASED, _REPORTING = (1 << bit for bit in range(5))
 """Flags of a slot's rows: drawn from the whole vocabulary, drawn with filters, penalized, biased, reporting."""
 
 
@@ -29,7 +29,7 @@ class Draw:
 
 
 @dataclass(frozen=True)
-class Manner:
+class SamplingMode:
     """The manner in which all rows of a step are sampled: drawn or greedy, without penalties, biases or
     log-probabilities.
     """
@@ -45,22 +45,22 @@ class Arrangement:
     """The numbers of a step's rows that are drawn, penalized, biased and reported, and their parameters."""
 
     draws: Sequence[Draw]
-    penalised: Array  # int64 [n]
+    penalized: Array  # int64 [n]
     strengths: Array  # float32 [3, n]: repetition, frequency, presence
     biased: Sequence[int]
     reporting: Array  # int64 [n]
     tops: Sequence[int]  # number of top tokens of each reporting row
 
-    def manner(self, rows: int) -> Manner | None:
+    def mode(self, rows: int) -> SamplingMode | None:
         """Return the manner that all `rows` rows share; None if they differ or need other operations."""
-        if len(self.penalised) or self.biased or len(self.reporting):
+        if len(self.penalized) or self.biased or len(self.reporting):
             return None
         if not self.draws:
-            return Manner(draws=False)
+            return SamplingMode(draws=False)
         draw = self.draws[0]
         if len(draw.rows) < rows:
             return None
-        return Manner(draws=True, filters=len(draw.kept) > 1, any_top_k=draw.any_top_k, any_top_p=draw.any_top_p)
+        return SamplingMode(draws=True, filters=len(draw.kept) > 1, any_top_k=draw.any_top_k, any_top_p=draw.any_top_p)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,15 +111,15 @@ class SlotParams:
         kinds = {
             _PLAIN: draws and not filters,
             _FILTERED: draws and filters,
-            _PENALISED: penalties != (1, 0, 0),
+            _PENALIZED: penalties != (1, 0, 0),
             _BIASED: self._biases[slot] is not None,
             _REPORTING: init.top_logprobs >= 0,
         }
         self._kinds[slot] = sum(kind for kind, wanted in kinds.items() if wanted)
 
-    def penalises(self, slot: int) -> bool:
+    def has_penalties(self, slot: int) -> bool:
         """Return whether a slot has penalties."""
-        return bool(self._kinds[slot] & _PENALISED)
+        return bool(self._kinds[slot] & _PENALIZED)
 
     def arrange(self, slots: Array) -> Arrangement:
         """Return the arrangement of rows of these slots."""
@@ -129,11 +129,11 @@ class SlotParams:
         def rows_of(kind: int) -> Array:
             return np.flatnonzero(kinds & kind)
 
-        penalised, reporting = rows_of(_PENALISED), rows_of(_REPORTING)
+        penalized, reporting = rows_of(_PENALIZED), rows_of(_REPORTING)
         return Arrangement(
             draws=[self._draw(rows_of(kind), slots, kind) for kind in (_PLAIN, _FILTERED) if present & kind],
-            penalised=penalised,
-            strengths=self._reals[3:].take(slots[penalised], axis=1),
+            penalized=penalized,
+            strengths=self._reals[3:].take(slots[penalized], axis=1),
             biased=rows_of(_BIASED).tolist(),
             reporting=reporting,
             tops=self._tops[slots[reporting]].tolist(),

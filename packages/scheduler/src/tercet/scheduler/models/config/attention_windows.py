@@ -75,7 +75,7 @@ def _unrotated(fields: Fields, layers: int) -> list[bool]:
     return [layer in unrotated for layer in range(layers)]
 
 
-_GEMMA = _Windows(usual=4096, pattern=_every_second)  # `plain_gemma` has set `layer_types`
+_GEMMA = _Windows(usual=4096, pattern=_every_second)  # `normalize_gemma` has set `layer_types`
 _FAMILIES = {
     "Dots1ForCausalLM": _Windows(usual=4096, pattern=_from_the_border(62)),
     "Gemma2ForCausalLM": _GEMMA,

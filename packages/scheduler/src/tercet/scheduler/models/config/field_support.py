@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from tercet.scheduler.models.config.config_defaults import conventions_of
+from tercet.scheduler.models.config.config_defaults import family_defaults
 from tercet.scheduler.models.config.config_fields import wrong
 
 Support = Literal["honoured", "without effect", "refused"]
@@ -184,7 +184,7 @@ _FAMILIES: dict[str, FieldTable] = {
 
 def tables_of(architecture: str) -> tuple[FieldTable, ...]:
     """Return the tables of an architecture, its own first. Raise KeyError for an unknown one."""
-    own_code = (_OWN_CODE,) if conventions_of(architecture).known_code else ()
+    own_code = (_OWN_CODE,) if family_defaults(architecture).ships_own_code else ()
     return (_FAMILIES[architecture], *own_code, _EVERY)
 
 

@@ -51,11 +51,11 @@ _TANH_GELU = "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gel
 
 
 def is_gemma(architecture: str) -> bool:
-    """Return whether `plain_gemma` supports an architecture."""
+    """Return whether `normalize_gemma` supports an architecture."""
     return architecture in _DEFAULTS
 
 
-def plain_gemma(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
+def normalize_gemma(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
     """Return a config in the format of other families; `rope_parameters` are those of full-attention layers.
 
     If layers with a window rotate differently, their parameters are in `local_rope`, as a config by itself.

@@ -19,9 +19,9 @@ class LatentConfig:
     """Elements of a latent (kv_lora_rank)."""
     query_rank: int
     """Elements of the vector that queries are projected from (q_lora_rank); 0 if that is the hidden state."""
-    still_dim: int
+    nope_dim: int
     """Elements of a query or key head without rotation (qk_nope_head_dim)."""
-    turned_dim: int
+    rope_dim: int
     """Elements of a query or key head with rotation (qk_rope_head_dim)."""
     value_dim: int
     """Elements of a value head (v_head_dim)."""
@@ -29,15 +29,15 @@ class LatentConfig:
     @property
     def query_dim(self) -> int:
         """Elements of a query or key head."""
-        return self.still_dim + self.turned_dim
+        return self.nope_dim + self.rope_dim
 
     @property
     def cached_dim(self) -> int:
         """Elements that a token caches in a layer."""
-        return self.rank + self.turned_dim
+        return self.rank + self.rope_dim
 
 
-class CachedOnce(TypedDict):
+class LatentFields(TypedDict):
     """Fields of a `ModelConfig`."""
 
     kv_heads: int
@@ -50,7 +50,7 @@ class _Family:
     """transformers' defaults of a family."""
 
     query_rank: int = 1536
-    still_dim: int = 128
+    nope_dim: int = 128
     value_dim: int = 128
     interleaved: bool | None = True
     """Default of `rope_interleave`; None: always true, without a field."""
@@ -59,7 +59,7 @@ class _Family:
 _FAMILIES = {
     "DeepseekV2ForCausalLM": _Family(interleaved=None),
     "DeepseekV3ForCausalLM": _Family(),
-    "Glm4MoeLiteForCausalLM": _Family(query_rank=768, still_dim=192, value_dim=256),
+    "Glm4MoeLiteForCausalLM": _Family(query_rank=768, nope_dim=192, value_dim=256),
 }
 
 
@@ -72,14 +72,14 @@ def parse_latent(fields: Fields, architecture: str) -> LatentConfig | None:
     latent = LatentConfig(
         rank=fields.count("kv_lora_rank", 512),
         query_rank=0 if plain else fields.count("q_lora_rank", family.query_rank),
-        still_dim=fields.count("qk_nope_head_dim", family.still_dim),
-        turned_dim=fields.count("qk_rope_head_dim", 64),
+        nope_dim=fields.count("qk_nope_head_dim", family.nope_dim),
+        rope_dim=fields.count("qk_rope_head_dim", 64),
         value_dim=fields.count("v_head_dim", family.value_dim),
     )
-    if fields.has("head_dim") and fields.values["head_dim"] != latent.turned_dim:
-        raise wrong("head_dim", f"{fields.values['head_dim']!r} is not qk_rope_head_dim, which is {latent.turned_dim}")
-    if latent.turned_dim % 2:
-        raise wrong("qk_rope_head_dim", f"{latent.turned_dim} is odd, and rotary embedding turns pairs")
+    if fields.has("head_dim") and fields.values["head_dim"] != latent.rope_dim:
+        raise wrong("head_dim", f"{fields.values['head_dim']!r} is not qk_rope_head_dim, which is {latent.rope_dim}")
+    if latent.rope_dim % 2:
+        raise wrong("qk_rope_head_dim", f"{latent.rope_dim} is odd, and rotary embedding turns pairs")
     if plain and fields.flag("attention_bias"):
         raise wrong("attention_bias", "of latents without queries that have one is not supported")
     if architecture == "DeepseekV2ForCausalLM" and fields.flag("mlp_bias"):
@@ -87,22 +87,22 @@ def parse_latent(fields: Fields, architecture: str) -> LatentConfig | None:
     return latent
 
 
-def turns_neighbours(fields: Fields, architecture: str) -> bool:
+def is_interleaved(fields: Fields, architecture: str) -> bool:
     """Return whether adjacent elements are rotated as pairs, in a family with latent attention."""
     usual = _FAMILIES[architecture].interleaved
     return usual is None or fields.flag("rope_interleave", usual)
 
 
-def latent_fields(latent: LatentConfig, scaling: RopeScaling | None) -> CachedOnce:
+def latent_fields(latent: LatentConfig, scaling: RopeScaling | None) -> LatentFields:
     """Return a model's `ModelConfig` fields: for the KV cache it has one head, whose values are a part of its keys."""
     return {
         "kv_heads": 1,
         "head_dim": latent.cached_dim,
-        "attention_scale": latent.query_dim**-0.5 * _sharpened(scaling),
+        "attention_scale": latent.query_dim**-0.5 * _yarn_score_factor(scaling),
     }
 
 
-def _sharpened(scaling: RopeScaling | None) -> float:
+def _yarn_score_factor(scaling: RopeScaling | None) -> float:
     """Return YaRN's factor on attention scores: the square of the factor of `mscale_all_dim`.
 
     Cosines and sines are multiplied by the quotient of the factors of `mscale` and `mscale_all_dim`: see

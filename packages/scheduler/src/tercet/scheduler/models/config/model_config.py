@@ -16,12 +16,12 @@ from tercet.scheduler.device.devices import slow_dtype
 from tercet.scheduler.model_files import ModelError, read_json, saved_dtype, served_dtype
 from tercet.scheduler.models.config.architectures import architecture_of
 from tercet.scheduler.models.config.attention_windows import unrotated_layers, windows_of
-from tercet.scheduler.models.config.config_defaults import conventions_of
+from tercet.scheduler.models.config.config_defaults import family_defaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.field_support import honoured_fields, support_of
-from tercet.scheduler.models.config.gemma_config import gemma_fields, is_gemma, plain_gemma
+from tercet.scheduler.models.config.gemma_config import gemma_fields, is_gemma, normalize_gemma
 from tercet.scheduler.models.config.granite_config import granite_fields
-from tercet.scheduler.models.config.latent_config import LatentConfig, latent_fields, parse_latent, turns_neighbours
+from tercet.scheduler.models.config.latent_config import LatentConfig, is_interleaved, latent_fields, parse_latent
 from tercet.scheduler.models.config.moe_config import MoeConfig, parse_moe
 from tercet.scheduler.models.config.quantized_config import StoredQuantization, parse_quantization
 from tercet.scheduler.models.config.rope_config import RopeConfig, check_rotation, context_length_of, parse_rope
@@ -68,7 +68,7 @@ class ModelConfig(DecoderShape):
     """A token attends to earlier tokens only; if false, the model returns vectors only."""
     norms_heads: bool = False
     """Queries and keys are normalized, in families with a field for it."""
-    layers_ahead: int = 0
+    mtp_layers: int = 0
     """Multi-token-prediction layers that checkpoints may have after the others; they are not read."""
     quantization: StoredQuantization | None = None
     moe: MoeConfig | None = None
@@ -105,7 +105,7 @@ class ModelConfig(DecoderShape):
     @property
     def rotated_head_dim(self) -> int:
         """Elements of the vector that is rotated: a head, or the separate part of it with latent attention."""
-        return self.head_dim if self.latent is None else self.latent.turned_dim
+        return self.head_dim if self.latent is None else self.latent.rope_dim
 
     @property
     def rotary_dim(self) -> int:
@@ -120,10 +120,10 @@ class ModelConfig(DecoderShape):
 def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype: str = "auto") -> ModelConfig:
     """Parse the contents of config.json and generation_config.json. Raise ModelError."""
     architecture = architecture_of(config)
-    family = conventions_of(architecture)
+    family = family_defaults(architecture)
     config = honoured_fields(config, architecture)
     gemma = is_gemma(architecture)
-    config = plain_gemma(config, architecture) if gemma else config
+    config = normalize_gemma(config, architecture) if gemma else config
     fields = Fields(config)
     fields.choice("hidden_act", ("silu", "swish"), "silu")
     heads = fields.count("num_attention_heads")
@@ -151,7 +151,7 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         mlp_bias=fields.flag(family.mlp_bias),
         output_bias=fields.flag("attention_out_bias"),
         norms_heads=fields.flag("use_qk_norm"),
-        layers_ahead=fields.count("num_nextn_predict_layers", family.layers_ahead, least=0),
+        mtp_layers=fields.count("num_nextn_predict_layers", family.mtp_layers, least=0),
         causal=fields.flag("is_causal", True),
         windows=windows_of(fields, architecture, layers),
         eos_token_ids=end_ids(config, generation),
@@ -159,14 +159,14 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
         quantization=parse_quantization(config),
         moe=parse_moe(fields, architecture, layers),
         latent=parse_latent(fields, architecture),
-        unrotated=unrotated_layers(fields, layers) if family.leaves_unrotated else frozenset(),
+        unrotated=unrotated_layers(fields, layers) if family.has_unrotated_layers else frozenset(),
         local_rope=parse_rope(config["local_rope"], family) if gemma and "local_rope" in config else None,
         **(gemma_fields(config, architecture) if gemma else {}),
     )
     if architecture == "GraniteForCausalLM":
         result = replace(result, **granite_fields(fields, result.rms_norm_eps))
     if (latent := result.latent) is not None:
-        rope = replace(rope, interleaved=turns_neighbours(fields, architecture))
+        rope = replace(rope, interleaved=is_interleaved(fields, architecture))
         result = replace(result, rope=rope, **latent_fields(latent, rope.scaling))
     if heads % result.kv_heads:
         raise wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")
@@ -174,12 +174,12 @@ def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype
     return result
 
 
-def shortened(config: DecoderShape, length: int) -> DecoderShape:
+def with_context_length(config: DecoderShape, length: int) -> DecoderShape:
     """Return a config with a shorter context length and unchanged rotation."""
     if isinstance(config, ModelConfig):
         whole = config.context_length
-        local = None if config.local_rope is None else config.local_rope.served(whole)
-        config = replace(config, rope=config.rope.served(whole), local_rope=local)
+        local = None if config.local_rope is None else config.local_rope.for_length(whole)
+        config = replace(config, rope=config.rope.for_length(whole), local_rope=local)
     return replace(config, context_length=length)
 
 

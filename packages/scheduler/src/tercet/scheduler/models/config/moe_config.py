@@ -24,11 +24,11 @@ class MoeConfig:
     """The activation of every expert's gate."""
     bias: bool = False
     """Router and experts have biases."""
-    weighs_shared: bool = True
+    gates_shared: bool = True
     """The shared expert has a gate."""
-    corrected: bool = False
+    has_correction: bool = False
     """The checkpoint has a correction that is added to scores to choose experts (see `route`)."""
-    full_router: bool = False
+    float32_router: bool = False
     """The router computes in float32 for every dtype of the model."""
 
 
@@ -108,7 +108,7 @@ def parse_moe(fields: Fields, architecture: str, layers: int) -> MoeConfig | Non
         experts=experts,
         routing=Routing(
             top_k=top_k,
-            score=_said_score(fields, family.score),
+            score=_score(fields, family.score),
             renormalize=family.renormalizes or fields.flag("norm_topk_prob"),
         ),
         intermediate_size=fields.count(*(family.size or ("intermediate_size",))),
@@ -116,8 +116,8 @@ def parse_moe(fields: Fields, architecture: str, layers: int) -> MoeConfig | Non
         layers=sparse,
         gate=family.gate,
         bias=family.bias,
-        corrected=family.score == "sigmoid",
-        full_router=family.score == "sigmoid",
+        has_correction=family.score == "sigmoid",
+        float32_router=family.score == "sigmoid",
     )
 
 
@@ -134,9 +134,9 @@ def _parse_deepseek(fields: Fields, family: _DeepSeek, layers: int) -> MoeConfig
         intermediate_size=size,
         shared_size=shared * size,
         layers=sparse,
-        weighs_shared=False,
-        corrected=family.score == "sigmoid",
-        full_router=True,
+        gates_shared=False,
+        has_correction=family.score == "sigmoid",
+        float32_router=True,
     )
 
 
@@ -160,7 +160,7 @@ def _deepseek_routing(fields: Fields, family: _DeepSeek, experts: int) -> Routin
     renormalizes = fields.flag("norm_topk_prob", family.renormalizes)
     return Routing(
         top_k=top_k,
-        score=_said_score(fields, family.score),
+        score=_score(fields, family.score),
         renormalize=renormalizes,
         scale=1.0 if likely and renormalizes else fields.number("routed_scaling_factor", family.scale),
         groups=groups,
@@ -169,7 +169,7 @@ def _deepseek_routing(fields: Fields, family: _DeepSeek, experts: int) -> Routin
     )
 
 
-def _said_score(fields: Fields, score: Score) -> Score:
+def _score(fields: Fields, score: Score) -> Score:
     """Return the family's score function. Raise ModelError if a config has another."""
     if (said := fields.values.get("scoring_func") or score) != score:
         raise wrong("scoring_func", f"{said!r} is not supported, only {score}")

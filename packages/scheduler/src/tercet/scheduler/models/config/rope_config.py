@@ -7,7 +7,7 @@ from typing import Any
 
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
 from tercet.scheduler.models.config.attention_windows import LAYER_KINDS
-from tercet.scheduler.models.config.config_defaults import Family
+from tercet.scheduler.models.config.config_defaults import FamilyDefaults
 from tercet.scheduler.models.config.config_fields import LARGEST, Fields, wrong
 from tercet.scheduler.models.config.field_support import names
 
@@ -35,7 +35,7 @@ class RopeConfig:
         """Return the number of a head's elements that are rotated."""
         return int(head_dim * self.share)
 
-    def served(self, length: int) -> "RopeConfig":
+    def for_length(self, length: int) -> "RopeConfig":
         """Return the rotation of a model that serves `length` tokens, independent of the length of rotary tables."""
         scaling = self.scaling
         if scaling is None or scaling.type != "longrope":
@@ -45,7 +45,7 @@ class RopeConfig:
         return replace(self, scaling=replace(scaling, short_factor=factors, long_factor=factors))
 
 
-def parse_rope(config: Mapping[str, Any], family: Family, *, by_layer_types: bool = False) -> RopeConfig:
+def parse_rope(config: Mapping[str, Any], family: FamilyDefaults, *, by_layer_types: bool = False) -> RopeConfig:
     """Parse the rotary embedding of all layers, in either format; by default the family's.
 
     With `by_layer_types`, the family has types of layers, and a config may set the rotation for each.
@@ -82,7 +82,7 @@ def parse_rope(config: Mapping[str, Any], family: Family, *, by_layer_types: boo
     )
 
 
-def _rotated_share(fields: Fields, family: Family) -> float:
+def _rotated_share(fields: Fields, family: FamilyDefaults) -> float:
     share = fields.number("partial_rotary_factor", family.rotated_share or 1.0)
     if share > 1 or (share < 1 and family.rotated_share is None):
         raise wrong("partial_rotary_factor", f"{share} is not supported, only 1.0")
@@ -102,7 +102,7 @@ def check_rotation(rope: RopeConfig, head_dim: int) -> None:
                 raise wrong(name, f"has {found} numbers for {rotated // 2} pairs")
 
 
-def _scaling(kind: str, fields: Fields, config: Mapping[str, Any], family: Family) -> RopeScaling | None:
+def _scaling(kind: str, fields: Fields, config: Mapping[str, Any], family: FamilyDefaults) -> RopeScaling | None:
     match kind:
         case "linear":
             return RopeScaling(type=kind, factor=fields.number("factor"))
@@ -144,7 +144,9 @@ def context_length_of(fields: Fields, scaling: RopeScaling | None) -> int:
     return max(length, int(stretched))
 
 
-def _stretched(kind: str, fields: Fields, config: Mapping[str, Any], family: Family) -> Callable[..., RopeScaling]:
+def _stretched(
+    kind: str, fields: Fields, config: Mapping[str, Any], family: FamilyDefaults
+) -> Callable[..., RopeScaling]:
     """Return a constructor of the scalings that have an attention factor (yarn and longrope), without their own
     fields.
     """
@@ -158,7 +160,7 @@ def _stretched(kind: str, fields: Fields, config: Mapping[str, Any], family: Fam
     )
 
 
-def _original_context(fields: Fields, config: Mapping[str, Any], family: Family) -> int:
+def _original_context(fields: Fields, config: Mapping[str, Any], family: FamilyDefaults) -> int:
     name = "original_max_position_embeddings"
     if config.get(name) is not None:
         return Fields(config).count(name)

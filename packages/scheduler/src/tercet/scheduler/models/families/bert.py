@@ -84,7 +84,7 @@ class _Embeddings(nn.Module):
         if packed.token_types is not None:
             types = self.token_type_embeddings(packed.token_types)
         x = self.word_embeddings(packed.input_ids) + types
-        places = packed.positions if self._pad is None else packed.counts_without(self._pad) + self._pad
+        places = packed.positions if self._pad is None else packed.counts_excluding(self._pad) + self._pad
         x = x + self.position_embeddings(places)
         normed: torch.Tensor = self.LayerNorm(x)
         return normed

@@ -3,7 +3,7 @@
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary
-from tercet.scheduler.models.layers.rotation import standing_still
+from tercet.scheduler.models.layers.rotation import identity_table
 from tercet.scheduler.models.layers.shard import Shard
 
 
@@ -12,7 +12,7 @@ class Unrotated(Rotary):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.cache = standing_still(self.cache)
+        self.cache = identity_table(self.cache)
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:

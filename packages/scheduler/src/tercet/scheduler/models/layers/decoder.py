@@ -116,10 +116,10 @@ class CausalLM(OpsModule):
         """Return logits [rows, vocab], in the model's dtype, of hidden states [rows, hidden]."""
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         logits = self.ops.project(hidden, head.weight, None)
-        return finished(self.shard.joined(logits, self.config.vocab_size), self.config)
+        return scale_logits(self.shard.gather_columns(logits, self.config.vocab_size), self.config)
 
 
-def finished(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:
+def scale_logits(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:
     """Apply the config's logit divisor and soft cap in place: cap * tanh(logits / cap)."""
     if config.logit_divisor != 1:
         logits = logits.div_(config.logit_divisor)

@@ -16,7 +16,7 @@ from tercet.scheduler.models.layers.layer_ops import Batch, LatentQueries, NewLa
 from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.layers.linear import FusedLinear, RowParallelLinear
 from tercet.scheduler.models.layers.norms import RMSNorm
-from tercet.scheduler.models.layers.rotation import behind, row_order
+from tercet.scheduler.models.layers.rotation import row_order, shifted_order
 from tercet.scheduler.models.layers.shard import Cut, Shard
 
 _EPS = 1e-6
@@ -29,24 +29,24 @@ class HeadProjections(FusedLinear):
     packable = False
 
     def __init__(self, config: ModelConfig, latent: LatentConfig, held: range) -> None:
-        each = latent.still_dim + latent.value_dim
+        each = latent.nope_dim + latent.value_dim
         rows = {"kv_b_proj": Cut.span(config.heads, held, each)}
-        super().__init__(latent.rank, rows, bias=False, dtype=config.dtype, quantised=config.quantization is not None)
-        self._sizes = [latent.still_dim, latent.value_dim]
+        super().__init__(latent.rank, rows, bias=False, dtype=config.dtype, quantized=config.quantization is not None)
+        self._sizes = [latent.nope_dim, latent.value_dim]
         self._full: torch.Tensor | None = None
 
     def process_weights_after_loading(self) -> None:
         """Dequantize stored weights, and drop the quantized ones."""
         super().process_weights_after_loading()
-        if self.quantised is not None:
-            self._full, self.quantised = dequantize(self.quantised, self.weight.dtype), None
+        if self.quantized is not None:
+            self._full, self.quantized = dequantize(self.quantized, self.weight.dtype), None
 
     @property
     def by_head(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Views of the projections of keys [heads, still_dim, rank] and values [heads, value_dim, rank]."""
+        """Views of the projections of keys [heads, nope_dim, rank] and values [heads, value_dim, rank]."""
         weight = self.weight if self._full is None else self._full
-        keys, values = torch.split(weight.view(-1, sum(self._sizes), weight.shape[1]), self._sizes, 1)
-        return keys, values
+        w_uk, w_uv = torch.split(weight.view(-1, sum(self._sizes), weight.shape[1]), self._sizes, 1)
+        return w_uk, w_uv
 
 
 class LatentAttention(OpsModule):
@@ -60,7 +60,7 @@ class LatentAttention(OpsModule):
         self.heads = len(held)
         self.scale = latent.query_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.rotary = rotary
-        linear = partial(FusedLinear, dtype=config.dtype, quantised=config.quantization is not None)
+        linear = partial(FusedLinear, dtype=config.dtype, quantized=config.quantization is not None)
         queries = Cut.span(config.heads, held, latent.query_dim)
         first = {"q_a_proj": Cut.all(latent.query_rank)} if latent.query_rank else {"q_proj": queries}
         parts = {**first, "kv_a_proj_with_mqa": Cut.all(latent.cached_dim)}
@@ -78,22 +78,22 @@ class LatentAttention(OpsModule):
             shard,
             bias=config.attention_bias,
             dtype=config.dtype,
-            quantised=config.quantization is not None,
+            quantized=config.quantization is not None,
         )
         if rotary.order is not None:
-            self._put_in_order(rotary.order)
+            self._set_row_orders(rotary.order)
 
-    def _put_in_order(self, order: torch.Tensor) -> None:
+    def _set_row_orders(self, order: torch.Tensor) -> None:
         """Set the row order of projections for half-split rotation (see `rotation`): of each query head, and of
         cached vectors.
         """
-        queries = row_order(behind(order, self.latent.still_dim), self.heads)
-        cached = behind(order, self.latent.rank)
+        queries = row_order(shifted_order(order, self.latent.nope_dim), self.heads)
+        cached = shifted_order(order, self.latent.rank)
         if self.q_b_proj is None:
             self.qkv_a_proj.order = torch.cat([queries, cached + len(queries)])
         else:
             self.q_b_proj.order = queries
-            self.qkv_a_proj.order = behind(cached, self.latent.query_rank)
+            self.qkv_a_proj.order = shifted_order(cached, self.latent.query_rank)
 
     def forward(
         self,
@@ -105,15 +105,15 @@ class LatentAttention(OpsModule):
         after: RMSNorm | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Compute attention. See `Attention.forward`."""
-        projected, residual = self.qkv_a_proj.of_normed(norm, x, residual)
+        projected, residual = self.qkv_a_proj.project_normed(norm, x, residual)
         cached_dim = self.latent.cached_dim
         q, cached = torch.split(projected, [projected.shape[1] - cached_dim, cached_dim], 1)
         if self.q_a_layernorm is not None and self.q_b_proj is not None:
             q = self.q_b_proj(self.q_a_layernorm(q))
-        still, turned = torch.split(q.view(len(x), self.heads, -1), [self.latent.still_dim, self.latent.turned_dim], 2)
-        keys, values = self.kv_b_proj.by_head
+        q_nope, q_pe = torch.split(q.view(len(x), self.heads, -1), [self.latent.nope_dim, self.latent.rope_dim], 2)
+        w_uk, w_uv = self.kv_b_proj.by_head
         new = NewLatents(cached, self.kv_a_layernorm.value, positions, self.rotary.cache)
-        queries = LatentQueries(still, turned, keys)
+        queries = LatentQueries(q_nope, q_pe, w_uk)
         out = self.ops.attend_latents(batch, self.layer_id, queries, new, scale=self.scale)
-        out = torch.bmm(out.transpose(0, 1), values.mT).transpose(0, 1)
-        return self.o_proj.onto(out.flatten(1), residual, after)
+        out = torch.bmm(out.transpose(0, 1), w_uv.mT).transpose(0, 1)
+        return self.o_proj.project_onto(out.flatten(1), residual, after)

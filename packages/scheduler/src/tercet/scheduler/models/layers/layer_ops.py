@@ -92,15 +92,15 @@ Norms = tuple[torch.Tensor, torch.Tensor, float]
 class LatentQueries(NamedTuple):
     """Queries of latent attention."""
 
-    still: torch.Tensor  # [tokens, heads, still_dim]: multiplied by `keys`, then by latents
-    turned: torch.Tensor  # [tokens, heads, turned_dim]: before rotation
-    keys: torch.Tensor  # [heads, still_dim, rank]: up-projection of keys
+    q_nope: torch.Tensor  # [tokens, heads, nope_dim]: multiplied by `w_uk`, then by latents
+    q_pe: torch.Tensor  # [tokens, heads, rope_dim]: before rotation
+    w_uk: torch.Tensor  # [heads, nope_dim, rank]: up-projection of keys
 
 
 class NewLatents(NamedTuple):
     """The new latents of a step, before norm and rotation."""
 
-    vectors: torch.Tensor  # [tokens, rank + turned_dim]: latents, and the rotated part of their keys
+    vectors: torch.Tensor  # [tokens, rank + rope_dim]: latents, and the rotated part of their keys
     norm: Norm
     """The norm of the latents."""
     positions: torch.Tensor
@@ -217,11 +217,11 @@ class TorchLayerOps:
         self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, *, scale: float
     ) -> torch.Tensor:
         """See `LayerOps.attend_latents`."""
-        rank = queries.keys.shape[2]
-        turned, key = apply_rope(queries.turned, new.vectors[:, None, rank:], new.positions, new.table)
+        rank = queries.w_uk.shape[2]
+        q_pe, key = apply_rope(queries.q_pe, new.vectors[:, None, rank:], new.positions, new.table)
         vectors = torch.cat([rmsnorm(new.vectors[:, None, :rank], *new.norm), key], 2)
-        meeting = torch.bmm(queries.still.transpose(0, 1), queries.keys).transpose(0, 1)
-        q = torch.cat([meeting, turned], 2)
+        absorbed = torch.bmm(queries.q_nope.transpose(0, 1), queries.w_uk).transpose(0, 1)
+        q = torch.cat([absorbed, q_pe], 2)
         return batch.attend(layer_id, q, vectors, vectors[..., :rank], scale=scale)
 
 
@@ -277,11 +277,11 @@ class TritonLayerOps:
     ) -> torch.Tensor:
         """See `LayerOps.attend_latents`."""
         cached = cast("CachedBatch", batch)
-        still, turned, keys = queries
+        q_nope, q_pe, w_uk = queries
         cache, _, slots, _ = cached.cache_of(layer_id)
-        q = still.new_empty(*still.shape[:2], new.vectors.shape[1])
-        torch.bmm(still.transpose(0, 1), keys, out=q[..., : keys.shape[2]].transpose(0, 1))
-        self._latent_rope_store(q, turned, *new, cache, slots)
+        q = q_nope.new_empty(*q_nope.shape[:2], new.vectors.shape[1])
+        torch.bmm(q_nope.transpose(0, 1), w_uk, out=q[..., : w_uk.shape[2]].transpose(0, 1))
+        self._latent_rope_store(q, q_pe, *new, cache, slots)
         return cached.attend_cached(layer_id, q, scale=scale)
 
 

@@ -16,7 +16,7 @@ from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers.linear import FusedLinear, Matrix, RowParallelLinear
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter
-from tercet.scheduler.models.layers.rotation import head_order, over_whole_heads, row_order
+from tercet.scheduler.models.layers.rotation import head_order, pad_to_heads, row_order
 from tercet.scheduler.models.layers.shard import WHOLE, Cut, Shard
 
 
@@ -33,7 +33,7 @@ class Rotary(nn.Module):
         rope = rope or config.rope
         table = rope_cache(config.context_length, config.rotary_dim, rope.theta, rope.scaling)
         size = config.rotated_head_dim
-        self.register_buffer("cache", over_whole_heads(table, size), persistent=False)
+        self.register_buffer("cache", pad_to_heads(table, size), persistent=False)
         self.order = head_order(size, config.rotary_dim, interleaved=rope.interleaved)
 
 
@@ -71,13 +71,13 @@ class Attention(OpsModule):
         self.rotary = rotary
         queries = Cut.span(config.heads, held, self.head_dim)
         keys = Cut.span(config.kv_heads, kv_held, self.head_dim)
-        quantised = config.quantization is not None
+        quantized = config.quantization is not None
         parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
-        self.qkv_proj = FusedLinear(config.hidden_size, parts, bias=input_bias, dtype=config.dtype, quantised=quantised)
+        self.qkv_proj = FusedLinear(config.hidden_size, parts, bias=input_bias, dtype=config.dtype, quantized=quantized)
         if rotary.order is not None:
             self.qkv_proj.order = row_order(rotary.order, self.heads + self.kv_heads, keys.held)
         self.o_proj = RowParallelLinear(
-            queries, config.hidden_size, shard, bias=output_bias, dtype=config.dtype, quantised=quantised
+            queries, config.hidden_size, shard, bias=output_bias, dtype=config.dtype, quantized=quantized
         )
         self.norms_heads = qk_norm == "heads"
         self.q_norm, self.k_norm = (
@@ -110,7 +110,7 @@ class Attention(OpsModule):
 
         With a norm `after`, the output is normalized, too.
         """
-        qkv, residual = self.qkv_proj.of_normed(norm, x, residual)
+        qkv, residual = self.qkv_proj.project_normed(norm, x, residual)
         heads = qkv.view(x.shape[0], -1, self.head_dim)
         q, k, v = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), 1)
         norms = None
@@ -131,7 +131,7 @@ class Attention(OpsModule):
             softcap=self.softcap,
             sinks=self.sinks,
         )
-        return self.o_proj.onto(out.flatten(1), residual, after)
+        return self.o_proj.project_onto(out.flatten(1), residual, after)
 
 
 class GatedMLP(OpsModule):
@@ -151,19 +151,19 @@ class GatedMLP(OpsModule):
         self.gate: Gate = gate
         whole = size or config.intermediate_size
         columns = Cut.span(whole, shard.span(whole, "MLP columns"))
-        quantised = config.quantization is not None
+        quantized = config.quantization is not None
         parts = {"gate_proj": columns, "up_proj": columns}
-        self.gate_up_proj = FusedLinear(config.hidden_size, parts, bias=bias, dtype=config.dtype, quantised=quantised)
+        self.gate_up_proj = FusedLinear(config.hidden_size, parts, bias=bias, dtype=config.dtype, quantized=quantized)
         self.down_proj = RowParallelLinear(
-            columns, config.hidden_size, shard, bias=bias, dtype=config.dtype, quantised=quantised
+            columns, config.hidden_size, shard, bias=bias, dtype=config.dtype, quantized=quantized
         )
 
     def forward(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Apply the MLP to the normalized x + residual. See `Attention.forward`."""
-        gated, residual = self.gate_up_proj.of_normed(norm, x, residual, gate=self.gate)
-        return self.down_proj.onto(gated, residual, after)
+        gated, residual = self.gate_up_proj.project_normed(norm, x, residual, gate=self.gate)
+        return self.down_proj.project_onto(gated, residual, after)
 
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's summand of the output, for normalized x: [tokens, hidden] -> [tokens, hidden]."""

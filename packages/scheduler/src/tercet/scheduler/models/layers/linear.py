@@ -14,7 +14,7 @@ from tercet.scheduler.models.layers.parameters import empty_parameter
 from tercet.scheduler.models.layers.shard import Cut, Shard
 
 
-class Lent(NamedTuple):
+class MappedRows(NamedTuple):
     """Rows of a weight in another place, such as a memory-mapped file."""
 
     rows: torch.Tensor
@@ -33,24 +33,24 @@ class Matrix(OpsModule):
         super().__init__()
         self.weight = empty_parameter(sum(runs), inputs, dtype=dtype, device=device)
         self._runs = list(runs)
-        self._lent: dict[int, Lent] = {}
+        self._mapped: dict[int, MappedRows] = {}
 
-    def lend(self, run: int | None, lent: Lent) -> None:
+    def set_mapped(self, run: int | None, mapped: MappedRows) -> None:
         """Leave a run of rows in its place, in any dtype, until the weight is taken; None: all runs together."""
         if run is not None:
-            self._lent[run] = lent
+            self._mapped[run] = mapped
             return
-        for index, rows in enumerate(torch.split(lent.rows, self._runs)):
+        for index, rows in enumerate(torch.split(mapped.rows, self._runs)):
             last = index == len(self._runs) - 1
-            self._lent[index] = Lent(rows, lent.taken if last else nothing)
+            self._mapped[index] = MappedRows(rows, mapped.taken if last else nothing)
 
     def take(self) -> list[torch.Tensor]:
         """Return the runs of rows in the weight's dtype, and remove them from the module."""
         runs = list(torch.split(self.weight.data, self._runs))
-        for index, lent in self._lent.items():
-            runs[index] = lent.rows.to(self.weight.dtype)
-            lent.taken()
-        self._lent.clear()
+        for index, mapped in self._mapped.items():
+            runs[index] = mapped.rows.to(self.weight.dtype)
+            mapped.taken()
+        self._mapped.clear()
         self.weight.data = torch.empty(0)
         return runs
 
@@ -62,12 +62,12 @@ class Linear(Matrix):
     """The layer computes nothing else, so kernels with their own weight layout may replace it."""
 
     def __init__(
-        self, inputs: int, outputs: int | Sequence[int], *, bias: bool, dtype: torch.dtype, quantised: bool = False
+        self, inputs: int, outputs: int | Sequence[int], *, bias: bool, dtype: torch.dtype, quantized: bool = False
     ) -> None:
         runs = [outputs] if isinstance(outputs, int) else outputs
-        super().__init__(inputs, runs, dtype, "meta" if quantised else None)
+        super().__init__(inputs, runs, dtype, "meta" if quantized else None)
         self.bias = empty_parameter(sum(runs), dtype=dtype) if bias else None
-        self.quantised: QuantizedWeight | None = None
+        self.quantized: QuantizedWeight | None = None
         self.order: torch.Tensor | None = None
         """The checkpoint row of each row, int64 [outputs]; None if they are equal."""
 
@@ -75,24 +75,24 @@ class Linear(Matrix):
         """Apply `order`. Lent rows are reordered when they are taken."""
         if self.order is None:
             return
-        if self.quantised is not None:
-            self.quantised = self.quantised.rows(self.order)
-        elif not self._lent:
+        if self.quantized is not None:
+            self.quantized = self.quantized.rows(self.order)
+        elif not self._mapped:
             self.weight.data = self.weight.data[self.order]
         if self.bias is not None:
             self.bias.data = self.bias.data[self.order]
 
     def take(self) -> list[torch.Tensor]:
         """See `Matrix.take`."""
-        lent, runs = bool(self._lent), super().take()
-        if self.order is None or not lent:
+        mapped, runs = bool(self._mapped), super().take()
+        if self.order is None or not mapped:
             return runs
         return list(torch.split(torch.cat(runs)[self.order], self._runs))
 
     @property
     def value(self) -> Weight:
         """The weight that `forward` uses."""
-        return self.weight if self.quantised is None else self.quantised
+        return self.weight if self.quantized is None else self.quantized
 
     def forward(self, x: torch.Tensor, *, gate: Gate | None = None) -> torch.Tensor:
         """Return [tokens, outputs] of x [tokens, inputs]. `tercet.kernels.ops.projection` defines this and the
@@ -100,13 +100,13 @@ class Linear(Matrix):
         """
         return self.ops.project(x, self.value, self.bias, gate=gate)
 
-    def of_normed(
+    def project_normed(
         self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, *, gate: Gate | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the projection of the normalized x + residual, and x + residual."""
         return self.ops.project_normed(x, residual, norm.value, self.value, self.bias, gate=gate)
 
-    def onto(
+    def project_onto(
         self, x: torch.Tensor, residual: torch.Tensor, after: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the projection of x, normalized by a norm `after`, and the residual still to be added, if any."""
@@ -122,9 +122,9 @@ class FusedLinear(Linear):
     """
 
     def __init__(
-        self, inputs: int, parts: dict[str, Cut], *, bias: bool, dtype: torch.dtype, quantised: bool = False
+        self, inputs: int, parts: dict[str, Cut], *, bias: bool, dtype: torch.dtype, quantized: bool = False
     ) -> None:
-        super().__init__(inputs, [part.held for part in parts.values()], bias=bias, dtype=dtype, quantised=quantised)
+        super().__init__(inputs, [part.held for part in parts.values()], bias=bias, dtype=dtype, quantized=quantized)
         self.parts = parts
 
 
@@ -132,9 +132,9 @@ class RowParallelLinear(Linear):
     """A linear layer whose inputs are split over ranks: outputs are summed, and rank 0 alone adds the bias."""
 
     def __init__(
-        self, inputs: Cut, outputs: int, shard: Shard, *, bias: bool, dtype: torch.dtype, quantised: bool = False
+        self, inputs: Cut, outputs: int, shard: Shard, *, bias: bool, dtype: torch.dtype, quantized: bool = False
     ) -> None:
-        super().__init__(inputs.held, outputs, bias=bias, dtype=dtype, quantised=quantised)
+        super().__init__(inputs.held, outputs, bias=bias, dtype=dtype, quantized=quantized)
         self.cuts = {"weight": inputs.along(1)}
         self._shard = shard
 
@@ -154,13 +154,13 @@ class RowParallelLinear(Linear):
             raise ValueError("what is summed over processes goes through no gate")
         return self._shard.collectives.all_reduce(self.partial(x))
 
-    def onto(
+    def project_onto(
         self, x: torch.Tensor, residual: torch.Tensor, after: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `Linear.onto`. With several ranks, the residual is not added before the sum."""
+        """See `Linear.project_onto`. With several ranks, the residual is not added before the sum."""
         if after is None and self._shard.size > 1:
             return self(x), residual
-        return super().onto(x, residual, after)
+        return super().project_onto(x, residual, after)
 
 
 def nothing() -> None:

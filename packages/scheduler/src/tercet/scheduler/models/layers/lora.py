@@ -52,7 +52,7 @@ class Target:
         return cls(inputs, {f"{parent}.{name}": cut for name, cut in linear.parts.items()}, path, linear.order)
 
     @property
-    def most_numbers(self) -> int:
+    def rank_one_size(self) -> int:
         """Number of weights of an adapter of rank 1 for this layer."""
         return sum(self.inputs.whole + part.whole for part in self.parts.values())
 
@@ -103,8 +103,8 @@ class LoRABank:
             a[:, :used], b[:used] = 0, 0
             if layer := layers.get(path):
                 own = layer.b.shape[0]
-                _bring(a[:, :own], layer.a)
-                _bring(b[:own], layer.b)
+                _copy_async(a[:, :own], layer.a)
+                _copy_async(b[:own], layer.b)
         self.ranks[place] = rank
 
     def of_layer(self, number: int) -> LayerAdapters:
@@ -122,7 +122,7 @@ class LoRABank:
         self.rows = batch.lora
 
 
-def _bring(target: torch.Tensor, source: torch.Tensor) -> None:
+def _copy_async(target: torch.Tensor, source: torch.Tensor) -> None:
     """Copy from the host without waiting for the device's current step."""
     if target.is_cuda:
         source = pinned_empty(source.shape, target.dtype, target.device).copy_(source)

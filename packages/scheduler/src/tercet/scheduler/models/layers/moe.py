@@ -11,7 +11,7 @@ from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeConfig
 from tercet.scheduler.models.layers.layer_ops import OpsModule
 from tercet.scheduler.models.layers.layers import GatedMLP
-from tercet.scheduler.models.layers.linear import Lent, Linear, nothing
+from tercet.scheduler.models.layers.linear import Linear, MappedRows, nothing
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter
 from tercet.scheduler.models.layers.shard import Cut, Shard
@@ -31,49 +31,49 @@ class ExpertLinear(nn.Module):
         outputs: int,
         *,
         dtype: torch.dtype,
-        quantised: bool,
+        quantized: bool,
         bias: bool = False,
         runs: int = 1,
     ) -> None:
         super().__init__()
         self.runs = runs
-        self._lent: dict[tuple[int, int], Lent] = {}
-        self.weight = empty_parameter(experts, outputs, inputs, dtype=dtype, device="meta" if quantised else None)
+        self._mapped: dict[tuple[int, int], MappedRows] = {}
+        self.weight = empty_parameter(experts, outputs, inputs, dtype=dtype, device="meta" if quantized else None)
         self.bias = empty_parameter(experts, outputs, dtype=dtype) if bias else None
-        self.quantised: QuantizedExperts | None = None
+        self.quantized: QuantizedExperts | None = None
 
     @property
     def value(self) -> ExpertWeights:
         """The weight that `forward` uses."""
-        return self.weight if self.quantised is None else self.quantised
+        return self.weight if self.quantized is None else self.quantized
 
     @property
-    def is_lent(self) -> bool:
+    def is_mapped(self) -> bool:
         """Return whether any row is still in a mapped file."""
-        return bool(self._lent)
+        return bool(self._mapped)
 
-    def lend(self, expert: int, run: int, lent: Lent) -> None:
+    def set_mapped(self, expert: int, run: int, mapped: MappedRows) -> None:
         """Leave a run of an expert's rows in its place, in any dtype, until it is taken."""
-        self._lent[expert, run] = lent
+        self._mapped[expert, run] = mapped
 
-    def lend_all(self, lent: Lent, *, by_turns: bool = False) -> None:
+    def set_all_mapped(self, mapped: MappedRows, *, interleaved: bool = False) -> None:
         """Lend all experts' rows [experts, outputs, inputs], whose runs may be interleaved row by row."""
-        experts, last = len(lent.rows), self.runs - 1
+        experts, last = len(mapped.rows), self.runs - 1
         for run in range(self.runs):
-            rows = lent.rows[:, run :: self.runs] if by_turns else lent.rows.chunk(self.runs, 1)[run]
+            rows = mapped.rows[:, run :: self.runs] if interleaved else mapped.rows.chunk(self.runs, 1)[run]
             for expert in range(experts):
-                taken = lent.taken if (expert, run) == (experts - 1, last) else nothing
-                self.lend(expert, run, Lent(rows[expert], taken))
+                taken = mapped.taken if (expert, run) == (experts - 1, last) else nothing
+                self.set_mapped(expert, run, MappedRows(rows[expert], taken))
 
     def take(self) -> Iterator[list[torch.Tensor]]:
         """Yield each expert's runs of rows in the weight's dtype; at the end, remove the weight from the module."""
         for expert, weight in enumerate(self.weight.data):
             runs = list(weight.chunk(self.runs))
-            lent = {run: self._lent.pop((expert, run)) for run in range(self.runs) if (expert, run) in self._lent}
-            for run, there in lent.items():
+            mapped = {run: self._mapped.pop((expert, run)) for run in range(self.runs) if (expert, run) in self._mapped}
+            for run, there in mapped.items():
                 runs[run] = there.rows.to(self.weight.dtype)
             yield runs
-            for there in lent.values():
+            for there in mapped.values():
                 there.taken()
         self.weight.data = torch.empty(0)
 
@@ -90,10 +90,10 @@ class Experts(nn.Module):
         self.columns = Cut.span(moe.intermediate_size, held)
         """The held columns of each expert's gate, up and down projections."""
         size, hidden = len(held), config.hidden_size
-        quantised = config.quantization is not None
+        quantized = config.quantization is not None
         self.gate_up_proj, self.down_proj = (
             ExpertLinear(
-                moe.experts, inputs, outputs, dtype=config.dtype, quantised=quantised, bias=moe.bias, runs=runs
+                moe.experts, inputs, outputs, dtype=config.dtype, quantized=quantized, bias=moe.bias, runs=runs
             )
             for inputs, outputs, runs in ((hidden, 2 * size, 2), (size, hidden, 1))
         )
@@ -109,9 +109,9 @@ class Router(Linear):
     """The router: logits of experts, and a correction that is added to their scores before they are compared."""
 
     def __init__(self, config: ModelConfig, moe: MoeConfig) -> None:
-        dtype = torch.float32 if moe.full_router else config.dtype
+        dtype = torch.float32 if moe.float32_router else config.dtype
         super().__init__(config.hidden_size, moe.experts, bias=moe.bias, dtype=dtype)
-        self.e_score_correction_bias = empty_parameter(moe.experts, dtype=torch.float32) if moe.corrected else None
+        self.e_score_correction_bias = empty_parameter(moe.experts, dtype=torch.float32) if moe.has_correction else None
 
     def forward(self, x: torch.Tensor, *, gate: Gate | None = None) -> torch.Tensor:
         """Return logits [tokens, experts], in the router's dtype, of x [tokens, hidden]."""
@@ -132,8 +132,8 @@ class MixtureOfExperts(OpsModule):
         self.gate = Router(config, moe)
         self.experts = Experts(config, moe, shard)
         shared = GatedMLP(config, shard, size=moe.shared_size) if moe.shared_size else None
-        self.shared_expert = shared if moe.weighs_shared else None
-        self.shared_experts = None if moe.weighs_shared else shared
+        self.shared_expert = shared if moe.gates_shared else None
+        self.shared_experts = None if moe.gates_shared else shared
         self.shared_expert_gate = (
             Linear(config.hidden_size, 1, bias=False, dtype=config.dtype) if self.shared_expert is not None else None
         )

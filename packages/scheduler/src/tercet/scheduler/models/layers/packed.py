@@ -71,7 +71,7 @@ class Packed:
         """Return the last token's vector of each input."""
         return torch.cat([_rows(hidden, run)[:, -1] for run in self.runs])
 
-    def last_but(self, hidden: torch.Tensor, token: int) -> torch.Tensor:
+    def last_except(self, hidden: torch.Tensor, token: int) -> torch.Tensor:
         """Return the vector of each input's last token that is not `token`; of its first token if all are."""
         found = []
         for run in self.runs:
@@ -80,7 +80,7 @@ class Packed:
             found.append(_rows(hidden, run)[torch.arange(run.rows, device=others.device), places])
         return torch.cat(found)
 
-    def counts_without(self, token: int) -> torch.Tensor:
+    def counts_excluding(self, token: int) -> torch.Tensor:
         """For each token, count its input's tokens up to and including it that are not `token`; return 0 for `token`
         itself.
         """

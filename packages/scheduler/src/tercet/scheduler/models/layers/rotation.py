@@ -10,14 +10,14 @@ import torch
 from torch.nn.functional import pad
 
 
-def over_whole_heads(table: torch.Tensor, head_dim: int) -> torch.Tensor:
+def pad_to_heads(table: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Pad a table of `rope_cache` [positions, rotary_dim] for heads in `head_order` to [positions, head_dim]."""
     cos, sin = table.chunk(2, dim=1)
     rest = (0, head_dim // 2 - cos.shape[1])
     return torch.cat([pad(cos, rest, value=1.0), pad(sin, rest)], dim=1)
 
 
-def standing_still(table: torch.Tensor) -> torch.Tensor:
+def identity_table(table: torch.Tensor) -> torch.Tensor:
     """Return a table of the same size that rotates nothing."""
     cos, sin = table.chunk(2, dim=1)
     return torch.cat([torch.ones_like(cos), torch.zeros_like(sin)], dim=1)
@@ -30,9 +30,9 @@ def head_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -> 
     """
     if rotary_dim == head_dim and not interleaved:
         return None
-    turned, still = torch.arange(rotary_dim), torch.arange(rotary_dim, head_dim)
-    low, high = (turned[::2], turned[1::2]) if interleaved else turned.chunk(2)
-    first, second = still.tensor_split(2)
+    rotated, unrotated = torch.arange(rotary_dim), torch.arange(rotary_dim, head_dim)
+    low, high = (rotated[::2], rotated[1::2]) if interleaved else rotated.chunk(2)
+    first, second = unrotated.tensor_split(2)
     return torch.cat([low, first, high, second])
 
 
@@ -42,6 +42,6 @@ def row_order(order: torch.Tensor, heads: int, more: int = 0) -> torch.Tensor:
     return torch.cat([(starts + order).flatten(), torch.arange(more) + heads * len(order)])
 
 
-def behind(order: torch.Tensor, still: int) -> torch.Tensor:
-    """Return the order of rows with `still` unchanged rows before `order`."""
-    return torch.cat([torch.arange(still), order + still])
+def shifted_order(order: torch.Tensor, unrotated: int) -> torch.Tensor:
+    """Return the order of rows with `unrotated` unchanged rows before `order`."""
+    return torch.cat([torch.arange(unrotated), order + unrotated])

@@ -31,12 +31,12 @@ class Collectives(Protocol):
         """Return rank 0's x, of any shape."""
         ...
 
-    def smallest(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """Return the smallest of all ranks' numbers."""
         ...
 
 
-class SingleRankShard:
+class SingleRankCollectives:
     """The `Collectives` of a model in one process."""
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
@@ -45,7 +45,7 @@ class SingleRankShard:
 
     all_gather = broadcast = all_reduce
 
-    def smallest(self, number: int) -> int:
+    def all_reduce_min(self, number: int) -> int:
         """Return the number."""
         return number
 
@@ -56,7 +56,7 @@ class Shard:
 
     rank: int = 0
     size: int = 1
-    collectives: Collectives = field(default=SingleRankShard(), compare=False)
+    collectives: Collectives = field(default=SingleRankCollectives(), compare=False)
 
     def span(self, count: int, what: str) -> range:
         """Return this rank's range of `count`. Raise ValueError if it does not divide evenly."""
@@ -77,7 +77,7 @@ class Shard:
         share = -(-count // self.size)
         return range(min(self.rank * share, count), min((self.rank + 1) * share, count))
 
-    def joined(self, x: torch.Tensor, count: int) -> torch.Tensor:
+    def gather_columns(self, x: torch.Tensor, count: int) -> torch.Tensor:
         """Gather all columns of `uneven_span`s of `count`: [rows, share] -> [rows, count]."""
         if self.size == 1:
             return x
@@ -118,7 +118,7 @@ class Cut:
         """Return the same cut of another dimension."""
         return Cut(self.whole, self.runs, dim)
 
-    def below(self, other: "Cut") -> "Cut":
+    def stacked_below(self, other: "Cut") -> "Cut":
         """Return the cut of a tensor that has this one's tensor below the other's."""
         runs = list(other.runs)
         for run in self.runs:

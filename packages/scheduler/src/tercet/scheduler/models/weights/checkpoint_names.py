@@ -17,15 +17,15 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from tercet.scheduler.models.layers.linear import FusedLinear, Lent
+from tercet.scheduler.models.layers.linear import FusedLinear, MappedRows
 from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
 from tercet.scheduler.models.layers.shard import Cut
 
 _TEXT = {"language_model.": "", "model.language_model.": "model."}
 """Prefixes of text tensors in models that also read images, by transformers 4 and 5, and their replacement."""
-_BESIDE = ".e_score_correction_bias"
+_CORRECTION = ".e_score_correction_bias"
 """Suffix of the router's score correction in checkpoints that store it outside the router."""
-_SIGHT = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
 
 
 def text_names(stored: Collection[str]) -> dict[str, str]:
@@ -33,7 +33,7 @@ def text_names(stored: Collection[str]) -> dict[str, str]:
     stored = list(stored)
     for prefix, here in _TEXT.items():
         if any(name.startswith(prefix) for name in stored):
-            kept = (name for name in stored if not name.startswith(_SIGHT))
+            kept = (name for name in stored if not name.startswith(_VISION))
             return {name: here + name.removeprefix(prefix) if name.startswith(prefix) else name for name in kept}
     return {name: name for name in stored}
 
@@ -70,7 +70,7 @@ class FusedNames:
         """Return the stored names of the projection at `path`, in the order of its rows, with the rows held of each."""
         parent, _, name = path.rpartition(".")
         if name in self.whole:
-            return {path: reduce(lambda above, part: part.below(above), linear.parts.values())}
+            return {path: reduce(lambda above, part: part.stacked_below(above), linear.parts.values())}
         return {f"{parent}.{part}": rows for part, rows in linear.parts.items()}
 
 
@@ -84,7 +84,7 @@ class ExpertNames:
     router: str = "gate"
     correction: str = ".gate.e_score_correction_bias"
     """Suffix of the name of the router's score correction."""
-    by_turns: bool = False
+    interleaved: bool = False
     """Gates and ups are stored interleaved, and unquantized weights transposed."""
 
     @classmethod
@@ -92,9 +92,9 @@ class ExpertNames:
         """Detect the scheme from the names of a checkpoint's tensors."""
         for name in stored:
             if ".mlp.router." in name or name.endswith(".experts.gate_up_proj_blocks"):
-                return cls(parts=None, router="router", by_turns=True)
-        beside = any(name.endswith((".mlp" + _BESIDE, ".block_sparse_moe" + _BESIDE)) for name in stored)
-        correction = _BESIDE if beside else cls.correction
+                return cls(parts=None, router="router", interleaved=True)
+        beside = any(name.endswith((".mlp" + _CORRECTION, ".block_sparse_moe" + _CORRECTION)) for name in stored)
+        correction = _CORRECTION if beside else cls.correction
         for name in stored:
             if name.endswith(".experts.gate_up_proj"):
                 return cls(parts=None, correction=correction)
@@ -130,7 +130,7 @@ class ExpertNames:
     def _in_one(self, path: str, experts: Experts) -> dict[str, Place]:
         """Do the same if all experts are in one tensor."""
         gate_up, down = experts.gate_up_proj, experts.down_proj
-        rows, columns = self.rows_up(experts).along(1), experts.columns.along(2)
+        rows, columns = self.gate_up_rows(experts).along(1), experts.columns.along(2)
         places: dict[str, Place] = {}
         for name, linear, cut in (("gate_up_proj", gate_up, rows), ("down_proj", down, columns)):
             if linear.bias is not None:
@@ -138,15 +138,15 @@ class ExpertNames:
             if linear.weight.is_meta:
                 continue
             whole, turned = Place(linear.weight.data, cut), Place(linear.weight.data.mT, cut.along(3 - cut.dim))
-            places[f"{path}.{name}"] = turned if self.by_turns else whole
+            places[f"{path}.{name}"] = turned if self.interleaved else whole
         return places
 
-    def rows_up(self, experts: Experts) -> Cut:
+    def gate_up_rows(self, experts: Experts) -> Cut:
         """Return the rows of one expert's stored gate-and-up tensor that this rank holds."""
         columns = experts.columns
-        if self.by_turns:
+        if self.interleaved:
             return Cut(2 * columns.whole, tuple(range(2 * run.start, 2 * run.stop) for run in columns.runs))
-        return columns.below(columns)
+        return columns.stacked_below(columns)
 
     def rows(self, path: str, experts: Experts, linear: ExpertLinear) -> dict[str, torch.Tensor]:
         """Map each stored part of `linear` in the experts at `path` to its memory [outputs, inputs].
@@ -161,39 +161,39 @@ class ExpertNames:
             result |= {f"{path}.{number}.{name}": row for name, row in zip(names, rows, strict=True)}
         return result
 
-    def borrowers(self, path: str, experts: Experts) -> dict[str, Callable[[Lent], None]]:
+    def mapped_targets(self, path: str, experts: Experts) -> dict[str, Callable[[MappedRows], None]]:
         """Map each stored weight of the experts at `path` to the call that lends it to its linear."""
         if self.parts is None:
             return {
-                f"{path}.{name}": partial(self._lend_all, linear)
+                f"{path}.{name}": partial(self._set_all_mapped, linear)
                 for name, linear in (("gate_up_proj", experts.gate_up_proj), ("down_proj", experts.down_proj))
             }
         linears = ((experts.gate_up_proj, 0), (experts.gate_up_proj, 1), (experts.down_proj, 0))
         return {
-            f"{path}.{number}.{name}.weight": partial(linear.lend, number, run)
+            f"{path}.{number}.{name}.weight": partial(linear.set_mapped, number, run)
             for number in range(len(experts.down_proj.weight))
             for name, (linear, run) in zip(self.parts, linears, strict=True)
         }
 
-    def _lend_all(self, linear: ExpertLinear, lent: Lent) -> None:
-        if self.by_turns:
-            lent = lent._replace(rows=lent.rows.transpose(1, 2))
-        linear.lend_all(lent, by_turns=self.by_turns)
+    def _set_all_mapped(self, linear: ExpertLinear, mapped: MappedRows) -> None:
+        if self.interleaved:
+            mapped = mapped._replace(rows=mapped.rows.transpose(1, 2))
+        linear.set_all_mapped(mapped, interleaved=self.interleaved)
 
-    def put_in_order(self, model: nn.Module) -> None:
+    def deinterleave(self, model: nn.Module) -> None:
         """Move gates before ups in biases and unquantized weights that were read interleaved.
 
         Lent weights are reordered when they are taken.
         """
-        for module in model.modules() if self.by_turns else ():
+        for module in model.modules() if self.interleaved else ():
             if isinstance(module, Experts):
                 linear = module.gate_up_proj
-                weight = None if linear.is_lent else linear.weight.data
+                weight = None if linear.is_mapped else linear.weight.data
                 for tensor in (weight, None if linear.bias is None else linear.bias.data):
                     for rows in () if tensor is None or tensor.is_meta else tensor:
-                        rows.copy_(in_order(rows))
+                        rows.copy_(deinterleaved(rows))
 
 
-def in_order(rows: torch.Tensor) -> torch.Tensor:
+def deinterleaved(rows: torch.Tensor) -> torch.Tensor:
     """Deinterleave rows [2 * size, ...] of gates and ups into gates before ups."""
     return torch.cat([rows[::2], rows[1::2]])

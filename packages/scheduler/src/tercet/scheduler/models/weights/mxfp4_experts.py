@@ -16,7 +16,7 @@ from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantizedWeight, dequantiz
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.layers.moe import ExpertLinear
 from tercet.scheduler.models.layers.shard import Cut
-from tercet.scheduler.models.weights.checkpoint_names import in_order
+from tercet.scheduler.models.weights.checkpoint_names import deinterleaved
 
 Read = Callable[[str], torch.Tensor]
 """A function that reads the stored tensor of a name, on the model's device."""
@@ -34,7 +34,7 @@ class Mxfp4Experts:
     """The part of each expert's stored outputs that this rank holds."""
     columns: Cut
     """The part of each expert's stored inputs that this rank holds, a single range."""
-    by_turns: bool
+    interleaved: bool
     """Gates and ups are stored interleaved."""
 
     def __post_init__(self) -> None:
@@ -83,7 +83,7 @@ class Mxfp4Experts:
             weight = self._weight(blocks[expert], scales[expert])
             whole[expert].codes.copy_(weight.codes)
             whole[expert].scales.copy_(weight.scales)
-        self.target.quantised = whole
+        self.target.quantized = whole
 
     def _held(self, stored: torch.Tensor) -> torch.Tensor:
         """Return the held part of a tensor of outputs and input blocks: [experts, rows, blocks, ...]."""
@@ -93,7 +93,7 @@ class Mxfp4Experts:
 
     def _weight(self, blocks: torch.Tensor, scales: torch.Tensor) -> QuantizedWeight:
         """Convert the weight of one expert."""
-        if self.by_turns:
-            blocks, scales = in_order(blocks), in_order(scales)
+        if self.interleaved:
+            blocks, scales = deinterleaved(blocks), deinterleaved(scales)
         codes = torch.stack([blocks & 15, blocks >> 4], -1).view(len(blocks), -1)
         return QuantizedWeight(format="mxfp4", codes=pack_int4(codes), scales=scales, zeros=None, block=MXFP4_BLOCK)

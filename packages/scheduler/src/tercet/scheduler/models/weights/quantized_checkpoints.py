@@ -129,11 +129,11 @@ class QuantizedLinear:
             self._put(read, memory.view(-1, self.inputs.held))
             self.target.weight = nn.Parameter(memory, requires_grad=False)
         else:
-            weight = joined([self._held(prefix, read) for prefix in self.parts])
+            weight = concat_rows([self._held(prefix, read) for prefix in self.parts])
             if isinstance(self.target, Linear):
-                self.target.quantised = weight
+                self.target.quantized = weight
             else:
-                self.target.quantised = QuantizedExperts(weight, len(self.target.weight))
+                self.target.quantized = QuantizedExperts(weight, len(self.target.weight))
 
     def _put(self, read: Read, memory: torch.Tensor) -> None:
         """Dequantize the weight into memory [outputs, inputs]."""
@@ -144,7 +144,9 @@ class QuantizedLinear:
     def _held(self, prefix: str, read: Read) -> QuantizedWeight:
         """Return the held rows and columns of a part."""
         whole = self._part(prefix, read)
-        return joined([whole.part(rows, columns) for rows in self.parts[prefix].runs for columns in self.inputs.runs])
+        return concat_rows(
+            [whole.part(rows, columns) for rows in self.parts[prefix].runs for columns in self.inputs.runs]
+        )
 
     def _part(self, prefix: str, read: Read) -> QuantizedWeight:
         """Convert a whole part."""
@@ -211,14 +213,14 @@ def quantized_linears(
         outputs, inputs = module.weight.shape
         parts = fused.parts(path, module) if isinstance(module, FusedLinear) else {path: Cut.all(outputs)}
         linear = QuantizedLinear(module, parts, module.cuts.get("weight", Cut.all(inputs)), quantization, stored)
-        quantised = [_is_quantised(prefix, quantization, stored) for prefix in parts]
-        if any(quantised) and not all(quantised):
+        quantized = [_is_quantized(prefix, quantization, stored) for prefix in parts]
+        if any(quantized) and not all(quantized):
             raise ModelError(f"{path}: only some of {', '.join(parts)} are quantised, but they are computed as one")
-        if any(quantised):
+        if any(quantized):
             _check_sizes(linear)
             found.append(linear)
         else:
-            _take_memory(module, device)
+            _allocate(module, device)
     return found
 
 
@@ -237,32 +239,32 @@ def _quantized_experts(
     if names.parts is None:
         name = f"{path}.{'gate_up_proj' if up else 'down_proj'}"
         if quantization.method == "mxfp4" and f"{name}_blocks" in stored:
-            rows, columns = (names.rows_up(experts), every_input) if up else (every_output, experts.columns)
-            return [Mxfp4Experts(linear, name, rows, columns, by_turns=names.by_turns and up)]
+            rows, columns = (names.gate_up_rows(experts), every_input) if up else (every_output, experts.columns)
+            return [Mxfp4Experts(linear, name, rows, columns, interleaved=names.interleaved and up)]
         if any(tensor.dtype == "F8_E4M3" for name, tensor in stored.items() if name.startswith(f"{path}.")):
             raise ModelError(f"{path}: quantised experts in one tensor are not supported, only one by one")
-        _take_memory(linear, device)
+        _allocate(linear, device)
         return []
     rows, columns = (experts.columns, every_input) if up else (every_output, experts.columns)
     prefixes = names.rows(path, experts, linear)
-    quantised = [prefix for prefix in prefixes if _is_quantised(prefix, quantization, stored)]
-    if len(quantised) == len(prefixes):
+    quantized = [prefix for prefix in prefixes if _is_quantized(prefix, quantization, stored)]
+    if len(quantized) == len(prefixes):
         found = [QuantizedLinear(linear, dict.fromkeys(prefixes, rows), columns, quantization, stored)]
     else:
-        _take_memory(linear, device)
+        _allocate(linear, device)
         memory = names.rows(path, experts, linear)
-        found = [QuantizedLinear(memory[prefix], {prefix: rows}, columns, quantization, stored) for prefix in quantised]
+        found = [QuantizedLinear(memory[prefix], {prefix: rows}, columns, quantization, stored) for prefix in quantized]
     for each in found:
         _check_sizes(each)
     return found
 
 
-def _take_memory(linear: Linear | ExpertLinear, device: torch.device) -> None:
+def _allocate(linear: Linear | ExpertLinear, device: torch.device) -> None:
     """Allocate memory for a weight in full."""
     linear.weight = nn.Parameter(torch.empty_like(linear.weight, device=device), requires_grad=False)
 
 
-def _is_quantised(prefix: str, quantization: StoredQuantization, stored: Mapping[str, StoredTensor]) -> bool:
+def _is_quantized(prefix: str, quantization: StoredQuantization, stored: Mapping[str, StoredTensor]) -> bool:
     if quantization.method == "mxfp4":
         return False
     if quantization.method != "fp8":
@@ -291,7 +293,7 @@ def _words(packed: torch.Tensor, dim: int, order: tuple[int, ...] = (0, 1, 2, 3,
     return (packed[..., None] >> shifts & 15).flatten(1)
 
 
-def joined(parts: list[QuantizedWeight]) -> QuantizedWeight:
+def concat_rows(parts: list[QuantizedWeight]) -> QuantizedWeight:
     """Concatenate weights of the same inputs along their outputs."""
     first = parts[0]
     zeros = None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])

@@ -19,7 +19,7 @@ from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.encoder_layers import LayerNorm
 from tercet.scheduler.models.layers.latent_attention import HeadProjections
 from tercet.scheduler.models.layers.layer_ops import OpsModule
-from tercet.scheduler.models.layers.linear import FusedLinear, Lent, Linear, Matrix
+from tercet.scheduler.models.layers.linear import FusedLinear, Linear, MappedRows, Matrix
 from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.weights.checkpoint_names import ExpertNames, FusedNames, Place, text_names
@@ -27,7 +27,7 @@ from tercet.scheduler.models.weights.kv_scales import SUFFIXES as KV_SCALES
 from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts
 from tercet.scheduler.models.weights.quantized_checkpoints import (
     QuantizedLinear,
-    joined,
+    concat_rows,
     quantized_as,
     quantized_linears,
 )
@@ -67,7 +67,7 @@ class _Fitting(NamedTuple):
     stored: Mapping[str, StoredTensor]
     targets: Mapping[str, Place]
     linears: Sequence[_Quantized]
-    quantised: Mapping[str, tuple[int, ...]]
+    quantized: Mapping[str, tuple[int, ...]]
     """The shapes of the stored tensors of quantized layers."""
 
 
@@ -81,22 +81,22 @@ def load_weights(
     directory: Path,
     progress: Progress | None = None,
     *,
-    dequantised: bool = False,
-    lend: bool = False,
+    dequantized: bool = False,
+    keep_mapped: bool = False,
 ) -> None:
     """Fill a model from a checkpoint, casting to the model's dtype.
 
     Everything is checked before the first byte is copied: raise ModelError that lists each missing, unexpected or
-    misshapen tensor. Quantized layers stay quantized unless `dequantised`. With `lend`, matrices stay in the mapped
-    files until the caller takes the weights away.
+    misshapen tensor. Quantized layers stay quantized unless `dequantized`. With `keep_mapped`, matrices stay in the
+    mapped files until the caller takes the weights away.
     """
     fitting = _fitting(model, directory)
     files, embedding = fitting.files, fitting.targets[_EMBEDDING].memory
     tally = LoadProgress(progress, files)
-    borrowers = _borrowers(model, fitting.stored) if lend else {}
-    fill(files, fitting.targets, tally, borrowers=borrowers, later=fitting.quantised)
-    ExpertNames.of(fitting.stored).put_in_order(model)
-    _load_quantised(fitting.linears, files, embedding, tally, dequantised=dequantised)
+    mapped_targets = _mapped_targets(model, fitting.stored) if keep_mapped else {}
+    fill(files, fitting.targets, tally, mapped_targets=mapped_targets, later=fitting.quantized)
+    ExpertNames.of(fitting.stored).deinterleave(model)
+    _load_quantized(fitting.linears, files, embedding, tally, dequantized=dequantized)
     finish(model)
 
 
@@ -105,22 +105,22 @@ def _fitting(model: CausalLM, directory: Path) -> _Fitting:
     stored = {name: tensor for header in files.values() for name, tensor in header.items()}
     quantization = model.config.quantization
     linears = quantized_linears(model, quantization, stored) if quantization is not None else []
-    quantised = {name: shape for linear in linears for name, shape in linear.shapes(stored).items()}
+    quantized = {name: shape for linear in linears for name, shape in linear.shapes(stored).items()}
     in_few_bits = {f"{prefix}.weight" for linear in linears for prefix in linear.parts}
     targets = {name: place for name, place in checkpoint_tensors(model, stored).items() if name not in in_few_bits}
     shapes = {name: place.stored_shape for name, place in targets.items()}
     unread = {name for linear in linears for name in linear.extras()} | _zero_biases(linears, files)
     _check_orders(linears, files)
     tied_head = {_HEAD} if model.lm_head is None else set()
-    check_fit(directory, shapes | quantised, files, unread | tied_head)
+    check_fit(directory, shapes | quantized, files, unread | tied_head)
     if tied_head:
         _check_tied_head(directory, files, targets[_EMBEDDING].memory.dtype)
-    return _Fitting(files, stored, targets, linears, quantised)
+    return _Fitting(files, stored, targets, linears, quantized)
 
 
 def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str, StoredTensor]]:
     """Return each file's tensors by their names here, without those of images and multi-token prediction."""
-    ahead = tuple(f"model.layers.{config.layers + number}." for number in range(config.layers_ahead))
+    ahead = tuple(f"model.layers.{config.layers + number}." for number in range(config.mtp_layers))
     files = {
         path: {name: tensor for name, tensor in read_header(path).items() if not name.startswith(ahead)}
         for path in weight_files(directory)
@@ -139,7 +139,7 @@ def fill(
     targets: Mapping[str, Place],
     tally: LoadProgress,
     *,
-    borrowers: Mapping[str, Callable[[Lent], None]] = {},
+    mapped_targets: Mapping[str, Callable[[MappedRows], None]] = {},
     later: Container[str] = (),
 ) -> None:
     """Copy each stored tensor, or the part of it that is held here, to its target. All keys are names in the files.
@@ -153,8 +153,8 @@ def fill(
                 if name in later:
                     continue
                 read = partial(tally.add, tensor)
-                if name in targets and name in borrowers:
-                    borrowers[name](Lent(targets[name].held(file.get_tensor(tensor.name)), read))
+                if name in targets and name in mapped_targets:
+                    mapped_targets[name](MappedRows(targets[name].held(file.get_tensor(tensor.name)), read))
                     continue
                 if name in targets:
                     place = targets[name]
@@ -169,19 +169,19 @@ def finish(model: nn.Module) -> None:
             module.process_weights_after_loading()
 
 
-def _borrowers(model: nn.Module, stored: Collection[str]) -> dict[str, Callable[[Lent], None]]:
+def _mapped_targets(model: nn.Module, stored: Collection[str]) -> dict[str, Callable[[MappedRows], None]]:
     """Map each stored name of a matrix's rows, or of an expert's, to the call that lends the tensor to its module."""
-    found: dict[str, Callable[[Lent], None]] = {}
+    found: dict[str, Callable[[MappedRows], None]] = {}
     names, experts = FusedNames.of(stored), ExpertNames.of(stored)
     for path, module in experts.modules(model):
         if isinstance(module, FusedLinear):
             parts = names.parts(path, module)
             runs = [None] if len(parts) == 1 else range(len(parts))
-            found |= {f"{part}.weight": partial(module.lend, run) for run, part in zip(runs, parts, strict=True)}
+            found |= {f"{part}.weight": partial(module.set_mapped, run) for run, part in zip(runs, parts, strict=True)}
         elif isinstance(module, Matrix):
-            found[f"{path}.weight"] = partial(module.lend, 0)
+            found[f"{path}.weight"] = partial(module.set_mapped, 0)
         elif isinstance(module, Experts):
-            found |= experts.borrowers(path, module)
+            found |= experts.mapped_targets(path, module)
     return found
 
 
@@ -206,15 +206,15 @@ def _check_orders(linears: Sequence[_Quantized], files: Mapping[Path, Mapping[st
                     ordered[name].check_order(name, file.get_tensor(header[name].name))
 
 
-def _load_quantised(
+def _load_quantized(
     linears: Sequence[_Quantized],
     files: Mapping[Path, Mapping[str, StoredTensor]],
     like: torch.Tensor,
     tally: LoadProgress,
     *,
-    dequantised: bool,
+    dequantized: bool,
 ) -> None:
-    """Read the quantized layers onto the device of `like`; if `dequantised`, in its dtype."""
+    """Read the quantized layers onto the device of `like`; if `dequantized`, in its dtype."""
     if not linears:
         return
     place = {name: path for path, header in files.items() for name in header}
@@ -228,7 +228,7 @@ def _load_quantised(
             return tensor
 
         for linear in linears:
-            linear.load(read, like.device, like.dtype if dequantised else None)
+            linear.load(read, like.device, like.dtype if dequantized else None)
 
 
 def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuantization | None = None) -> None:
@@ -246,7 +246,7 @@ def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuanti
             if quantization is None or isinstance(module, never):
                 module.weight = nn.Parameter(torch.empty_like(module.weight, device=device), requires_grad=False)
             else:
-                _dummy_quantised(module, block.to(device), quantization)
+                _dummy_quantized(module, block.to(device), quantization)
     for module in model.modules():
         for kind, parameter in module.named_parameters(recurse=False):
             if kind == "weight" and isinstance(module, RMSNorm | LayerNorm):
@@ -255,17 +255,17 @@ def dummy_weights(model: nn.Module, seed: int = 0, *, quantization: StoredQuanti
                 _tile(parameter.view(-1), block.to(parameter.device, parameter.dtype))
 
 
-def _dummy_quantised(linear: Linear | ExpertLinear, block: torch.Tensor, quantization: StoredQuantization) -> None:
+def _dummy_quantized(linear: Linear | ExpertLinear, block: torch.Tensor, quantization: StoredQuantization) -> None:
     """Fill a layer with repeats of the block, quantized on the device, one expert at a time to save memory."""
     *_, outputs, inputs = linear.weight.shape
     full = torch.empty(outputs, inputs, device=block.device)
     _tile(full.view(-1), block)
     weight = quantized_as(full, quantization)
     if isinstance(linear, Linear):
-        linear.quantised = weight
+        linear.quantized = weight
     else:
         experts = len(linear.weight)
-        linear.quantised = QuantizedExperts(joined([weight] * experts), experts)
+        linear.quantized = QuantizedExperts(concat_rows([weight] * experts), experts)
 
 
 def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[str, Place]:

@@ -1,4 +1,7 @@
-"""Progress reports from steps that take long on a CPU, so that the watchdog does not take them for hung steps."""
+"""Model wrappers that compute a step in chunks: on lack of memory on a GPU, and for progress reports on a CPU.
+
+The watchdog takes a step without progress reports for a hung one.
+"""
 
 import time
 from collections.abc import Callable
@@ -6,6 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from tercet.scheduler.device.oom import SplitOnOom, again, release_cached
 from tercet.scheduler.executor.forward_batch import ForwardBatch, ForwardMode
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.ports import Advance
@@ -18,7 +22,7 @@ split.
 """
 
 
-def telling(model: Model, advance: Advance) -> Model:
+def report_progress(model: Model, advance: Advance) -> Model:
     """Return a model on a CPU that calls `advance` after each layer, or after each part of a step if one call computes
     all layers.
 
@@ -26,12 +30,12 @@ def telling(model: Model, advance: Advance) -> Model:
     """
     if not isinstance(model, nn.Module):
         return TimedChunkedModel(model, advance)
-    tell_layers(model, advance)
+    report_layers(model, advance)
     return model
 
 
-def tell_layers(module: nn.Module, advance: Advance) -> None:
-    """Register hooks that call `advance` after each layer. See `telling`."""
+def report_layers(module: nn.Module, advance: Advance) -> None:
+    """Register hooks that call `advance` after each layer. See `report_progress`."""
     for layer in _layers(module):
         layer.register_forward_hook(lambda *_: advance())
 
@@ -41,6 +45,35 @@ def _layers(module: nn.Module) -> list[nn.Module]:
     if isinstance(module, nn.ModuleList):
         return list(module)
     return [layer for child in module.children() for layer in _layers(child)]
+
+
+class OomChunkedModel:
+    """A wrapper of a `Model`. After an out-of-memory error, steps of that size are split into halves for a while.
+
+    A step may be computed twice, which is harmless: the same keys and values are written again.
+    """
+
+    def __init__(self, model: Model, release: Callable[[], None] = release_cached) -> None:
+        self._model = model
+        self._release = release
+        self._in_halves = SplitOnOom("tokens of a step", release)
+
+    def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
+        """See `Model`. Raise the model's error if even one token does not fit."""
+        tokens = len(input_ids)
+
+        def run(some: slice) -> torch.Tensor:
+            if some.stop - some.start == tokens:
+                return self._model(input_ids, positions, batch)
+            part = batch.part(some)
+            return self._model(part.input_ids, part.positions, part)
+
+        parts = self._in_halves(run, slice(0, tokens))
+        return parts[0] if len(parts) == 1 else again(lambda: torch.cat(parts), self._release)
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """See `Model`. On lack of memory, retry after releasing torch's cached memory."""
+        return again(lambda: self._model.compute_logits(hidden), self._release)
 
 
 class TimedChunkedModel:

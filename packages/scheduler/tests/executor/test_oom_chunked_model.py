@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from tercet.scheduler.executor.shrinking import OomChunkedModel
+from tercet.scheduler.executor.chunked_model import OomChunkedModel
 
 FIRST = [(0, 1, 1), (1, 5, 5), (2, 3, 3)]
 MIXED = [(0, 1, 2), (1, 7, 12), (2, 4, 7), (3, 9, 9)]
@@ -60,7 +60,7 @@ def test_what_failed_once_is_not_tried_again(attending: Any, steps: Any, caplog:
 
 
 def test_a_limit_is_forgotten(attending: Any, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.scheduler.device.oom._FORGOTTEN_AFTER", 3)
+    monkeypatch.setattr("tercet.scheduler.device.oom._RETRY_AFTER", 3)
     device = Small(attending, 10)
     model = OomChunkedModel(device, lambda: None)
     given = steps()

@@ -15,8 +15,8 @@ from tercet.protocol.messages.values import SamplingParams, Task, pack_ints
 from tercet.protocol.testing import ScriptedClock
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeRow
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.executor.chunked_model import LONGEST_CALL, TimedChunkedModel, report_layers
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
-from tercet.scheduler.executor.pacing import LONGEST_CALL, TimedChunkedModel, tell_layers
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.status import StatusBoard
@@ -81,7 +81,7 @@ def test_a_long_step_is_stuck_only_if_it_tells_nothing(tells: bool) -> None:
     watched = Watched()
     module = Slow(watched)
     if tells:
-        tell_layers(module, watched.board.advance)
+        report_layers(module, watched.board.advance)
     watched.board.begin_step()
     module(torch.zeros(1))
     assert watched.clock() == 1100.0
