@@ -119,7 +119,7 @@ def test_a_size_that_failed_is_halved_at_once_for_a_while(
     halving = SplitOnOom("rows", device.release)
     with caplog.at_level(logging.WARNING):
         halving(device.run, slice(0, 8))
-    assert caplog.messages[-1] == "no memory for 8 rows at once: for a while at most 4"
+    assert caplog.messages[-1] == "out of memory for 8 rows at once, splitting into at most 4 for a while"
     assert device.taken() == [(0, 8), (0, 8), (0, 4), (4, 8)]
     device.room = 8
     halving(device.run, slice(0, 8))

@@ -55,7 +55,7 @@ def test_what_failed_once_is_not_tried_again(attending: Any, steps: Any, caplog:
             model(batch.input_ids, batch.positions, batch)
     assert device.tried == [20, 20, 10, 10, 10, 10]
     assert [message for message in caplog.messages if "step" in message] == [
-        "no memory for 20 tokens of a step at once: for a while at most 10"
+        "out of memory for 20 tokens of a step at once, splitting into at most 10 for a while"
     ]
 
 

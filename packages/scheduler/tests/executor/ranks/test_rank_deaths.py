@@ -90,7 +90,7 @@ def test_rank_0_ends_with_a_follower_that_it_waits_for_and_no_signal_but_one_end
     os.kill(rank_0.follower, signal.SIGKILL)
     code, complaint = rank_0.ended()
     assert code == 1
-    assert "rank 1 of this model ended, and so it ends as a whole: killed by SIGKILL" in complaint
+    assert "rank 1 of this model ended, shutting down the others: killed by SIGKILL" in complaint
     rank_0.assert_nothing_is_left()
 
 
@@ -112,7 +112,7 @@ def test_options_that_only_a_follower_finds_wrong_are_tried_again(leader: Leader
     rank_0.process.wait(LIMIT)
     code, complaint = rank_0.ended()
     assert code == 1, "it may have lacked what it will find the next time"
-    assert "it ends as a whole: tercet-scheduler: no attention backend 'none'" in complaint
+    assert "shutting down the others: tercet-scheduler: no attention backend 'none'" in complaint
     rank_0.assert_nothing_is_left()
 
 

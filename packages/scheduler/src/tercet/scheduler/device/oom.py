@@ -63,7 +63,7 @@ class SuppressOom:
     ) -> bool:
         if error is None or not lacks_memory(error):
             return False
-        logger.warning("no memory: %s", str(error))
+        logger.warning("out of memory: %s", str(error))
         return True
 
 
@@ -148,4 +148,6 @@ class SplitOnOom:
 
     def _limit(self, size: int) -> None:
         self._max_size, self._successes = size // 2, 0
-        logger.warning("no memory for %d %s at once: for a while at most %d", size, self._unit, self._max_size)
+        logger.warning(
+            "out of memory for %d %s at once, splitting into at most %d for a while", size, self._unit, self._max_size
+        )

@@ -292,7 +292,7 @@ class CudaGraphRunner:
         try:
             work = self._record(run, f"{kind.rows} rows")
         except RuntimeError:
-            logger.exception("steps cannot be recorded here: they are launched kernel by kernel")
+            logger.exception("CUDA graphs: capture failed, steps run eagerly")
             self._pending.clear()
             return
         if work is not None:
@@ -311,7 +311,7 @@ class CudaGraphRunner:
         try:
             self._samplers[kind, mode] = self._record(run, f"sampling for {kind.rows} rows")
         except RuntimeError:
-            logger.exception("sampling cannot be recorded here: it is launched kernel by kernel")
+            logger.exception("CUDA graphs: capture of sampling failed, sampling runs eagerly")
             self._samples = False
             self._requested.clear()
 
@@ -328,7 +328,7 @@ class CudaGraphRunner:
             recorded = _Recorded(*self._recorder.record(run))
             recorded.replay()
             return recorded
-        logger.warning("no memory for a graph of %s: such steps are launched kernel by kernel", what)
+        logger.warning("CUDA graphs: out of memory, such steps run eagerly: graph=%r", what)
         release_cached()  # the pool keeps the memory of a failed capture, which the next, smaller one may need
         return None
 

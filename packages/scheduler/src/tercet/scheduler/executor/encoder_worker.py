@@ -137,7 +137,7 @@ class EncoderWorker:
             with SuppressOom():
                 return again(lambda: self._compute(rows[part]), release_cached)
             release_cached()
-            logger.warning("no memory for an input of %d tokens", tokens(part))
+            logger.warning("encoder: input failed, out of memory: tokens=%d; lower --context-length", tokens(part))
             too_large.append(part.start)
             return torch.zeros(1, self._capacity.width, device=self._device)
 

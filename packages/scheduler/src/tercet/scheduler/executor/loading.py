@@ -117,7 +117,7 @@ def load_model(
     if device.type == "cpu":
         limit_torch_threads(options.threads)
     if device.type == "cuda" and (missing := missing_triton(device)):
-        logger.warning("%s. The model runs on torch alone, and slower", missing)
+        logger.warning("%s; the model runs on plain torch, which is slower", missing)
     no_linears = unsupported_dtype(config.dtype, "weights") if native else _why_not_native(device)
     if options.quantization != "none" and no_linears:
         raise ValueError(f"quantization {options.quantization} needs native kernels: {no_linears}")
@@ -137,7 +137,7 @@ def load_model(
         release_cached()  # return temporary memory of loading to the device, for the KV cache
     if why_torch:
         if native:
-            logger.warning("%s: %s runs on torch but for what they know", why_torch, config.architecture)
+            logger.warning("%s: %s runs on torch except for supported layers", why_torch, config.architecture)
         set_ops(model, layer_ops(device))
         if not no_linears and use_native_projections(model, load_library(), options.quantization):
             torch.set_num_threads(1)
@@ -158,7 +158,12 @@ def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: 
         raise ValueError(f"max_loras {options.max_loras}: models with latent attention run no adapters")
     dtype = torch.float32 if device.type == "cpu" else config.dtype
     bank = LoRABank(model, options.max_loras, options.max_lora_rank, dtype, device)
-    logger.info("%d adapters of rank %d: up to %.2f GiB", options.max_loras, options.max_lora_rank, bank.bytes / 2**30)
+    logger.info(
+        "LoRA: adapter slots=%d max_rank=%d memory=%.2f GiB",
+        options.max_loras,
+        options.max_lora_rank,
+        bank.bytes / 2**30,
+    )
     return bank
 
 

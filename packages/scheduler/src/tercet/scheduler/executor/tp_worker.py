@@ -91,7 +91,7 @@ class TpModelWorker:
             backend = _latent_backend(options, device, shape, config.dtype)
         budget = KVBudget(options, config, shape, device, shard)
         if (longest := budget.longest_context()) < context_length:
-            logger.warning("memory holds no context of %d tokens: %d are served", context_length, longest)
+            logger.warning("context length lowered to fit memory: wanted=%d served=%d", context_length, longest)
             context_length, config = longest, with_context_length(config, longest)
             budget = replace(budget, config=config)
         scales = _kv_scales(options, config, shape)
@@ -245,13 +245,13 @@ class TpModelWorker:
         try:
             self._load_again(options)
         except Exception as error:  # any error in the files; or lack of memory, for which the previous weights may fit
-            logger.error("%s cannot be loaded", weights, exc_info=True)
+            logger.error("weights: loading failed: path=%s", weights, exc_info=True)
             fault = error_line(error)
         if self._shard.collectives.all_reduce_min(0 if fault else 1):
             self._options = options
         else:
             fault = fault or "another process of this model cannot load them"
-            logger.error("the weights from before are loaded again")
+            logger.error("weights: restoring the previous weights")
             self._load_again(self._options)
         gc.freeze()
         return fault
@@ -344,5 +344,5 @@ def _kv_scales(options: WorkerOptions, config: DecoderShape, shape: KVShape) -> 
         return None
     scales = read_kv_scales(options.checkpoint, config.layers)
     if not scales:
-        logger.warning("the checkpoint has no scales for keys and values in 8 bits: they are 1")
+        logger.warning("KV cache: the checkpoint has no scales for keys and values in 8 bits, using 1")
     return scales

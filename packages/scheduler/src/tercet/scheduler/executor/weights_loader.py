@@ -50,5 +50,5 @@ def _fault(look: Future[None]) -> str:
         return ""
     if isinstance(error, ValueError | OSError):
         return error_line(error)
-    logger.warning("weights cannot be read", exc_info=error)
+    logger.warning("weights: check failed", exc_info=error)
     return f"its files cannot be read: {type(error).__name__}: {error_line(error)}"

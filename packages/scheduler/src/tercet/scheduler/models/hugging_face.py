@@ -106,7 +106,7 @@ def _from_weights(
     for path in files:
         read_header(path)  # raises ModelError for an incomplete file
     if (directory / "adapter_config.json").exists():
-        logger.warning("%s: the adapter beside the weights is not applied: adapters are loaded by name", directory)
+        logger.warning("%s: the adapter beside the weights is not applied; load adapters by name", directory)
     index = directory / "model.safetensors.index.json"
     with tempfile.TemporaryDirectory(prefix="tercet-weights-") as shown:
         for path in [*files, index] if index.is_file() else files:
@@ -370,4 +370,4 @@ def _check_fit(directory: Path, found: dict[str, Any]) -> None:
     if problems := "; ".join(f"{what}: {', '.join(sorted(keys))}" for what, keys in lacks.items() if keys):
         raise ModelError(f"{directory} does not fit its config.json: {problems}")
     if found["unexpected_keys"]:
-        logger.warning("%s holds what is not read: %s", directory, ", ".join(sorted(found["unexpected_keys"])))
+        logger.warning("%s: ignored unexpected tensors: %s", directory, ", ".join(sorted(found["unexpected_keys"])))

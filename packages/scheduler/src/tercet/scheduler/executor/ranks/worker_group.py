@@ -86,7 +86,7 @@ class WorkerGroup:
         """
         if code == EXIT_CONFIG and self._ending.wait(_CONFIG_GRACE):
             return
-        logger.error("rank %d of this model ended, and so it ends as a whole: %s", rank, describe_end(code, words))
+        logger.error("rank %d of this model ended, shutting down the others: %s", rank, describe_end(code, words))
         sys.stderr.flush()
         self.remove_directory()
         os._exit(1)

@@ -66,7 +66,7 @@ class RankProcess:
         try:
             self._process.wait(_GRACE)
         except subprocess.TimeoutExpired:
-            logger.warning("rank %d does not end and is killed", self._rank)
+            logger.warning("rank %d does not exit, killing it", self._rank)
             self._process.kill()
             self._process.wait()
         self._watcher.join(_GRACE)

@@ -375,6 +375,6 @@ def _force(row: int, matcher: Matcher, constraint: _Constraint, length: int, out
 
 def _fail(row: int, error: str, outcome: GrammarOutcome) -> None:
     """Record an error of a row."""
-    logger.warning("a choice ends because its grammar fails")
+    logger.warning("grammar failed, ending its choice")
     logger.debug("%s", error)  # contains user input
     outcome.errors[row] = SPENT if error is SPENT else FAILED

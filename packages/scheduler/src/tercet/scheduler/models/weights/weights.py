@@ -127,7 +127,7 @@ def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str
     }
     names = text_names([name for header in files.values() for name in header])
     if left := sum(map(len, files.values())) - len(names):
-        logger.info("%s: %d tensors that images are read with are left there", directory, left)
+        logger.info("%s: ignored %d tensors of the image part", directory, left)
     return {
         path: {names[name]: tensor for name, tensor in header.items() if name in names}
         for path, header in files.items()
