@@ -86,7 +86,7 @@ class Given(ConstrainedRows):
     def masks(self) -> torch.Tensor:
         return self._given
 
-    def settle(self, tokens: Sequence[int], lengths: Sequence[int]) -> GrammarOutcome:
+    def advance(self, tokens: Sequence[int], lengths: Sequence[int]) -> GrammarOutcome:
         return GrammarOutcome()
 
 
