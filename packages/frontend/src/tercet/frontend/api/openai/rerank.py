@@ -98,7 +98,7 @@ def _similarities(
     similarity: Similarity, pairs: Sequence[PairInput], vectors: Mapping[TextInput, bytes]
 ) -> list[float]:
     """Return the similarity of the vectors of each pair. Cosines are dot products of unit vectors."""
-    read = normalized if similarity is cosine else numbers
+    read = normalized if similarity is cosine else unpack_vector
     compare = dot if similarity is cosine else similarity
     read_vectors = {text: read(vector) for text, vector in vectors.items()}
     return [compare(*(read_vectors[text] for text in _sides(pair))) for pair in pairs]
