@@ -1,4 +1,4 @@
-"""The command `tercet-kernels`."""
+"""The command line interface `tercet-kernels`."""
 
 import argparse
 import os
@@ -21,10 +21,10 @@ from tercet.kernels.triton import missing_triton
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code, which is 1 where its output cannot be written."""
+    """Run a command and return the exit code, which is 1 if the output cannot be written."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # for as long as it runs
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # open until the process exits
     try:
         try:
             return _run(arguments)
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
-            except OSError:  # else the interpreter would try again at its end, and exit with 120
+            except OSError:  # otherwise the interpreter flushes again at exit, and exits with 120
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         sys.stderr.write(f"tercet-kernels: {error.strerror}\n")
         return 1
@@ -80,7 +80,7 @@ def _check() -> int:
 
 
 def _told(checks: Mapping[str, Callable[[], Pair]]) -> int:
-    """Say what comes of each; returns the exit code."""
+    """Run the checks, print a line for each, and return the exit code."""
     failures, failed = 0, False
     for name, run in checks.items():
         if failed:

@@ -1,4 +1,4 @@
-"""What machine this is, whether torch can compute on its accelerator, and whether that still computes."""
+"""Description of this machine, and tests of its GPUs: usable by torch, present, failed."""
 
 import os
 import platform
@@ -11,21 +11,21 @@ from tercet.kernels.errors import BusyDeviceError
 
 _TORCH_BUILDS = "https://pytorch.org/get-started/locally"
 _DRIVEN = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
-"""What there is where a driver has found a GPU."""
+"""Paths that exist where a driver has found a GPU."""
 _BUS = Path("/sys/bus/pci/devices")
 _DISPLAYS = ("0x0300", "0x0302")
-"""How the class of a PCI device begins that is a GPU, with connectors or without."""
+"""Prefixes of the PCI class of a GPU, with and without display connectors."""
 _UNSUITED = ("no kernel image", "unsupported toolchain", "kernel image is invalid")
-"""Words of an error: that torch has nothing that this GPU, or its driver, can run."""
+"""Parts of error messages: torch has no kernels for this GPU or its driver."""
 _STARTING = "system not yet initialized"
-"""Words of an error: that GPUs wait for the service that joins them (Fabric Manager), as after a boot."""
+"""Part of an error message: the GPUs wait for Fabric Manager to connect them, for example after a boot."""
 _FAULTS = ("CUDA error", "Triton Error [CUDA]")
 _SHORTAGES = ("out of memory", "ALLOC_FAILED")
-"""Words of a RuntimeError: that an accelerator failed, and that it lacked memory alone, after which it goes on."""
+"""Parts of a RuntimeError's message: an accelerator failed (`_FAULTS`), or merely ran out of memory (`_SHORTAGES`)."""
 
 
 def describe_machine() -> dict[str, str]:
-    """What decides which kernels can run here, by name."""
+    """Return the facts that decide which kernels can run here, by name."""
     facts = {
         "torch": torch.__version__,
         "processor": f"{platform.machine()}, {torch.get_num_threads()} threads",
@@ -41,9 +41,9 @@ def describe_machine() -> dict[str, str]:
 
 
 def has_failed(error: BaseException) -> bool:
-    """Whether an error left an accelerator so that what this process computes there from now on means nothing.
+    """Return whether an error left an accelerator in a state in which its results cannot be trusted.
 
-    The device is asked, too: who caught an error before may have raised one of another kind.
+    The device is queried, too, because a handler may have turned the original error into one of another type.
     """
     said = str(error)
     fault = isinstance(error, torch.AcceleratorError)
@@ -59,14 +59,18 @@ def has_failed(error: BaseException) -> bool:
 
 
 def default_device() -> torch.device:
-    """The first GPU, or the CPU where torch can use none. Raises BusyDeviceError."""
+    """Return the first GPU, or the CPU if torch can use no GPU.
+
+    Raises BusyDeviceError.
+    """
     return torch.device("cpu" if missing_gpu() else "cuda")
 
 
 def missing_gpu(number: int = 0) -> str:
-    """Why torch can never compute on a GPU, in one line; empty where it does: it is tried. There must be as many GPUs.
+    """Return why torch can never compute on GPU `number`, in one line; empty if it can.
 
-    Raises BusyDeviceError where it is only now that it cannot. What torch itself would say, and where, is not said.
+    A kernel is run to find out. The machine must have that many GPUs. Raises BusyDeviceError if the GPU is only
+    temporarily unusable. Warnings of torch are suppressed.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -84,7 +88,7 @@ def missing_gpu(number: int = 0) -> str:
 
 
 def sees_nvidia() -> bool:
-    """Whether there is an NVIDIA GPU, whatever torch or a driver says: also in a container that was not given it."""
+    """Return whether the machine has an NVIDIA GPU, even one that torch, the driver or a container cannot reach."""
     if any(path.exists() for path in _DRIVEN):
         return True
     for device in _BUS.glob("*"):
@@ -98,12 +102,12 @@ def sees_nvidia() -> bool:
 
 
 def _compute(device: torch.device) -> None:
-    """Have a device run a kernel of torch, and wait for it. Raises what that raises."""
+    """Run a kernel of torch on a device and wait for it; errors of torch pass through."""
     torch.ones(1, device=device).add_(1).item()
 
 
 def _why_none() -> str:
-    """Why torch finds no GPU. Raises BusyDeviceError where it may find one later."""
+    """Return why torch finds no GPU. Raises BusyDeviceError if it may find one later."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA: one that has it is chosen at {_TORCH_BUILDS}"
     try:

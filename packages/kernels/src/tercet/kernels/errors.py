@@ -1,4 +1,4 @@
-"""The errors of this package.
+"""Exceptions of this package.
 
 KernelsError
 ├── BusyDeviceError
@@ -8,16 +8,16 @@ KernelsError
 
 
 class KernelsError(Exception):
-    """Anything this package raises on purpose."""
+    """Base class of the exceptions that this package raises on purpose."""
 
 
 class BusyDeviceError(KernelsError):
-    """A GPU that torch knows, and on which nothing can be computed now: others have its memory, or all of it."""
+    """A GPU that torch supports cannot be used now: other processes hold its memory, or the GPU exclusively."""
 
 
 class DeviceFailedError(KernelsError):
-    """A computation left an accelerator so that nothing this process computes there means anything any more."""
+    """A computation left an accelerator in a state in which later results of this process cannot be trusted."""
 
 
 class UnavailableBackendError(KernelsError):
-    """A backend that does not exist or cannot run on this machine."""
+    """A backend does not exist or cannot run on this machine."""

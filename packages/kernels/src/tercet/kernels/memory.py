@@ -1,4 +1,4 @@
-"""Large memory of a CPU: zero, on huge pages where the system gives them, and taken only where it is written."""
+"""Large zeroed CPU memory on huge pages, where the system has them, allocated only when it is first written."""
 
 import contextlib
 import ctypes
@@ -9,21 +9,24 @@ from collections.abc import Sequence
 import torch
 
 _HUGE_PAGE = 1 << 21
-"""Bytes. Reading on them takes fewer address lookups."""
+"""Bytes. Huge pages need fewer address translations (TLB misses)."""
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on the CPU. Unlike `torch.zeros` it writes no zeros: the system has them, a page at a time."""
+    """Return a tensor of zeros on the CPU.
+
+    Unlike `torch.zeros`, it writes nothing: the system zeroes each page at its first access.
+    """
     size = math.prod(shape) * dtype.itemsize
     if size < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(*shape, dtype=dtype)
     region = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with contextlib.suppress(OSError):  # a kernel without them
+    with contextlib.suppress(OSError):  # the kernel has no huge pages
         region.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(region, dtype=dtype).view(*shape)
 
 
 def give_back() -> None:
-    """Give freed memory back to the system, which glibc does by itself only from the end of its heap."""
-    with contextlib.suppress(AttributeError, OSError):  # another C library
+    """Return freed memory to the system; glibc itself only trims the end of its heap."""
+    with contextlib.suppress(AttributeError, OSError):  # not glibc
         ctypes.CDLL(None).malloc_trim(0)

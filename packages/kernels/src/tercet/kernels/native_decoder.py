@@ -1,4 +1,4 @@
-"""A whole decoder-only model in one native call a step: see csrc/decoder.h."""
+"""A decoder-only model that computes each step in one native call: see csrc/decoder.h."""
 
 import ctypes
 from collections.abc import Sequence
@@ -19,49 +19,52 @@ from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DecoderLayer:
-    """The weights of one layer: pre-norm attention, then one gated MLP or a mixture of them."""
+    """Weights of one layer: pre-norm attention, then a gated MLP or a mixture of experts."""
 
     qkv: PackedLinear
     o: PackedLinear
     mlp: PackedMLP | Mixture
-    input_norm: torch.Tensor  # float32 [hidden], as the other norms
+    input_norm: torch.Tensor  # float32 [hidden], like the other norms
     post_norm: torch.Tensor
     q_norm: torch.Tensor | None = None  # [head_dim]
     k_norm: torch.Tensor | None = None
     attention_norm: torch.Tensor | None = None
-    """Of what attention adds, and below of what the MLP adds."""
+    """Norm of the output of attention; `mlp_norm` is that of the MLP."""
     mlp_norm: torch.Tensor | None = None
     sinks: torch.Tensor | None = None  # [heads]
     rope: torch.Tensor | None = None
-    """In place of the model's."""
+    """Table of angles of this layer, in place of the model's."""
     window: int = 0
     group: int = 0
-    """Cache group."""
+    """Index of the layer's cache group."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DecoderWeights:
-    """What a model is made of, beside its shape."""
+    """Weights of a model, with the sizes and constants that they do not imply."""
 
     layers: Sequence[DecoderLayer]
     norm: torch.Tensor  # float32 [hidden]
     head: PackedLinear
-    embedding: torch.Tensor | None  # float32 or bfloat16 [vocab, hidden]; None takes the head's weights
+    embedding: torch.Tensor | None  # float32 or bfloat16 [vocab, hidden]; None means the head's weights (tied)
     rope: torch.Tensor  # float32 [positions, rotary_dim]
     heads: int
     head_dim: int
     eps: float
     gate: Gate = "silu"
     embedding_scale: float = 1.0
-    """What the vectors of tokens are multiplied by."""
+    """Factor of token embeddings."""
     attention_scale: float | None = None
-    """None is head_dim**-0.5."""
+    """None means head_dim**-0.5."""
     softcap: float = 0.0
-    """Of attention; 0 is none."""
+    """Softcap of attention scores; 0 means none."""
 
 
 class LayerAdapters(NamedTuple):
-    """Of one layer; what is None has none. Those of gate_up have two parts, and experts have no adapters."""
+    """Adapters of one layer; None where a linear layer has none.
+
+    Those of gate_up have two parts. Experts have no adapters.
+    """
 
     qkv: LoRAWeights | None
     o: LoRAWeights | None
@@ -70,7 +73,7 @@ class LayerAdapters(NamedTuple):
 
 
 class NativeDecoder:
-    """Runs steps over caches that it is given once. For one thread at a time."""
+    """Decoder that runs steps over KV caches it is given once. Not thread-safe."""
 
     def __init__(
         self,
@@ -78,10 +81,9 @@ class NativeDecoder:
         caches: Sequence[tuple[torch.Tensor, torch.Tensor]],
         adapters: Sequence[LayerAdapters] | None = None,
     ) -> None:
-        """`caches` are each layer's keys and values [pages, page_size, kv_heads, head_dim].
+        """Take `caches`, each layer's keys and values [pages, page_size, kv_heads, head_dim].
 
-        `adapters` are each layer's, float32 on the CPU. They are read where they lie, and may change between steps.
-
+        `adapters` holds those of each layer, float32 on the CPU. They are read in place and may change between steps.
         Raises ValueError for shapes that do not fit together.
         """
         self._keep = weights, caches  # the structs point into these
@@ -107,10 +109,10 @@ class NativeDecoder:
         batches: Sequence[AttentionBatch],
         lora: LoRARows | None = None,
     ) -> torch.Tensor:
-        """The normalised hidden states float32 [tokens, hidden] of int64 token ids and positions.
+        """Return normalized hidden states float32 [tokens, hidden] of int64 token ids and positions.
 
-        `batches` holds each cache group's, and `lora` says which tokens have an adapter. Raises ValueError, before
-        anything is written, for a token, position, page or adapter that does not exist.
+        `batches` holds one batch for each cache group, and `lora` the tokens that have an adapter. Raises ValueError,
+        before anything is written, for a token, position, page or adapter that does not exist.
         """
         tokens = len(input_ids)
         for tensor in (input_ids, positions):
@@ -130,7 +132,7 @@ class NativeDecoder:
 
 
 def _check_caches(layers: Sequence[DecoderLayer], shapes: Sequence[torch.Size]) -> None:
-    """A step's pages and slots are looked up in the first layer of each group, and used in all of it."""
+    """Refuse caches of different shapes in one group: pages and slots are validated against its first layer only."""
     pages: dict[int, int] = {}
     for layer, shape in zip(layers, shapes, strict=True):
         if shape[1:] != shapes[0][1:] or pages.setdefault(layer.group, shape[0]) != shape[0]:
@@ -163,7 +165,7 @@ def _layer(weights: DecoderWeights, layer: DecoderLayer, cache: tuple[torch.Tens
 
 
 def _adapt(struct: abi.Layer, adapters: Adapters, layer: DecoderLayer, own: LayerAdapters) -> None:
-    """Tell a layer where its adapters lie."""
+    """Point a layer's struct at its adapters."""
     gate_up, down = (None, None) if isinstance(layer.mlp, Mixture) else layer.mlp
     if own.gate_up is not None and own.gate_up.parts != 2 * own.gate_up.parts[:1]:
         raise ValueError(f"adapters of gate and up have parts {own.gate_up.parts}")
@@ -174,7 +176,7 @@ def _adapt(struct: abi.Layer, adapters: Adapters, layer: DecoderLayer, own: Laye
 
 
 def _table(weights: DecoderWeights, layer: DecoderLayer) -> int:
-    """The angles of a layer."""
+    """Return the address of a layer's table of angles."""
     table = weights.rope if layer.rope is None else layer.rope
     if table.shape != weights.rope.shape or table.shape[1] > weights.head_dim:
         raise ValueError("the table of angles does not fit a head")

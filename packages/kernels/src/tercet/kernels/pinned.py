@@ -1,8 +1,8 @@
-"""Pinned memory of the host, which a GPU reads and writes while the host goes on; where there is none, other memory.
+"""Pinned host memory, which a GPU copies asynchronously, with a fallback to pageable memory.
 
-Nothing but waiting depends on which it is. A copy to a GPU with `non_blocking` has read other memory when it returns,
-which may be written again at once; one from a GPU returns only when all is there. The driver may wait for what runs
-before it copies: https://docs.nvidia.com/cuda/cuda-runtime-api/api-sync-behavior.html
+The fallback affects only waiting. A `non_blocking` copy from pageable memory to a GPU has read the memory when it
+returns, so the memory may be reused at once; a copy from a GPU returns when all data has arrived. The driver may
+synchronize before it copies: https://docs.nvidia.com/cuda/cuda-runtime-api/api-sync-behavior.html
 """
 
 import logging
@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 
 def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A tensor on the host, whose contents will be copied to a device or come from there."""
+    """Return an uninitialized host tensor for copies to or from a device."""
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
     except RuntimeError as error:
@@ -26,7 +26,7 @@ def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device)
 
 
 def pinned(content: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Content of the host that will be copied to a device: the tensor itself, or a copy."""
+    """Return host data ready for a copy to a device: the tensor itself, or a pinned copy."""
     if device.type != "cuda":
         return content
     try:
@@ -39,14 +39,14 @@ def pinned(content: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 
 def _is_lack(error: RuntimeError) -> bool:
-    """A device that has failed raises errors of the same types, and says something else.
+    """Return whether pinned memory ran out, as opposed to a failed device, whose errors have the same types.
 
-    Memory is asked for every time: of what torch keeps some may be free again.
+    Later calls try again, because memory of torch's caching allocator may have become free.
     """
     return isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error)
 
 
 @cache
 def _tell() -> None:
-    """Once, for there may be none for any step."""
+    """Log the lack of pinned memory once; it may persist for every step."""
     logger.warning("the system gives no pinned memory: what is copied to and from the GPU may have to be waited for")

@@ -1,1 +1,1 @@
-"""Attention over paged keys and values: the interface, a naive reference, and one file per backend."""
+"""Attention over paged keys and values: the interface, a naive reference, and one module for each backend."""

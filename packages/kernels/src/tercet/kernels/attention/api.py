@@ -1,4 +1,4 @@
-"""What every attention backend is given and must give back."""
+"""Interface of attention backends."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,11 +9,11 @@ import torch
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AttentionBatch:
-    """The rows of one step in one cache group: which new tokens each row brings, and where its keys and values lie.
+    """Rows of one step in one cache group: the new tokens of each row, and the place of its keys and values.
 
     Row i owns tokens `query_start[i]:query_start[i + 1]` of the step. They are the last `host_query_lens[i]` of the
-    row's `host_kv_lens[i]` tokens, and each sees itself and everything before it. Rows of one new token come first.
-    Entries of `page_table` past a row's last page are never read.
+    row's `host_kv_lens[i]` tokens, and each attends to itself and to all earlier tokens. Rows of one new token come
+    first. Entries of `page_table` past a row's last page are never read.
     """
 
     query_start: torch.Tensor  # int32 [rows + 1]
@@ -26,38 +26,39 @@ class AttentionBatch:
 
     @property
     def rows(self) -> int:
-        """How many rows the step has."""
+        """Number of rows."""
         return len(self.host_kv_lens)
 
     @cached_property
     def max_query(self) -> int:
-        """The most new tokens of a row."""
+        """Largest number of new tokens of a row."""
         return max(self.host_query_lens)
 
     @cached_property
     def max_kv(self) -> int:
-        """The longest row, in tokens, after this step."""
+        """Tokens of the longest row after this step."""
         return max(self.host_kv_lens)
 
     @cached_property
     def decodes(self) -> int:
-        """How many leading rows bring exactly one token; later rows may too, and are then treated as extends."""
+        """Number of leading rows that have exactly one new token; later rows with one are treated as extends."""
         return next((row for row, length in enumerate(self.host_query_lens) if length != 1), self.rows)
 
 
 class AttentionBackend(Protocol):
-    """One way of computing attention. An instance belongs to one cache group and holds the plan of one step."""
+    """Implementation of attention. An instance belongs to one cache group and holds the plan of one step."""
 
     @property
     def capturable(self) -> bool:
-        """Whether a decode may be recorded in a graph: its tensors are read there, and what `plan` made of its lists.
+        """True if a decode may be captured in a CUDA graph.
 
-        So `plan` is called for each step that a graph replays, with as many decodes as were recorded.
+        A captured decode reads its tensors and what `plan` derived from its host lists, so `plan` is called for each
+        replayed step, with as many decodes as were captured.
         """
         ...
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Prepare for a step: called once, before the `attend` of every layer."""
+        """Prepare a step; called once, before `attend` of the first layer."""
         ...
 
     def attend(
@@ -71,32 +72,33 @@ class AttentionBackend(Protocol):
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention of q [tokens, heads, head_dim] over caches [pages, page_size, kv_heads, head_dim].
+        """Return the attention of q [tokens, heads, head_dim] over caches [pages, page_size, kv_heads, head_dim].
 
-        The new tokens' keys and values are in the caches already, which may be of another dtype than q, float8_e4m3fn
-        among them: numbers in them mean what they are. `window` > 0 shows a token only itself and the
-        `window - 1` tokens before it; `softcap` > 0 turns a score s into softcap * tanh(s / softcap); `sinks` [heads]
-        adds a score without a value to each head's softmax. Returns [tokens, heads, head_dim] in q's dtype.
+        The caches already contain the keys and values of the new tokens. Their dtype may differ from that of q and may
+        be float8_e4m3fn; values are not scaled. A token sees all tokens up to itself, or with `window` > 0 itself and
+        the `window - 1` tokens before it. `softcap` > 0 turns a score s into softcap * tanh(s / softcap). `sinks`
+        [heads] adds a score without a value to each head's softmax. The result is [tokens, heads, head_dim] in q's
+        dtype.
         """
         ...
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class NewTokens:
-    """What one layer brings for the new tokens of a step, as it was projected: neither rotated nor cached."""
+    """Projected inputs of the new tokens of a step in one layer, before rotation and caching."""
 
-    k: torch.Tensor  # [tokens, kv_heads, head_dim], perhaps a part of one projection, as v
+    k: torch.Tensor  # [tokens, kv_heads, head_dim], possibly a view of one projection, like v
     v: torch.Tensor
     positions: torch.Tensor  # int64 [tokens]
-    table: torch.Tensor  # of `rope_cache`, over the whole of a head
+    table: torch.Tensor  # from `rope_cache`, as wide as a head
     norms: tuple[torch.Tensor, torch.Tensor] | None  # weights [head_dim] of the norms of queries and keys
     eps: float
-    scales: tuple[float, float]  # of the caches: see `store_kv`
+    scales: tuple[float, float]  # of the caches, see `store_kv`
 
 
 @runtime_checkable
 class RotatingBackend(AttentionBackend, Protocol):
-    """A backend that also does what comes before attention, in a step of decodes alone."""
+    """Backend that also normalizes, rotates and caches new tokens in a step that has decodes only."""
 
     def attend_new(
         self,
@@ -110,9 +112,9 @@ class RotatingBackend(AttentionBackend, Protocol):
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """`attend`, of queries and new tokens that are neither normalised nor rotated.
+        """Normalize and rotate queries and new keys, store keys and values, and attend.
 
-        Writes the new keys and values into the caches, at the batch's `slot_mapping`; several rows may have one slot,
-        if none of them matters. Raises ValueError where a row brings more than one token.
+        Keys and values go to the batch's `slot_mapping`; rows whose results are not used may share a slot. Raises
+        ValueError if a row has more than one new token.
         """
         ...

@@ -1,4 +1,4 @@
-"""Attention by the native library: csrc/attention.cpp tells how. Keys and values in float32 or bfloat16."""
+"""Attention by the native library (algorithm: csrc/attention.cpp), over caches in float32 or bfloat16."""
 
 import ctypes
 
@@ -11,19 +11,19 @@ from tercet.kernels.native.library import Library, load_library
 
 
 class CpuAttention:
-    """The native backend. See `AttentionBackend`. float16, which it does not know, it leaves to plain torch."""
+    """Native CPU backend, an `AttentionBackend`. Caches of other dtypes go to plain torch."""
 
     capturable = False
 
     def __init__(self, library: Library | None = None) -> None:
-        """Raises UnavailableBackendError where the library was not built."""
+        """Raise UnavailableBackendError if the library was not built."""
         self._attend = (library or load_library()).functions.attend
         self._batch: AttentionBatch | None = None
         self._rows = abi.Rows()
         self._torch = TorchNativeAttention()
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Keep the batch: the library cuts it up itself."""
+        """See `AttentionBackend.plan`."""
         self._batch = batch
         self._rows = rows_of(batch)
 
@@ -38,7 +38,7 @@ class CpuAttention:
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `AttentionBackend.attend`. Raises ValueError for pages that are not in the cache."""
+        """Compute `AttentionBackend.attend`. Raises ValueError for pages that are not in the cache."""
         if self._batch is None:
             raise RuntimeError("attend was called before plan")
         if k_cache.dtype not in (torch.float32, torch.bfloat16):
@@ -60,27 +60,27 @@ class CpuAttention:
 
 
 class CpuLatent:
-    """`LatentBackend` by the native library: attention to one KV head, whose keys begin with its values.
+    """Native `LatentBackend`: attention to one KV head, whose values are the first elements of its keys.
 
-    Vectors in float32 or bfloat16; those in float16 it leaves to plain torch.
+    Caches in other dtypes than float32 and bfloat16 go to plain torch.
     """
 
     capturable = False
 
     def __init__(self, library: Library | None = None) -> None:
-        """Raises UnavailableBackendError where the library was not built."""
+        """Raise UnavailableBackendError if the library was not built."""
         self._attend = (library or load_library()).functions.attend
         self._batch: AttentionBatch | None = None
         self._rows = abi.Rows()
         self._torch = TorchNativeLatent()
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Keep the batch: the library cuts it up itself."""
+        """See `LatentBackend.plan`."""
         self._batch = batch
         self._rows = rows_of(batch)
 
     def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
-        """See `LatentBackend.attend`. Raises ValueError for pages that are not in the cache."""
+        """Compute `LatentBackend.attend`. Raises ValueError for pages that are not in the cache."""
         if self._batch is None:
             raise RuntimeError("attend was called before plan")
         if cache.dtype not in (torch.float32, torch.bfloat16):
@@ -100,7 +100,7 @@ class CpuLatent:
 
 
 def rows_of(batch: AttentionBatch) -> abi.Rows:
-    """A batch as the library reads it: pointers into the batch's tensors, which must live as long."""
+    """Return a batch as the library's struct, which points into the batch's tensors without owning them."""
     expected = (torch.int32, torch.int32, torch.int32, torch.int64)
     tensors = (batch.query_start, batch.kv_lens, batch.page_table, batch.slot_mapping)
     for tensor, dtype in zip(tensors, expected, strict=True):
@@ -114,7 +114,7 @@ def rows_of(batch: AttentionBatch) -> abi.Rows:
 
 
 def cache_of(k: torch.Tensor, v: torch.Tensor, page_size: int) -> abi.Cache:
-    """A layer's cache as the library reads it."""
+    """Return a layer's cache as the library's struct."""
     pages, size, kv_heads, head_dim = k.shape
     if v.shape != k.shape or v.dtype != k.dtype or size != page_size:
         raise ValueError(f"caches {list(k.shape)} and {list(v.shape)} do not fit pages of {page_size} tokens")

@@ -1,11 +1,11 @@
-"""Attention by FlashInfer's wrappers (https://arxiv.org/abs/2501.01005), planned once a step for all layers alike.
+"""Attention by FlashInfer (https://arxiv.org/abs/2501.01005), planned once a step for all layers of one shape.
 
-Decodes read pages. Extends attend to their own new tokens, read in one piece, and to the pages of what came before;
-the two are merged by their log-sum-exps. Under a window they read pages alone, for a prefix has its own positions.
-What the library has no kernels for (float32, odd head sizes, sinks) goes to ours in Triton.
+Decodes read pages. Extends attend to their own new tokens, which are contiguous, and to the pages of their prefixes;
+the two results are merged by their log-sum-exps. With a sliding window, extends read pages only, because a prefix has
+positions of its own. The Triton backend computes what FlashInfer has no kernels for: float32, odd head sizes, sinks.
 
-A plan is made on the host from the lengths of the step. So a graph's backend has wrappers over fixed memory
-(`GraphMemory`), and is told every step that the graph replays: `plan` writes there what the recorded kernels read.
+A plan is computed on the host from the lengths of the step. Under CUDA graphs the wrappers therefore use fixed memory
+(`GraphMemory`), and `plan` runs before every replay and writes there what the captured kernels read.
 """
 
 from dataclasses import dataclass
@@ -22,18 +22,18 @@ from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 _WORKSPACE = 256 << 20
 _HEAD_DIMS = (64, 128, 256)
 _TENSOR_CORES_FROM = 4
-"""Query heads for each KV head from which a decode is a matrix product worth tensor cores."""
+"""Query heads for each KV head from which a decode uses tensor cores."""
 
 
 class Wrapper(Protocol):
-    """One of FlashInfer's planned operations."""
+    """FlashInfer wrapper: an operation that is planned and then run."""
 
     def plan(self, *given: Any, **options: Any) -> None: ...  # noqa: D102
     def run(self, q: torch.Tensor, *given: Any, **options: Any) -> Any: ...  # noqa: D102
 
 
 class Library(Protocol):
-    """What is used of the module `flashinfer`."""
+    """The functions of module `flashinfer` that are used here."""
 
     def BatchDecodeWithPagedKVCacheWrapper(  # noqa: D102, N802
         self,
@@ -57,7 +57,7 @@ class Library(Protocol):
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a plan is good for: layers that are alike share it."""
+    """Key of a plan; layers of equal shape share it."""
 
     heads: int
     kv_heads: int
@@ -73,7 +73,7 @@ class _Shape:
 
     @property
     def options(self) -> dict[str, Any]:
-        """FlashInfer counts the tokens of a window without the token itself."""
+        """Keyword arguments of a plan. FlashInfer's window does not count the token itself."""
         return {
             "sm_scale": self.scale,
             "window_left": self.window - 1,
@@ -84,22 +84,23 @@ class _Shape:
 
 
 class GraphMemory:
-    """What the recorded kernels of all graphs read of a step. Only one graph runs at a time, so all share it."""
+    """Memory that the captured kernels of all graphs read. Graphs share it, because only one runs at a time."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
         self._workspace: torch.Tensor | None = None
 
     def workspace(self, device: torch.device) -> torch.Tensor:
-        """Where kernels keep what they have yet to merge."""
+        """Return the workspace for partial results."""
         if self._workspace is None:
             self._workspace = _workspace(device)
         return self._workspace
 
     def buffers(self, table: torch.Tensor) -> dict[str, torch.Tensor]:
-        """For decodes of a page table [rows, pages]. One that is larger than those before gets more, as those after it.
+        """Return index buffers for decodes with a page table [rows, pages].
 
-        Those before keep what they have. The largest graph of a sort is recorded first: there are few such.
+        A table that is larger than all before allocates larger buffers, also for later graphs; earlier graphs keep
+        theirs. The largest graph is captured first, so few reallocations happen.
         """
         rows, pages = table.shape
         if not self._buffers or len(self._buffers[2]) < rows or len(self._buffers[1]) < rows * pages:
@@ -113,7 +114,7 @@ class GraphMemory:
 
 
 class _Planned:
-    """A wrapper. Its plans leave through one pinned buffer, so a plan waits until the last one has left."""
+    """Wrapper that waits for the copy of its previous plan, because all plans use one pinned buffer."""
 
     def __init__(self, wrapper: Wrapper, device: torch.device) -> None:
         self.run = wrapper.run
@@ -121,7 +122,7 @@ class _Planned:
         self._left = torch.Event(device=device) if device.type == "cuda" else None
 
     def plan(self, *given: Any, **options: Any) -> None:
-        """See the wrapper's own."""
+        """Plan after the previous plan has left the pinned buffer."""
         if self._left is not None:
             self._left.synchronize()
         self._plan(*given, **options)
@@ -130,19 +131,19 @@ class _Planned:
 
 
 def missing_flashinfer() -> str:
-    """Why FlashInfer cannot be used; empty if it can."""
+    """Return why FlashInfer cannot be used; empty if it can."""
     return "" if find_spec("flashinfer") else "flashinfer-python is not installed: it comes with tercet-kernels[cuda]"
 
 
 def missing_compiler() -> str:
-    """Why FlashInfer could not make its kernels, which it compiles when they are first used; empty if it can."""
+    """Return why FlashInfer could not compile its kernels (it does so at first use); empty if it can."""
     if which("nvcc") or find_spec("flashinfer_jit_cache"):
         return ""
     return "there is no nvcc to compile its kernels, nor the package flashinfer-jit-cache, which has them"
 
 
 class FlashInferAttention:
-    """The FlashInfer backend. See `AttentionBackend`. With `memory` it is a graph's: rows never change in number."""
+    """FlashInfer backend, an `AttentionBackend`. With `memory` it serves CUDA graphs with a fixed number of rows."""
 
     capturable = True
 
@@ -161,7 +162,7 @@ class FlashInferAttention:
         self._wrappers: dict[tuple[str, _Shape], _Planned] = {}
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Keep the batch: the library plans at the first layer of each shape, and for a graph at once."""
+        """Keep the batch. Shapes are planned at their first layer; under CUDA graphs known shapes are planned here."""
         self._batch = batch
         self._other.plan(batch)
         if self._memory is None:
@@ -221,7 +222,7 @@ class FlashInferAttention:
         self._library.merge_state_in_place(*own, *self._wrappers["prefix", shape].run(q, caches, return_lse=True))
 
     def _plan_shape(self, batch: AttentionBatch, shape: _Shape) -> None:
-        """Plan what `attend` runs for layers of a shape."""
+        """Plan the wrappers that `attend` runs for layers of a shape."""
         first, size = batch.decodes, batch.page_size
         if first:
             pages = pages_of(batch.page_table[:first], batch.kv_lens[:first], batch.host_kv_lens[:first], size)
@@ -266,10 +267,12 @@ class FlashInferAttention:
 def pages_of(
     table: torch.Tensor, lengths: torch.Tensor, host_lengths: list[int], page_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(where each row's pages begin int32 [n + 1], the pages of all int32, tokens in each last page int32 [n]).
+    """Return the page indices of rows in FlashInfer's format (CSR).
 
-    Of rows with so many tokens, of which the host knows too. The pages are gathered on the device; the other two are
-    on the host, where they are planned from. A row without tokens has no pages and 0 tokens in the last.
+    The parts are the start of each row's pages int32 [n + 1], all pages int32, and the number of tokens in each last
+    page int32 [n]. `lengths` and `host_lengths` are the rows' tokens on the device and on the host. Pages are gathered
+    on the device; the other two are on the host, where plans are made. A row without tokens has no pages and 0 tokens
+    in the last one.
     """
     counts = [-(-length // page_size) for length in host_lengths]
     begin = [0, *accumulate(counts)]
@@ -281,7 +284,7 @@ def pages_of(
 
 
 def _prefixes(batch: AttentionBatch) -> list[int]:
-    """Tokens that each extending row has in the cache from earlier steps."""
+    """Return the number of tokens that each extend has in the cache from earlier steps."""
     lengths = zip(batch.host_kv_lens[batch.decodes :], batch.host_query_lens[batch.decodes :], strict=True)
     return [kv_len - query_len for kv_len, query_len in lengths]
 

@@ -1,8 +1,9 @@
-"""Attention over one cached vector for each token, the same for all heads: its interface, and backends by name.
+"""Latent attention (MLA): attention over one cached vector for each token, shared by all heads.
 
-Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1) caches `rank` elements from
-which keys and values are both projected, and `rope` elements of a key that is rotated and shared. A model that puts the
-projection of keys into its queries, and that of values behind what comes back, attends to cached vectors as they are.
+Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1) caches `rank` elements, from
+which both keys and values are projected, and `rope` elements of a rotated key that heads share. A model that absorbs
+the key projection into its queries and applies the value projection to the result can attend to the cached vectors
+directly. This module has the interface, and backends by name.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ _BACKENDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class LatentSizes:
-    """What a model attends with, and to."""
+    """Sizes and dtypes of latent attention in a model."""
 
     rank: int
     rope: int
@@ -35,36 +36,37 @@ class LatentSizes:
 
 
 class LatentBackend(Protocol):
-    """One way of computing it. An instance belongs to one cache group and holds the plan of one step."""
+    """Implementation of latent attention. An instance belongs to one cache group and holds the plan of one step."""
 
     @property
     def capturable(self) -> bool:
-        """Whether a decode may be recorded in a graph: see `AttentionBackend.capturable`."""
+        """True if a decode may be captured in a CUDA graph: see `AttentionBackend.capturable`."""
         ...
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Prepare for a step: called once, before the `attend` of every layer."""
+        """Prepare a step; called once, before `attend` of the first layer."""
         ...
 
     def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
-        """Attention of q [tokens, heads, rank + rope] over a cache [pages, page_size, rank + rope].
+        """Return the attention of q [tokens, heads, rank + rope] over a cache [pages, page_size, rank + rope].
 
-        The new tokens' vectors are in the cache already, which may be of another dtype than q. Scores are products with
-        whole vectors, values the first `rank` elements of each. Returns [tokens, heads, rank] in q's dtype.
+        The cache already contains the vectors of the new tokens; its dtype may differ from that of q. Scores are
+        products with whole vectors; values are the first `rank` elements. The result is [tokens, heads, rank] in q's
+        dtype.
         """
         ...
 
 
 def latent_backend_names() -> list[str]:
-    """Every name that `latent_backend` knows, besides `auto`."""
+    """Return the names that `latent_backend` accepts besides `auto`."""
     return sorted(_BACKENDS)
 
 
 def latent_backend(name: str, device: torch.device, sizes: LatentSizes | None = None) -> Callable[[], LatentBackend]:
-    """A factory of backends, called once for each cache group. `auto` takes the fastest that runs here.
+    """Return a factory of backends, to be called once for each cache group.
 
-    Without `sizes` it is not asked whether the device has memory for them. Raises UnavailableBackendError for a name
-    that does not exist, or cannot be had on this device.
+    `auto` selects the fastest that runs here. Without `sizes`, shared memory is not checked. Raises
+    UnavailableBackendError for a name that does not exist or is not available on this device.
     """
     if name == "auto":
         name = _fastest(device, sizes)
@@ -83,14 +85,14 @@ def latent_backend(name: str, device: torch.device, sizes: LatentSizes | None = 
 
 
 def _fastest(device: torch.device, sizes: LatentSizes | None) -> str:
-    """On a CPU the native kernels; on a GPU Triton's; plain torch where there are none."""
+    """Return "cpu" or "triton" where their kernels run, otherwise "torch_native"."""
     if device.type == "cpu":
         return "torch_native" if missing_library() else "cpu"
     return "torch_native" if _no_triton(device, sizes) else "triton"
 
 
 def _no_triton(device: torch.device, sizes: LatentSizes | None) -> str:
-    """Why Triton's kernels cannot run; empty where they can."""
+    """Return why the Triton kernels cannot run; empty if they can."""
     if (missing := missing_triton(device)) or sizes is None:
         return missing
     from tercet.kernels.attention.triton_latent import missing_memory

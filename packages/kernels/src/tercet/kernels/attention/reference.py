@@ -1,4 +1,4 @@
-"""Attention written the slow and obvious way, one token and one head at a time: what backends are tested against."""
+"""Naive reference of attention: one token and one head at a time. Backends are tested against it."""
 
 import torch
 
@@ -6,7 +6,7 @@ from tercet.kernels.attention.api import AttentionBatch
 
 
 class ReferenceAttention:
-    """Loops over tokens and heads in float64. For tests and `tercet-kernels check` only."""
+    """Reference `AttentionBackend` in float64, for tests and `tercet-kernels check` only."""
 
     capturable = False
 
@@ -14,7 +14,7 @@ class ReferenceAttention:
         self._batch: AttentionBatch | None = None
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Keep the batch: nothing is prepared."""
+        """See `AttentionBackend.plan`."""
         self._batch = batch
 
     def attend(
@@ -55,7 +55,7 @@ class ReferenceAttention:
 
 
 class ReferenceLatent:
-    """The same for `LatentBackend`: all heads of a token look at the vectors of its row."""
+    """Reference `LatentBackend` in float64."""
 
     capturable = False
 
@@ -63,7 +63,7 @@ class ReferenceLatent:
         self._batch: AttentionBatch | None = None
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Keep the batch: nothing is prepared."""
+        """See `LatentBackend.plan`."""
         self._batch = batch
 
     def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
@@ -86,6 +86,6 @@ class ReferenceLatent:
 
 
 def _gather(cache: torch.Tensor, batch: AttentionBatch, row: int, positions: range) -> torch.Tensor:
-    """The cached vectors of a row at some positions, one lookup each: float64 [positions, ...]."""
+    """Return a row's cached vectors at some positions, one lookup each: float64 [positions, ...]."""
     size = batch.page_size
     return torch.stack([cache[int(batch.page_table[row, p // size]), p % size].double() for p in positions])

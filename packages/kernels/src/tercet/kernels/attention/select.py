@@ -1,4 +1,4 @@
-"""Attention backends by name, imported only when one is chosen."""
+"""Selection of attention backends by name. A backend is imported only if it is chosen."""
 
 import json
 from collections.abc import Callable
@@ -22,14 +22,15 @@ _BACKENDS = {
 
 
 def backend_names() -> list[str]:
-    """Every name that `attention_backend` knows, besides `auto`."""
+    """Return the names that `attention_backend` accepts besides `auto`."""
     return sorted(_BACKENDS)
 
 
 def attention_backend(name: str, device: torch.device) -> Callable[[], AttentionBackend]:
-    """A factory of backends, called once for each cache group. `auto` takes the fastest that runs here.
+    """Return a factory of backends, to be called once for each cache group.
 
-    Raises UnavailableBackendError for a name that does not exist, or cannot be had on this device.
+    `auto` selects the fastest that runs here. Raises UnavailableBackendError for a name that does not exist or is not
+    available on this device.
     """
     if name == "auto":
         name = _fastest(device)
@@ -49,14 +50,21 @@ def attention_backend(name: str, device: torch.device) -> Callable[[], Attention
 
 
 def graph_backend(backend: Callable[[], AttentionBackend]) -> Callable[[], AttentionBackend] | None:
-    """A factory for the graphs of one cache group, of which one runs at a time; None where none can be recorded."""
+    """Return a factory for the CUDA graphs of one cache group, or None if decodes cannot be captured.
+
+    Only one of these graphs may run at a time.
+    """
     if not backend().capturable:
         return None
     return partial(FlashInferAttention, memory=GraphMemory()) if backend is FlashInferAttention else backend
 
 
 def _fastest(device: torch.device) -> str:
-    """On a CPU the native kernels; on a GPU FlashInfer where it is proven and ready, else Triton, else torch."""
+    """Return the name of the fastest backend.
+
+    On a CPU that is the native library; on a GPU FlashInfer if it is verified and compiled, then Triton, then plain
+    torch.
+    """
     if device.type == "cpu":
         return "torch_native" if missing_library() else "cpu"
     unready = _no_flashinfer(device) or missing_compiler()
@@ -66,7 +74,7 @@ def _fastest(device: torch.device) -> str:
 
 
 def is_verified(name: str, capability: tuple[int, int]) -> bool:
-    """Whether verified.json names a results file in which a backend equals the reference on an architecture."""
+    """Return whether verified.json names results in which a backend equals the reference on an architecture."""
     files = json.loads(resources.files(__package__).joinpath("verified.json").read_text(encoding="utf-8"))
     return f"sm{capability[0]}{capability[1]}" in files.get(name, {})
 

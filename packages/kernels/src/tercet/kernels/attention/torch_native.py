@@ -1,7 +1,7 @@
 """Attention in plain torch: exact, on any device, fast enough for small models.
 
-Scores, softmax and sums are float32. Query heads that share a KV head are folded into rows of one matrix product.
-Padding of a batched row repeats that row's own last token, so that a row whose cache holds a NaN can harm no other.
+Scores, softmax and sums are float32. Query heads that share a KV head become rows of one matrix product. The padding of
+a batched row repeats that row's own last token, so a NaN in a row's cache cannot affect other rows.
 """
 
 import math
@@ -12,27 +12,27 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch
 
 _SCORES = 1 << 20
-"""Scores held at once: bounds the memory of a long extend to a few times 4 MiB."""
+"""Maximum number of scores in memory, which bounds a long extend to a few times 4 MiB."""
 
 _GATHERED = 1 << 20
-"""Elements of keys gathered at once for decodes, unless one row alone has more."""
+"""Maximum number of key elements gathered at once for decodes, unless a single row has more."""
 
 _WASTE = 1.5
-"""Decodes are padded together while that reads at most this many times what they need."""
+"""Decodes are padded to one length while that reads at most this many times the keys they need."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Decodes:
-    """Decode rows of similar length, padded to one: which rows, where their keys lie, which of those are padding."""
+    """Decode rows of similar length, padded to the longest, with the indices of their keys."""
 
-    rows: torch.Tensor  # int64 [n], indices of rows, which for decodes are also indices of tokens
+    rows: torch.Tensor  # int64 [n], row indices, which for decodes are also token indices
     index: torch.Tensor  # int64 [n * longest], positions in the flat cache
     padding: torch.Tensor  # bool [n, 1, longest]
 
 
 @dataclass(frozen=True, eq=False)
 class _Extend:
-    """One row with several new tokens: tokens [first, last) of the step, the row's keys in the flat cache."""
+    """A row with several new tokens: tokens [first, last) of the step, and the indices of its keys."""
 
     first: int
     last: int
@@ -46,9 +46,9 @@ class _Options:
     sinks: torch.Tensor | None
 
     def weights(self, scores: torch.Tensor, hidden: torch.Tensor, head: slice) -> torch.Tensor:
-        """Softmax of float32 scores [..., group, queries, keys], of the query heads `head`, except where `hidden`.
+        """Return the softmax of float32 scores [..., group, queries, keys] of the query heads `head`.
 
-        Overwrites the scores.
+        Scores are masked where `hidden`. Overwrites the scores.
         """
         if self.softcap:
             scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
@@ -60,13 +60,13 @@ class _Options:
 
 
 class _Scratch:
-    """Gathers into buffers that are kept: fresh memory would cost more than what is written to it."""
+    """Reused buffers for gathered keys and values; fresh allocations would cost more than the writes."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype], torch.Tensor] = {}
 
     def gather(self, name: str, cache: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
-        """float32 [len(index), kv_heads, head_dim], valid until the next call with the same name."""
+        """Return float32 [len(index), kv_heads, head_dim], valid until the next call with the same name."""
         shape = (len(index), *cache.shape[2:])
         gathered = torch.index_select(cache.flatten(0, 1), 0, index, out=self._take(name, shape, cache))
         if cache.dtype == torch.float32:
@@ -84,7 +84,7 @@ class _Scratch:
 
 
 class TorchNativeAttention:
-    """The plain-torch backend. See `AttentionBackend`."""
+    """Plain-torch backend, an `AttentionBackend`."""
 
     capturable = False
 
@@ -95,7 +95,7 @@ class TorchNativeAttention:
         self._scratch = _Scratch()
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Look up where every extend's keys lie; decodes follow at the first layer that asks, once for each window."""
+        """Locate the keys of extends. Decodes are located once for each window, at its first layer."""
         self._batch = batch
         self._decodes = {}
         self._extends = _find_extends(batch)
@@ -130,7 +130,7 @@ class TorchNativeAttention:
 
 
 class TorchNativeLatent:
-    """`LatentBackend` in plain torch: all heads share one KV head, whose keys begin with its values."""
+    """Plain-torch `LatentBackend`: heads share one KV head, whose values are the first elements of its keys."""
 
     capturable = False
 
@@ -141,7 +141,7 @@ class TorchNativeLatent:
         self._scratch = _Scratch()
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Look up where every extend's vectors lie; decodes follow at the first layer, when the vectors are known."""
+        """Locate the vectors of extends. Decodes are located at the first layer, when their size is known."""
         self._batch = batch
         self._decodes = None
         self._extends = _find_extends(batch)
@@ -166,7 +166,7 @@ class TorchNativeLatent:
 
 
 def _find_extends(batch: AttentionBatch) -> list[_Extend]:
-    """Every row that is no decode, and where its keys lie."""
+    """Return the rows that are no decodes, with the indices of their keys."""
     extends = []
     first = batch.decodes
     for row in range(batch.decodes, batch.rows):
@@ -178,13 +178,13 @@ def _find_extends(batch: AttentionBatch) -> list[_Extend]:
 
 
 def _locate(batch: AttentionBatch, row: int | torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Where a row's tokens lie in a cache flattened to [pages * page_size, ...]."""
+    """Return the indices of a row's tokens in a cache flattened to [pages * page_size, ...]."""
     pages = batch.page_table[row, positions // batch.page_size]
     return pages.long() * batch.page_size + positions % batch.page_size
 
 
 def _pad_decodes(batch: AttentionBatch, window: int, most: int) -> list[_Decodes]:
-    """Group the decode rows by length, so that one very long row does not pad all others, `most` tokens at a time."""
+    """Group decode rows by length, at most `most` tokens a group, so that a very long row does not pad all others."""
     lengths = [min(kv_len, window or kv_len) for kv_len in batch.host_kv_lens[: batch.decodes]]
     groups: list[list[int]] = []
     needed = 0
@@ -213,9 +213,9 @@ def _pad(batch: AttentionBatch, rows: list[int], lengths: list[int]) -> _Decodes
 def _decode(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, padding: torch.Tensor, options: _Options
 ) -> torch.Tensor:
-    """Attention of one token for each row: q [n, heads, head_dim] -> float32 [n, heads, head_dim].
+    """Return the attention of one token for each row: q [n, heads, head_dim] -> float32 [n, heads, head_dim].
 
-    keys and values are float32 [n * longest, kv_heads, head_dim]; values may be narrower, as the result then is.
+    keys and values are float32 [n * longest, kv_heads, head_dim]; values, and then the result, may be narrower.
     """
     rows, heads, head_dim = q.shape
     kv_heads = keys.shape[1]
@@ -223,7 +223,7 @@ def _decode(
     k, v = (x.view(rows, -1, kv_heads, x.shape[2]) for x in (keys, values))
     query = q.float().view(rows, kv_heads, group, head_dim) * options.scale
     out = torch.empty(rows, kv_heads, group, v.shape[3], device=q.device)
-    for head in range(kv_heads):  # one batched product over rows a head: no copy to bring heads to the front
+    for head in range(kv_heads):  # one batched product over rows for each head: avoids a transposed copy
         scores = torch.bmm(query[:, head], k[:, :, head].transpose(1, 2))  # [n, group, keys]
         mine = slice(head * group, (head + 1) * group)
         weights = options.weights(scores[:, :, None], padding[:, None], mine)[:, :, 0]
@@ -240,7 +240,7 @@ def _extend(
     options: _Options,
     out: torch.Tensor,
 ) -> None:
-    """Attention of a row's new tokens, written into `out`, in blocks of queries so that the scores stay bounded."""
+    """Write the attention of a row's new tokens to `out`, in blocks of queries that bound the memory of scores."""
     heads = q.shape[1]
     kv_len, kv_heads, head_dim = keys.shape
     k = keys.permute(1, 2, 0)  # [kv_heads, head_dim, keys]

@@ -1,4 +1,4 @@
-"""Attention by our own Triton kernels: `tercet.kernels.triton.attention.paged_attention` tells how."""
+"""Attention by Tercet's Triton kernels (algorithm: `tercet.kernels.triton.attention.paged_attention`)."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -15,10 +15,10 @@ from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.fp8 import readable
 
 _ROOMY = 160 << 10
-"""Bytes of shared memory that a program may have, on a server's GPU; others have about 100 KiB."""
+"""Bytes of shared memory of a program on data-center GPUs; others have about 100 KiB."""
 
 _LEAST_KEYS = 16
-"""Of a block, the fewest that tensor cores multiply."""
+"""Smallest number of keys in a block that tensor cores multiply."""
 
 DECODE_TILINGS = (
     Tiling(64, 2, 3),
@@ -28,35 +28,35 @@ DECODE_TILINGS = (
     Tiling(32, 2, 5),
     Tiling(32, 2, 7),
 )
-"""Of decodes with heads of 128 in 16 bits, by the keys of a block; the first is in use.
+"""Tilings of decodes with head_dim 128 in 16 bits, by keys in a block; the first is in use.
 
-With three stages shared memory has one block of keys and values, and the next is asked for once both products are done;
-with five it has two, and a multiprocessor has room for fewer programs.
-"""
+With three stages, shared memory holds one block of keys and values, and the next is requested after both products; with
+five it holds two, but fewer programs fit on a multiprocessor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Blocks:
-    """How a kernel is cut up. Larger heads and wider numbers take smaller blocks, for they share the same memory."""
+    """Block sizes of a kernel. Larger heads and wider numbers take smaller blocks, because shared memory is limited."""
 
     queries: int
     keys: int
     warps: int
     stages: int
     registers: int | None = None
-    """The most of a thread, where rows are many: what it needs, which the compiler places better if it is told so."""
+    """Register limit of a thread for decodes with many rows. It is the number needed; as an explicit limit it lets the
+    compiler allocate them better."""
 
     @classmethod
     @cache
     def of_extend(
         cls, queries: int, group: int, dim: int, itemsize: int, cached: torch.dtype, memory: int
     ) -> "_Blocks":
-        """For tiles of `queries` tokens at most, each with `group` heads of `dim` (a power of two).
+        """Return the blocks for extends: tiles of at most `queries` tokens, each with `group` heads of `dim`.
 
-        Queries have `itemsize` bytes a number. A cache that is `cached` as bits (`readable`) takes much code to widen,
-        which grows with the tile. On a GPU with much shared `memory`, in bytes, there are three stages: a page's number
-        is one of them, read a block ahead of its keys, and these beside the second product of the block before (from
-        compute capability 9.0 on) or after it.
+        `dim` is a power of two, `itemsize` the bytes of a query element. A cache whose dtype `cached` is raw bits
+        (`readable`) takes long code to widen, which grows with the tile. If the GPU has much shared `memory` (bytes),
+        there are three stages: one loads a page number, a block ahead of its keys, and the keys load during the second
+        product of the block before (from compute capability 9.0 on) or after it.
         """
         bits = cached == torch.uint8
         most = 32 if itemsize > 2 or dim > 256 else 64 if dim > 128 or bits else 128
@@ -71,7 +71,7 @@ class _Blocks:
     @classmethod
     @cache
     def of_decode(cls, group: int, dim: int, itemsize: int, cached: torch.dtype, memory: int) -> "_Blocks":
-        """For one token with `group` heads of `dim` (a power of two)."""
+        """Return the blocks for a decode: one token with `group` heads of `dim` (a power of two)."""
         keys = 64 if dim * itemsize <= 256 else 32 if dim * itemsize <= 512 else 16
         warps, stages = (2, 3) if itemsize <= 2 else (4, 2)
         registers = 168 if dim == 128 and itemsize == 2 and group <= 16 and cached != torch.uint8 else None
@@ -79,10 +79,10 @@ class _Blocks:
         return blocks._fitted(blocks.queries, dim, cached.itemsize, memory) if itemsize > 2 else blocks
 
     def _fitted(self, least: int, dim: int, cached: int, memory: int) -> "_Blocks":
-        """In float32, with fewer keys and then queries, `least` or more, where there is not the memory for all.
+        """Return smaller float32 blocks that fit into `memory`: fewer keys first, then fewer queries, at least `least`.
 
-        A product that is as exact as float32 has queries and weights there twice, as the parts of their numbers; keys
-        and values have `cached` bytes a number.
+        A product that is as exact as float32 keeps queries and weights in memory twice, as the parts of their numbers.
+        Keys and values have `cached` bytes a number.
         """
         blocks = self
         while 2 * blocks.keys * dim * cached + 8 * blocks.queries * (dim + blocks.keys) > memory:
@@ -91,22 +91,22 @@ class _Blocks:
             elif blocks.queries > least:
                 blocks = replace(blocks, queries=blocks.queries // 2)
             else:
-                break  # it will not be launched: those who ask for this are told when they start
+                break  # does not fit; a server that needs this is refused at startup
         return blocks
 
 
 class TritonAttention:
-    """The Triton backend. See `AttentionBackend`. Its decodes may be captured in a graph."""
+    """Triton backend, an `AttentionBackend`. Its decodes may be captured in a graph."""
 
     capturable = True
 
     def __init__(self, decodes: Tiling | None = None) -> None:
-        """With `decodes`, these are cut up so, whatever the model."""
+        """Use the tiling `decodes`, if given, for decodes of any model."""
         self._plan = TritonPlan()
         self._decodes = decodes
 
     def plan(self, batch: AttentionBatch) -> None:
-        """See `TritonPlan.take`."""
+        """See `AttentionBackend.plan`."""
         self._plan.take(batch)
 
     def attend(
@@ -142,7 +142,7 @@ class TritonAttention:
         softcap: float = 0.0,
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """See `RotatingBackend.attend_new`."""
+        """Compute `RotatingBackend.attend_new`."""
         batch, k_cache, v_cache = self._ready(q, k_cache, v_cache)
         if batch.decodes < batch.rows:
             raise ValueError("a row of more than one new token: only decodes are rotated as they attend")
@@ -155,7 +155,7 @@ class TritonAttention:
     def _ready(
         self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
     ) -> tuple[AttentionBatch, torch.Tensor, torch.Tensor]:
-        """The planned batch, and the caches as kernels read them."""
+        """Return the planned batch, and the caches as the kernels read them."""
         batch = self._plan.batch
         if q.stride()[1:] != (q.shape[2], 1) or not k_cache.is_contiguous() or not v_cache.is_contiguous():
             raise ValueError("triton attention needs contiguous heads and caches")
@@ -236,7 +236,7 @@ class TritonAttention:
 def _options(
     q: torch.Tensor, k_cache: torch.Tensor, page_size: int, window: int, softcap: float
 ) -> dict[str, int | float]:
-    """The constants of decodes and extends."""
+    """Return the compile-time constants of decodes and extends."""
     return {
         "GROUP": q.shape[1] // k_cache.shape[2],
         "HEAD_DIM": q.shape[2],
@@ -255,7 +255,10 @@ def _given_new(
     sizes: tuple[int, int],
     scale: float,
 ) -> tuple[tuple[torch.Tensor | None, ...], tuple[float, ...]]:
-    """Tensors and numbers of `rope_decode_kernel`: `tensors` and `sizes` are what `decode_kernel` is given, too."""
+    """Return the tensors and numbers of `rope_decode_kernel`.
+
+    `tensors` and `sizes` are those that `decode_kernel` takes, too.
+    """
     q_weight, k_weight = new.norms or (None, None)
     strides, inverses = (q.stride(0), new.k.stride(0), new.v.stride(0)), (1 / new.scales[0], 1 / new.scales[1])
     tables = (new.positions, slots, new.table, q_weight, k_weight)

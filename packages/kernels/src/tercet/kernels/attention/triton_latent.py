@@ -1,4 +1,4 @@
-"""Latent attention by our own Triton kernels: `tercet.kernels.triton.attention.latent_attention` tells how."""
+"""Latent attention by Tercet's Triton kernels: see `tercet.kernels.triton.attention.latent_attention`."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,10 @@ from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.fp8 import readable
 
 _ROWS = 16
-"""Of a decode's tile, the fewest that tensor cores multiply."""
+"""Smallest number of rows in a decode's tile that tensor cores multiply."""
 
 _WIDE_KEYS = 16
-"""Of a block in float32: likewise."""
+"""Smallest number of keys in a float32 block that tensor cores multiply."""
 
 DECODE_TILINGS = (
     Tiling(32, 4, 3),
@@ -28,59 +28,60 @@ DECODE_TILINGS = (
     Tiling(16, 4, 7),
     Tiling(64, 8, 3),
 )
-"""Of decodes in 16 bits, by the vectors of a block; the first is in use, others were not measured yet.
+"""Tilings of decodes in 16 bits, by vectors in a block; the first is in use, the others are not measured yet.
 
-As in `attention.triton`, three stages have one block in shared memory, and five have two.
-"""
+Three stages hold one block in shared memory, five hold two, as in `attention.triton`."""
 
 EXTEND_TILINGS = (Tiling(32, 8, 3), Tiling(32, 8, 5), Tiling(64, 8, 3), Tiling(64, 8, 5))
-"""Of prompts in 16 bits, by the rows of a tile; likewise. Only the first fits into the 99 KiB that every GPU has."""
+"""Tilings of prompts in 16 bits, by rows of a tile; the first is in use, and only it fits into 99 KiB of shared memory.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Blocks:
-    """How a kernel is cut up, so that 576 elements in 2 bytes take less than the 99 KiB that every GPU has.
+    """Block sizes of a kernel.
 
-    In float32 they take more in the smallest tiles there are: see `missing_memory`.
+    In 2 bytes, 576 elements take less than the 99 KiB of shared memory that every GPU has. In float32 even the smallest
+    tiles may not fit: see `missing_memory`.
     """
 
     rows: int  # of a tile
-    heads: int  # of one token, in a tile
+    heads: int  # of one token in a tile
     keys: int
     warps: int
     stages: int
 
     @classmethod
     def of_decode(cls, heads: int, itemsize: int, tiling: Tiling) -> "_Blocks":
-        """For one token; numbers of 16 bits are cut up as a tiling says."""
+        """Return the blocks for a decode; `tiling` applies to 16-bit numbers."""
         keys, warps, stages = (_WIDE_KEYS, 4, 2) if itemsize > 2 else (tiling.block, tiling.warps, tiling.stages)
         return cls(rows=_ROWS, heads=_share(heads, _ROWS), keys=keys, warps=warps, stages=stages)
 
     @classmethod
     def of_extend(cls, queries: int, heads: int, itemsize: int, tiling: Tiling) -> "_Blocks":
-        """For `queries` tokens at most, likewise."""
+        """Return the blocks for extends of at most `queries` tokens; `tiling` applies to 16-bit numbers."""
         most, keys, stages = (_ROWS, _WIDE_KEYS, 2) if itemsize > 2 else (tiling.block, 32, tiling.stages)
         rows = min(most, max(_ROWS, power_of_two(queries * heads)))
         return cls(rows=rows, heads=_share(heads, rows), keys=keys, warps=min(tiling.warps, rows // 4), stages=stages)
 
 
 class TritonLatent:
-    """`LatentBackend` in Triton. Its decodes may be captured in a graph."""
+    """Triton `LatentBackend`. Its decodes may be captured in a graph."""
 
     capturable = True
 
     def __init__(self, decodes: Tiling = DECODE_TILINGS[0], extends: Tiling = EXTEND_TILINGS[0]) -> None:
-        """With other tilings, what is in 16 bits is cut up so."""
+        """Use these tilings for 16-bit numbers."""
         self._plan = TritonPlan()
         self._decodes = decodes
         self._extends = extends
 
     def plan(self, batch: AttentionBatch) -> None:
-        """See `TritonPlan.take`."""
+        """See `LatentBackend.plan`."""
         self._plan.take(batch)
 
     def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
-        """See `LatentBackend.attend`. Raises ValueError for what is not contiguous, or does not fit."""
+        """Compute `LatentBackend.attend`. Raises ValueError for tensors that are not contiguous or do not fit."""
         batch = self._plan.batch
         if q.stride(2) != 1 or not cache.is_contiguous():
             raise ValueError("triton attention needs contiguous heads and caches")
@@ -151,10 +152,10 @@ class TritonLatent:
 
 
 def missing_memory(device: torch.device, sizes: LatentSizes) -> str:
-    """Why a device has not the shared memory for kernels of these sizes; empty where it has.
+    """Return why a device lacks the shared memory for kernels of these sizes; empty if it has enough.
 
-    Kernels for float32 have queries and weights there twice, as the parts of their numbers (`tf32x3`), beside a block
-    of vectors. In 16 bits every GPU has room for all ranks that there are.
+    Float32 kernels keep queries and weights in memory twice, as the parts of their numbers (`tf32x3`), beside a block
+    of vectors. In 16 bits every known rank fits on every GPU.
     """
     width = _block(sizes.rank) + _block(sizes.rope)
     needed = 8 * _ROWS * (width + _WIDE_KEYS) + _WIDE_KEYS * width * sizes.cached.itemsize
@@ -165,16 +166,16 @@ def missing_memory(device: torch.device, sizes: LatentSizes) -> str:
 
 
 def _block(size: int) -> int:
-    """Elements that a kernel computes with in place of so many."""
+    """Return the size of the kernel's block for `size` elements: a power of two."""
     return max(_ROWS, power_of_two(size))
 
 
 def _share(heads: int, rows: int) -> int:
-    """How many heads each of the fewest tiles of so many rows has, if all are to have as many."""
+    """Return the number of heads in each tile if the fewest tiles of `rows` rows share the heads evenly."""
     return -(-heads // -(-heads // rows))
 
 
 def _cut(blocks: _Blocks) -> dict[str, int]:
-    """What a kernel is told of its blocks."""
+    """Return the compile-time constants of the blocks."""
     sizes = {"GROUP": blocks.heads, "BLOCK_M": blocks.rows, "BLOCK_N": blocks.keys}
     return sizes | {"num_warps": blocks.warps, "num_stages": blocks.stages}

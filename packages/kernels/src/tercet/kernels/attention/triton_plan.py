@@ -1,4 +1,4 @@
-"""What Triton's attention makes of a planned batch: how its decodes are split, and its extends cut into tiles."""
+"""Plan of a step for Triton attention: splits of decodes, and tiles of extends."""
 
 from dataclasses import dataclass
 
@@ -13,28 +13,28 @@ from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_
 from tercet.kernels.triton.launch_cache import launch
 
 _SPLIT = 64
-"""Keys that are worth a split of their own, where rows are too few to fill a GPU."""
+"""Smallest number of keys in a split, where rows are too few to fill a GPU."""
 
 _LONG = 2048
-"""Keys that are, where rows are many: the longest would else keep the others waiting."""
+"""Smallest number of keys in a split, where rows are many and the longest would finish last."""
 
 _MOST_SPLITS = 64
 
 FEW_SPLITS = 4
-"""The most splits that the last of them merges as fast as a kernel of its own would."""
+"""Largest number of splits that the last of them merges as fast as a separate kernel would."""
 
 _BLOCKS = 64
-"""Keys: a multiple of every kernel's block."""
+"""Unit of split lengths, in keys: a multiple of every kernel's block."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Splits:
-    """How the decodes of a step are cut, and where their parts are kept until they are merged."""
+    """Splits of the decodes of a step, and the buffers of their partial results."""
 
     of_row: int
-    """Splits of each row, or 0 where a list says how many."""
+    """Splits of each row, or 0 where `listed` says how many each row has."""
     grid: tuple[int, int]
-    """Of programs for each block of heads: (splits, rows), or (1, splits in the list)."""
+    """Grid of programs for each block of heads: (splits, rows), or (1, splits in the list)."""
     parts: torch.Tensor | None = None
     lse: torch.Tensor | None = None
     ended: torch.Tensor | None = None
@@ -42,16 +42,16 @@ class Splits:
 
     @property
     def several(self) -> bool:
-        """Whether a row may have more than one."""
+        """True if a row may have more than one split."""
         return self.parts is not None
 
     def tensors(self, out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """What a kernel of decodes is given, from `out_ptr` to `listed_ptr`."""
+        """Return the arguments of decode kernels from `out_ptr` to `listed_ptr`."""
         parts, lse = (out, out) if self.parts is None else (self.parts, self.lse)
         return parts, lse, out, self.ended, self.listed
 
     def merge(self, out: torch.Tensor, sinks: torch.Tensor | None, warps: int) -> None:
-        """Into `out` [tokens, heads, dim], by a kernel of its own where the last split of a row to end does not."""
+        """Merge partial results into `out` [tokens, heads, dim], unless the last split of each row does so itself."""
         if not self.several or self.ended is not None:
             return
         heads, dim = out.shape[1:]
@@ -69,19 +69,19 @@ class Splits:
 
 
 class TritonPlan:
-    """The batch that a backend was planned for, its tiles, and counters of the splits that have ended."""
+    """The planned batch of a backend, its tiles, and counters of finished splits."""
 
     def __init__(self) -> None:
         self._batch: AttentionBatch | None = None
         self._tiles: dict[int, torch.Tensor] = {}
         self._lists: dict[int, torch.Tensor] = {}
         self.ended: torch.Tensor | None = None
-        """int32: how many splits of each row and head have ended. Zeros, but while a decode runs."""
+        """int32: number of finished splits of each row and head block. Zero except while a decode runs."""
 
     def take(self, batch: AttentionBatch) -> None:
-        """Keep the batch: extends are cut into tiles at the first layer, when the heads are known.
+        """Keep the batch; extends are cut into tiles at the first layer, when the number of heads is known.
 
-        Lists of splits are written anew, in their places, if there are as many decodes as before: a graph reads them.
+        If the number of decodes is unchanged, lists of splits are rewritten in place, because graphs read them.
         """
         if self._batch is not None and self._batch.decodes != batch.decodes:
             self._lists = {}
@@ -92,13 +92,13 @@ class TritonPlan:
 
     @property
     def batch(self) -> AttentionBatch:
-        """Raises RuntimeError if there is none yet."""
+        """The planned batch. Raises RuntimeError before the first plan."""
         if self._batch is None:
             raise RuntimeError("attend was called before plan")
         return self._batch
 
     def splits(self, out: torch.Tensor, blocks: int, *, window: int = 0) -> Splits:
-        """Of decodes that give `out` [tokens, heads, dim], whose heads are in so many blocks."""
+        """Return the splits of decodes with result `out` [tokens, heads, dim] and `blocks` blocks of heads."""
         batch, device = self.batch, out.device
         rows, heads, dim = batch.decodes, *out.shape[1:]
         longest = min(batch.page_table.shape[1] * batch.page_size, window or 1 << 40)
@@ -117,29 +117,29 @@ class TritonPlan:
         )
 
     def _counters(self, count: int, device: torch.device) -> torch.Tensor:
-        """`ended`, of so many numbers or more. A graph's backend makes them before it is recorded."""
+        """Return `ended` with at least `count` elements. The backend of a graph allocates it before capture."""
         if self.ended is None or len(self.ended) < count:
             self.ended = torch.zeros(count, dtype=torch.int32, device=device)
         return self.ended
 
     def _listed(self, window: int, device: torch.device) -> torch.Tensor:
-        """`list_splits` of the batch, on a device. A graph's backend makes it before it is recorded."""
+        """Return `list_splits` of the batch on a device. The backend of a graph allocates it before capture."""
         if window not in self._lists:
             self._lists[window] = pinned(list_splits(self.batch, window), device).to(device, non_blocking=True)
         return self._lists[window]
 
     def tiles(self, queries: int, device: torch.device) -> torch.Tensor:
-        """`cut_tiles` of the batch, on a device."""
+        """Return `cut_tiles` of the batch on a device."""
         if queries not in self._tiles:
             self._tiles[queries] = pinned(cut_tiles(self.batch, queries), device).to(device, non_blocking=True)
         return self._tiles[queries]
 
 
 def list_splits(batch: AttentionBatch, window: int) -> torch.Tensor:
-    """int32 [decodes * 3 / 2, 4]: (row, split, splits of that row, keys of each but the last), and then zeros.
+    """Return int32 [decodes * 3 / 2, 4]: (row, split, splits of the row, keys of a split), padded with zeros.
 
-    Rows have as many splits as their keys ask for: each of `_LONG`, or of more where there would be more splits than
-    that. Those of a row follow each other, and the longest rows come first: who begins last should not take longest.
+    A split has `_LONG` keys, or more if there would be too many splits; the last of a row has the rest. Splits of a row
+    are adjacent, and the longest rows come first, so that the last programs to start are short.
     """
     keys = np.array(batch.host_kv_lens[: batch.decodes], dtype=np.int64)
     if window:
@@ -158,7 +158,7 @@ def list_splits(batch: AttentionBatch, window: int) -> torch.Tensor:
 
 
 def cut_tiles(batch: AttentionBatch, queries: int) -> torch.Tensor:
-    """int32 [tiles, 2], the longest rows' last tiles first: they take longest."""
+    """Return int32 [tiles, 2]: (row, first new token); the last tiles of the longest rows, the slowest, come first."""
     tiles = []
     for row in range(batch.decodes, batch.rows):
         count, kv_len = batch.host_query_lens[row], batch.host_kv_lens[row]
@@ -168,9 +168,9 @@ def cut_tiles(batch: AttentionBatch, queries: int) -> torch.Tensor:
 
 
 def choose_splits(programs: int, longest: int, processors: int) -> int:
-    """Splits of each row, a power of two: two programs for each multiprocessor, if keys allow.
+    """Return the splits of each row, a power of two: two programs for each multiprocessor if there are enough keys.
 
-    Where there are as many without splits it is 1, or 0 if a row may have more than `_LONG` keys.
+    If the rows alone fill the GPU, it is 1, or 0 if a row may have more than `_LONG` keys.
     """
     wanted = -(-2 * processors // programs)
     if wanted > 1:

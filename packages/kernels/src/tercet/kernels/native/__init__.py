@@ -1,1 +1,1 @@
-"""The C++ library of `csrc/`: what it does equals the torch operations beside it, faster on a CPU."""
+"""Bindings of the C++ library of `csrc/`, which equals the torch operations and is faster on a CPU."""

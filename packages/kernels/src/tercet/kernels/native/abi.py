@@ -1,4 +1,4 @@
-"""The C interface in ctypes: structs and signatures as `csrc/*.h` have them, field for field."""
+"""ctypes declarations of the C interface: structs and signatures of `csrc/*.h`, field for field."""
 
 import ctypes
 from collections.abc import Callable
@@ -11,9 +11,9 @@ from tercet.kernels.ops.activation import Gate
 
 FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3
 FORMATS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8}
-"""Number formats by dtype; 4 bits have none."""
+"""Number formats by dtype; int4 has no dtype."""
 GATES: dict[Gate, int] = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
-"""`Gate` of linear.h."""
+"""Values of `Gate` in linear.h."""
 
 
 Field = tuple[str, Any]
@@ -135,7 +135,7 @@ class Step(Structure):
 
 
 class ShmCollectives(Structure):
-    """`ShmCollectives` of meeting.h."""
+    """`ShmCollectives` of shm_collectives.h."""
 
     _fields_ = (*_ints("rank", "size", "room"), *_pointers("memory"), *_ints("turn"))
 
@@ -165,16 +165,18 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "gather_from_ranks": (None, [POINTER(ShmCollectives), _P, _I, _P]),
     "sample": (None, [_P, _I, _I, _P, POINTER(Filter), _P, _P]),
 }
-"""Each function without its prefix `tercet_`: what it returns, and what it is given. None is a status, see guard.h."""
+"""Result and argument types of each function, without its prefix `tercet_`. A result of None is a status: see guard.h.
+"""
 
 _ERRORS: dict[int, type[Exception]] = {1: ValueError, 2: MemoryError, 3: RuntimeError}
-"""By status."""
+"""Exception types by status."""
 
 
 def declare(library: ctypes.CDLL) -> dict[str, Any]:
-    """The functions of a loaded library. Raises AttributeError for one it has not, or for structs of other sizes.
+    """Return the functions of a loaded library.
 
-    Functions with a status return nothing and raise what `_ERRORS` has for it.
+    Functions with a status return nothing and raise the exception that `_ERRORS` has for it. Raises AttributeError for
+    a missing function, or for structs of other sizes.
     """
     functions: dict[str, Any] = {}
 

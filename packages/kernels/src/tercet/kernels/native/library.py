@@ -1,4 +1,4 @@
-"""Loading the native library: the build for the best instruction set that this processor has."""
+"""Loader of the native library: selects the build for the best instruction set of this processor."""
 
 import ctypes
 import logging
@@ -15,7 +15,7 @@ from tercet.kernels.native.abi import declare
 logger = logging.getLogger(__name__)
 
 LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
-"""Instruction sets, each a superset of those before it."""
+"""Instruction sets, each a superset of the previous ones."""
 
 FOLDER = Path(__file__).parent / "lib"
 
@@ -23,10 +23,10 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 class Library:
-    """One build of the library. `functions` has what csrc/api.cpp exports, without the prefix."""
+    """A loaded build. `functions` has the functions of csrc/api.cpp, without their prefix."""
 
     def __init__(self, level: str, folder: Path = FOLDER) -> None:
-        """Raises UnavailableBackendError if it was not built, does not load, or is beyond this processor."""
+        """Raise UnavailableBackendError if the build is missing, does not load, or does not run on this processor."""
         best = best_level(folder)
         if level not in LEVELS[: LEVELS.index(best) + 1]:
             raise UnavailableBackendError(f"this processor has {best} at best, not {level}")
@@ -36,17 +36,17 @@ class Library:
         self.set_threads(available_cores())
 
     def set_threads(self, count: int) -> None:
-        """How many threads its loops run on, that of the caller among them."""
+        """Set the number of threads of its loops, including the calling thread."""
         self.functions.set_threads(count)
 
     @property
     def threads(self) -> int:
-        """See `set_threads`."""
+        """Number of threads: see `set_threads`."""
         return int(self.functions.threads())
 
 
 def best_level(folder: Path = FOLDER) -> str:
-    """The best instruction set of this processor and operating system, whether it was built or not."""
+    """Return the best instruction set of this processor and operating system, built or not."""
     return LEVELS[int(_open("portable", folder).best_level())]
 
 
@@ -62,9 +62,9 @@ def _open(level: str, folder: Path) -> Any:
 
 @cache
 def load_library(level: str | None = None) -> Library:
-    """The library for an instruction set, by default the best one that was built and runs here.
+    """Return the library for an instruction set, by default the best one that was built and runs here.
 
-    Raises UnavailableBackendError where there is none.
+    Raises UnavailableBackendError without one.
     """
     if level is not None:
         return Library(level, FOLDER)
@@ -75,7 +75,7 @@ def load_library(level: str | None = None) -> Library:
 
 
 def describe_library(library: Library) -> str:
-    """Which build is loaded, and why this one."""
+    """Return which build is loaded, and why."""
     best, here = library.best, "the best this processor has"
     why = here if best == library.level else f"this processor has {best}, which was not built"
     return f"{library.level} ({why}), {library.threads} threads"
@@ -83,7 +83,7 @@ def describe_library(library: Library) -> str:
 
 @cache
 def missing_library() -> str:
-    """Why there is no native library here; empty if there is one. Says it in the log, the first time."""
+    """Return why there is no native library here; empty if there is one. Logs the reason the first time."""
     try:
         load_library()
     except UnavailableBackendError as error:
@@ -93,22 +93,22 @@ def missing_library() -> str:
 
 
 def available_cores() -> int:
-    """Cores that this process may run on, within the quota of its container and OMP_NUM_THREADS."""
+    """Return the number of usable cores: affinity, bounded by the container's CPU quota and OMP_NUM_THREADS."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, math.ceil(min(allowed, _quota(), _wanted())))
 
 
 def _wanted() -> float:
-    """What an operator tells all numeric libraries, for the outermost of nested loops; if nothing, no bound."""
+    """Return OMP_NUM_THREADS (its value for the outermost loop), or infinity if it is not set."""
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0].strip()
     return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else math.inf
 
 
 def _quota() -> float:
-    """Cores' worth of time that a container's limit leaves in every period; without a limit, no bound."""
+    """Return the container's CPU quota in cores, or infinity without one."""
     try:
         quota, period = (_CGROUP / "cpu.max").read_text(encoding="ascii").split()
-    except (OSError, ValueError):  # no such limit here, or version 1 of cgroups
+    except (OSError, ValueError):  # no limit, or cgroup version 1
         try:
             names = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
             quota, period = ((_CGROUP / name).read_text(encoding="ascii").strip() for name in names)

@@ -1,4 +1,4 @@
-"""Packed weights of linear layers: laid out once, when a model is loaded, as the native kernels read them."""
+"""Packed weights of linear layers, repacked once at load time into the layout that the native kernels read."""
 
 import ctypes
 from collections.abc import Callable, Iterable, Sequence
@@ -13,17 +13,17 @@ from tercet.kernels.native import abi
 from tercet.kernels.native.library import Library
 
 Quantization = Literal["none", "int8", "int4"]
-"""What weights are rounded to: int8 with a scale for each output, int4 with one for every 32 inputs of an output."""
+"""Weight formats: int8 has a scale for each output, int4 one for every 32 inputs of an output."""
 
 _LINE = 64
-"""Bytes that a processor reads at once."""
+"""Bytes of a cache line."""
 _PANEL = 16
 """Outputs of a panel: see csrc/format.h."""
 
 
 @dataclass(frozen=True, eq=False)
 class PackedLinear:
-    """The weights of one linear layer. The struct points into the tensors, which live as long as this does."""
+    """Packed weights of one linear layer. The struct points into the tensors, which this object owns."""
 
     library: Library
     struct: abi.Linear
@@ -34,16 +34,16 @@ class PackedLinear:
 
     @property
     def outputs(self) -> int:
-        """Elements of a row of `__call__`'s result."""
+        """Number of outputs."""
         return int(self.struct.n)
 
     @property
     def bytes(self) -> int:
-        """Memory that the weights take."""
+        """Memory of the weights, in bytes."""
         return self.panels.numel()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """X float32 [m, k] -> float32 [m, n]."""
+        """Multiply X float32 [m, k]; returns float32 [m, n]."""
         if x.dtype != torch.float32 or x.device.type != "cpu" or x.ndim != 2 or x.shape[1] != self.struct.k:
             raise ValueError(f"expected float32 [m, {self.struct.k}] on the CPU, not {x.dtype} {list(x.shape)}")
         x, out = x.contiguous(), torch.empty(len(x), self.outputs)
@@ -51,7 +51,7 @@ class PackedLinear:
         return out
 
     def rows(self, index: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight matrix: float32 [len(index), k]."""
+        """Return rows of the weight matrix: float32 [len(index), k]."""
         index = index.to(torch.int64).contiguous()
         if len(index) and not 0 <= int(index.min()) <= int(index.max()) < self.outputs:
             raise IndexError("no such row")
@@ -61,7 +61,7 @@ class PackedLinear:
 
 
 class PackedMLP(NamedTuple):
-    """The weights of a gated MLP."""
+    """Packed weights of a gated MLP."""
 
     gate_up: PackedLinear  # interleaved
     down: PackedLinear
@@ -76,11 +76,11 @@ def pack_linear(
     interleave: bool = False,
     allocate: Callable[[int], torch.Tensor] | None = None,
 ) -> PackedLinear:
-    """Pack weight [n, k] (float32 or bfloat16) and bias [n]; with a `quantization` weights are rounded to its bits.
+    """Pack weight [n, k] (float32 or bfloat16) and bias [n], rounding weights to `quantization`.
 
-    The weight may come as pieces of its rows, so that nobody has to join them. `interleave` is for a gate-up projection
-    [2 * m, k]: panels of gate and of up alternate, as the decoder reads them. `allocate` gives panels so many bytes of
-    zeros, in place of memory of their own.
+    The weight may be a sequence of row blocks, which need not be concatenated. `interleave` is for a gate-up projection
+    [2 * m, k]: panels of gate and of up alternate, as the decoder reads them. `allocate` returns zeroed memory of so
+    many bytes for the panels, in place of a new allocation.
     """
     pieces = _pieces(weight, interleave)
     dtype, inputs = pieces[0].dtype, pieces[0].shape[1]
@@ -89,7 +89,7 @@ def pack_linear(
         raise ValueError(f"a bias {list(bias.shape)} for {outputs} outputs")
     form = {"none": abi.FORMATS[dtype], "int8": abi.INT8, "int4": abi.INT4}[quantization]
     panels = (allocate or _zeros)(int(library.functions.packed_bytes(padded, inputs, form)))
-    scales = torch.empty(padded, dtype=torch.float32) if form == abi.INT8 else None  # those of int4 are in the panels
+    scales = torch.empty(padded, dtype=torch.float32) if form == abi.INT8 else None  # int4 scales are in the panels
     offsets = torch.empty(padded, dtype=torch.int32) if form == abi.INT8 else None
     spread = None if bias is None else _spread(bias.float(), interleave)
     pointers = [None if x is None else x.data_ptr() for x in (panels, scales, offsets, spread)]
@@ -109,9 +109,9 @@ def pack_linears(
     quantization: Quantization = "none",
     interleave: bool = False,
 ) -> list[PackedLinear]:
-    """Pack weights of one shape, each with its bias, as `pack_linear` does: one after another into one run of memory.
+    """Pack weights of one shape, each with its bias, into one contiguous allocation.
 
-    So those that are smaller than a huge page lie on huge pages, too.
+    Weights smaller than a huge page thus lie on huge pages, too.
     """
     run: list[torch.Tensor] = []
 
@@ -130,13 +130,13 @@ def _zeros(size: int) -> torch.Tensor:
 
 
 def check_shape(linear: PackedLinear, outputs: int, inputs: int) -> None:
-    """Raise ValueError for weights of another shape."""
+    """Raise ValueError if the weights have another shape."""
     if (linear.outputs, linear.struct.k) != (outputs, inputs):
         raise ValueError(f"a layer's weights are {[linear.outputs, linear.struct.k]}, not {[outputs, inputs]}")
 
 
 def _pieces(weight: torch.Tensor | Sequence[torch.Tensor], interleave: bool) -> list[torch.Tensor]:
-    """What can be packed one after another: gate and up, or pieces that are whole panels, but for the last."""
+    """Return pieces that can be packed in turn: gate and up, or row blocks of whole panels except the last."""
     pieces = [weight] if isinstance(weight, torch.Tensor) else list(weight)
     for piece in pieces:
         if piece.dtype not in (torch.float32, torch.bfloat16) or piece.device.type != "cpu":
@@ -157,7 +157,7 @@ def _padded(count: int) -> int:
 
 
 def _spread(x: torch.Tensor, interleave: bool) -> torch.Tensor:
-    """A value for each output, in the order of the panels, zero where a panel has no output."""
+    """Return a value for each output in the order of the panels, padded with zeros."""
     parts = x.chunk(2) if interleave else (x,)
     panels = [torch.nn.functional.pad(part, (0, _padded(len(part)) - len(part))).view(-1, _PANEL) for part in parts]
     return torch.stack(panels, 1).flatten().contiguous()

@@ -1,4 +1,4 @@
-"""Low-rank adapters as a native decoder reads them: see csrc/lora.h, and `ops.lora` for what they add."""
+"""LoRA adapters as the native decoder reads them: see csrc/lora.h, and `ops.lora` for the definition."""
 
 import ctypes
 
@@ -10,17 +10,17 @@ from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 
 
 class Adapters:
-    """Structs that point into the adapters of a decoder's layers, which this keeps. What is in them may change."""
+    """Owner of the structs that point into a decoder's adapters. The adapter weights may change in place."""
 
     def __init__(self) -> None:
         self._keep: list[object] = []
         self._places = 0
-        self._rank = 0  # that all layers have room for
+        self._rank = 0  # smallest maximum rank of all layers
 
     def address(self, weights: LoRAWeights | None, linear: PackedLinear | None) -> int | None:
-        """Where the struct of one linear layer's adapters is; None where there are none.
+        """Return the address of the adapter struct of a linear layer, or None without adapters.
 
-        Raises ValueError for adapters that do not fit the layer, or are more or fewer than those before them.
+        Raises ValueError for adapters that do not fit the layer, or whose number differs from that of earlier layers.
         """
         if weights is None:
             return None
@@ -38,9 +38,10 @@ class Adapters:
         return ctypes.addressof(struct)
 
     def rows(self, rows: LoRARows) -> abi.AdapterRows | None:
-        """A step's rows as the library reads them, which point into their table; None if no token has an adapter.
+        """Return a step's rows as the library's struct, or None if no token has an adapter.
 
-        Raises ValueError for a table that is not as `LoRARows` has it, and for ranks that these adapters cannot have.
+        The struct points into the rows' table. Raises ValueError for a table unlike that of `LoRARows`, and for ranks
+        above the maximum.
         """
         table, ranks = rows.table, list(rows.ranks)
         if table.dtype != torch.int32 or not table.is_contiguous() or table.device.type != "cpu":
@@ -58,7 +59,7 @@ class Adapters:
 
 
 def _check(weights: LoRAWeights, linear: PackedLinear) -> None:
-    """Of one layer alone."""
+    """Raise ValueError for adapters that do not fit their layer."""
     for tensor in (weights.a, weights.b):
         if tensor.dtype != torch.float32 or not tensor.is_contiguous() or tensor.device.type != "cpu":
             raise ValueError(f"adapters are contiguous float32 on the CPU, not {tensor.dtype} on {tensor.device}")

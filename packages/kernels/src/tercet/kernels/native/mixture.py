@@ -1,4 +1,4 @@
-"""A mixture of experts on packed weights: see csrc/mixture.h, and `tercet.kernels.ops.moe` for what it computes."""
+"""Mixture of experts on packed weights: see csrc/mixture.h, and `tercet.kernels.ops.moe` for the definition."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,9 +12,9 @@ from tercet.kernels.ops.moe import Routing
 
 
 class Mixture:
-    """Routes tokens to experts, and adds up what these give. The struct points into the weights, which this keeps.
+    """Router and experts of a layer. The struct points into the weights, which this object owns.
 
-    Of experts that are equally good for a token the first ones are taken.
+    Of experts with equal scores the first are chosen.
     """
 
     def __init__(
@@ -27,9 +27,9 @@ class Mixture:
         gate: Gate = "silu",
         shared: tuple[PackedLinear | None, PackedMLP] | None = None,
     ) -> None:
-        """`shared` is an expert that every token has, and what it is weighed by the sigmoid of, if by anything.
+        """Take the weights; `shared` is an expert that every token uses, with the weight of its sigmoid gate or None.
 
-        `correction` is as of `route`. Raises ValueError for weights that do not fit together.
+        `correction` is that of `route`. Raises ValueError for weights that do not fit together.
         """
         self.router = router
         self._weights = every = [*experts, *([] if shared is None else [shared[1]])]
@@ -49,7 +49,7 @@ class Mixture:
         )
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """X float32 [tokens, hidden] -> float32 [tokens, hidden]."""
+        """Apply the mixture to X float32 [tokens, hidden]; returns float32 [tokens, hidden]."""
         if x.dtype != torch.float32 or x.device.type != "cpu" or x.ndim != 2 or x.shape[1] != self.router.struct.k:
             raise ValueError(
                 f"expected float32 [tokens, {self.router.struct.k}] on the CPU, not {x.dtype} {list(x.shape)}"

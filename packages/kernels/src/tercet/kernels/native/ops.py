@@ -1,6 +1,6 @@
-"""Single operations of the native library, with the names and the meaning of those in `tercet.kernels.ops`.
+"""Native versions of the operations of `tercet.kernels.ops`, with the same names and semantics.
 
-Tensors lie on the CPU and are float32 or bfloat16. bfloat16 is rounded once, at the end of an operation.
+Tensors are float32 or bfloat16 on the CPU. bfloat16 results are rounded once, at the end of an operation.
 """
 
 import math
@@ -16,7 +16,7 @@ from tercet.kernels.ops.sampling import Filters, said_if_finite
 
 
 class NativeOps:
-    """Operations on one library."""
+    """Operations of one loaded library."""
 
     def __init__(self, library: Library) -> None:
         self._call = library.functions
@@ -50,7 +50,7 @@ class NativeOps:
     def apply_rope(
         self, q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `tercet.kernels.ops.rope.apply_rope`. q and k may be parts of a wider row."""
+        """Rotate q and k, which may be views of a wider row."""
         positions, cache = _given(positions, torch.int64, (len(q),)), _given(cache, torch.float32)
         if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < len(cache):
             raise IndexError("a position is not in the table")
@@ -95,7 +95,7 @@ class NativeOps:
 
     apply_penalties_ = staticmethod(apply_penalties_)
     token_logprobs = staticmethod(token_logprobs)
-    """Plain torch: rows with penalties, or that report, are few."""
+    """Plain torch is enough: few rows have penalties or report log-probabilities."""
 
     def sample(
         self, logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: philox.NoiseKey
@@ -127,7 +127,7 @@ class NativeOps:
 
 
 def _given(x: torch.Tensor, dtype: torch.dtype | None = None, shape: tuple[int, ...] | None = None) -> torch.Tensor:
-    """The tensor, contiguous. Raises for one that the library must not be handed."""
+    """Return the tensor, contiguous. Raises for a device, dtype or shape that the library cannot take."""
     if x.device.type != "cpu":
         raise ValueError(f"a native operation was given a tensor on {x.device}")
     if dtype is not None and x.dtype != dtype:
@@ -138,7 +138,7 @@ def _given(x: torch.Tensor, dtype: torch.dtype | None = None, shape: tuple[int, 
 
 
 def _noise_keys(key: philox.NoiseKey) -> torch.Tensor:
-    """`NoiseKey` of noise.h for each row."""
+    """Return `NoiseKey` of noise.h for each row."""
     words = (key.seed_low, key.seed_high, key.choice, key.position)
     return torch.stack([word.to(torch.int64) for word in words], 1).to(torch.uint32).contiguous()
 
@@ -150,5 +150,5 @@ def _format(x: torch.Tensor) -> int:
 
 
 def _rows(x: torch.Tensor) -> tuple[int, int]:
-    """(rows, elements of a row)."""
+    """Return (rows, elements of a row)."""
     return x.numel() // max(1, x.shape[-1]), x.shape[-1]

@@ -1,4 +1,4 @@
-"""Sums and gathers over processes of one machine, through memory that all of them map: see csrc/meeting.h."""
+"""Sums and gathers over processes of one machine, through shared memory: see csrc/shm_collectives.h."""
 
 import ctypes
 import mmap
@@ -9,19 +9,19 @@ from tercet.kernels.native import abi
 from tercet.kernels.native.library import Library
 
 ROOM = 1 << 20
-"""Bytes that a process shows the others at once: what is longer goes in pieces. A second-level cache holds it."""
+"""Bytes that a process publishes at once; longer data goes in pieces. The size fits into a second-level cache."""
 
 
 def meeting_bytes(library: Library, size: int, room: int = ROOM) -> int:
-    """How much memory `size` processes need to meet."""
+    """Return the bytes of shared memory that `size` processes need."""
     return int(library.functions.meeting_bytes(size, room))
 
 
 class ShmCollectives:
-    """What process `rank` of `size` does with the others. Belongs to one thread, which waits for theirs."""
+    """Collective operations of process `rank` of `size`, for one thread, which blocks until the others arrive."""
 
     def __init__(self, library: Library, rank: int, size: int, memory: mmap.mmap, room: int = ROOM) -> None:
-        """`memory` begins as zeros, is of `meeting_bytes`, and is mapped by all. Raises ValueError if it is smaller."""
+        """Attach to zeroed `memory` of `meeting_bytes` that all processes map. Raises ValueError if it is too small."""
         if not 0 <= rank < size or room < 64 or room % 64 or len(memory) < meeting_bytes(library, size, room):
             raise ValueError(f"process {rank} of {size} cannot meet others in {len(memory)} bytes")
         self._functions = library.functions
@@ -30,13 +30,13 @@ class ShmCollectives:
         self._struct = abi.ShmCollectives(rank, size, room, self._memory.data_ptr(), 0)
 
     def sum(self, x: torch.Tensor) -> torch.Tensor:
-        """Every process's x, float32 or bfloat16 of any shape, added up; written over x where that is contiguous."""
+        """Return the sum of x (float32 or bfloat16, any shape) over all processes; overwrites x if it is contiguous."""
         x = x.contiguous()
         self._functions.sum_over_ranks(ctypes.byref(self._struct), x.data_ptr(), x.numel(), abi.FORMATS[x.dtype])
         return x
 
     def gather(self, x: torch.Tensor) -> torch.Tensor:
-        """Every process's x, of any shape and dtype, in the order of ranks: [size, *x.shape]."""
+        """Return x of all processes (any shape and dtype) in the order of ranks: [size, *x.shape]."""
         x = x.contiguous()
         out = x.new_empty(self._size, *x.shape)
         self._functions.gather_from_ranks(ctypes.byref(self._struct), x.data_ptr(), x.nbytes, out.data_ptr())

@@ -1,1 +1,1 @@
-"""One operation a file, each defined by plain torch code that every faster version must equal."""
+"""Definitions of the operations in plain torch, one in each module; every faster version must equal them."""

@@ -6,16 +6,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 Gate = Literal["silu", "gelu_tanh", "clamped"]
-"""What a gate goes through before an up is multiplied by it: see `act_and_mul`."""
+"""Activation of the gate, before it is multiplied by up: see `act_and_mul`."""
 
 LIMIT = 7.0
-"""The most that a clamped gate or up can be."""
+"""Upper bound of a clamped gate or up."""
 SLOPE = 1.702
-"""What a clamped gate is multiplied by inside its sigmoid."""
+"""Factor of a clamped gate inside its sigmoid."""
 
 
 def act_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """Gate times up by the function that `gate` names: x [..., 2 * n] to [..., n]."""
+    """Apply the gated activation that `gate` names: x [..., 2 * n] to [..., n]."""
     match gate:
         case "silu":
             return silu_and_mul(x)
@@ -26,21 +26,21 @@ def act_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """silu(gate) * up, where x [..., 2 * n] holds gate in its first half and up in its second. Returns [..., n]."""
+    """Return silu(gate) * up [..., n], where the first half of x [..., 2 * n] is gate and the second up."""
     gate, up = x.chunk(2, dim=-1)
     return F.silu(gate) * up
 
 
 def gelu_and_mul(x: torch.Tensor, approximate: Literal["none", "tanh"] = "none") -> torch.Tensor:
-    """gelu(gate) * up, halves as in `silu_and_mul`; "tanh" is the approximation Gemma uses. Returns [..., n]."""
+    """Return gelu(gate) * up [..., n], halves as in `silu_and_mul`; Gemma uses the approximation "tanh"."""
     gate, up = x.chunk(2, dim=-1)
     return F.gelu(gate, approximate=approximate) * up
 
 
 def clamped_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """What gpt-oss has: (up + 1) * gate * sigmoid(SLOPE * gate), halves as in `silu_and_mul`. Returns [..., n].
+    """Return (up + 1) * gate * sigmoid(SLOPE * gate) [..., n], halves as in `silu_and_mul`, as gpt-oss does.
 
-    Neither is above LIMIT, and no up below -LIMIT.
+    gate is at most LIMIT, and up within -LIMIT and LIMIT.
     """
     gate, up = x.chunk(2, dim=-1)
     gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)

@@ -1,4 +1,4 @@
-"""Log-probabilities to report: of the model's own distribution."""
+"""Log-probabilities for output, from the model's own distribution."""
 
 import torch
 
@@ -8,12 +8,11 @@ from tercet.kernels.ops.sampling import rows_of_block, top_candidates
 def token_logprobs(
     logits: torch.Tensor, tokens: torch.Tensor, top: int, rows: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(float32 [n] of `tokens`, int64 [n, top] the likeliest ids, float32 [n, top] of these), all log-probabilities.
+    """Return log-probabilities: float32 [n] of `tokens`, and the `top` likeliest ids int64 and values float32 [n, top].
 
-    `tokens` int64 [n] are of rows 0 to n - 1 of logits [rows, vocab], or of those that `rows` int64 [n] names.
-    This is the log-softmax of what it is given. Reported are always the model's raw logits, before temperature,
-    penalties, bias and grammar. Equally likely tokens are listed by id.
-    A block of rows is looked at at a time: temporaries take the same memory however many there are.
+    `tokens` int64 [n] belong to rows 0 to n - 1 of logits [rows, vocab], or to the rows int64 [n] in `rows`. The result
+    is the log-softmax of the given logits; callers pass raw logits, before temperature, penalties, bias and grammar.
+    Equally likely tokens are ordered by id. Rows are processed in blocks, which bounds the memory of temporaries.
     """
     size = rows_of_block(logits.shape[1])
     parts = []

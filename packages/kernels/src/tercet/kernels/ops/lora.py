@@ -1,7 +1,6 @@
-"""Low-rank adapters (LoRA, arXiv:2106.09685) of a linear layer: tokens of one step may each have another, or none.
+"""Low-rank adapters (LoRA, arXiv:2106.09685) of a linear layer. Each token may have a different adapter, or none.
 
-What an adapter adds to x @ weight.T is x @ a.T @ b, its scale being part of b. Every adapter has a *place* in two
-tensors that hold those of all.
+An adapter adds x @ a.T @ b to x @ weight.T; its scale is part of b. Two tensors hold the adapters of all slots.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,11 @@ from typing import NamedTuple
 import torch
 
 LONGEST_RUN = 64
-"""Tokens of one `Segment`, at most: a kernel reads an adapter once for each run."""
+"""Maximum number of tokens of one `Segment`: a kernel reads an adapter once for each segment."""
 
 
 class Segment(NamedTuple):
-    """Tokens [start, stop) of a step, all of whom have the adapter at one place."""
+    """Tokens [start, stop) of a step that use the adapter in one slot."""
 
     place: int
     start: int
@@ -25,40 +24,40 @@ class Segment(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LoRAWeights:
-    """The adapters of one layer, zero beyond the rank of each, and at places without one."""
+    """Adapters of one layer, zero-padded beyond the rank of each and in empty slots."""
 
-    a: torch.Tensor  # [places, parts * rank, inputs]
-    b: torch.Tensor  # [places, rank, outputs]
+    a: torch.Tensor  # [slots, parts * rank, inputs]
+    b: torch.Tensor  # [slots, rank, outputs]
     parts: tuple[int, ...]
-    """Outputs of each of the projections that the layer is made of; each has `rank` rows of `a` to itself."""
+    """Outputs of each projection that the layer fuses; each has `rank` rows of `a`."""
 
     @property
     def rank(self) -> int:
-        """The highest that an adapter can have."""
+        """Maximum rank of an adapter."""
         return self.b.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
 class LoRARows:
-    """Which tokens of a step have an adapter."""
+    """Tokens of a step that have an adapter."""
 
     runs: Sequence[Segment] | None
-    """In the order of tokens, without overlap. None in a CUDA graph, where `table` alone says them."""
-    table: torch.Tensor  # int32 [runs, 3]: the same, where the weights are
+    """Segments in the order of tokens, without overlap. None in a CUDA graph, where only `table` has them."""
+    table: torch.Tensor  # int32 [segments, 3]: the segments, on the device of the weights
     ranks: Sequence[int]
-    """Rank of the adapter at each place."""
+    """Rank of the adapter in each slot."""
     longest: int = LONGEST_RUN
-    """Tokens of a run, at most, those of the table among them."""
+    """Maximum number of tokens of a segment, including those of the table."""
 
     @property
     def known(self) -> Sequence[Segment]:
-        """The runs. Raises RuntimeError where the table alone says which they are."""
+        """The segments. Raises RuntimeError if only the table has them."""
         if self.runs is None:
             raise RuntimeError("only a kernel can read which tokens have adapters")
         return self.runs
 
     def part(self, tokens: slice) -> "LoRARows | None":
-        """The runs within `tokens`, counted from its start; None if there are none. Raises as `known` does."""
+        """Return the segments within `tokens`, relative to its start, or None without any. Raises as `known` does."""
         first, last = tokens.start, tokens.stop
         cut = [Segment(place, max(start, first) - first, min(stop, last) - first) for place, start, stop in self.known]
         runs = [run for run in cut if run.start < run.stop]
@@ -69,7 +68,7 @@ class LoRARows:
 
     @cached_property
     def by_place(self) -> dict[int, torch.Tensor | slice]:
-        """Each place's tokens: an int64 index, or a slice where they are neighbours. Raises as `known` does."""
+        """Tokens of each slot: a slice if they are contiguous, otherwise an int64 index. Raises as `known` does."""
         tokens: dict[int, list[int]] = {}
         for place, start, stop in self.known:
             tokens.setdefault(place, []).extend(range(start, stop))
@@ -77,7 +76,7 @@ class LoRARows:
 
 
 def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None:
-    """Add to out [tokens, outputs], in place, each token's x [tokens, inputs] @ a.T @ b, computed in float32."""
+    """Add each token's x [tokens, inputs] @ a.T @ b, in float32, to out [tokens, outputs] in place."""
     for place, tokens in rows.by_place.items():
         rank = rows.ranks[place]
         for outputs, a, b in _parts(weights, place, rank):
@@ -86,7 +85,7 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoR
 
 
 def _parts(weights: LoRAWeights, place: int, rank: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """Of each projection: its outputs, its rows of a [rank, inputs], its columns of b [rank, outputs]."""
+    """Yield the outputs, the rows of a [rank, inputs] and the columns of b [rank, outputs] of each projection."""
     start = 0
     for index, size in enumerate(weights.parts):
         outputs = slice(start, start + size)

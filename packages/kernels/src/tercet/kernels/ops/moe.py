@@ -1,4 +1,4 @@
-"""A mixture of experts: every token goes through a few of many gated MLPs, and their results are weighed."""
+"""Mixture of experts: each token passes through a few of many gated MLPs, whose results are weighted and summed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from tercet.kernels.ops.quantized import QuantizedWeight, linear_quantized
 
 @dataclass(frozen=True, eq=False)
 class QuantizedExperts:
-    """Weights [count, n, k] of experts, stored as one weight [count * n, k], expert after expert.
+    """Quantized weights [count, n, k] of experts, stored as one weight [count * n, k] in the order of experts.
 
-    Raises ValueError where a block of rows would reach over two experts.
+    Raises ValueError if a block of rows would span two experts.
     """
 
     weight: QuantizedWeight
@@ -36,7 +36,7 @@ class QuantizedExperts:
         return self.count
 
     def __getitem__(self, expert: int) -> QuantizedWeight:
-        """The weight [n, k] of one of them."""
+        """Return the weight [n, k] of one expert."""
         weight, n = self.weight, self.shape[1]
         scaled = slice(expert * n // weight.block[0], (expert + 1) * n // weight.block[0])
         return QuantizedWeight(
@@ -53,48 +53,48 @@ ExpertWeights = torch.Tensor | QuantizedExperts
 
 
 class ExpertBiases(NamedTuple):
-    """What is added to the projections of experts."""
+    """Biases of the projections of experts."""
 
     gate_up: torch.Tensor  # [experts, 2 * size]
     down: torch.Tensor  # [experts, hidden]
 
 
 Score = Literal["softmax", "sigmoid"]
-"""The function that turns router logits into scores."""
+"""Function that turns router logits into scores."""
 LEAST = 1e-20
-"""Added to the sum that weights are divided by, so that weights that are all 0 stay 0."""
+"""Added to the sum that weights are divided by, so that weights of 0 stay 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """How a router chooses a token's experts, and what weighs these."""
+    """Selection and weighting of a token's experts."""
 
     top_k: int
     score: Score = "softmax"
     renormalize: bool = False
-    """Whether the weights of a token's experts are made to add up to 1, before they are scaled."""
+    """Normalize the weights of a token's experts to a sum of 1, before they are scaled."""
     scale: float = 1.0
-    """What weights are multiplied by."""
+    """Factor of the weights."""
     groups: int = 1
-    """How many groups of neighbours, all of one size, the experts are in."""
+    """Number of groups of consecutive experts, all of one size."""
     top_groups: int = 1
-    """How many groups, those of most worth, a token's experts are taken from."""
+    """Number of groups with the highest group scores; a token's experts come from these."""
     group_best: int = 1
-    """A group's worth is the sum of so many of its best scores."""
+    """Number of best scores that a group's score sums up."""
 
     @property
     def limited(self) -> bool:
-        """Whether groups restrict which experts a token can have."""
+        """True if groups restrict the experts that a token can have."""
         return self.top_groups < self.groups
 
 
 def route(
     router_logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(weights float32 [tokens, top_k], experts int64 [tokens, top_k]) of logits [tokens, experts].
+    """Select experts: (weights float32 [tokens, top_k], experts int64 [tokens, top_k]) of logits [tokens, experts].
 
-    Experts, and groups, are chosen by their scores plus `correction` float32 [experts], if there is one; the weights of
-    those chosen are made of their scores alone.
+    Experts and groups are selected by score plus `correction` float32 [experts], if given; the weights are computed
+    from the scores alone.
     """
     logits = router_logits.float()
     scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
@@ -109,7 +109,7 @@ def route(
 
 
 def _of_best_groups(scores: torch.Tensor, routing: Routing) -> torch.Tensor:
-    """Scores [tokens, experts], those of experts that are out being -inf."""
+    """Return scores [tokens, experts] with -inf for experts outside the best groups."""
     tokens, experts = scores.shape
     grouped = scores.view(tokens, routing.groups, experts // routing.groups)
     worth = grouped.topk(routing.group_best, -1).values.sum(-1)
@@ -127,11 +127,11 @@ def fused_moe(
     gate: Gate = "silu",
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
-    """Sum over a token's experts e of weight * down[e] @ act_and_mul(gate_up[e] @ x, gate), in x's dtype.
+    """Sum weight * down[e] @ act_and_mul(gate_up[e] @ x, gate) over the experts e of each token, in x's dtype.
 
-    x [tokens, hidden], weights and experts [tokens, top_k] as of `route`, gate_up [experts, 2 * size, hidden], down
-    [experts, hidden, size]. Tokens are brought into the order of their experts, so that each expert that has any is one
-    matrix product over all of them. With `biases` each projection adds its expert's.
+    x [tokens, hidden], weights and experts [tokens, top_k] from `route`, gate_up [experts, 2 * size, hidden], down
+    [experts, hidden, size]. Tokens are sorted by expert, so that each expert with tokens computes one matrix product.
+    With `biases`, each projection adds the bias of its expert.
     """
 
     def one(expert: int, rows: torch.Tensor) -> torch.Tensor:
@@ -149,7 +149,7 @@ def by_expert(
     count: int,
     one: Callable[[int, torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """`fused_moe` over any experts: `one(e, x)` is what expert e of `count` makes of its tokens x [rows, hidden]."""
+    """Compute `fused_moe` for any experts: `one(e, x)` applies expert e of `count` to its tokens x [rows, hidden]."""
     tokens, top_k = experts.shape
     order = experts.flatten().argsort(stable=True)
     rows = x[order // top_k]

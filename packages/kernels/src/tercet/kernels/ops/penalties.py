@@ -1,4 +1,4 @@
-"""What is done to logits before sampling: penalties for repetition, and biases."""
+"""Changes of logits before sampling: repetition, frequency and presence penalties, and logit biases."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import torch
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Penalties:
-    """Strengths, float32 [rows]; 1, 0 and 0 change nothing."""
+    """Penalties of each row, float32 [rows]; 1, 0 and 0 change nothing."""
 
     repetition: torch.Tensor
     frequency: torch.Tensor
@@ -17,10 +17,10 @@ class Penalties:
 def apply_penalties(
     logits: torch.Tensor, output_counts: torch.Tensor, prompt_seen: torch.Tensor, penalties: Penalties
 ) -> torch.Tensor:
-    """Penalised logits float32 [rows, vocab].
+    """Return penalized logits float32 [rows, vocab].
 
-    First repetition, as Hugging Face: over tokens of prompt or output, positive logits are divided and others
-    multiplied. Then frequency and presence, as OpenAI: over output tokens only, minus frequency * count and minus
+    Repetition is first, as in Hugging Face: for tokens of prompt or output, positive logits are divided and others
+    multiplied. Frequency and presence follow, as in OpenAI's API: for output tokens, minus frequency * count and minus
     presence. `output_counts` is int32 [rows, vocab], `prompt_seen` bool [rows, vocab].
     """
     said = output_counts > 0
@@ -32,22 +32,22 @@ def apply_penalties(
 
 @dataclass(frozen=True, eq=False)
 class TokenCounts:
-    """What some sequences have said, a row each: tables that many steps read, and only grow."""
+    """Tokens of some sequences, a row each: tables that persist over steps and only grow."""
 
-    output: torch.Tensor  # int32 [sequences, vocab]: how often the output has each token
-    prompt: torch.Tensor  # bool [sequences, vocab]: whether the prompt has it
+    output: torch.Tensor  # int32 [sequences, vocab]: number of occurrences in the output
+    prompt: torch.Tensor  # bool [sequences, vocab]: token occurs in the prompt
 
 
 def apply_penalties_(
     logits: torch.Tensor, rows: torch.Tensor, counts: TokenCounts, sequences: torch.Tensor, penalties: Penalties
 ) -> None:
-    """`apply_penalties` into logits[rows]: row rows[i] is of sequence sequences[i], both int64 [n], with strengths i.
+    """Apply `apply_penalties` to logits[rows] in place.
 
-    No row may come twice.
+    Row rows[i] belongs to sequence sequences[i], both int64 [n], and uses penalties i. Rows must be distinct.
     """
     logits[rows] = apply_penalties(logits[rows], counts.output[sequences], counts.prompt[sequences], penalties)
 
 
 def add_bias(logits: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor, bias: torch.Tensor) -> None:
-    """Add bias[i] to logits[rows[i], tokens[i]], in place. A pair that comes twice is added twice."""
+    """Add bias[i] to logits[rows[i], tokens[i]], in place. Repeated pairs accumulate."""
     logits.index_put_((rows, tokens), bias, accumulate=True)

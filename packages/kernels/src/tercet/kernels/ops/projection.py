@@ -1,4 +1,4 @@
-"""The linear layers of a model, with what stands around them: a norm before, a gate or a sum after."""
+"""Linear layers of a model with adjacent operations: a norm before, an activation or a sum after."""
 
 from typing import NamedTuple
 
@@ -14,23 +14,24 @@ Weight = torch.Tensor | QuantizedWeight
 
 
 class Norm(NamedTuple):
-    """An RMS norm: see `rmsnorm`."""
+    """Weight and epsilon of an RMS norm: see `rmsnorm`."""
 
     weight: torch.Tensor  # [size]
     eps: float
 
 
 def normed_sum(x: torch.Tensor, residual: torch.Tensor | None, norm: Norm) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rmsnorm(x + residual), x + residual); without a residual, (rmsnorm(x), x)."""
+    """Return (rmsnorm(x + residual), x + residual); without a residual, (rmsnorm(x), x)."""
     return (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
 
 
 def project(
     x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *, gate: Gate | None = None
 ) -> torch.Tensor:
-    """The product x @ weight.T + bias: [tokens, inputs] -> [tokens, outputs].
+    """Return x @ weight.T + bias: [tokens, inputs] -> [tokens, outputs].
 
-    With a `gate`, a weight holds gates and then as many ups, and `act_and_mul` of these [tokens, outputs / 2] is given.
+    With a `gate`, the weight holds gate rows and then as many up rows, and the result is their `act_and_mul` [tokens,
+    outputs / 2].
     """
     out = linear_quantized(x, weight, bias) if isinstance(weight, QuantizedWeight) else F.linear(x, weight, bias)
     return out if gate is None else act_and_mul(out, gate)
@@ -45,7 +46,7 @@ def project_normed(
     *,
     gate: Gate | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(`project` of the normalised x + residual, x + residual); without a residual, x is all there is."""
+    """Return (`project` of the normalized x + residual, x + residual); without a residual, of x alone."""
     normed, total = normed_sum(x, residual, norm)
     return project(normed, weight, bias, gate=gate), total
 
@@ -53,5 +54,5 @@ def project_normed(
 def project_onto(
     x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """(`project`, the residual to be added to it); a faster version may have added it, and gives None for it."""
+    """Return (`project`, residual); a faster version may return (the sum, None)."""
     return project(x, weight, bias), residual

@@ -1,7 +1,7 @@
-"""Weights in few bits: one layout for every checkpoint format, and the linear layer over it.
+"""Quantized weights: one layout for every checkpoint format, and the linear layer over it.
 
-w[i, j] = (code[i, j] - zero) * scale, where zero and scale belong to the block of rows and columns that (i, j) lies in.
-Activations stay as they are. "mxfp4" is that of the OCP Microscaling Formats: e2m1 codes, and scales in e8m0.
+w[i, j] = (code[i, j] - zero) * scale, where zero and scale belong to the block of rows and columns that contains (i,
+j). Activations are not quantized. "mxfp4" is the format of the OCP Microscaling specification: e2m1 codes, e8m0 scales.
 """
 
 import math
@@ -14,25 +14,26 @@ from tercet.kernels.ops.linear import linear
 
 Format = Literal["fp8", "int8", "int4", "mxfp4"]
 PACKED = "int4", "mxfp4"
-"""Those of two codes to a byte."""
+"""Formats with two codes in a byte."""
 
 HALF = 16
-"""A byte of two codes holds two columns this far apart, so that both halves of a byte are runs of neighbours."""
+"""Distance of the two columns in a byte of two codes; the low and the high halves of bytes are runs of adjacent
+columns."""
 
 
 E2M1 = 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0
-"""What codes of mxfp4 stand for; 8 more are the same below zero."""
+"""Values of the mxfp4 codes 0 to 7; codes 8 to 15 are their negatives."""
 MXFP4_BLOCK = 1, 32
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class QuantizedWeight:
-    """A weight [n, k]. Blocks at the edges may be smaller than `block`."""
+    """Quantized weight [n, k]. Blocks at the edges may be smaller than `block`."""
 
     format: Format
     codes: torch.Tensor  # fp8: the bits of e4m3, uint8 [n, k]; int8: int8 [n, k]; PACKED: uint8 [n, k / 2], `pack_int4`
-    scales: torch.Tensor  # float32 [blocks of rows, blocks of columns]; mxfp4: uint8, 127 more than a power of two
-    zeros: torch.Tensor | None  # float32, whole numbers, as the scales; none where codes are signed: for all but int4
+    scales: torch.Tensor  # float32 [blocks of rows, blocks of columns]; mxfp4: uint8, exponent of 2 plus 127
+    zeros: torch.Tensor | None  # float32 integers, like scales; int4 only, None where codes are signed
     block: tuple[int, int]
 
     @property
@@ -43,17 +44,17 @@ class QuantizedWeight:
 
     @property
     def nbytes(self) -> int:
-        """What is read of it when it is computed with."""
+        """Bytes that a product with the weight reads."""
         return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     def to(self, device: torch.device) -> "QuantizedWeight":
-        """The same on another device."""
+        """Return the weight on another device."""
         zeros = None if self.zeros is None else self.zeros.to(device)
         codes, scales = self.codes.to(device), self.scales.to(device)
         return QuantizedWeight(format=self.format, codes=codes, scales=scales, zeros=zeros, block=self.block)
 
     def rows(self, index: torch.Tensor) -> "QuantizedWeight":
-        """Those rows, in that order. Raises ValueError where several share a scale."""
+        """Return some rows in the given order. Raises ValueError if several rows share a scale."""
         if self.block[0] != 1:
             raise ValueError(f"{self.block[0]} rows share a scale")
         codes, scales = self.codes[index], self.scales[index]
@@ -61,7 +62,7 @@ class QuantizedWeight:
         return QuantizedWeight(format=self.format, codes=codes, scales=scales, zeros=zeros, block=self.block)
 
     def part(self, rows: range, columns: range) -> "QuantizedWeight":
-        """Those rows and columns, of the same memory. Raises ValueError where blocks or bytes would be cut."""
+        """Return a view of some rows and columns. Raises ValueError if that would split blocks or bytes."""
         (height, width), k = self.block, self.shape[1]
         if height != 1:
             raise ValueError(f"{height} rows share a scale")
@@ -72,7 +73,7 @@ class QuantizedWeight:
             raise ValueError(f"columns {columns.start} to {columns.stop} are not whole units of {unit}")
 
         def some(values: torch.Tensor, each: int) -> torch.Tensor:
-            """Of a tensor whose columns stand for `each` so many."""
+            """Slice a tensor in which each column stands for `each` columns of the weight."""
             return values[rows.start : rows.stop, columns.start // each : -(-columns.stop // each)]
 
         scaled = min(width, k)
@@ -86,7 +87,7 @@ class QuantizedWeight:
 
 
 def pack_int4(codes: torch.Tensor) -> torch.Tensor:
-    """Codes 0 to 15, uint8 [n, k], two in a byte: of 32 columns, byte j has column j below column j + 16."""
+    """Pack codes 0 to 15, uint8 [n, k], two in a byte: of 32 columns, byte j has column j below column j + 16."""
     n, k = codes.shape
     if k % (2 * HALF):
         raise ValueError(f"{k} columns are no multiple of {2 * HALF}")
@@ -95,13 +96,13 @@ def pack_int4(codes: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
-    """The codes of `pack_int4`, uint8 [n, k]."""
+    """Return the codes of `pack_int4`, uint8 [n, k]."""
     halves = packed.view(len(packed), -1, HALF)
     return torch.stack([halves & 15, halves >> 4], 2).reshape(len(packed), -1)
 
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """The weight in full, [n, k]."""
+    """Return the weight [n, k] in `dtype`."""
     n, k = weight.shape
     match weight.format:
         case "fp8":
@@ -118,10 +119,11 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> t
 
 
 def _dequantise_mxfp4(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
-    """By the bits of float16, in few passes: on a CPU experts are unpacked whenever they are used.
+    """Dequantize by the bits of float16, in few passes: on a CPU, experts are unpacked at each use.
 
-    A code's sign is put where that of 16 bits is and comes along to the right, where the other bits become a mantissa's
-    highest and an exponent's lowest: 2**14 times less than they mean.
+    A code is shifted to the top, so that its sign bit is that of 16 bits, then shifted right arithmetically, so that
+    its other bits become the lowest bits of the exponent and the highest of the mantissa. The result is 2**14 times too
+    small.
     """
     n, k = weight.shape
     scales = scales_of(weight.scales)[:, :, None]
@@ -136,20 +138,20 @@ def _dequantise_mxfp4(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tens
 
 
 def scales_of(e8m0: torch.Tensor) -> torch.Tensor:
-    """The powers of two that bytes of e8m0 stand for, float32."""
+    """Convert bytes of e8m0 to the powers of two that they encode, float32."""
     return torch.ldexp(torch.ones_like(e8m0, dtype=torch.float32), e8m0.int() - 127)
 
 
 def linear_quantized(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """X [..., k] @ weight [n, k].T + bias, in x's dtype, summed in float32."""
+    """Return X [..., k] @ weight [n, k].T + bias, in x's dtype, summed in float32."""
     rows = x.reshape(-1, x.shape[-1]).float()
     return linear(rows, dequantize(weight), bias).to(x.dtype).view(*x.shape[:-1], -1)
 
 
 def quantize(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> QuantizedWeight:  # noqa: A002
-    """Round a weight [n, k] by the largest of each block: what tests and dummy weights are made by.
+    """Quantize a weight [n, k] by the largest element of each block, for tests and dummy weights.
 
-    Blocks of mxfp4 are its own, whichever are given.
+    mxfp4 always uses its own block size.
     """
     if format == "mxfp4":
         return _quantise_mxfp4(weight.float())
@@ -174,7 +176,7 @@ def quantize(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> Qu
 
 
 def _quantise_mxfp4(weight: torch.Tensor) -> QuantizedWeight:
-    """The largest of a block becomes 4 to 6 steps: what is above 6 is rounded down to that."""
+    """Quantize so that the largest element of a block becomes 4 to 6; values above 6 are rounded down to 6."""
     n, k = weight.shape
     blocks = weight.view(n, -1, MXFP4_BLOCK[1])
     exponents = blocks.abs().amax(2).frexp().exponent - 1
@@ -187,5 +189,5 @@ def _quantise_mxfp4(weight: torch.Tensor) -> QuantizedWeight:
 
 
 def _spread(values: torch.Tensor, block: tuple[int, int], n: int, k: int) -> torch.Tensor:
-    """One value for each block, repeated over its elements: [n, k]."""
+    """Repeat the value of each block over its elements: [n, k]."""
     return values.repeat_interleave(block[0], 0)[:n].repeat_interleave(block[1], 1)[:, :k]

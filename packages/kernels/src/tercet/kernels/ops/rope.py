@@ -1,7 +1,7 @@
-"""Rotary position embedding (https://arxiv.org/abs/2104.09864), rotating half against half as GPT-NeoX and Llama do.
+"""Rotary position embedding (https://arxiv.org/abs/2104.09864), rotating halves as in GPT-NeoX and Llama.
 
-Frequencies, cosines and sines are computed in the order of operations that transformers uses, so that they are equal
-to the bit in float32.
+Frequencies, cosines and sines are computed in the order of operations of transformers, so that they are bitwise equal
+in float32.
 """
 
 import math
@@ -12,9 +12,9 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class RopeScaling:
-    """How frequencies are stretched beyond the length a model was trained for. Names are those of config.json.
+    """Scaling of frequencies beyond the trained context length. Names are those of config.json.
 
-    `type` is one of `ROPE_TYPES`; each reads only the fields transformers reads for it. dynamic changes frequencies
+    `type` is one of `ROPE_TYPES`; each uses only the fields that transformers reads for it. dynamic changes frequencies
     beyond `max_position_embeddings` only, which no request may reach, and longrope beyond
     `original_max_position_embeddings`: see `inverse_frequencies`.
     """
@@ -32,7 +32,7 @@ class RopeScaling:
     truncate: bool = True
     short_factor: tuple[float, ...] = ()
     long_factor: tuple[float, ...] = ()
-    """Of longrope: what each pair's frequency is divided by."""
+    """longrope: divisors of the frequency of each pair."""
 
 
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
@@ -41,11 +41,11 @@ ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 def inverse_frequencies(
     rotary_dim: int, theta: float, scaling: RopeScaling | None = None, *, length: int = 0
 ) -> tuple[torch.Tensor, float]:
-    """(frequencies float32 [rotary_dim / 2], the factor that cos and sin are multiplied by).
+    """Return (frequencies float32 [rotary_dim / 2], the factor of cos and sin).
 
     dynamic is exact for positions below `max_position_embeddings` only: a longer sequence would change the frequencies
     of keys already cached. For the same reason longrope, which transformers switches from short to long factors with
-    the length of each batch, has one kind for all sequences: short ones where a model serves a `length` of at most
+    the length of each batch, has one kind for all sequences: short factors if a model serves a `length` of at most
     `original_max_position_embeddings`, otherwise long ones. Raises ValueError for an unknown type.
     """
     scaling = scaling or RopeScaling()
@@ -70,7 +70,7 @@ def inverse_frequencies(
 
 
 def _llama3(inv_freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
-    """Long wavelengths are divided by the factor, short ones kept, those between interpolated (Llama 3.1)."""
+    """Divide long wavelengths by the factor, keep short ones and interpolate between them (Llama 3.1)."""
     context = scaling.original_max_position_embeddings
     wavelength = 2 * math.pi / inv_freq
     scaled = torch.where(wavelength > context / scaling.low_freq_factor, inv_freq / scaling.factor, inv_freq)
@@ -82,7 +82,7 @@ def _llama3(inv_freq: torch.Tensor, scaling: RopeScaling) -> torch.Tensor:
 
 
 def _yarn(freqs: torch.Tensor, rotary_dim: int, theta: float, scaling: RopeScaling) -> torch.Tensor:
-    """A ramp from extrapolation to interpolation over dimensions (https://arxiv.org/abs/2309.00071)."""
+    """Blend extrapolation and interpolation by a ramp over dimensions (https://arxiv.org/abs/2309.00071)."""
     context = scaling.original_max_position_embeddings
 
     def dimension(rotations: float) -> float:
@@ -112,7 +112,7 @@ def _yarn_attention_factor(scaling: RopeScaling) -> float:
 
 
 def _longrope_attention_factor(scaling: RopeScaling) -> float:
-    """Of https://arxiv.org/abs/2402.13753, the same for short and long factors."""
+    """Return the factor of https://arxiv.org/abs/2402.13753, the same for short and long factors."""
     if scaling.attention_factor is not None:
         return scaling.attention_factor
     if scaling.factor <= 1:
@@ -121,10 +121,10 @@ def _longrope_attention_factor(scaling: RopeScaling) -> float:
 
 
 def rope_cache(positions: int, rotary_dim: int, theta: float, scaling: RopeScaling | None = None) -> torch.Tensor:
-    """Cosines and sines of positions 0, 1, ...: float32 [positions, rotary_dim], cosines in the first half.
+    """Return cosines and sines of positions 0, 1, ...: float32 [positions, rotary_dim], cosines in the first half.
 
-    `positions` is as long as a model serves, by which longrope chooses its factors: see `inverse_frequencies`. Computed
-    on the CPU, so that every device has the same, and returned on torch's current default device.
+    `positions` is the length that a model serves, by which longrope selects its factors: see `inverse_frequencies`. The
+    table is computed on the CPU, so that it is equal for every device, and returned on torch's current default device.
     """
     with torch.device("cpu"):
         inv_freq, factor = inverse_frequencies(rotary_dim, theta, scaling, length=positions)
@@ -136,10 +136,10 @@ def rope_cache(positions: int, rotary_dim: int, theta: float, scaling: RopeScali
 def apply_rope(
     q: torch.Tensor, k: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotate q and k [tokens, heads, head_dim] to their positions [tokens]. Returns new tensors of the same dtype.
+    """Rotate q and k [tokens, heads, head_dim] to their positions [tokens]; returns new tensors of the same dtype.
 
     Only the first `cache.shape[1]` elements of each head are rotated. As in transformers, cosines and sines are rounded
-    to q's dtype before they are used.
+    to q's dtype before use.
     """
     cos, sin = cache[positions].to(q.dtype)[:, None].chunk(2, dim=-1)  # [tokens, 1, rotary_dim / 2]
     return _rotate(q, cos, sin), _rotate(k, cos, sin)

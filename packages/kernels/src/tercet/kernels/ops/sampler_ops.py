@@ -1,4 +1,4 @@
-"""What a sampler takes of plain torch, in one place: faster operations have these names and do the same."""
+"""Operations of the sampler in plain torch. Modules of faster operations have the same names and results."""
 
 from tercet.kernels.ops.bitmask import apply_bitmask_
 from tercet.kernels.ops.logprobs import token_logprobs

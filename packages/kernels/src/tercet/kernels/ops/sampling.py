@@ -1,9 +1,9 @@
-"""Choosing tokens: temperature, then top-k, then top-p of the rest, then min-p, then a Gumbel-max draw.
+"""Sampling: temperature, then top-k, then top-p of the rest, then min-p, then a Gumbel-max draw.
 
-Tokens are ordered by logit, equal logits by id, so that every filter keeps one well-defined set on every machine:
-top-k the first k; top-p the shortest beginning of those whose probability, renormalised after top-k, is at least p;
-min-p those at least `min_p` times as likely as the first. The draw is the token with the largest logit / temperature +
-Gumbel noise (`tercet.kernels.ops.philox`), which is a draw from the renormalised distribution of what was kept.
+Tokens are ordered by logit, equal logits by id, so that every filter keeps the same set on every machine: top-k the
+first k; top-p the shortest prefix of those whose probability, renormalized after top-k, is at least p; min-p those at
+least `min_p` times as likely as the first. The drawn token has the largest logit / temperature + Gumbel noise
+(`tercet.kernels.ops.philox`), which samples the renormalized distribution of the tokens kept.
 """
 
 from dataclasses import KW_ONLY, dataclass, replace
@@ -13,20 +13,21 @@ import torch
 from tercet.kernels.ops.philox import GUMBEL_MAX, NoiseKey, gumbel
 
 _FIRST_WIDTH = 512
-"""Candidates looked at first: enough for most top-p and min-p, and far cheaper to find than an ordered vocabulary."""
+"""Candidates tried first: enough for most top-p and min-p, and far cheaper than a sorted vocabulary."""
 
 _BLOCK = 1 << 22
-"""Logits looked at at a time: bounds the memory of the temporaries."""
+"""Logits processed at a time, which bounds the memory of temporaries."""
 
 _COLDEST = 1e-30
-"""Lower temperatures are taken as this one, so that no division overflows."""
+"""Lower bound of temperatures, so that no division overflows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """The filters of each row, [rows] each: top_k int64 (0 is off), top_p float32 (1 is off), min_p float32 (0 is off).
+    """Filters of each row, [rows] each: top_k int64 (0 is off), top_p float32 (1 is off), min_p float32 (0 is off).
 
-    False for `any_top_k` or `any_top_p` promises that it is off in every row: a GPU then skips it without being asked.
+    False for `any_top_k` or `any_top_p` promises that the filter is off in every row: a GPU then skips it without
+    reading the tensor.
     """
 
     top_k: torch.Tensor
@@ -37,44 +38,44 @@ class Filters:
     any_top_p: bool = True
 
     def rows(self, index: torch.Tensor) -> "Filters":
-        """The filters of some rows."""
+        """Return the filters of some rows."""
         return replace(self, top_k=self.top_k[index], top_p=self.top_p[index], min_p=self.min_p[index])
 
 
 def rows_of_block(vocab: int) -> int:
-    """How many rows of logits are looked at at a time."""
+    """Return the number of rows of logits that are processed at a time."""
     return max(1, _BLOCK // vocab)
 
 
 def greedy(logits: torch.Tensor) -> torch.Tensor:
-    """The likeliest token of each row, int64 [rows]; of equally likely ones the lowest id. NaN counts as largest."""
+    """Return the likeliest token of each row, int64 [rows]; the lowest id wins ties. NaN counts as largest."""
     return logits.argmax(-1)
 
 
 def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(the largest logit of each row [rows], `greedy`): NaN where a row has one."""
+    """Return (the largest logit of each row [rows], `greedy`): NaN where a row has one."""
     tokens = greedy(logits)
     return logits.gather(1, tokens[:, None])[:, 0], tokens
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """`greedy`, but -1 where the largest logit is not finite: -inf alone is a token that is never said."""
+    """Return `greedy`, but -1 where the largest logit is not finite: a row of -inf has no valid token."""
     return said_if_finite(*largest(logits))
 
 
 def said_if_finite(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Tokens int64 [rows], -1 where the logit [rows] is not finite."""
+    """Return tokens int64 [rows], with -1 where the logit [rows] is not finite."""
     return torch.where(logits.abs() < float("inf"), tokens, -1)
 
 
 def top_candidates(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The `width` likeliest of each row in order: (logits [rows, width], ids int64 [rows, width]).
+    """Return the `width` likeliest of each row in order: (logits [rows, width], ids int64 [rows, width]).
 
-    Each token gets a key of its own, its float32 logit read as an ordered integer above its id, because topk alone
-    orders equal values as it likes.
+    Each token gets a unique key, its float32 logit as an ordered integer above its id, because the order of equal
+    values in topk is undefined.
     """
     vocab = logits.shape[1]
-    bits = (logits.float() + 0.0).view(torch.int32)  # + 0.0: there is no -0.0 after it
+    bits = (logits.float() + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
     ordered = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()
     keys = (ordered << 32) + torch.arange(vocab - 1, -1, -1, device=logits.device)
     width = min(width, vocab)
@@ -84,10 +85,10 @@ def top_candidates(logits: torch.Tensor, width: int) -> tuple[torch.Tensor, torc
 
 
 def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey) -> torch.Tensor:
-    """Draw a token for each row: int64 [rows], -1 where the largest logit is not finite (a NaN, inf, or all are -inf).
+    """Draw a token for each row: int64 [rows], -1 where the largest logit is not finite (NaN, inf, or all -inf).
 
-    logits [rows, vocab] of any floating dtype, drawn from as float32; temperature float32 [rows] above 0. A row draws
-    the same whatever else is drawn.
+    logits [rows, vocab] of any floating dtype are used as float32; temperature float32 [rows] above 0. The draw of a
+    row does not depend on other rows.
     """
     size = rows_of_block(logits.shape[1])
     if len(logits) <= size:
@@ -103,14 +104,14 @@ def sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | N
 def _sample(logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: NoiseKey) -> torch.Tensor:
     logits = logits.float()
     highest = logits.amax(-1, keepdim=True)
-    scaled = (logits - highest) / temperature.clamp(min=_COLDEST)[:, None]  # the highest is 0 now
+    scaled = (logits - highest) / temperature.clamp(min=_COLDEST)[:, None]  # the largest is 0
     if filters is None:
         return _draw_from_all(scaled, noise)
     return _draw_filtered(scaled, filters, noise, max(_FIRST_WIDTH, int(filters.top_k.max())))
 
 
 def _draw_filtered(scaled: torch.Tensor, filters: Filters, noise: NoiseKey, width: int) -> torch.Tensor:
-    """Draw from the first `width` candidates, and again from all where more might have been kept."""
+    """Draw from the first `width` candidates; rows whose filters may keep more draw again from all."""
     values, ids = top_candidates(scaled, width)
     keep, complete = _keep(scaled, values, filters)
     rows, columns = keep.nonzero(as_tuple=True)
@@ -122,7 +123,7 @@ def _draw_filtered(scaled: torch.Tensor, filters: Filters, noise: NoiseKey, widt
 
 
 def _keep(scaled: torch.Tensor, values: torch.Tensor, filters: Filters) -> tuple[torch.Tensor, torch.Tensor]:
-    """(which candidates every filter keeps [rows, width], whether there can be no others [rows])."""
+    """Return (candidates that every filter keeps [rows, width], rows that cannot keep others [rows])."""
     width = values.shape[1]
     rank = torch.arange(width, device=values.device)
     limited = filters.top_k > 0
@@ -130,7 +131,7 @@ def _keep(scaled: torch.Tensor, values: torch.Tensor, filters: Filters) -> tuple
     in_top_k = values.masked_fill(~keep, float("-inf")).double().logsumexp(-1)
     total = torch.where(limited, in_top_k, scaled.logsumexp(-1).double())
     mass = (values.double() - total[:, None]).exp().cumsum(-1)
-    before = torch.nn.functional.pad(mass, (1, -1))  # of all likelier candidates
+    before = torch.nn.functional.pad(mass, (1, -1))  # mass of all likelier candidates
     keep &= (before < filters.top_p[:, None]) | (filters.top_p[:, None] >= 1) | (rank == 0)
     floor = filters.min_p.log()[:, None]  # -inf where off
     keep &= (values >= floor) & (values > float("-inf"))
@@ -139,9 +140,9 @@ def _keep(scaled: torch.Tensor, values: torch.Tensor, filters: Filters) -> tuple
 
 
 def _draw_from_all(scaled: torch.Tensor, noise: NoiseKey) -> torch.Tensor:
-    """Draw from the whole vocabulary, without noise for tokens that cannot win.
+    """Draw from the whole vocabulary, without computing noise for tokens that cannot win.
 
-    A draw from the likeliest few gives a score to beat; what is further below it than noise can reach is left out.
+    A draw from the likeliest few gives a score to beat; tokens further below it than the maximum noise are left out.
     """
     values, ids = top_candidates(scaled, min(64, scaled.shape[1]))
     rows = torch.arange(len(scaled), device=scaled.device).repeat_interleave(ids.shape[1])
@@ -151,9 +152,9 @@ def _draw_from_all(scaled: torch.Tensor, noise: NoiseKey) -> torch.Tensor:
 
 
 def _draw(rows: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor, noise: NoiseKey, count: int) -> torch.Tensor:
-    """The token with the best score of each row, from flat lists of (row, token, logit); of equal scores the lowest id.
+    """Return each row's token with the best score, from flat lists of (row, token, logit); the lowest id wins ties.
 
-    Scores are sums in float64, so that equal scores are as good as impossible.
+    Scores are float64 sums, so that ties practically never occur.
     """
     scores = values.double() + gumbel(noise, rows, tokens)
     best = _best(rows, scores, count)

@@ -1,10 +1,10 @@
-"""Writing new keys and values into the paged cache."""
+"""Writes of new keys and values into the paged cache."""
 
 import torch
 
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
-"""The largest number in e4m3."""
+"""Largest number of e4m3."""
 
 
 def store_kv(
@@ -17,8 +17,8 @@ def store_kv(
 ) -> None:
     """Write k and v [tokens, kv_heads, head_dim] into caches [pages, page_size, kv_heads, head_dim], in place.
 
-    `slot_mapping` int64 [tokens] is page * page_size + offset, without repeats. Into caches of e4m3 go keys and values
-    in steps of their `scales`, and what is beyond the largest number becomes that; other caches have no scales.
+    `slot_mapping` int64 [tokens] is page * page_size + offset, without repeats. Keys and values in e4m3 caches are
+    divided by their `scales` and clamped to the largest number; other caches are not scaled.
     """
     for new, cache, scale in zip((k, v), (k_cache, v_cache), scales, strict=True):
         if cache.dtype == E4M3:
@@ -29,5 +29,5 @@ def store_kv(
 
 
 def to_e4m3(x: torch.Tensor, scale: float) -> torch.Tensor:
-    """The multiples of `scale`, rounded to nearest; NaN stays NaN."""
+    """Return x / scale rounded to the nearest e4m3 and clamped; NaN stays NaN."""
     return (x.float() * (1 / scale)).clamp(-LARGEST, LARGEST).to(E4M3)

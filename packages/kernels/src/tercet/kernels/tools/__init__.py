@@ -1,1 +1,1 @@
-"""`tercet-kernels check` and `bench`: verification and benchmarks of every operation."""
+"""Commands of `tercet-kernels`: checks, benchmarks and compilation of every operation."""

@@ -1,4 +1,4 @@
-"""`tercet-kernels bench`: what each operation achieves, beside the most this machine gave in the same run."""
+"""Benchmark of each operation beside this machine's measured ceilings: `tercet-kernels bench`."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ VOCAB = 128_256
 
 @dataclass(frozen=True)
 class Figure:
-    """One measurement: `amount` is bytes or floating-point operations of one call."""
+    """Measurement; `amount` is bytes or floating-point operations of one call."""
 
     name: str
     seconds: float
@@ -34,12 +34,12 @@ class Figure:
 
     @property
     def achieved(self) -> float:
-        """In `unit`."""
+        """Throughput in `unit`."""
         return self.amount / self.seconds / 1e9
 
 
 def measure(run: Callable[[], object], device: torch.device, budget: float = 0.5) -> float:
-    """Seconds of the fastest of several calls, after one to warm up."""
+    """Return the seconds of the fastest of several calls, after a warm-up call."""
     best = float("inf")
     run()
     end = time.perf_counter() + budget
@@ -55,7 +55,7 @@ def measure(run: Callable[[], object], device: torch.device, budget: float = 0.5
 
 
 def measure_recorded(run: Callable[[], object], device: torch.device, calls: int, budget: float = 0.5) -> float:
-    """`measure` of one of so many calls in a row; on a GPU they are one graph, so that Python is not measured."""
+    """Measure one of `calls` consecutive calls; on a GPU they are one CUDA graph, which excludes Python's overhead."""
     if device.type != "cuda":
         return measure(run, device, budget)
     run()
@@ -67,9 +67,9 @@ def measure_recorded(run: Callable[[], object], device: torch.device, calls: int
 
 
 def ceilings(device: torch.device, dtype: torch.dtype) -> list[Figure]:
-    """The fastest copy (bytes read and written) and matrix product that torch gives here.
+    """Measure the fastest copy (bytes read and written) and matrix product of torch on this machine.
 
-    A GPU's are so large that no cache holds the copy, and that launching them is nothing beside them.
+    GPU sizes are so large that no cache holds the copy, and launch overhead is negligible.
     """
     size, side = (1 << 30, 8192) if device.type == "cuda" else (1 << 26, 2048)
     source = torch.ones(size, dtype=torch.uint8, device=device)
@@ -81,7 +81,7 @@ def ceilings(device: torch.device, dtype: torch.dtype) -> list[Figure]:
 
 
 def figures(device: torch.device, dtype: torch.dtype, backend: str) -> Iterator[Figure]:
-    """Operations of the size they have in an 8B model."""
+    """Measure operations at the sizes of an 8B model."""
     yield _decode(device, dtype, backend)
     yield _prefill(device, dtype, backend)
     hidden, size = torch.randn(512, 4096, device=device).to(dtype), dtype.itemsize
@@ -95,7 +95,7 @@ def figures(device: torch.device, dtype: torch.dtype, backend: str) -> Iterator[
     table, positions = rope_cache(512, HEAD_DIM, 5e5).to(device), torch.arange(512, device=device)
     rope = measure(lambda: apply_rope(q, k, positions, table), device)
     yield Figure("rope", rope, 2.0 * (q.numel() + k.numel()) * size, "GB/s")
-    many, values = k.repeat(8, 1, 1), k.repeat(8, 1, 1)  # more than a processor's cache holds
+    many, values = k.repeat(8, 1, 1), k.repeat(8, 1, 1)  # exceeds a processor's caches
     shape = (2, len(many) // PAGE_SIZE, PAGE_SIZE, KV_HEADS, HEAD_DIM)
     k_cache, v_cache = torch.zeros(shape, dtype=dtype, device=device)
     slots = torch.arange(len(many), device=device)
@@ -118,7 +118,7 @@ def _prefill(device: torch.device, dtype: torch.dtype, name: str, tokens: int = 
 def _attention(
     device: torch.device, dtype: torch.dtype, name: str, rows: list[tuple[int, int]]
 ) -> tuple[Callable[[], object], float]:
-    """(a call, the bytes of keys and values it reads)."""
+    """Return (a call, the bytes of keys and values that it reads)."""
     batch = make_batch(rows, PAGE_SIZE, device)
     pages = int(batch.page_table.max()) + 1
     k, v = torch.randn(2, pages, PAGE_SIZE, KV_HEADS, HEAD_DIM, device=device).to(dtype).unbind()

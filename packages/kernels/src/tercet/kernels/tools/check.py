@@ -1,4 +1,4 @@
-"""`tercet-kernels check`: every operation on a small case of its own, against its definition."""
+"""Check of every operation on a small case against its definition: `tercet-kernels check`."""
 
 from collections.abc import Callable
 
@@ -21,11 +21,11 @@ from tercet.kernels.ops.sampling import Filters, sample
 from tercet.kernels.ops.store_kv import store_kv
 
 Pair = tuple[torch.Tensor, torch.Tensor]
-"""(what the operation gave, what it should have given)"""
+"""Actual and expected result."""
 
 
 def make_batch(rows: list[tuple[int, int]], page_size: int, device: torch.device) -> AttentionBatch:
-    """A batch of rows given as (new tokens, tokens after the step), each with pages of its own, in order."""
+    """Return a batch of rows (new tokens, tokens after the step), each with its own pages, in order."""
     lengths = [-(-kv_len // page_size) for _, kv_len in rows]
     table = torch.zeros(len(rows), max(lengths), dtype=torch.int32)
     slots = []
@@ -46,7 +46,7 @@ def make_batch(rows: list[tuple[int, int]], page_size: int, device: torch.device
 
 
 def check_attention(name: str, device: torch.device) -> Pair:
-    """A mixed batch with a window, a soft cap and sinks. Raises what a backend that cannot run here raises."""
+    """Check a mixed batch with a window, a softcap and sinks. Raises the error of a backend that cannot run here."""
     batch = make_batch([(1, 9), (1, 30), (5, 5), (6, 20)], 4, device)
     pages = int(batch.page_table.max()) + 1
     q = torch.randn(13, 6, 16, device=device)
@@ -60,7 +60,7 @@ def check_attention(name: str, device: torch.device) -> Pair:
 
 
 def check_latent(name: str, device: torch.device) -> Pair:
-    """A mixed batch over vectors of 40 elements. Raises what a backend that cannot run here raises."""
+    """Check a mixed batch over vectors of 40 elements. Raises the error of a backend that cannot run here."""
     batch = make_batch([(1, 9), (1, 30), (5, 5), (6, 20)], 4, device)
     q, cache = torch.randn(13, 6, 40, device=device), torch.randn(int(batch.page_table.max()) + 1, 4, 40, device=device)
     outputs = []
@@ -157,10 +157,10 @@ OPS: dict[str, Callable[[torch.device], Pair]] = {
 
 
 def verdict(run: Callable[[], Pair]) -> str:
-    """Empty if a check passes, and otherwise one line that says why not.
+    """Return an empty string if a check passes, otherwise the reason in one line.
 
-    Raises UnavailableBackendError for what cannot run here and is therefore not wrong, and DeviceFailedError for what
-    leaves the device so that no check after it in this process would mean anything.
+    Raises UnavailableBackendError if the operation cannot run here, which is no failure, and DeviceFailedError if the
+    device is left in a state that invalidates later checks of this process.
     """
     torch.manual_seed(0)
     try:

@@ -1,7 +1,7 @@
-"""Compiling every kernel for GPUs that are not here, as it would be launched: `tercet-kernels compile`.
+"""Compilation of every kernel, as it would be launched, for GPUs that are absent: `tercet-kernels compile`.
 
-Each case calls an operation as a server would, on tensors of its size in the host's memory. A driver that only knows
-the GPU's architecture stands in for the real one, and Triton's own hook takes each launch away before it happens.
+Each case calls an operation with the sizes of a server, on tensors in host memory. A stub driver reports the GPU's
+architecture, and Triton's own hook intercepts each launch.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from tercet.kernels.triton.launch import shared_memory_of
 
 @dataclass(frozen=True)
 class Compiled:
-    """One kernel of a case: the size of its machine code and its shared memory, in bytes, and what it was made of."""
+    """Compiled kernel of a case: bytes of machine code and of shared memory, and its PTX."""
 
     case: str
     kernel: str
@@ -33,7 +33,7 @@ class Compiled:
 
     @property
     def trouble(self) -> str:
-        """Why it could not be launched; empty if it could."""
+        """Reason why it cannot be launched; empty if it can."""
         if not self.cubin:
             return "no machine code"
         room = shared_memory_of(self.architecture)
@@ -41,13 +41,13 @@ class Compiled:
 
 
 class _Elsewhere:
-    """A driver of a GPU that is not here."""
+    """Stub driver of an absent GPU."""
 
     def __init__(self, target: GPUTarget) -> None:
         self._target = target
 
     def get_current_device(self) -> int:
-        return self._target.arch  # type: ignore[no-any-return]  # kernels are kept by device, so each has its own
+        return self._target.arch  # type: ignore[no-any-return]  # kernels are cached by device: one per architecture
 
     def get_current_stream(self, device: int) -> int:  # noqa: ARG002
         return 0
@@ -57,9 +57,9 @@ class _Elsewhere:
 
 
 def compile_case(name: str, architecture: int) -> list[Compiled]:
-    """Every kernel that a case launches, compiled.
+    """Compile every kernel that a case launches.
 
-    Raises what the compiler raises, and UnavailableBackendError for a case that is never launched on such a GPU.
+    Raises the compiler's errors, and UnavailableBackendError for a case that is never launched on such a GPU.
     """
     target = GPUTarget("cuda", architecture, 32)
     results = []
@@ -81,7 +81,7 @@ def compile_case(name: str, architecture: int) -> list[Compiled]:
 def _launches_go_to(take: Callable[..., bool], device: _Elsewhere) -> Iterator[None]:
     if knobs.runtime.interpret:
         raise RuntimeError("kernels are compiled only without TRITON_INTERPRET")
-    before = driver._active  # there may be none, and asking for it would fail
+    before = driver._active  # there may be none, and the public getter would fail
     driver.set_active(device)
     knobs.runtime.jit_cache_hook = take
     try:

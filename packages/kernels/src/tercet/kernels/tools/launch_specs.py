@@ -1,4 +1,4 @@
-"""Each operation called as a server of an 8B model calls it, in every form that is a kernel of its own."""
+"""Calls of each operation as a server of an 8B model makes them, in every variant that compiles another kernel."""
 
 from collections.abc import Callable
 from functools import partial
@@ -79,9 +79,9 @@ def _latent(
     dtype: torch.dtype = torch.bfloat16,
     cached: torch.dtype | None = None,
 ) -> None:
-    """As DeepSeek-V2-Lite has it, or a part of DeepSeek-V3 on one of eight GPUs.
+    """Attend with the sizes of DeepSeek-V2-Lite, or of DeepSeek-V3 on one of eight GPUs.
 
-    Raises UnavailableBackendError where nobody would launch it.
+    Raises UnavailableBackendError if such a kernel is never launched.
     """
     cpu = torch.device("cpu")
     if missing := missing_memory(cpu, LatentSizes(rank=rank, rope=turned, dtype=dtype, cached=cached or dtype)):
@@ -95,7 +95,7 @@ def _latent(
 
 
 def _latent_rope(heads: int = 16, dtype: torch.dtype = BF16) -> None:
-    """As DeepSeek has it."""
+    """Rotate with the sizes of DeepSeek."""
     rank, rope = 512, 64
     q, new = torch.empty(4, heads, rank + rope, dtype=dtype), torch.empty(4, 3072 + rank + rope, dtype=dtype)[:, 3072:]
     turned, index = torch.empty(4, heads, 128 + rope, dtype=dtype)[..., 128:], torch.arange(4)
@@ -114,7 +114,7 @@ def _rope_decode(
     cached: torch.dtype | None = None,
     weighs: torch.dtype | None = None,
 ) -> None:
-    """`weighs` is the dtype of the norms' weights, if it is another."""
+    """Decode with rotation; `weighs` is the dtype of the norms' weights, if it differs."""
     batch = make_batch(rows, page_size, torch.device("cpu"))
     pages = int(batch.page_table.max()) + 1
     cache = torch.empty(pages, page_size, KV_HEADS, head_dim, dtype=cached or dtype)
@@ -192,7 +192,7 @@ def _moe(tokens: int, kind: Format | None = None, top_k: int = 2) -> None:
 
 
 def _mxfp4_moe(tokens: int, dtype: torch.dtype = BF16, tiling: Tiling | None = None) -> None:
-    """As gpt-oss has it: 4 of 32 experts, whose sizes are no power of two."""
+    """Run experts with the sizes of gpt-oss: 4 of 32, not powers of two."""
     size, count = 2880, 32
     gate_up, down = (QuantizedExperts(_weight("mxfp4", count * n, size, MXFP4_BLOCK), count) for n in (2 * size, size))
     biases = ExpertBiases(torch.empty(count, 2 * size, dtype=dtype), torch.empty(count, size, dtype=dtype))
@@ -390,5 +390,5 @@ TILED: dict[str, tuple[tuple[Tiling, ...], Callable[[Tiling], object]]] = {
     ),
     "int4, in full": (dequantize.TILINGS, lambda tiling: dequantize.dequantize(_int4(), BF16, tiling=tiling)),
 }
-"""Operations that may be cut up otherwise than they are."""
+"""Operations with alternative tilings."""
 CASES |= {f"{name} {tiling}": partial(run, tiling) for name, (tilings, run) in TILED.items() for tiling in tilings[1:]}

@@ -1,6 +1,6 @@
-"""What the native linear layers and the native decoder achieve on a CPU, for `tercet-kernels bench`.
+"""Benchmarks of the native linear layers and the native decoder on a CPU, for `tercet-kernels bench`.
 
-Each call is given twice: by the weights (and keys and values) that it reads, and by its arithmetic.
+Each call is reported twice: by the bytes of weights, keys and values that it reads, and by its arithmetic.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ def native_figures(
     hidden: int = 2048,
     batches: tuple[int, ...] = (1, 8, 32, 128),
 ) -> Iterator[Figure]:
-    """Square layers of `width`, `rotated` bytes of them in turn, so that they come from memory as in a model.
+    """Measure square layers of `width`; `rotated` bytes of them take turns, so that weights come from memory.
 
     The decoder has two layers of `hidden`, and rows of 256 tokens.
     """
@@ -49,7 +49,7 @@ def _multiply(packed: "cycle[PackedLinear]", x: torch.Tensor) -> torch.Tensor:
 
 
 def _decoder(name: str, quantization: Quantization, hidden: int, batches: tuple[int, ...]) -> Iterator[Figure]:
-    """Heads of 128, four queries to a key; the MLP three and a half times as wide as the rest, as in Llama."""
+    """Measure a decoder with the proportions of Llama: heads of 128, 4 queries a KV head, an MLP 3.5 times as wide."""
     heads, inner, most = hidden // HEAD_DIM, 7 * hidden // 2, max(batches)
     kv_heads = max(1, heads // 4)
 
@@ -71,7 +71,7 @@ def _decoder(name: str, quantization: Quantization, hidden: int, batches: tuple[
     weights = DecoderWeights(
         layers=layers,
         norm=torch.ones(hidden),
-        head=pack(PAGE_SIZE, hidden),  # no part of a step
+        head=pack(PAGE_SIZE, hidden),  # not part of a step
         embedding=None,
         rope=rope_cache(_CONTEXT, HEAD_DIM, 1e4),
         heads=heads,

@@ -1,4 +1,4 @@
-"""The native linear layers and the native decoder on small cases beside plain torch, for `tercet-kernels check`."""
+"""Checks of the native linear layers and decoder against plain torch on small cases, for `tercet-kernels check`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _HIDDEN, _INNER, _HEADS, _KV_HEADS, _HEAD_DIM, _VOCAB, _EPS, _PAGE_SIZE = 48, 56
 
 
 def _linears(dtype: torch.dtype, quantization: Quantization = "none") -> Pair:
-    """Every size with every other, and every number of rows."""
+    """Check all combinations of sizes and numbers of rows."""
     actual, expected = [], []
     for outputs, inputs in product(_OUTPUTS, _INPUTS):
         weight, bias = (torch.randn(outputs, inputs) / inputs**0.5).to(dtype), torch.randn(outputs)
@@ -45,13 +45,13 @@ def _linears(dtype: torch.dtype, quantization: Quantization = "none") -> Pair:
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """The weights of one layer, as plain tensors, and the window it sees."""
+    """Weights of one layer as plain tensors, and its window."""
 
     qkv: torch.Tensor
     o: torch.Tensor
     gate_up: torch.Tensor
     down: torch.Tensor
-    norms: tuple[torch.Tensor, ...]  # before each half, of queries and of keys, and perhaps of what each half adds
+    norms: tuple[torch.Tensor, ...]  # input, post, queries, keys, and optionally the outputs of both halves
     window: int
     table: torch.Tensor
     sinks: torch.Tensor | None
@@ -59,7 +59,7 @@ class _Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class _Kind:
-    """What decoders differ in: see `DecoderWeights`. `thetas` are those of the layers' tables."""
+    """Options of decoders: see `DecoderWeights`. `thetas` are those of the layers' tables."""
 
     gate: Gate = "silu"
     norms_after: bool = False
@@ -76,14 +76,14 @@ _GEMMA = _Kind(
 
 
 def _decoder(kind: _Kind) -> Pair:
-    """Two layers, the second of which slides: three prompts, and then a token of each beside another prompt."""
+    """Run two layers, the second with a sliding window: three prompts, then a decode of each beside another prompt."""
     layers = [_random_layer(window, theta, kind) for window, theta in zip((0, 5), kind.thetas, strict=True)]
     embedding, norm = torch.randn(_VOCAB, _HIDDEN), torch.randn(_HIDDEN)
     caches = [torch.zeros(2, 12, _PAGE_SIZE, _KV_HEADS, _HEAD_DIM) for _ in layers]
     native = [torch.zeros_like(cache) for cache in caches]
     decoder = _native(layers, embedding, norm, kind, [(cache[0], cache[1]) for cache in native])
     actual, expected = [], []
-    for rows in ([(5, 5), (13, 13), (1, 1)], [(1, 6), (1, 14), (1, 2), (17, 17)]):  # a row's pages stay the same
+    for rows in ([(5, 5), (13, 13), (1, 1)], [(1, 6), (1, 14), (1, 2), (17, 17)]):  # rows keep their pages
         batch = make_batch(rows, _PAGE_SIZE, torch.device("cpu"))
         ids = torch.randint(0, _VOCAB, batch.slot_mapping.shape)
         positions = torch.cat([torch.arange(end - new, end) for new, end in rows])
@@ -155,7 +155,7 @@ def _run_layer(
     cache: torch.Tensor,
     batch: AttentionBatch,
 ) -> torch.Tensor:
-    """What follows a layer, in plain torch. New keys and values go into the cache."""
+    """Compute the output of a layer in plain torch. New keys and values go into the cache."""
     split = [size * _HEAD_DIM for size in (_HEADS, _KV_HEADS, _KV_HEADS)]
     qkv = linear(rmsnorm(hidden, layer.norms[0], _EPS), layer.qkv)
     q, k, v = (part.reshape(len(part), -1, _HEAD_DIM) for part in torch.split(qkv, split, 1))
@@ -172,7 +172,7 @@ def _run_layer(
 
 
 def _mixture(gate: Gate) -> Pair:
-    """Of no token, a few and many; of six experts two for each."""
+    """Check no, few and many tokens, with two of six experts each."""
     routing = Routing(top_k=2, renormalize=True)
     router, biases = torch.randn(6, _HIDDEN), ExpertBiases(torch.randn(6, 2 * _INNER), torch.randn(6, _HIDDEN))
     gate_up, down = (torch.randn(6, n, k) / k**0.5 for n, k in ((2 * _INNER, _HIDDEN), (_HIDDEN, _INNER)))
@@ -187,7 +187,7 @@ def _mixture(gate: Gate) -> Pair:
 
 
 def _normed(x: torch.Tensor, norms: tuple[torch.Tensor, ...]) -> torch.Tensor:
-    """By whichever norm there is."""
+    """Apply the norm, if there is one."""
     for norm in norms:
         x = rmsnorm(x, norm, _EPS)
     return x

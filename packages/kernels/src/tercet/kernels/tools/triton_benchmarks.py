@@ -1,4 +1,4 @@
-"""What the fused operations achieve, at sizes above any L2 cache: `tercet-kernels bench` on a GPU."""
+"""Benchmarks of the fused operations on a GPU, at sizes above any L2 cache, for `tercet-kernels bench`."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -43,7 +43,7 @@ def fused_figures(
     rows: int = 64,
     context: int = 4096,
 ) -> Iterator[Figure]:
-    """Each operation on `tokens` tokens of a model of width `hidden`; sampling on `rows`, linear layers on 16.
+    """Measure each operation on `tokens` tokens of a model of width `hidden`; sampling on `rows`, linear layers on 16.
 
     Attention decodes `rows` of `context` tokens, and extends one prompt of `context`.
     """
@@ -71,7 +71,7 @@ def fused_figures(
 
 
 def _linear(x: torch.Tensor) -> Iterator[Figure]:
-    """Layers of a weight that no cache holds: as it is for one row, quantised for one and for 16."""
+    """Measure layers with a weight that no cache holds: unquantized for one row, quantized for one and for 16."""
     size = x.shape[1]
     full = torch.randn(16 * size, size, device=x.device)
     weight = full.to(x.dtype)
@@ -115,7 +115,7 @@ def _attending(device: torch.device, dtype: torch.dtype, batch_rows: list[tuple[
 
 
 def _latent(device: torch.device, dtype: torch.dtype, rows: int, context: int) -> Iterator[Figure]:
-    """Of DeepSeek-V2-Lite: 16 heads over vectors of 512 elements and 64."""
+    """Measure the sizes of DeepSeek-V2-Lite: 16 heads over vectors of 512 + 64 elements."""
     heads, rank, width = 16, 512, 576
     seconds = []
     for batch_rows in ([(1, context)] * rows, [(context, context)]):
@@ -141,7 +141,7 @@ def _sampling(device: torch.device, vocab: int, rows: int) -> Iterator[Figure]:
     yield Figure("fused sample all", _seconds(lambda: sample(logits, one, None, noise), device), size, "GB/s")
     yield Figure("fused sample top-p", _seconds(lambda: sample(logits, one, filters, noise), device), size, "GB/s")
     mask = torch.zeros(rows, -(-vocab // 32), dtype=torch.int32, device=device)
-    mask[:, ::16] = 1  # of 512 tokens a grammar allows one: the logits are written, and hardly read
+    mask[:, ::16] = 1  # the grammar allows one of 512 tokens: logits are written, and hardly read
     yield Figure("fused grammar mask", _seconds(lambda: apply_bitmask_(logits, mask), device), size, "GB/s")
     yield _penalties(logits)
 
@@ -156,7 +156,7 @@ def _penalties(logits: torch.Tensor) -> Figure:
 
 
 def _moe(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> Figure:
-    """Two of eight experts for each token."""
+    """Measure two of eight experts for each token."""
     x = torch.randn(tokens, hidden, device=device).to(dtype)
     gate_up = torch.randn(8, 4 * hidden, hidden, device=device).to(dtype)
     down = torch.randn(8, hidden, 2 * hidden, device=device).to(dtype)
@@ -167,7 +167,7 @@ def _moe(device: torch.device, dtype: torch.dtype, tokens: int, hidden: int) -> 
 
 
 def _moe_token(device: torch.device, dtype: torch.dtype, hidden: int, size: int) -> Figure:
-    """Eight of 16 experts for one token: their weights are read."""
+    """Measure 8 of 16 experts for one token, by the weights read."""
     gate_up = torch.randn(16, 2 * size, hidden, device=device).to(dtype)
     down = torch.randn(16, hidden, size, device=device).to(dtype)
     experts = torch.arange(0, 16, 2, device=device)[None]
@@ -177,7 +177,7 @@ def _moe_token(device: torch.device, dtype: torch.dtype, hidden: int, size: int)
 
 
 def _lora(x: torch.Tensor, runs: list[Segment], what: str) -> Figure:
-    """Adapters of rank 64 of queries, keys and values: each read once, as are inputs, and outputs changed."""
+    """Measure rank-64 adapters of queries, keys and values: adapters and inputs are read once, outputs updated."""
     rank, size, places = 64, x.shape[1], max(run.place for run in runs) + 1
     parts = (size, size // 4, size // 4)
     a = torch.randn(places, len(parts) * rank, size, device=x.device).to(x.dtype)
@@ -190,5 +190,5 @@ def _lora(x: torch.Tensor, runs: list[Segment], what: str) -> Figure:
 
 
 def _seconds(run: Callable[[], object], device: torch.device) -> float:
-    """Of one call."""
+    """Measure one call, in seconds."""
     return measure_recorded(run, device, _CALLS)

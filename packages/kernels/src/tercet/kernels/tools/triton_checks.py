@@ -1,6 +1,6 @@
-"""Each Triton operation on a small case beside its reference, for `tercet-kernels check`.
+"""Checks of each Triton operation against its reference on a small case, for `tercet-kernels check`.
 
-On a GPU in bfloat16, which the interpreter computes wrongly, and elsewhere in float32.
+The dtype is bfloat16 on a GPU, otherwise float32, because the interpreter computes bfloat16 wrongly.
 """
 
 import itertools
@@ -43,7 +43,7 @@ def _randn(device: torch.device, *shape: int) -> torch.Tensor:
 
 
 def _attention(device: torch.device) -> Pair:
-    """Decodes in several splits and extends, over heads of 128."""
+    """Check decodes in several splits and extends, with heads of 128."""
     batch = make_batch([(1, 40), (1, 300), (1, 1), (20, 20), (33, 130)], 16, device)
     q = _randn(device, sum(batch.host_query_lens), 4, 128)
     k, v = _randn(device, 2, int(batch.page_table.max()) + 1, 16, 1, 128).unbind()
@@ -55,7 +55,7 @@ def _attention(device: torch.device) -> Pair:
 
 
 def _many_decodes(device: torch.device) -> Pair:
-    """Two steps of as many rows as have a list of splits on whichever GPU, which the second has written anew."""
+    """Check two steps with enough rows for a list of splits on any GPU; the second rewrites the list."""
     actual, expected = [], []
     backend, reference, kv_heads = TritonAttention(), ReferenceAttention(), 8
     rows = cdiv(2 * multiprocessors(device), kv_heads)
@@ -71,7 +71,7 @@ def _many_decodes(device: torch.device) -> Pair:
 
 
 def _latent(device: torch.device) -> Pair:
-    """Decodes in several splits and extends, in two blocks of heads, over vectors as wide as DeepSeek's."""
+    """Check decodes in several splits and extends, in two blocks of heads, over vectors of DeepSeek's width."""
     batch = make_batch([(1, 40), (1, 600), (1, 1), (3, 3), (5, 70)], 64, device)
     q = _randn(device, sum(batch.host_query_lens), 20, 576)
     cache = _randn(device, int(batch.page_table.max()) + 1, 64, 576)
@@ -100,7 +100,7 @@ def _rope(device: torch.device) -> Pair:
 
 
 def _latent_rope(device: torch.device) -> Pair:
-    """As wide as DeepSeek's, of queries that another kernel has written a part of."""
+    """Check DeepSeek's width, with queries of which another kernel wrote a part."""
     q, new, turned = _randn(device, 6, 20, 576), _randn(device, 6, 576), _randn(device, 6, 20, 64)
     cache, norm = _randn(device, 2, 4, 1, 576), projection.Norm(_randn(device, 512), 1e-6)
     table, positions = rope_cache(64, 64, 1e4).to(device), torch.arange(0, 30, 5, device=device)
@@ -113,7 +113,7 @@ def _latent_rope(device: torch.device) -> Pair:
 
 
 def _rope_decode(device: torch.device) -> Pair:
-    """Decodes in several splits, with norms of heads, that rotate and store their new tokens."""
+    """Check decodes in several splits, with norms of heads, that rotate and store their new tokens."""
     case = Case(head_dim=128, page_size=16, heads=(4, 1), window=0, softcap=0.0)
     return case.run_new(TritonAttention(), device, _randn(device, 1).dtype, norms=True)
 
@@ -124,7 +124,7 @@ def _activation(device: torch.device) -> Pair:
 
 
 def _projection(device: torch.device) -> Pair:
-    """One row, of weights in full and in few bits: by themselves, of a norm and gated, and onto a residual."""
+    """Check one row of unquantized and quantized weights: alone, after a norm and gated, and onto a residual."""
     x, residual, bias = _randn(device, 1, 1536), _randn(device, 1, 70), _randn(device, 70)
     full, norm = torch.randn(70, 1536, device=device) / 40, projection.Norm(_randn(device, 1536), 1e-5)
     weights: list[projection.Weight] = [full.to(x.dtype)]
@@ -210,7 +210,7 @@ def _moe(device: torch.device) -> Pair:
 
 
 def _lora(device: torch.device) -> Pair:
-    """Two adapters, over inputs in splits: runs of one token, of some, of many and none, in tiles of both sizes."""
+    """Check two adapters, over inputs in splits: segments of no, one, some and many tokens, in tiles of both sizes."""
     some, many = (
         [lora.Segment(1, 0, 1), lora.Segment(0, 1, 17), lora.Segment(1, 17, 17), lora.Segment(1, 20, 27)],
         lora.Segment(0, 30, 90),
@@ -227,7 +227,7 @@ def _lora(device: torch.device) -> Pair:
 
 
 def _quantised(device: torch.device) -> Pair:
-    """One row, a few and many; of the longer ones few have their inputs cut into splits, on whichever GPU."""
+    """Check one row, a few and many; with long inputs, few rows are split on any GPU."""
     actual, expected = [], []
     for k in (256, 2304):
         x, full = _randn(device, 300, k), torch.randn(96, k, device=device) * k**-0.5

@@ -1,4 +1,4 @@
-"""The grid on which a backend must equal plain torch before `auto` takes it."""
+"""Grid of cases in which a backend must equal plain torch before `auto` selects it."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -21,12 +21,12 @@ _PAGE_SIZES = (1, 16, 64)
 _HEADS = ((4, 4), (6, 2), (8, 2), (8, 1))
 _OPTIONS = ((0, 0.0), (33, 0.0), (0, 30.0))
 _ROWS = [(1, 1), (1, 17), (1, 300), (16, 16), (5, 70), (3, 65), (1, 40)]
-"""Decodes, a prompt, prefixes that end within a page and with one, and a last token that follows extends."""
+"""Decodes, a prompt, prefixes that end within a page and at its end, and a decode that follows extends."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One point of the grid."""
+    """Point of the grid."""
 
     head_dim: int
     page_size: int
@@ -35,7 +35,7 @@ class Case:
     softcap: float
 
     def run(self, backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> Pair:
-        """(what `attend` gives, the reference) for a step of all `_ROWS`."""
+        """Return (the result of `attend`, the reference) for a step of all `_ROWS`."""
         batch = make_batch(_ROWS, self.page_size, device)
         pages = int(batch.page_table.max()) + 1
         heads, kv_heads = self.heads
@@ -49,7 +49,7 @@ class Case:
         return outputs[0], outputs[1]
 
     def run_new(self, backend: RotatingBackend, device: torch.device, dtype: torch.dtype, *, norms: bool) -> Pair:
-        """(what `attend_new` gives, the reference): outputs and caches of a step of the decodes in `_ROWS`."""
+        """Return (the result of `attend_new`, the reference): outputs and caches of the decodes in `_ROWS`."""
         (heads, kv_heads), dim = self.heads, self.head_dim
         batch = make_batch([row for row in _ROWS if row[0] == 1], self.page_size, device)
         shape = (int(batch.page_table.max()) + 1, self.page_size, kv_heads, dim)
@@ -77,15 +77,15 @@ class Case:
 
 
 def grid() -> Iterator[Case]:
-    """Every case."""
+    """Yield every case."""
     for head_dim, page_size, heads, (window, softcap) in itertools.product(_HEAD_DIMS, _PAGE_SIZES, _HEADS, _OPTIONS):
         yield Case(head_dim, page_size, heads, window, softcap)
 
 
 def case_trouble(name: str, case: Case, device: torch.device, dtype: torch.dtype) -> str:
-    """How a backend is wrong in a case; empty where it is right.
+    """Return how a backend is wrong in a case; empty if it is right.
 
-    Raises UnavailableBackendError for a backend that does not run here, and what `verdict` raises.
+    Raises UnavailableBackendError for a backend that does not run here, and the errors of `verdict`.
     """
     backend = attention_backend(name, device)()
     runs: dict[str, Callable[[], Pair]] = {"": partial(case.run, backend, device, dtype)}

@@ -1,4 +1,4 @@
-"""The operations as Triton kernels, one a file: for NVIDIA GPUs, and for any machine in Triton's interpreter."""
+"""Triton kernels of the operations, for NVIDIA GPUs and, in Triton's interpreter, for any machine."""
 
 import os
 from functools import cache
@@ -8,9 +8,10 @@ import torch
 
 
 def missing_triton(device: torch.device) -> str:
-    """Why Triton's kernels cannot run on a device, in one line; empty where they can. On a GPU one is tried once.
+    """Return why Triton's kernels cannot run on a device, in one line; empty if they can.
 
-    On a CPU they run in the interpreter alone, which Triton takes from the variable TRITON_INTERPRET.
+    On a GPU one kernel is run, once. On a CPU they run in the interpreter only, which Triton enables by
+    TRITON_INTERPRET.
     """
     if find_spec("triton") is None:
         return "triton is not installed"
@@ -23,7 +24,7 @@ def missing_triton(device: torch.device) -> str:
 
 @cache
 def _tried(device: torch.device) -> str:
-    """Of a GPU: it is found out by a first kernel, for otherwise a server would, once its model is loaded."""
+    """Try a first kernel on a GPU, so that a server fails at startup and not after it has loaded its model."""
     major, minor = torch.cuda.get_device_capability(device)
     if major < 8:
         return f"Triton's kernels need a GPU of compute capability 8.0 or later, and this has {major}.{minor}"

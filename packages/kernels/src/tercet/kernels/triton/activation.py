@@ -14,12 +14,12 @@ _BLOCK = 1024
 _LIMIT: tl.constexpr = tl.constexpr(LIMIT)
 _SLOPE: tl.constexpr = tl.constexpr(SLOPE)
 _ALL: tl.constexpr = tl.constexpr(tl.PropagateNan.ALL)
-"""Without this a GPU makes a limit of what is no number, unlike torch and the interpreter."""
+"""Propagate NaN in min and max, as torch and the interpreter do; by default a GPU returns the bound."""
 
 
 @triton.jit
 def acted(gate, KIND: tl.constexpr):
-    """What float32 gates become, of a kind of `Gate`, or of "gelu"."""
+    """Apply the activation KIND, a `Gate` or "gelu", to float32 gates."""
     if KIND == "silu":
         out = gate * tl.sigmoid(gate)
     elif KIND == "gelu_tanh":  # 0.5 * (1 + tanh(z)) is sigmoid(2 * z)
@@ -34,7 +34,7 @@ def acted(gate, KIND: tl.constexpr):
 
 @triton.jit
 def gated(gate, up, KIND: tl.constexpr, dtype: tl.constexpr):
-    """float32 ups times what gates become, which is rounded to a dtype as in a model without fusion."""
+    """Multiply float32 ups by the activated gates, which are rounded to a dtype as in an unfused model."""
     if KIND == "clamped":
         up = tl.minimum(tl.maximum(up, -_LIMIT, propagate_nan=_ALL), _LIMIT, propagate_nan=_ALL)
         up = (up + 1).to(dtype).to(tl.float32)
@@ -43,7 +43,7 @@ def gated(gate, up, KIND: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def gated_kernel(x_ptr, out_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """act(gate) * up of one block of one row."""
+    """Compute act(gate) * up for one block of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < size
@@ -56,17 +56,17 @@ def gated_kernel(x_ptr, out_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, 
 
 
 def act_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
-    """As the reference."""
+    """See `tercet.kernels.ops.activation.act_and_mul`."""
     return _launch(x, gate)
 
 
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
-    """As the reference."""
+    """See `tercet.kernels.ops.activation.silu_and_mul`."""
     return _launch(x, "silu")
 
 
 def gelu_and_mul(x: torch.Tensor, approximate: Literal["none", "tanh"] = "none") -> torch.Tensor:
-    """As the reference."""
+    """See `tercet.kernels.ops.activation.gelu_and_mul`."""
     return _launch(x, "gelu" if approximate == "none" else "gelu_tanh")
 
 

@@ -1,4 +1,4 @@
-"""Rows of an embedding. The reference is `torch.nn.functional.embedding`."""
+"""Embedding lookup. The reference is `torch.nn.functional.embedding`."""
 
 import torch
 import triton
@@ -18,14 +18,14 @@ TILINGS = (
     Tiling(8192, 8),
     Tiling(8192, 16),
 )
-"""Numbers of a vector, or of several short ones. The first is the one in use."""
+"""Tilings by elements of a vector, or of several short ones. The first is in use."""
 
 
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["ids_ptr"])
 def embedding_kernel(
     ids_ptr, weight_ptr, out_ptr, tokens, vocab, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
-    """One block of the vectors of some tokens; an id that is not in the vocabulary gives zeros."""
+    """Copy one block of the vectors of some tokens; ids outside the vocabulary give zeros."""
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
     pdl_wait(EARLY)
@@ -37,7 +37,7 @@ def embedding_kernel(
 
 
 def embedding(ids: torch.Tensor, weight: torch.Tensor, *, tiling: Tiling = TILINGS[0]) -> torch.Tensor:
-    """weight[ids]: [tokens] -> [tokens, size]."""
+    """Return weight[ids]: [tokens] -> [tokens, size]."""
     vocab, size = weight.shape
     tokens = len(ids)
     out = torch.empty(tokens, size, dtype=weight.dtype, device=weight.device)

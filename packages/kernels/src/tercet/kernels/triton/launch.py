@@ -1,4 +1,4 @@
-"""What every launch needs to know: block sizes are powers of two, how wide the machine is, and what it can overlap."""
+"""Launch parameters: power-of-two block sizes, multiprocessors, shared memory, and programmatic dependent launch."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,21 +11,20 @@ from triton import knobs
 from triton.runtime import driver
 
 _INTERPRETED = 32
-"""Multiprocessors that the interpreter plays."""
+"""Number of multiprocessors that the interpreter pretends to have."""
 
 _KIBIBYTES = {80: 163, 86: 99, 87: 163, 89: 99, 90: 227, 100: 227, 103: 227, 110: 227, 120: 99, 121: 99}
 SHARED_MEMORY = {architecture: kibibytes << 10 for architecture, kibibytes in _KIBIBYTES.items()}
-"""Bytes of shared memory that one program may have, by architecture: for GPUs that are not here.
+"""Bytes of shared memory of one program by architecture, for GPUs that are absent.
 
-https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities
-"""
+https://docs.nvidia.com/cuda/cuda-c-programming-guide/#compute-capabilities"""
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """What one program of an operation takes, in the operation's own terms, and how many warps share it.
+    """Size of one program of an operation, in units of the operation, and its number of warps.
 
-    A loop whose loads Triton has under way ahead of it has `stages`; of others that number means nothing.
+    `stages` is the number of stages of a software-pipelined loop; other kernels ignore it.
     """
 
     block: int
@@ -39,25 +38,25 @@ class Tiling:
 
 @cache
 def power_of_two(least: int) -> int:
-    """The smallest power of two that is at least `least`, and at least 1."""
+    """Return the smallest power of two that is at least `least` and at least 1."""
     return 1 << max(0, least - 1).bit_length()
 
 
 @cache
 def multiprocessors(device: torch.device) -> int:
-    """How many programs a device runs side by side, at least."""
+    """Return the number of multiprocessors of a device."""
     if device.type != "cuda":
         return _INTERPRETED
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes that one program may have. The interpreter plays an A100."""
+    """Return the bytes of shared memory of one program. The interpreter pretends to be an A100."""
     return _opted_in(device) if device.type == "cuda" else shared_memory_of(_played())
 
 
 def shared_memory_of(architecture: int) -> int:
-    """As an architecture has it: one that is not known, no more than the least."""
+    """Return the bytes of an architecture; unknown ones get the smallest known value."""
     return SHARED_MEMORY.get(architecture, min(SHARED_MEMORY.values()))
 
 
@@ -68,9 +67,10 @@ def _opted_in(device: torch.device) -> int:
 
 
 def early_start(device: torch.device) -> dict[str, bool]:
-    """Options of a kernel that calls `pdl_wait`: from Hopper on it may begin while the one before it still runs.
+    """Return the launch options of a kernel with `pdl_wait`: from Hopper on, it may start before its predecessor ends.
 
-    Programmatic dependent launch: https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
+    Programmatic dependent launch:
+    https://docs.nvidia.com/cuda/cuda-c-programming-guide/#programmatic-dependent-launch-and-synchronization
     """
     return _options_of(device) if device.type == "cuda" else _early(_played())
 
@@ -81,7 +81,7 @@ def _options_of(gpu: torch.device) -> dict[str, bool]:
 
 
 def multiplies_from_memory(device: torch.device) -> bool:
-    """Whether tensor cores read what they multiply from shared memory: those of servers, from Hopper on.
+    """Return whether tensor cores read operands from shared memory (wgmma): data-center GPUs from Hopper on.
 
     https://docs.nvidia.com/cuda/parallel-thread-execution/#asynchronous-warpgroup-level-matrix-instructions
     """
@@ -96,15 +96,15 @@ def _architecture_of(gpu: torch.device) -> int:
 
 
 def _played() -> int:
-    """The architecture of a GPU that is not here: the interpreter's, or the one that kernels are compiled for."""
+    """Return the architecture of an absent GPU: the interpreter's, or the target of compilation."""
     return 80 if knobs.runtime.interpret else int(driver.active.get_current_target().arch)
 
 
 @triton.jit
 def pdl_wait(EARLY: tl.constexpr):
-    """Wait for the kernel before: only then may what it gave be read, or memory written.
+    """Wait for the preceding kernel; before that, its results must not be read and no memory written.
 
-    What is read earlier must be what no kernel writes: weights.
+    Only data that no kernel writes (weights) may be read earlier.
     """
     if EARLY:
         tl.extra.cuda.gdc_wait()
@@ -112,13 +112,13 @@ def pdl_wait(EARLY: tl.constexpr):
 
 @triton.jit
 def pdl_launch_next(EARLY: tl.constexpr):
-    """Let the next kernel begin: when this one has little left to do, for the next takes room from it."""
+    """Let the next kernel start. Call it when little work is left, because the next kernel takes resources."""
     if EARLY:
         tl.extra.cuda.gdc_launch_dependents()
 
 
 def cdiv(size: int, piece: int) -> int:
-    """`triton.cdiv` for the host, which that takes 2 us."""
+    """Return the ceiling of size / piece on the host (`triton.cdiv` costs 2 us a call)."""
     return -(-size // piece)
 
 

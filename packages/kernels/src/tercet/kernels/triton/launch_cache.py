@@ -1,4 +1,4 @@
-"""`launch`: a kernel that was launched before is launched again without asking Triton what it would compile."""
+"""Cache of compiled kernels, which makes repeated launches skip Triton's own dispatch."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from triton.runtime import JITFunction, driver
 
 
 class _Known(NamedTuple):
-    """A kernel that was compiled, what it was compiled of, and the constants of a launch, which are passed by."""
+    """Compiled kernel, its source (kept alive for its id), and the values of its constexpr parameters."""
 
     kernel: JITFunction[Any]
     compiled: CompiledKernel
@@ -29,14 +29,14 @@ def launch(
     /,
     **constants: Any,
 ) -> None:
-    """As `kernel[grid](*tensors, *numbers, **constants)`, but what was launched before takes half of the time.
+    """Launch `kernel[grid](*tensors, *numbers, **constants)`; repeated launches take half of the time.
 
-    Triton compiles a kernel for constants and types, for which whole numbers are 1 or multiples of 16, and for which
-    tensors begin at multiples of 16 bytes. Where constants and whole numbers are the same, and tensors of the same
-    types begin as far from such multiples, Triton is not asked again. What else it looks at is taken for settled: its
-    options, and the globals that kernels read. Where anybody hooks launches, they are Triton's.
+    Triton specializes a kernel by constants, by types, by integers that are 1 or multiples of 16, and by tensors whose
+    addresses are multiples of 16 bytes. If constants and integers are equal, and tensors have the same types and
+    addresses modulo 16, the compiled kernel is reused. Triton's options and the globals that kernels read are assumed
+    not to change. While launch hooks are installed, Triton launches itself.
     """
-    if not isinstance(kernel, JITFunction):  # it is interpreted
+    if not isinstance(kernel, JITFunction):  # interpreted
         kernel[grid](*tensors, *numbers, **constants)
         return
     device = driver.active.get_current_device()
@@ -56,23 +56,27 @@ def launch(
     _, compiled, passed_by = known
     x, y, z = (*grid, 1, 1)[:3]
     stream = driver.active.get_current_stream(device)
-    settled = compiled.function, compiled.packed_metadata, None, None, None  # no hooks, and nothing for them
+    settled = compiled.function, compiled.packed_metadata, None, None, None  # no hooks, and no metadata for them
     compiled.run(x, y, z, stream, *settled, *addresses, *numbers, *passed_by)
 
 
 def _is_hooked(hook: Any) -> bool:
-    """Of a chain of hooks, or of what somebody has put in its place."""
+    """Return whether a chain of hooks, or a hook in its place, is set."""
     return bool(getattr(hook, "calls", hook))
 
 
 def _remember(
     key: tuple[Any, ...], kernel: JITFunction[Any], compiled: Any, given: int, constants: dict[str, Any]
 ) -> None:
-    """What Triton launched, unless it was kept from that; only a GPU of NVIDIA's is known to compile by no more."""
+    """Remember a compiled kernel.
+
+    Kernels that a hook intercepted are not remembered, nor those of other GPUs than NVIDIA's, for which Triton may
+    specialize by more.
+    """
     rest = kernel.params[given:]
     if not all(param.is_constexpr for param in rest):
         raise ValueError(f"{kernel.__name__} is launched with numbers that are given by name")
     if isinstance(compiled, CompiledKernel) and compiled.metadata.target.backend == "cuda":
-        if len(_known) >= _MOST_KNOWN:  # numbers of rows differ from prompt to prompt
+        if len(_known) >= _MOST_KNOWN:  # bounded, because the number of rows differs between prompts
             _known.clear()
         _known[key] = _Known(kernel, compiled, [constants.get(param.name) for param in rest])

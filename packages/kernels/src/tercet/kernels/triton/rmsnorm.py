@@ -1,4 +1,4 @@
-"""RMS normalisation, with the residual added in the same pass. The reference is `tercet.kernels.ops.rmsnorm`."""
+"""RMS normalization, with an optional fused residual addition. The reference is `tercet.kernels.ops.rmsnorm`."""
 
 import torch
 import triton
@@ -8,7 +8,7 @@ from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl
 from tercet.kernels.triton.launch_cache import launch
 
 _ELEMENTS = 4096
-"""Of small rows, several are taken by one program."""
+"""Elements of a program; one program takes several short rows."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -28,7 +28,10 @@ def rmsnorm_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Row i of x begins at i // inner * stride_outer + i % inner * stride_inner; all else is contiguous."""
+    """Normalize some rows; row i of x begins at i // inner * stride_outer + i % inner * stride_inner.
+
+    All other tensors are contiguous.
+    """
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = tl.arange(0, BLOCK)
     there = (row < rows)[:, None] & (column < SIZE)[None, :]
@@ -50,14 +53,14 @@ def rmsnorm_kernel(
 
 @triton.jit
 def rounded_for(normed, dtype: tl.constexpr, weight_ptr):
-    """Numbers that a norm's weight is multiplied by, float32: rounded to x's dtype if that is the weight's, too."""
+    """Return the factor of a norm's weight, float32, rounded to x's dtype if the weight has the same dtype."""
     if weight_ptr.dtype.element_ty == dtype:
         normed = normed.to(dtype).to(tl.float32)
     return normed
 
 
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """As the reference. x is [..., size], of any strides but within a row, and of three dimensions at most."""
+    """Normalize x [..., size] of at most three dimensions; strides are arbitrary except within a row."""
     out = torch.empty_like(x, memory_format=torch.contiguous_format)
     _launch(x, None, weight, out, out, eps)
     return out
@@ -66,7 +69,7 @@ def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 def add_rmsnorm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference. `residual` is contiguous."""
+    """Normalize x + residual; `residual` must be contiguous."""
     out, total = torch.empty_like(residual), torch.empty_like(residual)
     _launch(x, residual, weight, out, total, eps)
     return out, total

@@ -1,4 +1,4 @@
-"""Whether Triton can make a kernel for a GPU and launch it: it needs a C compiler, Python's headers, and a folder."""
+"""Smoke test of Triton on a GPU: it needs a C compiler, Python's headers and a writable cache folder."""
 
 import sysconfig
 from pathlib import Path
@@ -11,9 +11,9 @@ from tercet.kernels.triton.embedding import embedding
 
 
 def fault(device: torch.device) -> str:
-    """Why it cannot, in one line with what to do; empty where it can: a small kernel is compiled and run.
+    """Compile and run a small kernel; return the problem and its remedy in one line, or an empty string.
 
-    Raises torch.AcceleratorError where it is the device that fails, and RuntimeError where that has no memory.
+    Raises torch.AcceleratorError if the device fails, and RuntimeError if it is out of memory.
     """
     try:
         last = _look_up(device)
@@ -25,7 +25,7 @@ def fault(device: torch.device) -> str:
 
 
 def explain(error: Exception) -> str:
-    """What to do about it. Triton itself lets anything out that it meets on the way to a kernel."""
+    """Return the remedy of an error. Triton wraps none of the errors that it meets while it compiles a kernel."""
     said = str(error).strip().partition("\n")[0]
     place = str(knobs.cache.dir)
     folder = f"the folder of its kernels ({place}; another is named in TRITON_CACHE_DIR)"
@@ -43,12 +43,12 @@ def explain(error: Exception) -> str:
     name = str(error.filename) if isinstance(error, OSError) else ""
     if name and (place.startswith(name) or name.startswith(place)):
         return f"{folder} cannot be written: {said}"
-    if isinstance(error, FileNotFoundError):  # a compiler in CC, or ldconfig, by which it looks for libraries
+    if isinstance(error, FileNotFoundError):  # a compiler in CC, or ldconfig, which locates libraries
         return f"it needs {name}, which is not there"
     return f"{type(error).__name__}: {said}"
 
 
 def _look_up(device: torch.device) -> float:
-    """The last of four rows, by a kernel. Raises what Triton and the device raise."""
+    """Look up the last of four rows with a kernel; errors of Triton and the device pass through."""
     table = torch.arange(4.0, device=device)[:, None]
     return embedding(torch.tensor([3], device=device), table).item()

@@ -1,1 +1,1 @@
-"""Triton kernels: paged attention, latent attention and rotary embedding."""
+"""Triton kernels of paged attention, latent attention and rotary embedding."""

@@ -1,9 +1,9 @@
-"""Latent attention over pages: one vector for each token, whose first RANK elements are the value of all heads.
+"""Latent attention (MLA) over pages: one vector for each token, whose first RANK elements are the value of all heads.
 
-As in `paged_attention`, but that a block of vectors is loaded once: its first elements are multiplied by queries for
-scores, and by weights for values. The last ROPE elements, which are keys alone, are a second product, so that neither
-is padded to the power of two above both. A tile has a block of heads: those of one token in a decode, of a few in an
-extend.
+The kernels follow `paged_attention`, but load a block of vectors once: their first elements are used for scores, and
+again as values. The last ROPE elements, which belong to keys only, form a second product, so that neither part is
+padded to the power of two above the sum. A tile has a block of heads: those of one token in a decode, of a few tokens
+in an extend.
 """
 
 import triton
@@ -41,7 +41,7 @@ def _stream(
     MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Vectors [first, last) of one row into the running softmax; unless MASKED, every query sees all of them."""
+    """Accumulate vectors [first, last) of one row in the running softmax; without MASKED all queries see all."""
     dim, end = tl.arange(0, q.shape[1]), tl.arange(0, turned.shape[1])
     for start in tl.range(first, last, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
@@ -58,7 +58,7 @@ def _stream(
             seen = seen & (key[None, :] <= position[:, None])
         scores = tl.where(seen, scores, NOTHING)
         higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == NOTHING, 0.0, higher)  # a query may have seen nothing yet
+        base = tl.where(higher == NOTHING, 0.0, higher)  # a query may have seen no key yet
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
         acc = tl.dot(weights.to(q.dtype), latent, acc * shrink[:, None], input_precision="tf32x3")
@@ -69,7 +69,7 @@ def _stream(
 
 @triton.jit
 def _queries(at, there, RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr):
-    """The two parts of queries that begin at `at` [M], zeros where there are none."""
+    """Load the two parts of queries that begin at `at` [M]; masked ones are zero."""
     dim, end = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_P)
     q = tl.load(at[:, None] + dim[None, :], mask=there[:, None] & (dim < RANK)[None, :], other=0.0)
     turned = tl.load(at[:, None] + RANK + end[None, :], mask=there[:, None] & (end < ROPE)[None, :], other=0.0)
@@ -81,12 +81,12 @@ def _queries(at, there, RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_R: tl.cons
     do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr"],  # parts of one buffer
 )
 def latent_decode_kernel(
-    q_ptr,  # [rows, heads, RANK + ROPE], rows `stride_row` apart and heads `stride_head`
-    cache_ptr,  # [pages, PAGE_SIZE, RANK + ROPE]; of e4m3 perhaps its bits (`readable`)
-    out_ptr,  # [rows, heads, RANK], or float32 [rows, heads, splits, RANK] where there are several splits
+    q_ptr,  # [rows, heads, RANK + ROPE] with strides `stride_row` and `stride_head`
+    cache_ptr,  # [pages, PAGE_SIZE, RANK + ROPE]; e4m3 possibly as raw bits (`readable`)
+    out_ptr,  # [rows, heads, RANK], or float32 [rows, heads, splits, RANK] with several splits
     lse_ptr,  # float32 [rows, heads, splits]
-    merged_ptr,  # as `out_ptr` of one split: where the last split of a row to end merges all
-    ended_ptr,  # int32 [rows, blocks of heads]: how many splits have ended; otherwise as in `decode_kernel`
+    merged_ptr,  # like `out_ptr` of one split: results, if the last split of a row to finish merges all
+    ended_ptr,  # int32 [rows, blocks of heads]: number of finished splits; the rest is as in `decode_kernel`
     listed_ptr,
     pages_ptr,
     kv_lens_ptr,
@@ -107,7 +107,10 @@ def latent_decode_kernel(
     BLOCK_P: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One split of one row and block of GROUP heads; SEVERAL of a row are merged, by the last of them or afterwards."""
+    """Compute one split of one row and block of GROUP heads.
+
+    SEVERAL splits of a row are merged by the last of them, or by a later kernel.
+    """
     block, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     pdl_wait(EARLY)
     row, split, used, share, kv_len = taken(listed_ptr, kv_lens_ptr, row, split, 0, splits, BLOCK_N)
@@ -147,13 +150,13 @@ def latent_decode_kernel(
     do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr", "query_start_ptr"],
 )
 def latent_extend_kernel(
-    q_ptr,  # [tokens, heads, RANK + ROPE], tokens `stride_row` apart and heads `stride_head`
+    q_ptr,  # [tokens, heads, RANK + ROPE] with strides `stride_row` and `stride_head`
     cache_ptr,
     out_ptr,  # [tokens, heads, RANK]
     pages_ptr,
     kv_lens_ptr,
     query_start_ptr,
-    tiles_ptr,  # int32 [tiles, 2]: a row, and the first of its new tokens in this tile
+    tiles_ptr,  # int32 [tiles, 2]: (row, first new token of the tile)
     stride_row,
     stride_head,
     stride_pages,
@@ -169,7 +172,7 @@ def latent_extend_kernel(
     BLOCK_P: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """BLOCK_M // GROUP new tokens of one row, with a block of GROUP heads."""
+    """Compute BLOCK_M // GROUP new tokens of one row, with a block of GROUP heads."""
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     pdl_wait(EARLY)
     tile_at = tiles_ptr + tl.program_id(0) * 2
@@ -185,7 +188,7 @@ def latent_extend_kernel(
     q, turned = _queries(q_ptr + token * stride_row + head * stride_head, mine, RANK, ROPE, BLOCK_R, BLOCK_P)
     earliest = kv_len - count + offset
     last = tl.minimum(earliest + QUERIES, kv_len)
-    plain = (earliest + 1) // BLOCK_N * BLOCK_N  # where vectors begin that not every query sees
+    plain = (earliest + 1) // BLOCK_N * BLOCK_N  # from here on, not every query sees every vector
     acc, top, total = nothing_seen(BLOCK_M, BLOCK_R)
     pages_at = pages_ptr + row.to(tl.int64) * stride_pages
     position = kv_len - count + query

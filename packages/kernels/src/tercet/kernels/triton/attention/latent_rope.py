@@ -1,4 +1,4 @@
-"""What a step of latent attention begins with, in one pass: the norm of latents, the rotation, and the store.
+"""Fused start of a latent attention step: norm of latents, rotation, and KV store.
 
 The references are `tercet.kernels.ops.rmsnorm`, `ops.rope.apply_rope` and a cache's `index_copy_`.
 """
@@ -14,15 +14,15 @@ from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.rmsnorm import rounded_for
 
 _ELEMENTS = 4096
-"""Of a program with four warps; more have eight."""
+"""Maximum elements of a program with four warps; larger ones have eight."""
 
 
-@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])  # parts of a step's numbers
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])  # views of a step's buffer
 def latent_rope_kernel(
-    new_ptr,  # [tokens, RANK + 2 * HALF], rows `stride_new` apart: latents, and what is rotated of their keys
-    weight_ptr,  # [RANK], of the norm of latents
-    turned_ptr,  # [tokens, HEADS, 2 * HALF], apart by `stride_token` and `stride_head`: what is rotated of queries
-    q_ptr,  # [tokens, HEADS, RANK + 2 * HALF]: the end of each is written
+    new_ptr,  # [tokens, RANK + 2 * HALF] with stride `stride_new`: latents, and unrotated rope parts of keys
+    weight_ptr,  # [RANK], weight of the norm of latents
+    turned_ptr,  # [tokens, HEADS, 2 * HALF] strides `stride_token`, `stride_head`: unrotated rope parts of queries
+    q_ptr,  # [tokens, HEADS, RANK + 2 * HALF]: the end of each query is written
     cache_ptr,  # [slots, RANK + 2 * HALF]
     positions_ptr,
     slots_ptr,
@@ -39,7 +39,7 @@ def latent_rope_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One token, with all of its heads."""
+    """Process one token with all of its heads."""
     WIDTH: tl.constexpr = RANK + 2 * HALF
     token = tl.program_id(0).to(tl.int64)
     dim, column, head = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK_H)[:, None]
@@ -79,11 +79,11 @@ def latent_rope_store(
     cache: torch.Tensor,
     slot_mapping: torch.Tensor,
 ) -> None:
-    """Write the rotated part of queries into q, and what is new into the cache: normed latents, and rotated keys.
+    """Write rotated parts of queries into q, and normalized latents and rotated keys into the cache.
 
-    q [tokens, heads, rank + rope] and the cache [pages, page_size, 1, rank + rope] are contiguous; turned is [tokens,
-    heads, rope], and new [tokens, rank + rope], of any strides but within a row. `table` is that of `rope_cache`, over
-    the whole of rope. Raises ValueError for what does not fit.
+    q [tokens, heads, rank + rope] and the cache [pages, page_size, 1, rank + rope] are contiguous; `turned` is [tokens,
+    heads, rope], and `new` [tokens, rank + rope], with arbitrary strides except within a row. `table` is from
+    `rope_cache`, as wide as rope. Raises ValueError for tensors that do not fit.
     """
     tokens, heads, rope = turned.shape
     width = new.shape[1]

@@ -1,19 +1,20 @@
-"""Paged attention: decode with the cache cut into splits, and extend by tiles of queries.
+"""Paged attention: decode with split KV (flash-decoding), and extend by tiles of queries.
 
-Both stream over keys and values in blocks and keep a running softmax in base 2 (FlashAttention-2,
-https://arxiv.org/abs/2307.08691). The query heads that share a KV head lie in one tile, so that each key and value is
-read once for all of them. A decode has one query, too few tiles to fill a GPU: its keys are cut into splits that are
-computed side by side (flash-decoding). Few are merged by whichever ends last, many by a second kernel. Splits are as
-even as the row's own length allows, and that length is read on the device: a captured graph stays right as rows grow.
-There are as many programs as the longest row there could be may need; those that a row has no keys for end at once.
-Where rows are many, a list says which program takes which split of which row, so that long rows have many and short
-ones one, and hardly a program has none. It is of one step's lengths, and written anew for the next, also if a graph
-reads it.
+Both stream over blocks of keys and values and keep a running softmax in base 2 (FlashAttention-2,
+https://arxiv.org/abs/2307.08691). Query heads that share a KV head are in one tile, so that each key and value is read
+once for all of them. A decode has one query and thus too few tiles to fill a GPU: its keys are cut into splits that are
+computed in parallel. Few splits are merged by the last one to finish, many by a second kernel. Splits divide the row's
+own length evenly; that length is read on the device, so a captured graph stays correct as rows grow. The grid has as
+many programs as the longest possible row needs; programs without keys exit at once.
 
-Lengths, pages and windows decide what is loaded at all, so what lies past the end of a row never reaches a sum.
+If rows are many, a list assigns a split of a row to each program, so that long rows have many splits, short ones have
+one, and few programs are idle. It is computed from one step's lengths and rewritten for the next, also under CUDA
+graphs.
 
-Splits and the width of page tables change from step to step. They are numbers like any other to the compiler, which
-would else compile a kernel again for each: seconds in the middle of serving.
+Lengths, pages and windows decide which addresses are loaded, so memory past the end of a row never affects a sum.
+
+The number of splits and the width of page tables change from step to step. The compiler does not specialize on them,
+because it would recompile kernels, which takes seconds, while serving.
 """
 
 import triton
@@ -33,7 +34,7 @@ def _stream(
     top,  # float32 [M]: the largest score so far, in base 2
     total,  # float32 [M]
     position,  # [M]
-    k_ptr,  # of this KV head, as v_ptr
+    k_ptr,  # of this KV head, like v_ptr
     v_ptr,
     pages_ptr,  # of this row
     kv_heads,
@@ -47,7 +48,7 @@ def _stream(
     MASKED: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Keys [first, last) of one row into the running softmax; unless MASKED, every query sees all of them."""
+    """Accumulate keys [first, last) of one row in the running softmax; without MASKED all queries see all."""
     dim = tl.arange(0, q.shape[1])
     in_head = dim < HEAD_DIM
     for start in tl.range(first, last, BLOCK_N):
@@ -68,7 +69,7 @@ def _stream(
                 seen = seen & (key[None, :] > position[:, None] - WINDOW)
         scores = tl.where(seen, scores, NOTHING)
         higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == NOTHING, 0.0, higher)  # a query may have seen nothing yet
+        base = tl.where(higher == NOTHING, 0.0, higher)  # a query may have seen no key yet
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
         v = tl.load(v_ptr + at[:, None] + dim[None, :], mask=there[:, None] & in_head[None, :], other=0.0)
@@ -81,14 +82,14 @@ def _stream(
 
 @triton.jit
 def nothing_seen(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The running softmax before the first key: (sum of values, largest score, sum of weights)."""
+    """Return the initial state of the running softmax: (sum of values, largest score, sum of weights)."""
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
     return acc, tl.full([BLOCK_M], NOTHING, tl.float32), tl.zeros([BLOCK_M], tl.float32)
 
 
 @triton.jit
 def _with_sink(acc, top, total, sink):
-    """The sum `acc` normalised, with a score that has no value; `sink` is in base 2, -inf for none."""
+    """Normalize the sum `acc`, including a score without a value; `sink` is in base 2, -inf for none."""
     higher = tl.maximum(top, sink)
     base = tl.where(higher == NOTHING, 0.0, higher)
     shrink = tl.exp2(top - base)
@@ -98,7 +99,7 @@ def _with_sink(acc, top, total, sink):
 
 @triton.jit
 def _sinks(sinks_ptr, head, there):
-    """The sink of each head in base 2; -inf where there are none."""
+    """Load the sink of each head in base 2; -inf without sinks."""
     sink = tl.full(head.shape, NOTHING, tl.float32)
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head, mask=there, other=0.0).to(tl.float32) * LOG2_E
@@ -110,14 +111,14 @@ def _sinks(sinks_ptr, head, there):
     do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr"],  # parts of one buffer
 )
 def decode_kernel(
-    q_ptr,  # [rows, heads, HEAD_DIM], rows `stride_row` apart
-    k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr; of e4m3 perhaps its bits (`readable`)
+    q_ptr,  # [rows, heads, HEAD_DIM] with stride `stride_row`
+    k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], like v_ptr; e4m3 possibly as raw bits (`readable`)
     v_ptr,
-    out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, splits, HEAD_DIM] where there are several splits
-    lse_ptr,  # float32 [rows, heads, splits]; with a list both are of [splits in the list, heads]
-    merged_ptr,  # as `out_ptr` of one split: where the last split of a row to end merges all
-    ended_ptr,  # int32 [rows, KV heads]: how many splits have ended, 0 before and after; none where a kernel merges
-    listed_ptr,  # int32 [splits in the list, 4] (`listed`), or none, and each row has `splits`
+    out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, splits, HEAD_DIM] with several splits
+    lse_ptr,  # float32 [rows, heads, splits]; with a list, both are [splits in the list, heads]
+    merged_ptr,  # like `out_ptr` of one split: results, if the last split of a row to finish merges all
+    ended_ptr,  # int32 [rows, KV heads]: number of finished splits, 0 before and after; None if a kernel merges
+    listed_ptr,  # int32 [splits in the list, 4] (`listed`), or None if each row has `splits`
     sinks_ptr,
     pages_ptr,
     kv_lens_ptr,
@@ -136,7 +137,10 @@ def decode_kernel(
     BLOCK_D: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One split of one row and KV head; SEVERAL of a row are merged, by the last of them or afterwards."""
+    """Compute one split of one row and KV head.
+
+    SEVERAL splits of a row are merged by the last of them, or by a later kernel.
+    """
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     pdl_wait(EARLY)
     row, split, used, share, kv_len = taken(listed_ptr, kv_lens_ptr, row, split, WINDOW, splits, BLOCK_N)
@@ -157,14 +161,14 @@ def decode_kernel(
 
 @triton.jit
 def attend_split(
-    q,  # [M, D]: the query heads of one row and KV head, zeros where there is none
+    q,  # [M, D]: the query heads of one row and KV head, zero-padded
     row,
     kv_head,
     split,
     used,
     share,
     kv_len,
-    k_ptr,  # what is not told here is as in `decode_kernel`
+    k_ptr,  # this and other undocumented parameters are as in `decode_kernel`
     v_ptr,
     out_ptr,
     lse_ptr,
@@ -184,7 +188,7 @@ def attend_split(
     BLOCK_N: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One split of those `used`, `share` keys of one row and KV head: what `decode_kernel` does with its q."""
+    """Compute one of `used` splits with `share` keys of one row and KV head, for queries in registers."""
     first = first_seen(kv_len, WINDOW) + split * share
     last = tl.minimum(first + share, kv_len)
     index, dim = tl.arange(0, q.shape[0]), tl.arange(0, q.shape[1])
@@ -216,7 +220,7 @@ def attend_split(
 
 @triton.jit
 def leave_empty(lse_ptr, ended_ptr, row_head, splits, split, there):
-    """What a split without keys has to say of some heads: nothing, to those that merge only the splits in use."""
+    """Mark a split without keys as empty, for a merge kernel, which reads all splits."""
     if ended_ptr is None:
         tl.store(lse_ptr + row_head * splits + split, tl.full(row_head.shape, NOTHING, tl.float32), mask=there)
 
@@ -225,8 +229,8 @@ def leave_empty(lse_ptr, ended_ptr, row_head, splits, split, there):
 def merge_if_last(
     ended_at, parts_ptr, lse_ptr, merged_ptr, row_head, places, apart, used, sink, mine, HEAD_DIM: tl.constexpr
 ):  # fmt: skip
-    """Count a split of some heads as ended; the last of those `used` merges all, and leaves the count as it was."""
-    tl.debug_barrier()  # one thread counts, and tells others of what all threads of this program have stored
+    """Count a split of some heads as finished; the last of `used` merges all and resets the counter."""
+    tl.debug_barrier()  # the counting thread must publish the stores of all threads of this program
     if tl.atomic_add(ended_at, 1, sem="acq_rel") == used - 1:
         tl.store(ended_at, 0)
         out = _merged(parts_ptr, lse_ptr, places, apart, used, sink, mine, HEAD_DIM)
@@ -236,14 +240,14 @@ def merge_if_last(
 
 @triton.jit
 def _merged(parts_ptr, lse_ptr, places, apart, used, sink, mine, HEAD_DIM: tl.constexpr):
-    """The splits of some heads [M], weighed by how much of the softmax each has: [M, D]. Others have written them."""
+    """Merge the splits of some heads [M], written by other programs, by their softmax weights: [M, D]."""
     dim = tl.arange(0, mine.shape[1])
     there = tl.max(mine.to(tl.int32), 1) > 0
     highest = sink
     for split in tl.range(used):
         lse = tl.load(lse_ptr + places + split * apart, mask=there, other=NOTHING, cache_modifier=".cg")
         highest = tl.maximum(highest, lse)
-    highest = tl.where(highest == NOTHING, 0.0, highest)  # of a row of the tile that is no head
+    highest = tl.where(highest == NOTHING, 0.0, highest)  # of rows of the tile that are no heads
     total = tl.exp2(sink - highest)
     out = tl.zeros(mine.shape, tl.float32)
     for split in tl.range(used):
@@ -257,14 +261,14 @@ def _merged(parts_ptr, lse_ptr, places, apart, used, sink, mine, HEAD_DIM: tl.co
 
 @triton.jit
 def listed(listed_ptr):
-    """(row, split, splits of the row, keys of each but the last) of this program; it has none where splits are 0."""
+    """Return (row, split, splits of the row, keys of a split) of this program; 0 splits mean no work."""
     at = listed_ptr + tl.program_id(2) * 4
     return tl.load(at).to(tl.int64), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
 
 @triton.jit
 def taken(listed_ptr, kv_lens_ptr, row, split, WINDOW: tl.constexpr, splits, BLOCK_N: tl.constexpr):
-    """(row, split, splits of the row in use, keys of each but the last, of all): by the list, if there is one."""
+    """Return (row, split, splits in use, keys of a split, keys of the row), from the list if there is one."""
     if listed_ptr is not None:
         row, split, used, share = listed(listed_ptr)
         kv_len = tl.load(kv_lens_ptr + row)
@@ -276,7 +280,7 @@ def taken(listed_ptr, kv_lens_ptr, row, split, WINDOW: tl.constexpr, splits, BLO
 
 @triton.jit
 def first_seen(kv_len, WINDOW: tl.constexpr):
-    """The first key that a row's last token sees."""
+    """Return the first key that a row's last token sees."""
     first = 0
     if WINDOW > 0:
         first = tl.maximum(kv_len - WINDOW, 0)
@@ -285,7 +289,7 @@ def first_seen(kv_len, WINDOW: tl.constexpr):
 
 @triton.jit
 def even_splits(kv_len, WINDOW: tl.constexpr, splits, BLOCK_N: tl.constexpr):
-    """(splits in use of a row, keys of each but the last), if `splits` are as even as blocks allow."""
+    """Return (splits in use, keys of each but the last) of a row: `splits` parts, as even as blocks allow."""
     seen = kv_len - first_seen(kv_len, WINDOW)
     share = tl.cdiv(tl.cdiv(seen, splits), BLOCK_N) * BLOCK_N
     return tl.cdiv(seen, share), share
@@ -293,7 +297,7 @@ def even_splits(kv_len, WINDOW: tl.constexpr, splits, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def split_places(listed_ptr, head, row_head, heads, splits, split):
-    """(where the first split of each head is kept, how far the next is from there)."""
+    """Return (index of the first split of each head, distance to the next split)."""
     places, apart = row_head * splits, 1
     if listed_ptr is not None:
         places, apart = (tl.program_id(2).to(tl.int64) - split) * heads + head, heads
@@ -312,7 +316,7 @@ def merge_kernel(
     BLOCK_D: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The splits of one row and head, weighed by how much of the softmax each has."""
+    """Merge the splits of one row and head by their softmax weights."""
     place = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dim = tl.arange(0, BLOCK_D)
@@ -338,15 +342,15 @@ def merge_kernel(
     do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr", "query_start_ptr"],
 )
 def extend_kernel(
-    q_ptr,  # [tokens, heads, HEAD_DIM], tokens `stride_row` apart
-    k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], as v_ptr
+    q_ptr,  # [tokens, heads, HEAD_DIM] with stride `stride_row`
+    k_ptr,  # [pages, PAGE_SIZE, KV heads, HEAD_DIM], like v_ptr
     v_ptr,
     out_ptr,  # [tokens, heads, HEAD_DIM]
     sinks_ptr,
     pages_ptr,
     kv_lens_ptr,
     query_start_ptr,
-    tiles_ptr,  # int32 [tiles, 2]: a row, and the first of its new tokens in this tile
+    tiles_ptr,  # int32 [tiles, 2]: (row, first new token of the tile)
     stride_row,
     stride_pages,
     scale,
@@ -360,7 +364,7 @@ def extend_kernel(
     BLOCK_D: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """BLOCK_M // GROUP new tokens of one row, with all query heads of one KV head."""
+    """Compute BLOCK_M // GROUP new tokens of one row, with all query heads of one KV head."""
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     pdl_wait(EARLY)
     tile_at = tiles_ptr + tl.program_id(0) * 2
@@ -380,7 +384,7 @@ def extend_kernel(
     earliest = kv_len - count + offset
     first = tl.maximum(earliest - WINDOW + 1, 0) if WINDOW > 0 else 0
     last = tl.minimum(earliest + QUERIES, kv_len)
-    plain = first if WINDOW > 0 else (earliest + 1) // BLOCK_N * BLOCK_N  # where keys begin that not every query sees
+    plain = first if WINDOW > 0 else (earliest + 1) // BLOCK_N * BLOCK_N  # from here on, not every query sees every key
     acc, top, total = nothing_seen(BLOCK_M, BLOCK_D)
     k_at, v_at = k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM
     pages_at = pages_ptr + row.to(tl.int64) * stride_pages

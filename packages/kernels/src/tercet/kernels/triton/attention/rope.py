@@ -1,4 +1,4 @@
-"""Rotary embedding, with the norms of queries and keys before it and the KV store after it, all in one pass.
+"""Fused norms of queries and keys, rotary embedding, and KV store.
 
 The references are `tercet.kernels.ops.rope.apply_rope`, `ops.rmsnorm` and `ops.store_kv`.
 """
@@ -23,18 +23,18 @@ TILINGS = (
     Tiling(8, 4),
     Tiling(8, 8),
 )
-"""KV heads of one token, with their query heads. The first is the one in use."""
+"""Tilings by KV heads of one token, with their query heads. The first is in use."""
 
 
 @triton.jit
 def halves(at, there, HALF: tl.constexpr):
-    """The two halves [n, BLOCK] of heads."""
+    """Load the two halves [n, BLOCK] of heads."""
     return tl.load(at, mask=there, other=0.0), tl.load(at + HALF, mask=there, other=0.0)
 
 
 @triton.jit
 def for_each(at, N: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """The two halves of one vector, in float32 [N, BLOCK]: loaded for every head, so that threads exchange nothing."""
+    """Load the two halves of one vector as float32 [N, BLOCK], once for every head, which avoids thread exchanges."""
     column = tl.arange(0, BLOCK)[None, :]
     there = tl.broadcast_to(column < HALF, N, BLOCK)
     low, high = halves(tl.broadcast_to(at + column, N, BLOCK), there, HALF)
@@ -43,7 +43,7 @@ def for_each(at, N: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def rotated(low, high, cos, sin, weight_ptr, eps, N: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr):
-    """The halves of heads, normalised if there is a weight, and rotated. All are [N, BLOCK]."""
+    """Rotate halves of heads [N, BLOCK], after normalizing them if there is a weight."""
     dtype = low.dtype
     low = low.to(tl.float32)
     high = high.to(tl.float32)
@@ -59,13 +59,13 @@ def rotated(low, high, cos, sin, weight_ptr, eps, N: tl.constexpr, HALF: tl.cons
 
 @triton.jit
 def as_cached(x, inverse, dtype: tl.constexpr):
-    """A key or value as a cache keeps it; `inverse` is of its scale, in a cache of 8 bits: e4m3, or its bits."""
+    """Convert a key or value to a cache's dtype; `inverse` is 1 / scale of an 8-bit cache (e4m3 or its bits)."""
     if dtype.primitive_bitwidth == 8:
         return e4m3_bits(x.to(tl.float32) * inverse).to(dtype, bitcast=True)
     return x.to(dtype)
 
 
-@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])  # parts of a step's numbers
+@triton.jit(do_not_specialize_on_alignment=["positions_ptr", "slots_ptr"])  # views of a step's buffer
 def rope_store_kernel(
     q_ptr,
     k_ptr,
@@ -94,7 +94,7 @@ def rope_store_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Some of the HEADS KV heads of one token, and the query heads that share them."""
+    """Process some of the HEADS KV heads of one token, and the query heads that share them."""
     token = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * TAKEN
     column, whole = tl.arange(0, BLOCK)[None, :], tl.arange(0, 2 * BLOCK)[None, :]
@@ -110,7 +110,7 @@ def rope_store_kernel(
     q_low, q_high = halves(q_ptr + token * stride_q + q_at, q_there, HALF)
     k_low, k_high = halves(k_ptr + token * stride_k + k_at, k_there, HALF)
     v = tl.load(v_ptr + token * stride_v + v_at, mask=v_there, other=0.0)
-    pdl_launch_next(EARLY)  # which also keeps what waits for the position behind what does not
+    pdl_launch_next(EARLY)  # also keeps loads that depend on the position after those that do not
     table_at = table_ptr + position * 2 * HALF
     k_cos, k_sin = for_each(table_at, BLOCK_KV, HALF, BLOCK)
     q_cos, q_sin = for_each(table_at, BLOCK_Q, HALF, BLOCK)
@@ -140,11 +140,11 @@ def rope_store(
     scales: tuple[float, float] = (1.0, 1.0),
     tiling: Tiling = TILINGS[0],
 ) -> torch.Tensor:
-    """Rotate q and k to `positions`, write k and v into the caches, and return the rotated q [tokens, heads, head_dim].
+    """Rotate q and k to `positions`, store k and v in the caches, return the rotated q [tokens, heads, head_dim].
 
-    q, k and v [tokens, heads, head_dim] may be parts of one projection. `norms` are the weights of RMS norms over the
-    heads of q and of k, before they are rotated. `table` is that of `rope_cache`, over the whole of a head, and
-    `scales` those of `store_kv`.
+    q, k and v [tokens, heads, head_dim] may be views of one projection. `norms` are the weights of RMS norms over heads
+    of q and k, applied before rotation. `table` is from `rope_cache`, as wide as a head, and `scales` are those of
+    `store_kv`.
     """
     tokens, heads, head_dim = q.shape
     kv_heads = k.shape[1]
@@ -172,7 +172,7 @@ def rope_store(
 
 
 def require_whole_heads(table: torch.Tensor, *parts: torch.Tensor) -> None:
-    """Raise ValueError unless a table is over the whole of a head, and heads [tokens, heads, head_dim] contiguous."""
+    """Raise ValueError unless the table is as wide as a head, and heads [tokens, heads, head_dim] are contiguous."""
     size = table.shape[1]
     for x in parts:
         if x.shape[2] != size or x.stride()[1:] != (size, 1):

@@ -1,8 +1,8 @@
-"""A decode with what comes before it: `rope.rope_store_kernel` and `paged_attention.decode_kernel` in one kernel.
+"""Fused decode: `rope.rope_store_kernel` and `paged_attention.decode_kernel` in one kernel.
 
-Every split rotates the queries that it attends with, in registers. The split that holds the row's last key is the only
-one that reads it: it alone caches that key, rotated, with its value, and then streams over it with the others. All
-splits load and rotate the new key, so that no load waits for the row's length: what a row needs comes side by side.
+Every split rotates its queries in registers. Only the split that holds the row's last key reads that key: it stores the
+rotated key and the value in the cache, and then streams over them with the others. All splits load and rotate the new
+key, so that these loads do not wait for the row's length and overlap with it.
 """
 
 import triton
@@ -19,10 +19,10 @@ from tercet.kernels.triton.rmsnorm import rounded_for
     do_not_specialize_on_alignment=["pages_ptr", "kv_lens_ptr", "positions_ptr", "slots_ptr"],  # parts of one buffer
 )
 def rope_decode_kernel(
-    q_ptr,  # [rows, heads, HEAD_DIM] as it was projected, rows `stride_q` apart
-    new_k_ptr,  # [rows, KV heads, HEAD_DIM], as `new_v_ptr`, with strides of their own
+    q_ptr,  # [rows, heads, HEAD_DIM], as projected, with stride `stride_q`
+    new_k_ptr,  # [rows, KV heads, HEAD_DIM], like `new_v_ptr`, with strides of their own
     new_v_ptr,
-    k_ptr,  # from here to `kv_lens_ptr` as in `decode_kernel`
+    k_ptr,  # from here to `kv_lens_ptr`: see `decode_kernel`
     v_ptr,
     out_ptr,
     lse_ptr,
@@ -32,7 +32,7 @@ def rope_decode_kernel(
     sinks_ptr,
     pages_ptr,
     kv_lens_ptr,
-    positions_ptr,  # from here to `k_weight_ptr` as in `rope_store_kernel`
+    positions_ptr,  # from here to `k_weight_ptr`: see `rope_store_kernel`
     slots_ptr,
     table_ptr,
     q_weight_ptr,
@@ -50,7 +50,7 @@ def rope_decode_kernel(
     SEVERAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_HALF: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """One split of one row and KV head, as `decode_kernel`; the split of the row's last key writes it first."""
+    """Compute one split of one row and KV head, as `decode_kernel`; the split of the row's last key stores it first."""
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     pdl_wait(EARLY)
     if listed_ptr is not None:
@@ -72,7 +72,7 @@ def rope_decode_kernel(
         return
     place = (slot * tl.num_programs(0) + kv_head) * HEAD_DIM
     _store(low, high, value, k_ptr + place, v_ptr + place, k_inverse, v_inverse, split == used - 1, HEAD_DIM)
-    tl.debug_barrier()  # what other threads of this program have stored is there for the loads that follow
+    tl.debug_barrier()  # makes the stores of other threads of this program visible to the following loads
     attend_split(
         q, row, kv_head, split, used, share, kv_len, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, listed_ptr,
         sinks_ptr, pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL,
@@ -85,9 +85,9 @@ def _queries(
     at, table_at, weight_ptr, eps, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_M: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """GROUP heads [BLOCK_M, BLOCK_D], normalised if there is a weight, and rotated.
+    """Load GROUP heads [BLOCK_M, BLOCK_D], normalize them if there is a weight, and rotate them.
 
-    Each element and the one that it is rotated with are two loads, so that threads exchange nothing.
+    Each element and its rotation partner are separate loads, which avoids thread exchanges.
     """
     HALF: tl.constexpr = HEAD_DIM // 2
     index, dim = tl.arange(0, BLOCK_M)[:, None], tl.arange(0, BLOCK_D)[None, :]
@@ -97,7 +97,7 @@ def _queries(
     partner = tl.load(at + index * HEAD_DIM + other, mask=mine, other=0.0)
     dtype = x.dtype
     x, partner = x.to(tl.float32), partner.to(tl.float32)
-    same = index * 0  # of every head, as `for_each` loads it
+    same = index * 0  # for every head, as in `for_each`
     if weight_ptr is not None:
         squares, low = x * x, dim < HALF
         total = tl.sum(tl.where(low, squares, 0.0), 1) + tl.sum(tl.where(low, 0.0, squares), 1)
@@ -113,7 +113,7 @@ def _queries(
 
 @triton.jit
 def _key(at, table_at, weight_ptr, eps, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.constexpr):
-    """The halves [1, BLOCK_HALF] of one key, normalised if there is a weight, and rotated."""
+    """Load the halves [1, BLOCK_HALF] of one key, normalize them if there is a weight, and rotate them."""
     HALF: tl.constexpr = HEAD_DIM // 2
     half = tl.arange(0, BLOCK_HALF)[None, :]
     low, high = halves(at + half, half < HALF, HALF)
@@ -123,7 +123,7 @@ def _key(at, table_at, weight_ptr, eps, HEAD_DIM: tl.constexpr, BLOCK_HALF: tl.c
 
 @triton.jit
 def _store(low, high, value, k_at, v_at, k_inverse, v_inverse, holds, HEAD_DIM: tl.constexpr):
-    """A key, in halves, and a value [BLOCK_D] into the caches, by the split that `holds` their place."""
+    """Store a key, in halves, and a value [BLOCK_D] in the caches, if this split `holds` their position."""
     HALF: tl.constexpr = HEAD_DIM // 2
     dtype: tl.constexpr = k_at.dtype.element_ty
     half, dim = tl.arange(0, low.shape[1])[None, :], tl.arange(0, value.shape[0])

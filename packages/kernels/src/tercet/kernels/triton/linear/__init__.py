@@ -1,1 +1,1 @@
-"""Triton kernels: matrix products, quantized products and LoRA."""
+"""Triton kernels of matrix products, quantized products and LoRA."""

@@ -1,4 +1,4 @@
-"""The numbers that codes of few bits stand for, in as few steps as there are to be had."""
+"""Conversion of quantized codes to floating point by bit operations, in as few instructions as possible."""
 
 import triton
 import triton.language as tl
@@ -6,12 +6,12 @@ import triton.language as tl
 from tercet.kernels.ops.quantized import HALF, QuantizedWeight
 
 E2M1_LEFT: tl.constexpr = tl.constexpr(2.0**64)
-"""What is left to multiply a sum by whose weights are e2m1 numbers and e8m0 scales in bfloat16."""
+"""Remaining factor of a sum over weights of e2m1 numbers and e8m0 scales in bfloat16."""
 
 
 @triton.jit
 def e4m3_number(bits, dtype: tl.constexpr):
-    """Of bits of e4m3 that are no NaN, exactly: where a type of 16 bits has them, they mean a power of two less."""
+    """Convert bits of e4m3 (no NaN), exactly: moved into a 16-bit float, they are a power of two too small."""
     wide = bits.to(tl.int8, bitcast=True).to(tl.int16)
     if dtype == tl.bfloat16:
         number = ((wide << 4) & -0x7810).to(tl.bfloat16, bitcast=True) * tl.full([], 2.0**120, tl.bfloat16)
@@ -22,7 +22,7 @@ def e4m3_number(bits, dtype: tl.constexpr):
 
 @triton.jit
 def int4_number(codes, zero, dtype: tl.constexpr):
-    """Of codes 0 to 15 less the zero, exactly: in 16 bits a power of two is put before a code and taken off."""
+    """Convert codes 0 to 15 minus the zero, exactly: in 16 bits, by adding a power of two and subtracting it."""
     if dtype == tl.float32:
         number = codes.to(tl.float32) - zero
     else:
@@ -34,10 +34,10 @@ def int4_number(codes, zero, dtype: tl.constexpr):
 
 @triton.jit
 def e2m1_number(packed, LOWEST: tl.constexpr, dtype: tl.constexpr):
-    """Of codes of e2m1 at bits LOWEST to LOWEST + 3, exactly: in bfloat16 2**-126 times what they mean.
+    """Convert codes of e2m1 at bits LOWEST to LOWEST + 3, exactly; in bfloat16 the results are 2**-126 times too small.
 
-    The sign of a code is put where that of 16 bits is and comes along to the right, where the other bits become a
-    mantissa's highest and an exponent's lowest.
+    A code is shifted to the top, so that its sign bit is that of 16 bits, then shifted right arithmetically, so that
+    its other bits become the lowest bits of the exponent and the highest of the mantissa.
     """
     wide = packed.to(tl.int16) << (12 - LOWEST)
     if dtype == tl.bfloat16:
@@ -49,9 +49,9 @@ def e2m1_number(packed, LOWEST: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def e8m0_scale(bits, dtype: tl.constexpr):
-    """The powers of two of e8m0; in bfloat16 2**62 times them, for `e2m1_number`: see E2M1_LEFT.
+    """Convert e8m0 to powers of two; in bfloat16 times 2**62, for `e2m1_number`: see E2M1_LEFT.
 
-    There a scale is at most 2**65, and below 2**-62 the least numbers lose bits.
+    In bfloat16 a scale is at most 2**65, and below 2**-62 the smallest numbers lose bits.
     """
     if dtype == tl.bfloat16:
         scale = ((bits.to(tl.int16) + 62) << 7).to(tl.bfloat16, bitcast=True)
@@ -61,9 +61,9 @@ def e8m0_scale(bits, dtype: tl.constexpr):
 
 
 def columns_of(weight: QuantizedWeight) -> tuple[int, int]:
-    """(columns that share a scale, columns that are computed at once).
+    """Return (columns that share a scale, columns computed at once).
 
-    Raises ValueError unless the first are a power of two, at least 32, or all there are.
+    Raises ValueError unless the former are a power of two of at least 32, or all columns.
     """
     columns, k = min(weight.block[1], weight.shape[1]), weight.shape[1]
     if weight.format == "mxfp4":

@@ -1,4 +1,4 @@
-"""Weights in full again. The reference is `tercet.kernels.ops.quantized.dequantize`."""
+"""Dequantization of whole weights. The reference is `tercet.kernels.ops.quantized.dequantize`."""
 
 import torch
 import triton
@@ -10,7 +10,7 @@ from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.dequant_bits import e2m1_number, e4m3_number, e8m0_scale, int4_number
 
 TILINGS = (Tiling(256, 4), Tiling(128, 4), Tiling(128, 2), Tiling(256, 8), Tiling(512, 8))
-"""Groups of HALF bytes, each of which shares a scale. The first is the one in use."""
+"""Tilings by groups of HALF bytes, each of which shares a scale. The first is in use."""
 
 HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
 
@@ -30,8 +30,8 @@ def dequantize_kernel(
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Some groups of some rows."""
-    PACKED: tl.constexpr = 2 if FORMAT == "int4" or FORMAT == "mxfp4" else 1  # noqa: PLR1714 - kernels know no "in"
+    """Dequantize some groups of some rows."""
+    PACKED: tl.constexpr = 2 if FORMAT == "int4" or FORMAT == "mxfp4" else 1  # noqa: PLR1714 - Triton has no "in"
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
     group = (tl.program_id(1) * GROUPS + tl.arange(0, GROUPS))[None, :]
     first = group * HALF_BYTE
@@ -62,7 +62,7 @@ def dequantize_kernel(
 
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype, *, tiling: Tiling = TILINGS[0]) -> torch.Tensor:
-    """The weight in full, [n, k]."""
+    """Return the weight [n, k] in `dtype`."""
     n, k = weight.shape
     out = torch.empty(n, k, dtype=dtype, device=weight.codes.device)
     groups = cdiv(weight.codes.shape[1], HALF)

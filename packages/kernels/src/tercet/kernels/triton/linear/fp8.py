@@ -1,7 +1,7 @@
-"""Numbers in 8 bits (e4m3: 4 of exponent, 3 of mantissa, no infinity), also where a GPU has no instruction for them.
+"""Conversion of 8-bit floats (e4m3: 4 bits of exponent, 3 of mantissa, no infinity) on any GPU.
 
-NVIDIA's GPUs turn them into wider ones from compute capability 8.9. Before that, kernels are given their bits. Rounding
-is done on bits everywhere: only new keys and values need it, and every GPU then stores the same.
+NVIDIA GPUs have instructions that widen them from compute capability 8.9 on; older GPUs get them as raw bits. Rounding
+uses bit operations everywhere: only new keys and values need it, and every GPU then stores the same.
 """
 
 import torch
@@ -14,21 +14,24 @@ from tercet.kernels.ops.store_kv import E4M3, LARGEST
 
 _LARGEST: tl.constexpr = tl.constexpr(LARGEST)
 _WIDENS = 89
-"""The first architecture that has the instruction."""
+"""First architecture that has the instruction."""
 
 
 def readable(cache: torch.Tensor) -> torch.Tensor:
-    """A cache as kernels can load it: e4m3 as bits where there is no instruction for it, and all else as it is."""
+    """Return a cache as kernels can load it: e4m3 as raw bits where the GPU has no instruction for it."""
     return as_bits(cache) if cache.dtype == E4M3 and not _widens(cache.device) else cache
 
 
 def as_bits(cache: torch.Tensor) -> torch.Tensor:
-    """A cache of e4m3 as uint8, and all else as it is."""
+    """Return a cache of e4m3 as uint8; other caches are returned unchanged."""
     return cache.view(torch.uint8) if cache.dtype == E4M3 else cache
 
 
 def _widens(device: torch.device) -> bool:
-    """On a CPU kernels are interpreted, by arithmetic that knows no NaN in 8 bits, or compiled for another machine."""
+    """Return whether kernels can widen e4m3 on a device.
+
+    On a CPU kernels are interpreted, with arithmetic that has no NaN in 8 bits, or compiled for another machine.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= divmod(_WIDENS, 10)
     return not knobs.runtime.interpret and driver.active.get_current_target().arch >= _WIDENS
@@ -36,9 +39,9 @@ def _widens(device: torch.device) -> bool:
 
 @triton.jit
 def widened(x, dtype: tl.constexpr):
-    """Numbers as `readable` gave them, in another type.
+    """Widen numbers from a `readable` tensor to another type.
 
-    Shifted, the bits of e4m3 are those of a float16, whose exponents begin 8 lower.
+    Shifted bits of e4m3 are those of a float16 with an exponent bias that is 8 larger.
     """
     if x.dtype == tl.uint8:
         bits = x.to(tl.int16)
@@ -49,14 +52,14 @@ def widened(x, dtype: tl.constexpr):
 
 @triton.jit
 def e4m3_bits(x):
-    """The bits of float32 numbers rounded to nearest, ties to even; beyond the largest they become that.
+    """Round float32 to the nearest e4m3, ties to even, clamped to the largest number; returns bits.
 
-    A number below 2**-6 has a fixed step of 2**-9, which is that of a float32 from 2**14 on: the sum rounds it.
+    A number below 2**-6 has a fixed step of 2**-9, which is the step of float32 from 2**14 on: adding 2**14 rounds it.
     """
     magnitude = tl.minimum(tl.abs(x), _LARGEST)
     bits = magnitude.to(tl.int32, bitcast=True)
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
     small = (magnitude + 16384.0).to(tl.int32, bitcast=True) & 0xFF
     code = tl.where(magnitude < 0.015625, small, normal)
-    code = tl.where(x != x, 0x7F, code)  # noqa: PLR0124 - NaN alone
+    code = tl.where(x != x, 0x7F, code)  # noqa: PLR0124 - true only for NaN
     return (code | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)

@@ -1,7 +1,7 @@
-"""What the linear layers of a decode of one token share: what they read, and what becomes of their sums.
+"""Shared parts of GEMV kernels (linear layers of one token): loads of inputs, and stores of outputs.
 
-An RMS norm before such a layer is a number that all its sums are multiplied by, so that a program finds it on the way,
-from inputs that it reads anyway. What rounding the norm's result would change is left out: sums are float32.
+An RMS norm before such a layer is one factor of all sums, so a program computes it from the inputs that it reads
+anyway. Sums are float32; the rounding of the norm's result is left out.
 """
 
 import triton
@@ -10,20 +10,20 @@ import triton.language as tl
 from tercet.kernels.triton.activation import gated
 
 _LONGEST = 2048
-"""Numbers that are read at a time of one row of a weight."""
+"""Maximum number of elements of a weight's row that are read at a time."""
 
 SHORTEST = 256
-"""Numbers of one row that are worth a read."""
+"""Minimum number of elements of a row for which a read is efficient."""
 
 
 def piece_of(size: int) -> int:
-    """Numbers that are read at a time of a row of `size`: the largest power of two that divides it, within limits."""
+    """Return the elements read at a time from a row of `size`: the largest power of two that divides it, clamped."""
     return min(size & -size, _LONGEST)
 
 
 @triton.jit
 def read_input(x_ptr, norm_ptr, at):
-    """(inputs, times the weight of the norm if there is one; their squares, without it), float32."""
+    """Return (inputs, multiplied by the norm's weight if there is one; squares of the plain inputs), float32."""
     x = tl.load(x_ptr + at).to(tl.float32)
     squares = x * x
     if norm_ptr is not None:
@@ -33,7 +33,7 @@ def read_input(x_ptr, norm_ptr, at):
 
 @triton.jit
 def rows_of(outputs, ROWS: tl.constexpr, GATE: tl.constexpr):
-    """(the rows of the weight that this program takes, which of them there are): with a GATE, gate and up by turns."""
+    """Return (the weight's rows of this program, a mask of those that exist); with a GATE, gate and up alternate."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     output = row
     if GATE != "":
@@ -44,7 +44,7 @@ def rows_of(outputs, ROWS: tl.constexpr, GATE: tl.constexpr):
 
 @triton.jit
 def store_outputs(sums, bias_ptr, residual_ptr, out_ptr, outputs, ROWS: tl.constexpr, GATE: tl.constexpr):
-    """The sums of `rows_of` with their biases, gate * up through a GATE, with what is to be added to outputs."""
+    """Store the sums of `rows_of` plus biases, with a GATE as gate * up, plus the residual."""
     dtype = out_ptr.dtype.element_ty
     row, there = rows_of(outputs, ROWS, GATE)
     if bias_ptr is not None:

@@ -1,7 +1,7 @@
-"""One row through a linear layer: a weight is read once, as fast as memory gives it.
+"""GEMV: one row through a linear layer, at the speed of memory.
 
-For one row a matrix product is a sum over each row of the weight, and no matter of tensor cores. A program takes a few
-outputs and reads long pieces of their rows; what it reads first, it reads while the kernel before it still ends.
+For one row, a matrix product is a sum over each row of the weight, without tensor cores. A program takes a few outputs
+and reads long pieces of their rows; its first read overlaps the end of the preceding kernel (PDL).
 """
 
 from typing import NamedTuple
@@ -17,14 +17,14 @@ from tercet.kernels.triton.linear.gemv import SHORTEST, piece_of, read_input, ro
 
 
 class Piece(NamedTuple):
-    """What a program reads of a weight at a time: rows, of each half where there are two, and columns."""
+    """Part of a weight that a program reads at a time: rows (of each half, with a gate) and columns."""
 
     rows: int = 4
     columns: int = 1024
 
 
 _PIECES = {(6144, 4096): Piece(rows=8), (4096, 4096): Piece(rows=2), (4096, 14336): Piece(rows=8, columns=512)}
-"""By outputs and inputs, where another is faster on an H200: those of Llama-3.1-8B, within its decode."""
+"""Pieces by outputs and inputs that are faster on an H200: the shapes of Llama-3.1-8B, measured within its decode."""
 
 
 @triton.jit
@@ -33,7 +33,7 @@ def row_linear_kernel(
     norm_ptr,  # [SIZE], the weight of a norm of x
     weight_ptr,  # [outputs, SIZE], or [2 * outputs, SIZE] with a GATE, gates first
     bias_ptr,
-    residual_ptr,  # [outputs], added to them
+    residual_ptr,  # [outputs], added to the outputs
     out_ptr,  # [outputs]
     outputs,
     eps,
@@ -43,7 +43,7 @@ def row_linear_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The outputs of ROWS rows of the weight."""
+    """Compute the outputs of ROWS rows of the weight."""
     row, there = rows_of(outputs, ROWS, GATE)
     column = tl.arange(0, BLOCK)
     at = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column[None, :]
@@ -64,7 +64,7 @@ def row_linear_kernel(
 
 
 def is_row(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Whether `row_linear` knows this: one row, of a size of whole pieces that are worth reading, on 16 bits."""
+    """Return whether `row_linear` supports this: one row of 16-bit numbers, of a size of whole, long enough pieces."""
     if x.ndim != 2 or x.shape[0] != 1:
         return False
     plain = x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype
@@ -80,7 +80,7 @@ def row_linear(
     residual: torch.Tensor | None = None,
     gate: Gate | None = None,
 ) -> torch.Tensor:
-    """Of x [1, size], normalised if there is a norm: x @ weight.T + bias, gated as `project` is, plus residual."""
+    """Return x [1, size] @ weight.T + bias, after the norm, gated as in `project`, plus the residual."""
     size, outputs = x.shape[1], len(weight) // 2 if gate else len(weight)
     out = torch.empty(1, outputs, dtype=x.dtype, device=x.device)
     piece = _PIECES.get((outputs, size), Piece())

@@ -1,13 +1,14 @@
-"""Low-rank adapters of a linear layer, two kernels for all tokens of a step. `tercet.kernels.ops.lora` defines them.
+"""LoRA of a linear layer for all tokens of a step, in two kernels. The reference is `tercet.kernels.ops.lora`.
 
-The first gives `low`, x @ a.T, of every token that has an adapter; the second adds low @ b to the token's outputs. A
-program has one run, all of one adapter, which is a product of 16 rows, or of 64 in steps with longer runs: those of
-prompts, whose adapter would else be read from the cache again every 16 tokens. Where runs are few, inputs are cut into
-splits, so that several programs read an adapter's `a`; the second kernel sums them up in order, hence to the same bits
-every time. What is launched follows from shapes and the longest run alone: a run that is empty adds nothing, whatever
-its place.
+The first (shrink) computes `low`, x @ a.T, for every token that has an adapter; the second (expand) adds low @ b to the
+token's outputs. A program handles one segment, all of one adapter, as a product of 16 rows, or of 64 in steps with
+longer segments: those of prompts, whose adapters would otherwise be read from the cache every 16 tokens. If segments
+are few, inputs are cut into splits, so that several programs read an adapter's `a`; the second kernel sums them in
+order, so results are bitwise reproducible. The launch depends only on shapes and the longest segment: an empty segment
+adds nothing, regardless of its slot.
 
-Both kernels read the table of runs, like weights, before they wait for the kernel before: it is written before a step.
+Both kernels read the table of segments, like weights, before they wait for the preceding kernel: it is written before a
+step.
 """
 
 import torch
@@ -26,30 +27,30 @@ from tercet.kernels.triton.launch import (
 from tercet.kernels.triton.launch_cache import launch
 
 _FEW = 16
-"""Tokens of a program where no run has more: as many rows as a tensor core takes."""
+"""Tokens of a program if no segment has more: the minimum rows of a tensor core."""
 
 _SHORTEST = 256
-"""Inputs of a split, at least. This and what follows is reckoned, not measured."""
+"""Minimum inputs of a split. This and the following constants are estimates, not measurements."""
 
 _SPLITS = 16
-"""At most: every program of the second kernel reads all of them."""
+"""Maximum number of splits: every program of the second kernel reads all of them."""
 
 _PROGRAMS = 4
-"""Of the first kernel on each multiprocessor: one has 32 KiB on their way to it, about what hides a read."""
+"""Programs of the first kernel on each multiprocessor: one has 32 KiB of loads in flight, which about hides latency."""
 
 _PIECE = 256
-"""Bytes that a program of the first kernel reads at a time of a row."""
+"""Bytes of a row that a program of the first kernel reads at a time."""
 
 _LONGEST = 64
-"""Ranks of one product."""
+"""Maximum ranks of one product."""
 
 _OUTPUTS = 128
-"""Of a program of the second kernel, all of one projection."""
+"""Outputs of a program of the second kernel, all of one projection."""
 
 
 @triton.jit
 def _run(table_ptr, run, TOKENS: tl.constexpr):
-    """(place, whether it has a token, tokens [TOKENS], which of them there are)."""
+    """Return (slot, whether the segment has tokens, tokens [TOKENS], mask of the tokens that exist)."""
     place = tl.load(table_ptr + run * 3)
     start = tl.load(table_ptr + run * 3 + 1)
     stop = tl.load(table_ptr + run * 3 + 2)
@@ -59,7 +60,7 @@ def _run(table_ptr, run, TOKENS: tl.constexpr):
 
 @triton.jit
 def _dot(x, weight, acc):
-    """Acc + x @ weight, as exact as float32 is where either of them is that."""
+    """Return acc + x @ weight, with float32 precision if either operand is float32."""
     if x.dtype != weight.dtype:
         x = x.to(tl.float32)
         weight = weight.to(tl.float32)
@@ -69,11 +70,11 @@ def _dot(x, weight, acc):
 @triton.jit(do_not_specialize=["blocks"], do_not_specialize_on_alignment=["table_ptr"])
 def lora_shrink_kernel(
     x_ptr,  # [tokens, inputs]
-    a_ptr,  # [places, RANKS, inputs]
-    table_ptr,  # int32 [runs, 3]
-    low_ptr,  # float32 [runs, splits, TOKENS, RANKS]
+    a_ptr,  # [slots, RANKS, inputs]
+    table_ptr,  # int32 [segments, 3]
+    low_ptr,  # float32 [segments, splits, TOKENS, RANKS]
     inputs,
-    blocks,  # of a split, of BLOCK_K inputs
+    blocks,  # number of blocks of BLOCK_K inputs in a split
     stride_x,
     RANKS: tl.constexpr,  # of all projections
     TOKENS: tl.constexpr,
@@ -81,9 +82,9 @@ def lora_shrink_kernel(
     BLOCK_K: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Of one run and one split of the inputs, BLOCK_R columns of x @ a.T.
+    """Compute BLOCK_R columns of x @ a.T for one segment and one split of the inputs.
 
-    Every program awaits the kernel before, also for an empty run: what comes after these two relies on it.
+    Every program waits for the preceding kernel, also for an empty segment: the kernels after these two rely on it.
     """
     run, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
     place, any_token, token, token_there = _run(table_ptr, run, TOKENS)
@@ -112,11 +113,11 @@ def lora_shrink_kernel(
 
 @triton.jit
 def _projection(block, PARTS: tl.constexpr, BLOCK_N: tl.constexpr):
-    """Of the block of that number, where no block has outputs of two projections: (projection, first output, end)."""
+    """Return (projection, first output, end) of a block; no block has outputs of two projections."""
     part = 0
     start = 0
     end = 0
-    blocks = 0  # of all projections before
+    blocks = 0  # of all preceding projections
     outputs = 0
     for index in tl.static_range(len(PARTS)):
         here = block >= blocks
@@ -130,7 +131,7 @@ def _projection(block, PARTS: tl.constexpr, BLOCK_N: tl.constexpr):
 
 @triton.jit
 def _low(at, rank, token_there, splits, RANK: tl.constexpr, RANKS: tl.constexpr):
-    """The sum of all splits: float32 [TOKENS, ranks]."""
+    """Return the sum of all splits: float32 [TOKENS, ranks]."""
     TOKENS: tl.constexpr = token_there.shape[0]
     at += tl.arange(0, TOKENS)[:, None] * RANKS + rank[None, :]
     there = token_there[:, None] & (rank < RANK)[None, :]
@@ -143,7 +144,7 @@ def _low(at, rank, token_there, splits, RANK: tl.constexpr, RANKS: tl.constexpr)
 
 @triton.jit
 def _add_product(low, b, added, out_dtype: tl.constexpr):
-    """Added + low @ b, more exact than outputs are rounded: in 16 bits two products, of float32's three, are enough."""
+    """Return added + low @ b, more exact than outputs are rounded: in 16 bits, two of the three products of float32."""
     if (b.dtype == tl.float32) | (b.dtype != out_dtype):
         return _dot(low, b, added)
     high = low.to(b.dtype)
@@ -153,9 +154,9 @@ def _add_product(low, b, added, out_dtype: tl.constexpr):
 
 @triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["table_ptr"])
 def lora_expand_kernel(
-    low_ptr,  # float32 [runs, splits, TOKENS, RANK * projections]
-    b_ptr,  # [places, RANK, outputs]
-    table_ptr,  # int32 [runs, 3]
+    low_ptr,  # float32 [segments, splits, TOKENS, RANK * projections]
+    b_ptr,  # [slots, RANK, outputs]
+    table_ptr,  # int32 [segments, 3]
     out_ptr,  # [tokens, outputs]
     outputs,
     splits,
@@ -167,7 +168,7 @@ def lora_expand_kernel(
     BLOCK_N: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Of one run, low @ b added to BLOCK_N outputs of one projection."""
+    """Add low @ b of one segment to BLOCK_N outputs of one projection."""
     RANKS: tl.constexpr = RANK * len(PARTS)
     run = tl.program_id(1).to(tl.int64)
     place, any_token, token, token_there = _run(table_ptr, run, TOKENS)
@@ -194,7 +195,7 @@ def lora_expand_kernel(
 
 
 def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None:
-    """As the reference, but that it reads `rows.table` alone. Rows of `out` and `x` may lie apart."""
+    """Apply adapters as in the reference, from `rows.table` only. Rows of `out` and `x` may be strided."""
     if not weights.a.is_contiguous() or not weights.b.is_contiguous() or x.stride(1) != 1 or out.stride(1) != 1:
         raise ValueError("adapters need contiguous weights, and rows of contiguous inputs and outputs")
     runs, inputs = len(rows.table), x.shape[1]
@@ -236,12 +237,12 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoR
 
 
 def _ranks_of_a_product(ranks: int) -> int:
-    """A tensor core takes 16 at least."""
+    """Return the block size of ranks; a tensor core takes at least 16."""
     return min(_LONGEST, max(16, power_of_two(ranks)))
 
 
 def _splits(inputs: int, programs: int, block: int, device: torch.device) -> tuple[int, int]:
-    """(splits, blocks of each) that keep a device busy where so many programs would not."""
+    """Return (splits, blocks of each) that keep a device busy with `programs` programs for each split."""
     most = max(1, min(_PROGRAMS * multiprocessors(device) // programs, inputs // _SHORTEST, _SPLITS))
     blocks = cdiv(cdiv(inputs, most), block)
     return cdiv(inputs, blocks * block), blocks

@@ -1,8 +1,8 @@
-"""The linear layers of a model. One row is left to a kernel that does everything at once; more go to torch, whose
-library knows them better, or are unpacked on their way to the tensor cores, with kernels of their own around them.
+"""Linear layers of a model: dispatch between fused GEMV kernels, quantized kernels and torch.
 
-A norm stays a kernel of its own before weights in few bits, whose programs are busy enough. The references are those of
-`tercet.kernels.ops.projection`.
+One row uses a kernel that fuses everything; more rows use torch's library, or tensor-core kernels that unpack quantized
+weights, with separate kernels for norm and activation. Before quantized weights, a norm stays a separate kernel,
+because their programs are busy enough. The references are those of `tercet.kernels.ops.projection`.
 """
 
 import torch
@@ -21,7 +21,7 @@ from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 def project(
     x: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None, *, gate: Gate | None = None
 ) -> torch.Tensor:
-    """As the reference."""
+    """See `tercet.kernels.ops.projection.project`."""
     if _is_row(x, weight):
         return _row_linear(x, weight, bias, gate=gate)
     many = linear_quantized(x, weight, bias) if isinstance(weight, QuantizedWeight) else F.linear(x, weight, bias)
@@ -37,7 +37,7 @@ def project_normed(
     *,
     gate: Gate | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference."""
+    """See `tercet.kernels.ops.projection.project_normed`."""
     if residual is None and not isinstance(weight, QuantizedWeight) and linear.is_row(x, weight):
         return linear.row_linear(x, weight, bias, norm=norm, gate=gate), x
     normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
@@ -47,7 +47,7 @@ def project_normed(
 def project_onto(
     x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """As the reference: the residual of one row is part of the result already."""
+    """Project x and add the residual; for one row it is part of the result already."""
     if _is_row(x, weight):
         return _row_linear(x, weight, bias, residual=residual), None
     return project(x, weight, bias), residual

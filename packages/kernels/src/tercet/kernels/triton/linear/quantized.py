@@ -1,9 +1,9 @@
-"""Linear layers whose weights are unpacked on their way to the tensor cores.
+"""Linear layers that unpack quantized weights on their way to the tensor cores.
 
 The reference is `tercet.kernels.ops.quantized.linear_quantized`. Codes are exact in 16 bits; a block's scale is applied
-to its part of the sum, in float32. One row needs no tensor cores (`quantised_row`). Many rows have the weight unpacked
-before (`dequantize`) in place of once for every tile of them. Where outputs are few, inputs are cut into splits
-(`split_sums`).
+to its part of the sum, in float32. One row does without tensor cores (`quantized_gemv`). For many rows the weight is
+unpacked once beforehand (`dequantize`), instead of once for every tile of rows. If outputs are few, inputs are cut into
+splits (`split_k_reduce`).
 """
 
 import torch
@@ -40,26 +40,28 @@ from tercet.kernels.triton.linear.split_k_reduce import add_splits, range_of_spl
 HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
 
 _TALLEST = 64
-"""Rows of a tile."""
+"""Maximum rows of a tile."""
 
 _TILED_ROWS = {"fp8": 128, "int8": 128, "int4": 64, "mxfp4": 64}
-"""With more rows than that a weight is written in full first, and read again: faster on an H200 (mxfp4: as int4)."""
+"""Number of rows above which the whole weight is dequantized first: faster on an H200 (mxfp4 is assumed to be like
+int4)."""
 
 TILINGS = (Tiling(128, 4), Tiling(64, 4), Tiling(32, 4), Tiling(16, 4), Tiling(64, 8), Tiling(128, 8))
-"""Outputs. The first is in use where that makes programs enough, with splits or without, and else one of `_FEWER`."""
+"""Tilings by outputs. The first is in use where it gives enough programs, with or without splits; otherwise one of
+`_FEWER`."""
 
 _FEWER = TILINGS[1:3]
 
 _BUSY = 7, 5
-"""Programs for so many multiprocessors: with fewer on each, too little of a weight is on its way from memory."""
+"""Grid target: 7 programs for 5 multiprocessors; fewer leave too few loads in flight."""
 
 _ROOM = 128 << 10
-"""Bytes of shared memory from which on more blocks are under way than two, with as many programs side by side."""
+"""Bytes of shared memory from which more than two blocks can be in flight without fewer resident programs."""
 
 
 @triton.jit
 def _dot(x_ptr, x_rows, codes, column, m_there, k, acc):
-    """Acc + x[:, column] @ codes.T."""
+    """Return acc + x[:, column] @ codes.T."""
     there = m_there[:, None] & (column < k)[None, :]
     x = tl.load(x_ptr + x_rows[:, None] + column[None, :], mask=there, other=0.0)
     return tl.dot(x, tl.trans(codes.to(x.dtype)), acc, input_precision="tf32x3")
@@ -82,7 +84,7 @@ def _mxfp4_product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`product` with scales that are powers of two, so that weights are exact with them."""
+    """Compute `product` with power-of-two scales, which make scaled weights exact."""
     SHAPE: tl.constexpr = [BLOCK_N, BLOCK_K // 2]
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     group = tl.arange(0, BLOCK_K // 2 // HALF_BYTE)
@@ -92,7 +94,7 @@ def _mxfp4_product(
     scales_at = scales_ptr + output[:, None] * stride_scales + group[None, :]
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     there = n_there[:, None] & (first + group * 2 * HALF_BYTE < k)[None, :]
-    # A byte is too little for the copies that fetch codes.
+    # Scales are bytes, which are too small for asynchronous copies, so they are loaded one iteration ahead.
     soon = tl.load(scales_at + first // (2 * HALF_BYTE), mask=there, other=0)
     for start in tl.range(first, last, BLOCK_K):
         there = n_there[:, None] & (start + group * 2 * HALF_BYTE < k)[None, :]
@@ -114,7 +116,7 @@ def _mxfp4_product(
 @triton.jit
 def product(
     x_ptr,
-    x_rows,  # [BLOCK_M]: where the inputs of each row begin
+    x_rows,  # [BLOCK_M]: offset of each row's inputs
     m_there,
     codes_ptr,
     scales_ptr,
@@ -123,7 +125,7 @@ def product(
     n_there,
     k,
     first,  # a multiple of BLOCK_K
-    last,  # one, too, or k
+    last,  # a multiple of BLOCK_K, or k
     stride_scales,
     FORMAT: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
@@ -132,19 +134,19 @@ def product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Some rows of inputs times some rows of the weight, of columns [first, last): float32 [BLOCK_M, BLOCK_N]."""
+    """Multiply some rows of inputs by some rows of the weight, columns [first, last): float32 [BLOCK_M, BLOCK_N]."""
     if FORMAT == "mxfp4":
         acc = _mxfp4_product(
             x_ptr, x_rows, m_there, codes_ptr, scales_ptr, output, n_there, k, first, last, stride_scales,
             BLOCK_M, BLOCK_N, BLOCK_K,
         )  # fmt: skip
-    else:  # BLOCK_K columns share a scale, which their part of the sum is multiplied by
+    else:  # BLOCK_K columns share a scale, which multiplies their partial sum
         scales_at = scales_ptr + output // SCALE_ROWS * stride_scales
         zeros_at = zeros_ptr
         if zeros_ptr is not None:
             zeros_at = zeros_ptr + output // SCALE_ROWS * stride_scales
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        # A scale is no operand of a product: nothing else loads it ahead.
+        # A scale is no operand of a product, so the compiler does not pipeline its load.
         scale = tl.load(scales_at + first // SCALE_COLUMNS, mask=n_there, other=0.0)
         for start in tl.range(first, last, BLOCK_K):
             part = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
@@ -177,7 +179,7 @@ def quantized_linear_kernel(
     codes_ptr,
     scales_ptr,
     zeros_ptr,
-    bias_ptr,  # none where there are several splits
+    bias_ptr,  # None with several splits
     out_ptr,  # [m, n], or float32 [splits, m, n]
     m,
     n,
@@ -192,7 +194,7 @@ def quantized_linear_kernel(
     BLOCK_K: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """One tile of the result, of one split of the inputs."""
+    """Compute one tile of the result, for one split of the inputs."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     output = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m_there = row < m
@@ -227,7 +229,7 @@ def quantized_linear_kernel(
 
 
 def linear_quantized(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """As the reference, for blocks as `columns_of` has them."""
+    """Compute the linear layer as in the reference, for blocks that `columns_of` supports."""
     if is_row(x, weight):
         return row_linear(x, weight, bias)
     if x.numel() > _TILED_ROWS[weight.format] * x.shape[-1]:
@@ -236,9 +238,9 @@ def linear_quantized(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
 
 
 def _cut(outputs: int, rows: int, k: int, processors: int) -> tuple[Tiling, int]:
-    """(tiles of outputs, splits of inputs): the widest that make programs enough, or else the smallest in use.
+    """Return (tiling of outputs, splits of inputs): the widest with enough programs, or else the smallest in use.
 
-    Rows are those of whole tiles, so that other numbers of them seldom have other kernels.
+    `rows` is rounded up to whole tiles, so that other row counts rarely need other kernels.
     """
     wanted = cdiv(_BUSY[0] * processors, _BUSY[1])
     for tiling in (TILINGS[0], *_FEWER):
@@ -250,9 +252,9 @@ def _cut(outputs: int, rows: int, k: int, processors: int) -> tuple[Tiling, int]
 
 
 def _stages(block_m: int, block_n: int, room: int, *, split: bool) -> int:
-    """Of the loop. Tall tiles, and GPUs with little shared memory, would have fewer programs with more of them.
+    """Return the pipeline stages; more would reduce resident programs for tall tiles and small shared memory.
 
-    Where nothing is split three were measured on an H200.
+    Without splits, three were fastest on an H200.
     """
     if block_m == _TALLEST or room < _ROOM or not split:
         return 3
@@ -262,7 +264,7 @@ def _stages(block_m: int, block_n: int, room: int, *, split: bool) -> int:
 def full_linear(
     x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, *, tiling: Tiling = UNPACKING[0]
 ) -> torch.Tensor:
-    """By the weight in full."""
+    """Dequantize the whole weight and multiply by it."""
     return F.linear(x, dequantize(weight, x.dtype, tiling=tiling), bias)
 
 
@@ -274,7 +276,7 @@ def tiled_linear(
     tiling: Tiling | None = None,
     splits: int | None = None,
 ) -> torch.Tensor:
-    """By tiles of up to 64 rows, each of which unpacks the weight. A tiling that is given has one split by default."""
+    """Multiply by tiles of up to 64 rows, each of which unpacks the weight; an explicit tiling implies one split."""
     n, k = weight.shape
     columns, block_k = columns_of(weight)
     rows = x.reshape(-1, k)
@@ -286,7 +288,7 @@ def tiled_linear(
         tiling, chosen = _cut(n, tiles * block_m, k, multiprocessors(x.device))
         splits = splits or chosen
         if block_m == _TALLEST and tiling == TILINGS[0] and not multiplies_from_memory(x.device):
-            tiling = TILINGS[-1]  # of 4 warps there would not be the registers
+            tiling = TILINGS[-1]  # 4 warps would run out of registers
     parts = torch.empty(splits, m, n, dtype=torch.float32, device=x.device) if splits and splits > 1 else None
     bias_in, out_in = (bias, out) if parts is None else (None, parts)
     launch(

@@ -1,9 +1,9 @@
-"""One row through a linear layer whose weights are in few bits: they are read once, as fast as memory gives them.
+"""GEMV with quantized weights, which are read once, at the speed of memory.
 
-As in `linear`, a program takes a few outputs and sums up products. What takes time is to make numbers of codes, so that
-takes one instruction for most: bits are put where a float32 has them, and what this multiplies by is made up for in the
-inputs. A thread has the same columns of all rows of its program, and so reads and prepares their inputs once; for
-Triton to see to that, rows and columns are one dimension wherever memory is read. The reference is
+As in `linear`, a program takes a few outputs and sums products. The bottleneck is the conversion of codes, so most take
+one instruction: bits are moved to their place in a float32, and the missing power of two is multiplied into the inputs.
+A thread has the same columns of all rows of its program, and so reads and prepares their inputs once; to make Triton
+choose that layout, rows and columns are one dimension wherever memory is read. The reference is
 `tercet.kernels.ops.quantized.linear_quantized`.
 """
 
@@ -25,33 +25,36 @@ from tercet.kernels.triton.linear.dequant_bits import columns_of
 from tercet.kernels.triton.linear.gemv import SHORTEST, piece_of, rows_of, store_outputs
 
 TILINGS = (Tiling(4096, 2), Tiling(4096, 4), Tiling(8192, 4), Tiling(2048, 2), Tiling(2048, 1), Tiling(8192, 2))
-"""Bytes of a weight that a program reads at a time. The first is in use where it makes programs enough, or the second.
+"""Tilings by bytes of a weight that a program reads at a time. The first is in use if it gives enough programs,
+otherwise the second.
 
-The fewer warps share what is read, the more rows a thread has of its columns, and the fewer programs there are.
-"""
+Fewer warps for the same bytes mean more rows for each thread and fewer programs."""
 
 _BUSY = 16
-"""Warps of a multiprocessor that read side by side as much as memory gives."""
+"""Warps of a multiprocessor that saturate memory."""
 
 _GROUP = 8
 """Bytes of a row that a thread reads at once."""
 
 _E4M3_STEP: tl.constexpr = tl.constexpr(2.0**60)
-"""The bits of an e4m3 where a float32 has them mean 2^120 less: half of that is put into the inputs."""
+"""Factor of the inputs for e4m3: bits of e4m3 in their place in a float32 are 2^120 too small; half of the exponent
+goes here."""
 
 _WHOLE_STEP: tl.constexpr = tl.constexpr(2.0**56)
-"""The bits of a whole number where a float32 has its lowest mean 2^149 less: this and more is put into the inputs."""
+"""Factor of the inputs for integers: an integer in the lowest bits of a float32 is 2^149 too small; a part goes here.
+"""
 
 _WHOLE_LEFT: tl.constexpr = tl.constexpr(2.0**73)
-"""What is left to multiply sums by then."""
+"""Remaining factor of the sums."""
 
 
 @triton.jit
 def _whole_products(words, x, LOWEST: tl.constexpr, BITS: tl.constexpr):
-    """Of the codes of BITS at bits LOWEST + 0, 8, 16 and 24 of words [ROWS * GROUPS, 2, 1], times inputs [GROUPS, 8].
+    """Multiply integer codes of BITS bits at bits LOWEST + 0, 8, 16 and 24 of words by inputs [GROUPS, 8].
 
-    Their sums are [ROWS, GROUPS], _WHOLE_LEFT times less than they are. A code that is all there is of a float32 means
-    2^(place - 149) times itself, exactly, below bit 24: subnormal numbers lie as densely as those that bit 23 begins.
+    Words are [ROWS * GROUPS, 2, 1]; the sums [ROWS, GROUPS] are _WHOLE_LEFT times too small. A code alone in a float32
+    is exactly 2^(place - 149) times itself below bit 24, because subnormal numbers are spaced like those with exponent
+    bit 23.
     """
     SHAPE: tl.constexpr = [words.shape[0] // x.shape[0], x.shape[0], 8]
     at = (LOWEST + tl.arange(0, 4) * 8)[None, None, :]
@@ -65,20 +68,20 @@ def _whole_products(words, x, LOWEST: tl.constexpr, BITS: tl.constexpr):
 
 @triton.jit
 def _e4m3_products(words, x):
-    """The same of codes of e4m3, _E4M3_STEP times less than they are."""
+    """Multiply codes of e4m3 likewise; the sums are _E4M3_STEP times too small."""
     SHAPE: tl.constexpr = [words.shape[0] // x.shape[0], x.shape[0], 8]
     left = (24 - tl.arange(0, 4) * 8)[None, None, :]
-    bits = (words << left >> 4) & -0x78100000  # the sign stays, and 7 bits below where an exponent begins
+    bits = (words << left >> 4) & -0x78100000  # keep the sign, and 7 bits below the top of the exponent
     number = tl.reshape(bits.to(tl.float32, bitcast=True), SHAPE)
     return tl.sum(number * (x * _E4M3_STEP)[None, :, :], 2)
 
 
 @triton.jit
 def _group_sums(words, x_ptr, zero, left, FORMAT: tl.constexpr, GROUPS: tl.constexpr, RAGGED: tl.constexpr):
-    """Of each group of 8 bytes, the sum of products with the inputs from x_ptr on, if so many are left: [ROWS, GROUPS].
+    """Sum the products of each group of 8 bytes with the inputs from x_ptr on, for `left` groups: [ROWS, GROUPS].
 
-    A zero is taken off the sum, times that of the inputs, which all rows share, in place of off each code. What that
-    takes off is of 8 or 16 columns: no larger than a sum over many, so that it loses as little of it as adding up does.
+    A zero is subtracted from the sum, times the sum of inputs, which all rows share, instead of from each code. It
+    covers only 8 or 16 columns, so cancellation loses no more than the summation itself.
     """
     group = tl.arange(0, GROUPS)
     column = group * 8
@@ -91,7 +94,7 @@ def _group_sums(words, x_ptr, zero, left, FORMAT: tl.constexpr, GROUPS: tl.const
         upper = tl.load(at + 16, mask=there, other=0.0).to(tl.float32)
         sums = _whole_products(words, x, 0, 4) + _whole_products(words, upper, 4, 4)
         sums = sums * _WHOLE_LEFT - zero * tl.sum(x + upper, 1)[None, :]
-    elif FORMAT == "int8":  # their highest bits turned over, codes are 128 more, and none is negative
+    elif FORMAT == "int8":  # with their highest bits flipped, codes are 128 larger and not negative
         sums = _whole_products(words ^ -0x7F7F7F80, x, 0, 8) * _WHOLE_LEFT - 128.0 * tl.sum(x, 1)[None, :]
     else:
         sums = _e4m3_products(words, x)
@@ -108,10 +111,10 @@ def _elements(
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """Where in a tensor its elements for a program's groups are, of which each stands for HEIGHT rows of a weight.
+    """Return the offsets of a program's groups in a tensor whose elements stand for HEIGHT rows of a weight.
 
-    In two parts, so that constants make the others' addresses of one: an int64 for the program, and what is added to
-    it, [ROWS * GROUPS] or, where all rows have the same, [GROUPS].
+    The result has two parts, so that constants reduce the address arithmetic: an int64 of the program, and offsets to
+    add, [ROWS * GROUPS], or [GROUPS] where all rows share them.
     """
     first = tl.program_id(0).to(tl.int64) * (ROWS if GATE == "" else ROWS // 2)
     row = tl.arange(0, ROWS * GROUPS) // GROUPS
@@ -132,7 +135,7 @@ def _elements(
 def _rows_there(
     outputs, PLACES: tl.constexpr, GATE: tl.constexpr, EVEN: tl.constexpr, ROWS: tl.constexpr, GROUPS: tl.constexpr
 ):
-    """Which of as many places as `_elements` gives are of rows that there are."""
+    """Return a mask of `PLACES` offsets of `_elements` whose rows exist."""
     there = tl.full([PLACES], 1, tl.int1)
     if not EVEN and PLACES == ROWS * GROUPS:
         row = tl.program_id(0) * ROWS + tl.arange(0, PLACES) // GROUPS
@@ -142,7 +145,7 @@ def _rows_there(
 
 @triton.jit
 def _left(there, left, GROUPS: tl.constexpr, RAGGED: tl.constexpr):
-    """Of such places those whose groups are among so many that are left of a row: if it is RAGGED."""
+    """Mask the groups beyond the `left` ones of a row, if it is RAGGED."""
     if RAGGED:
         there = there & (tl.arange(0, there.shape[0]) % GROUPS < left)
     return there
@@ -155,7 +158,7 @@ def quantized_gemv_kernel(
     scales_ptr,
     zeros_ptr,
     bias_ptr,
-    residual_ptr,  # [outputs], added to them
+    residual_ptr,  # [outputs], added to the outputs
     out_ptr,  # [outputs]
     outputs,
     SIZE: tl.constexpr,
@@ -166,10 +169,13 @@ def quantized_gemv_kernel(
     GATE: tl.constexpr,
     EVEN: tl.constexpr,  # every program has all of its rows
     ROWS: tl.constexpr,
-    GROUPS: tl.constexpr,  # of 8 bytes, read at a time of one row
+    GROUPS: tl.constexpr,  # number of groups of 8 bytes read at a time from one row
     EARLY: tl.constexpr,
 ):
-    """The outputs of ROWS rows of the weight. A group is what a thread reads at once; its columns share a scale."""
+    """Compute the outputs of ROWS rows of the weight.
+
+    A group is what a thread reads at once; its columns share a scale.
+    """
     COLUMNS: tl.constexpr = 16 if FORMAT == "int4" else 8  # of a group
     EACH: tl.constexpr = SCALE_COLUMNS // COLUMNS  # groups that share a scale
     PIECES: tl.constexpr = SIZE // COLUMNS
@@ -182,7 +188,7 @@ def quantized_gemv_kernel(
     there = _rows_there(outputs, PLACES, GATE, EVEN, ROWS, GROUPS)
     sums = tl.zeros([ROWS, GROUPS], tl.float32)
     soon = tl.load(words_at, mask=words_there[:, None, None], other=0)
-    if zeros_ptr is not None:  # they are needed as early as the codes
+    if zeros_ptr is not None:  # needed as early as the codes
         zero_soon = tl.load(zeros_ptr + start + further, mask=there, other=0.0)
     pdl_wait(EARLY)
     for first in tl.range(0, PIECES, GROUPS):
@@ -212,13 +218,13 @@ def quantized_gemv_kernel(
 
 
 def is_row(x: torch.Tensor, weight: QuantizedWeight) -> bool:
-    """Whether `row_linear` knows this: one row, of a size of whole pieces that are worth reading. It knows no mxfp4."""
+    """Return whether `row_linear` supports this: one row, of a size of whole, long enough pieces, and not mxfp4."""
     k = weight.shape[1]
     return weight.format != "mxfp4" and x.numel() == k and x.is_contiguous() and piece_of(k) >= SHORTEST
 
 
 def _piece(weight: QuantizedWeight, tiling: Tiling) -> tuple[int, int]:
-    """(rows that a program takes, groups of each that it reads at a time)."""
+    """Return (rows of a program, groups of each row that it reads at a time)."""
     each = _GROUP * 2 if weight.format == "int4" else _GROUP
     groups = min(32 * tiling.warps, power_of_two(weight.shape[1] // each + 1) // 2)
     return tiling.block // _GROUP // groups, groups
@@ -239,7 +245,7 @@ def row_linear(
     gate: Gate | None = None,
     tiling: Tiling | None = None,
 ) -> torch.Tensor:
-    """One row [..., k] times a weight, gated as in `project`, plus the residual: [..., n] or half of that."""
+    """Multiply one row [..., k] by a weight, gated as in `project`, plus the residual: [..., n] or half of that."""
     n, k = weight.shape
     columns, _ = columns_of(weight)
     outputs = n // 2 if gate else n

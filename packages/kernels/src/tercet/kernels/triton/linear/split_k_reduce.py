@@ -1,7 +1,7 @@
-"""Sums over inputs that are cut into splits: one split of few outputs would leave most of a GPU idle.
+"""Split-K: with few outputs, one split of the inputs would leave most of a GPU idle.
 
-Each split of a product is summed by programs of its own, in float32, and its sums lie in memory of their own. A second
-kernel adds them up, always in the same order, and rounds once: results are the same every time.
+Each split of a product is summed by its own programs, in float32, into its own memory. A second kernel adds the splits,
+always in the same order, and rounds once, so results are reproducible.
 """
 
 import torch
@@ -13,10 +13,10 @@ from tercet.kernels.triton.launch_cache import launch
 
 _SPLITS = 16
 _SHORTEST = 1024
-"""Inputs of a split: what a program does before and after its loop takes as long as some blocks."""
+"""Minimum inputs of a split: the prologue and epilogue of a program cost as much as some blocks."""
 
 _TRAFFIC = 16
-"""Inputs for each row and split at least: sums, written and read again, are then at most half of a weight in 8 bits."""
+"""Minimum inputs for each row and split: traffic of partial sums is then at most half of an 8-bit weight."""
 
 _BLOCK = 512
 _WARPS = 4
@@ -24,9 +24,9 @@ _WARPS = 4
 
 @triton.jit
 def range_of_split(k, BLOCK_K: tl.constexpr):
-    """(first, end) of the inputs of this program, whose split is the grid's third dimension: whole blocks.
+    """Return (first, end) of the inputs of this program; its split is the third dimension of the grid.
 
-    They differ by a block at most, and a split that has none begins within the inputs, too.
+    Ranges are whole blocks and differ by at most one block; an empty split also begins within the inputs.
     """
     split, splits, blocks = tl.program_id(2), tl.num_programs(2), tl.cdiv(k, BLOCK_K)
     first = split * blocks // splits * BLOCK_K
@@ -44,7 +44,7 @@ def add_splits_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """BLOCK outputs, of whichever rows."""
+    """Add the splits of BLOCK outputs."""
     size = m * n
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = place < size
@@ -61,14 +61,14 @@ def add_splits_kernel(
 
 
 def add_splits(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
-    """Of float32 [splits, m, n] the sums, plus a bias [n], into out [m, n]."""
+    """Add float32 partial sums [splits, m, n] and a bias [n] into out [m, n]."""
     splits, m, n = parts.shape
     options = {"SPLITS": splits, "BLOCK": _BLOCK, "num_warps": _WARPS}
     launch(add_splits_kernel, (cdiv(m * n, _BLOCK),), (parts, bias, out), (m, n), **options, **early_start(out.device))
 
 
 def splits_for(programs: int, rows: int, k: int, wanted: int) -> int:
-    """Into how many splits, a power of two, k is cut to make `wanted` of so many programs: fewer where it is short."""
+    """Return the number of splits of k, a power of two, that gives `wanted` programs; fewer if k is short."""
     splits = 1
     while splits < _SPLITS and programs * splits < wanted and 2 * splits * max(_SHORTEST, _TRAFFIC * rows) <= k:
         splits *= 2

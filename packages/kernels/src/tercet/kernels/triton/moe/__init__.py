@@ -1,1 +1,1 @@
-"""Triton kernels: mixtures of experts."""
+"""Triton kernels of mixtures of experts."""

@@ -1,9 +1,8 @@
-"""A mixture of experts as two grouped matrix products. The reference is `tercet.kernels.ops.moe.fused_moe`.
+"""Mixture of experts as two grouped GEMMs. The reference is `tercet.kernels.ops.moe.fused_moe`.
 
-Experts' weights are in full or quantised, each in the form of `tercet.kernels.ops.moe.ExpertWeights`.
-
-Pairs of token and expert are put in the order of experts, in whole tiles (`align`); a tile past the last ends at once.
-Few pairs are left to kernels that need no order (`expert_rows`, `full_expert_rows`).
+Weights are unquantized or quantized, in the forms of `tercet.kernels.ops.moe.ExpertWeights`. Pairs of token and expert
+are sorted by expert into whole tiles (`moe_align`); tiles past the last one exit at once. Few pairs use kernels that
+need no sorting (`moe_gemv_quantized`, `moe_gemv`).
 """
 
 from collections.abc import Callable
@@ -37,7 +36,7 @@ def _full_product(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """`product` with a weight in full."""
+    """Compute `product` with an unquantized weight."""
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in tl.range(0, k, BLOCK_K):
         column = start + tl.arange(0, BLOCK_K)
@@ -57,16 +56,16 @@ def grouped_gemm_kernel(
     zeros_ptr,
     bias_ptr,  # [experts, n]
     out_ptr,  # [pairs, n]
-    pairs_ptr,  # int64 [tiles * BLOCK_M]: the pair in each row of each tile; where it is past the last, there is none
+    pairs_ptr,  # int64 [tiles * BLOCK_M]: the pair in each row of each tile; values past the last pair mark empty rows
     experts_ptr,  # int64 [tiles]; past the last tile, the number of experts
     factors_ptr,  # float32 [pairs]
     pairs,
     experts,
     n,
     k,
-    share,  # pairs that read the same row of x
+    share,  # number of pairs that read the same row of x
     stride_scales,
-    FORMAT: tl.constexpr,  # "full", or of the codes
+    FORMAT: tl.constexpr,  # "full", or the format of the codes
     SCALE_ROWS: tl.constexpr,
     SCALE_COLUMNS: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -74,7 +73,7 @@ def grouped_gemm_kernel(
     BLOCK_K: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Of one tile of pairs and one of outputs: out[pair] = factor * (weight[expert] @ x[pair // share] + bias)."""
+    """Compute out[pair] = factor * (weight[expert] @ x[pair // share] + bias) for one tile of pairs and outputs."""
     pdl_wait(EARLY)
     expert = tl.load(experts_ptr + tl.program_id(1))
     if expert < experts:
@@ -110,7 +109,7 @@ def fused_moe(
     gate: Gate = "silu",
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
-    """As the reference, for blocks of quantised weights as `columns_of` has them."""
+    """Compute the mixture as in the reference, for quantized blocks that `columns_of` supports."""
     if not all(given.is_contiguous() for given in (x, gate_up, down) if isinstance(given, torch.Tensor)):
         raise ValueError("a mixture of experts needs contiguous inputs and weights")
     tokens, top_k = experts.shape
@@ -130,7 +129,7 @@ def fused_moe(
 def _few_tokens(
     experts: torch.Tensor, gate_up: ExpertWeights, down: ExpertWeights
 ) -> Callable[..., torch.Tensor] | None:
-    """What needs no order, where that is worth it."""
+    """Return the kernels that need no sorting, where they are faster."""
     if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
         return full_expert_rows.few_tokens if full_expert_rows.few(experts) else None
     if isinstance(gate_up, torch.Tensor) or isinstance(down, torch.Tensor):

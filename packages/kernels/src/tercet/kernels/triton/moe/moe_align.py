@@ -1,8 +1,8 @@
-"""Pairs of token and expert in the order of experts, each expert's padded to whole tiles, for grouped products (`moe`).
+"""Sorting of (token, expert) pairs by expert, each expert padded to whole tiles, for grouped GEMMs (`moe`).
 
-One kernel counts each expert's pairs, the next gives each a place in its expert's tiles, and tiles their expert.
-Places go to whoever comes first: rows of a product are independent, so it is the same whichever of its expert's a pair
-has. How many tiles there are is bounded by shapes, so that the host never waits for the routing.
+One kernel counts the pairs of each expert; the next assigns rows in their expert's tiles to pairs, and experts to
+tiles. Rows are assigned first come, first served: rows of a product are independent, so the order within an expert does
+not matter. The number of tiles is bounded by shapes, so the host never waits for the routing.
 """
 
 import torch
@@ -13,19 +13,19 @@ from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl
 from tercet.kernels.triton.launch_cache import launch
 
 _LEAST = 32
-"""Experts that are counted at once: one for each thread of a warp."""
+"""Minimum number of experts that are counted at once: one for each thread of a warp."""
 
 _COUNTED = 4096
-"""Pairs of a program that counts: few such, for whoever gives places sums up what they found."""
+"""Pairs of a counting program; few programs count, because every later program sums their counts."""
 
 _PIECE = 1024
-"""Of these, counted at a time."""
+"""Pairs that are counted at a time."""
 
 _PLACED = 256
-"""Pairs of a program that gives places."""
+"""Pairs of a program that assigns rows."""
 
 _TILES = 32
-"""Of a program that gives tiles their experts."""
+"""Tiles of a program that assigns experts."""
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -40,7 +40,7 @@ def count_pairs_kernel(
     PIECE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """How many of COUNTED pairs each expert has, and that no place was given yet."""
+    """Count the pairs of each expert among COUNTED pairs, and reset the numbers of assigned rows."""
     program, expert = tl.program_id(0), tl.arange(0, EXPERTS)
     sizes = tl.zeros([EXPERTS], tl.int32)
     pdl_wait(EARLY)
@@ -56,9 +56,9 @@ def count_pairs_kernel(
 
 @triton.jit
 def _give_tiles(
-    starts,  # int32 [EXPERTS]: the first row of each expert
-    sizes,  # how many of its rows are pairs
-    ends,  # where the next expert begins
+    starts,  # int32 [EXPERTS]: first row of each expert
+    sizes,  # number of pairs of each expert
+    ends,  # first row of the next expert
     program,
     pairs_ptr,
     expert_of_ptr,
@@ -68,7 +68,7 @@ def _give_tiles(
     BLOCK: tl.constexpr,
     TILES: tl.constexpr,
 ):
-    """To TILES tiles their expert, and `pairs` to those of their rows that are empty."""
+    """Assign experts to TILES tiles, and `pairs` to their empty rows."""
     expert = tl.arange(0, starts.shape[0])
     tile = program * TILES + tl.arange(0, TILES)
     first = tile * BLOCK
@@ -82,7 +82,7 @@ def _give_tiles(
 
 @triton.jit
 def _give_places(starts, first, experts_ptr, given_ptr, pairs_ptr, pairs, PLACED: tl.constexpr):
-    """To PLACED pairs from `first` on the next rows of their experts."""
+    """Assign the next rows of their experts to PLACED pairs from `first` on."""
     pair = first + tl.arange(0, PLACED)
     there = pair < pairs
     own = tl.load(experts_ptr + pair, mask=there, other=0).to(tl.int32)
@@ -94,7 +94,7 @@ def _give_places(starts, first, experts_ptr, given_ptr, pairs_ptr, pairs, PLACED
 def place_pairs_kernel(
     experts_ptr,  # int64 [pairs]
     counts_ptr,  # int32 [counting, experts]
-    given_ptr,  # int32 [experts]: how many places of each are given
+    given_ptr,  # int32 [experts]: number of assigned rows
     pairs_ptr,  # int64 [tiles * BLOCK]
     expert_of_ptr,  # int64 [tiles]
     pairs,
@@ -107,7 +107,7 @@ def place_pairs_kernel(
     TILES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Of the first programs each gives TILES tiles what they need, of the others each PLACED pairs a place."""
+    """Assign experts to TILES tiles in the first programs, and rows to PLACED pairs in the others."""
     program, expert = tl.program_id(0), tl.arange(0, EXPERTS)
     sizes = tl.zeros([EXPERTS], tl.int32)
     pdl_wait(EARLY)
@@ -125,13 +125,14 @@ def place_pairs_kernel(
 
 
 def align(experts: torch.Tensor, count: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(pairs int64 [tiles * block], expert of each tile int64 [tiles]) of experts [tokens, top_k] among `count`.
+    """Sort pairs by expert: (pairs int64 [tiles * block], expert of each tile int64 [tiles]).
 
-    Pair i is entry i of the flattened `experts`. Empty rows name the pair past the last, empty tiles expert `count`.
+    `experts` is [tokens, top_k] with values below `count`; pair i is entry i of the flattened tensor. Empty rows hold
+    the number of pairs, empty tiles the expert `count`.
     """
     flat = experts.contiguous()
     pairs, device = flat.numel(), flat.device
-    tiles = pairs // block + count  # no expert wastes a whole tile
+    tiles = pairs // block + count  # no expert pads a whole tile
     counting = cdiv(pairs, _COUNTED)
     numbers = torch.empty(1 + counting, count, dtype=torch.int32, device=device)
     given, counts = numbers[0], numbers[1:]

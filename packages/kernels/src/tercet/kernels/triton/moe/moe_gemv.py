@@ -1,7 +1,7 @@
-"""A mixture of experts for a few tokens, as in `expert_rows`, with weights in full.
+"""Mixture of experts for a few tokens with unquantized weights: GEMVs without sorting, as in `moe_gemv_quantized`.
 
-A program takes few outputs and reads long pieces of their rows, as in `linear`. Of the second projection it takes them
-of all experts of a token at once, so that none of what they read waits for another's.
+A program takes few outputs and reads long pieces of their rows, as in `linear`. In the second projection it takes them
+for all experts of a token at once, so that their loads overlap.
 """
 
 import torch
@@ -14,21 +14,21 @@ from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.gemv import rows_of, store_outputs
 
 _FEW = 16
-"""Pairs of token and expert, as in `expert_rows`: likewise not measured."""
+"""Maximum pairs of token and expert, as in `moe_gemv_quantized`; not measured."""
 
 _ROWS = 4
-"""Of the gates and ups that a program reads."""
+"""Rows of gate and up that a program reads."""
 
 _DOWN_ROWS = 8
-"""Of the second projection, those of a token's experts together."""
+"""Rows of the second projection that a program reads, over a token's experts."""
 
 _LONGEST = 1024
-"""Numbers that are read at a time of one row."""
+"""Maximum elements of one row that are read at a time."""
 
 
 @triton.jit
 def _sums(x_at, weight_at, there, size, BLOCK: tl.constexpr):
-    """Of inputs at x_at [PAIRS], times a row of the weight each at weight_at [PAIRS, ROWS]: float32 [PAIRS, ROWS]."""
+    """Multiply inputs at x_at [PAIRS] by rows of the weight at weight_at [PAIRS, ROWS]: float32 [PAIRS, ROWS]."""
     column = tl.arange(0, BLOCK)
     sums = tl.zeros([weight_at.shape[0], weight_at.shape[1], BLOCK], tl.float32)
     for first in tl.range(0, size, BLOCK):
@@ -48,17 +48,17 @@ def full_experts_up_kernel(
     out_ptr,  # [pairs, outputs]
     outputs,
     size,
-    share,  # pairs of a token
+    share,  # number of pairs of a token
     GATE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Of one pair, the gates of some outputs times their ups."""
+    """Compute gate * up of some outputs of one pair."""
     pair = tl.program_id(1).to(tl.int64)
     row, there = rows_of(outputs, ROWS, GATE)
     pdl_wait(EARLY)
-    before = tl.load(experts_ptr + pair) * 2 * outputs  # rows of the experts before
+    before = tl.load(experts_ptr + pair) * 2 * outputs  # rows of preceding experts
     x_at = x_ptr + pair // share * size + tl.zeros([1], tl.int64)
     sums = _sums(x_at, weight_ptr + ((before + row) * size)[None, :], there[None, :], size, BLOCK)
     pdl_launch_next(EARLY)
@@ -78,12 +78,12 @@ def full_experts_down_kernel(
     outputs,
     size,
     top_k,
-    PAIRS: tl.constexpr,  # as many as top_k, or more
+    PAIRS: tl.constexpr,  # top_k or more
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Of one token, some outputs: the sum over its experts."""
+    """Sum some outputs of one token over its experts."""
     token, index = tl.program_id(1).to(tl.int64), tl.arange(0, PAIRS)
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     pair, chosen = token * top_k + index, index < top_k
@@ -92,7 +92,9 @@ def full_experts_down_kernel(
     factor = tl.load(factors_ptr + pair, mask=chosen, other=0.0)
     there = chosen[:, None] & (output < outputs)[None, :]
     row = expert[:, None] * outputs + output[None, :]
-    own = tl.where(chosen, pair, token * top_k)  # not another token's: nothing times no number is none
+    own = tl.where(
+        chosen, pair, token * top_k
+    )  # idle lanes read their own token's row: 0 * NaN of another token would be NaN
     sums = _sums(x_ptr + own * size, weight_ptr + row * size, there, size, BLOCK)
     pdl_launch_next(EARLY)
     if bias_ptr is not None:
@@ -102,7 +104,7 @@ def full_experts_down_kernel(
 
 
 def few(experts: torch.Tensor) -> bool:
-    """Whether `few_tokens` is worth it."""
+    """Return whether `few_tokens` is faster."""
     return experts.numel() <= _FEW
 
 
@@ -116,7 +118,7 @@ def few_tokens(
     gate: Gate,
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
 ) -> torch.Tensor:
-    """As `fused_moe`."""
+    """Compute `fused_moe` for a few tokens."""
     tokens, top_k = experts.shape
     size, hidden = gate_up.shape[1] // 2, down.shape[1]
     chosen, pairs = experts.contiguous(), power_of_two(top_k)
@@ -147,5 +149,5 @@ def few_tokens(
 
 
 def _block(size: int) -> int:
-    """Numbers of a row of `size` that are read at a time."""
+    """Return the elements of a row of `size` that are read at a time."""
     return min(_LONGEST, power_of_two(size))

@@ -1,8 +1,8 @@
-"""A mixture of experts for a few tokens: each pair of token and expert reads the expert's weights for itself.
+"""Mixture of experts for a few tokens with mxfp4 weights: each (token, expert) pair reads the weights for itself.
 
-Nothing is sorted, and no tensor cores are waited for: a program takes a few outputs and sums up products, as in
-`quantised_row`, each thread 32 columns that share a scale. Two kernels do everything, gate and sum included. Weights
-are in mxfp4. The reference is `tercet.kernels.ops.moe.fused_moe`.
+There is no sorting and no use of tensor cores: a program takes a few outputs and sums products, as in `quantized_gemv`;
+a thread handles 32 columns that share a scale. Two kernels do everything, including gate and sum. The reference is
+`tercet.kernels.ops.moe.fused_moe`.
 """
 
 import torch
@@ -16,27 +16,27 @@ from tercet.kernels.triton.launch import Tiling, early_start, pdl_launch_next, p
 from tercet.kernels.triton.linear.dequant_bits import e8m0_scale
 
 TILINGS = (Tiling(16, 4), Tiling(8, 4), Tiling(8, 2), Tiling(16, 2), Tiling(32, 4), Tiling(32, 8))
-"""Rows of gates and ups that a program reads; of the second projection it is half as many. The first is in use."""
+"""Tilings by rows of gate and up that a program reads; half as many in the second projection. The first is in use."""
 
 _FEW = 16
-"""Pairs of token and expert. More share experts, whose weights are then read for all of them at once.
-
-Reckoned from the bytes and instructions of both, not measured.
-"""
+"""Maximum pairs of token and expert. More pairs share experts, whose weights should be read once for all of them.
+This is estimated from the bytes and instructions of both variants, not measured."""
 
 _LONGEST = 32
-"""Groups of 32 columns that are read at a time of a row."""
+"""Maximum groups of 32 columns that are read at a time from a row."""
 
 _STEP: tl.constexpr = tl.constexpr(2.0**63)
-"""The bits of an e2m1 where a float32 has them mean 2^126 less: half of that is put into the inputs."""
+"""Factor of the inputs: bits of e2m1 in their place in a float32 are 2^126 too small; half of the exponent goes here.
+"""
 
 
 @triton.jit
 def _products(words, x_ptr, there, LOWEST: tl.constexpr):
-    """Of codes at bits LOWEST + 0, 8, 16 and 24 of words [ROWS, GROUPS, 4, 1], the sums of numbers times inputs.
+    """Sum products of inputs with codes at bits LOWEST + 0, 8, 16 and 24 of words [ROWS, GROUPS, 4, 1].
 
-    [ROWS, GROUPS], and _STEP times less than they are. A sign comes along from where a float32 has it to the right,
-    where the other bits become a mantissa's highest and an exponent's lowest.
+    The sums [ROWS, GROUPS] are _STEP times too small. A code is shifted to the top of a float32, then right
+    arithmetically: its sign stays, and its other bits become the lowest bits of the exponent and the highest of the
+    mantissa.
     """
     ROWS: tl.constexpr = words.shape[0]
     GROUPS: tl.constexpr = words.shape[1]
@@ -55,11 +55,11 @@ def _sums(
     scales_ptr,  # uint8 [rows, k / 32]
     row,  # int64 [ROWS]
     row_there,
-    groups,  # of 32 columns
+    groups,  # number of groups of 32 columns
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
 ):
-    """One row of inputs times some rows of the weight: float32 [ROWS]."""
+    """Multiply one row of inputs by some rows of the weight: float32 [ROWS]."""
     group = tl.arange(0, GROUPS)
     piece = group[:, None] * 4 + tl.arange(0, 4)[None, :]
     words_at = words_ptr + (row * groups * 4)[:, None, None, None] + piece[None, :, :, None]
@@ -89,14 +89,14 @@ def experts_up_kernel(
     experts_ptr,  # int64 [pairs]
     out_ptr,  # [pairs, outputs]
     outputs,
-    groups,  # of 32 columns of k
-    share,  # pairs of a token
+    groups,  # number of groups of 32 columns of k
+    share,  # number of pairs of a token
     GATE: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Of one pair, the gates of some outputs times their ups."""
+    """Compute gate * up of some outputs of one pair."""
     pair = tl.program_id(1).to(tl.int64)
     dtype: tl.constexpr = out_ptr.dtype.element_ty
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -104,7 +104,7 @@ def experts_up_kernel(
     there = output < outputs
     pdl_wait(EARLY)
     row = tl.load(experts_ptr + pair) * 2 * outputs + output + local % 2 * outputs
-    if bias_ptr is not None:  # before the sums, so that nothing waits for them afterwards
+    if bias_ptr is not None:  # before the sums, so that its latency overlaps
         bias = tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
     sums = _sums(x_ptr + pair // share * groups * 32, words_ptr, scales_ptr, row, there, groups, ROWS, GROUPS)
     pdl_launch_next(EARLY)
@@ -126,13 +126,13 @@ def experts_down_kernel(
     factors_ptr,  # float32 [tokens * top_k]
     out_ptr,  # [tokens, outputs]
     outputs,
-    groups,  # of 32 columns of k
+    groups,  # number of groups of 32 columns of k
     top_k,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Of one token, some outputs: the sum over its experts."""
+    """Sum some outputs of one token over its experts."""
     token = tl.program_id(1).to(tl.int64)
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = output < outputs
@@ -152,7 +152,7 @@ def experts_down_kernel(
 
 
 def few(experts: torch.Tensor, gate_up: QuantizedExperts, down: QuantizedExperts) -> bool:
-    """Whether `few_tokens` knows this, and is worth it."""
+    """Return whether `few_tokens` supports this and is faster."""
     return experts.numel() <= _FEW and gate_up.weight.format == down.weight.format == "mxfp4"
 
 
@@ -167,7 +167,7 @@ def few_tokens(
     biases: tuple[torch.Tensor | None, torch.Tensor | None],
     tiling: Tiling = TILINGS[0],
 ) -> torch.Tensor:
-    """As `fused_moe`."""
+    """Compute `fused_moe` for a few tokens."""
     tokens, top_k = experts.shape
     size, hidden = gate_up.shape[1] // 2, down.shape[1]
     chosen = experts.contiguous()
@@ -210,5 +210,5 @@ def few_tokens(
 
 
 def _groups(k: int) -> int:
-    """Groups of a row of k columns that are read at a time."""
+    """Return the groups of a row of k columns that are read at a time."""
     return min(_LONGEST, power_of_two(k // 32))

@@ -1,6 +1,6 @@
-"""Which experts a token goes through, in one kernel. The reference is `tercet.kernels.ops.moe.route`.
+"""Top-k routing of a mixture of experts in one kernel. The reference is `tercet.kernels.ops.moe.route`.
 
-Likelihoods have a kernel of their own, which compares logits.
+Plain softmax routing has a kernel of its own, which compares logits.
 """
 
 import torch
@@ -25,7 +25,7 @@ def route_kernel(
     RANKS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Of one token, the best expert after the other. Whatever the logits are, the experts are some that there are."""
+    """Select the experts of one token, best first. Indices are valid for any logits."""
     token = tl.program_id(0).to(tl.int64)
     expert, rank = tl.arange(0, BLOCK), tl.arange(0, RANKS)
     pdl_wait(EARLY)
@@ -55,7 +55,7 @@ def _of_best_groups(
     TOP_GROUPS: tl.constexpr,
     GROUP_BEST: tl.constexpr,
 ):
-    """What is left where only the groups of most worth are."""
+    """Mask the scores outside the best groups."""
     worth = tl.zeros([left.shape[0]], tl.float32)
     uncounted = left
     for _ in tl.static_range(GROUP_BEST):
@@ -92,7 +92,7 @@ def route_scored_kernel(
     RANKS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The same where scores are compared: a row of the block is a group."""
+    """Select experts by comparing scores; a row of the block is a group."""
     token = tl.program_id(0).to(tl.int64)
     group, rank, place = tl.arange(0, ROWS), tl.arange(0, RANKS), tl.arange(0, BLOCK)[None, :]
     size = experts // GROUPS
@@ -109,7 +109,7 @@ def route_scored_kernel(
     left = scores
     if CORRECTED:
         left += tl.load(correction_ptr + expert, mask=held, other=0.0)
-    left = tl.where(held & (left > -float("inf")), left, -float("inf"))  # what is no number is never the largest
+    left = tl.where(held & (left > -float("inf")), left, -float("inf"))  # NaN is never the largest
     if TOP_GROUPS < GROUPS:
         left = _of_best_groups(left, group, place, TOP_GROUPS, GROUP_BEST)
     weights = tl.zeros([RANKS], tl.float32)
@@ -129,7 +129,7 @@ def route_scored_kernel(
 def route(
     router_logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference; of equals the first experts, and groups, go first."""
+    """Select experts as in the reference; the first experts and groups win ties."""
     logits, top_k = router_logits.contiguous(), routing.top_k
     tokens, experts = logits.shape
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)

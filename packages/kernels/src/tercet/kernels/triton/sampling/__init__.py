@@ -1,1 +1,1 @@
-"""Triton kernels: sampling, penalties, masks and log-probabilities."""
+"""Triton kernels of sampling, penalties, masks and log-probabilities."""

@@ -1,4 +1,4 @@
-"""The largest logits of each row. The references are in `tercet.kernels.ops.sampling`."""
+"""Argmax and top candidates of each row. The references are in `tercet.kernels.ops.sampling`."""
 
 import torch
 import triton
@@ -20,17 +20,17 @@ TILINGS = (
     Tiling(8192, 16),
     Tiling(16384, 16),
 )
-"""Logits of one row. The first is the one in use."""
+"""Tilings by logits of one row. The first is in use."""
 
 _COUNTS = (5, 20)
-"""Of candidates that kernels are compiled for, and powers of two beyond: not for each number that somebody asks for."""
+"""Numbers of candidates that kernels are compiled for, besides powers of two; requests are rounded up to these."""
 
 
 @triton.jit
 def _best_of_lanes(logits_at, first, vocab, LANES: tl.constexpr, BLOCK: tl.constexpr):
-    """(the largest logit of each lane [LANES], the first token that has it); a NaN is larger than any number.
+    """Return (the largest logit of each lane [LANES], its first token); NaN is larger than any number.
 
-    A lane is every LANES-th logit of a block, looked at one after the other, so that nothing but the best is kept.
+    A lane is every LANES-th logit of a block, scanned in order, so that only the best stays in registers.
     """
     token = first + tl.arange(0, LANES)
     best = tl.full([LANES], float("-inf"), tl.float32)
@@ -49,7 +49,7 @@ def best_of_block_kernel(
     logits_ptr, rows_ptr, keys_ptr, vocab, stride,
     COUNT: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The COUNT largest keys of one block of one row, in order; those that there are not are negative."""
+    """Store the COUNT largest keys of one block of one row, in order; missing ones are negative."""
     index = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     row = index
@@ -76,7 +76,7 @@ def best_of_block_kernel(
 def best_of_row_kernel(
     logits_ptr, keys_ptr, tokens_ptr, values_ptr, vocab, stride, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
-    """The largest of the best of all blocks: its token and its logit. Or the token alone, -1 if that is not finite."""
+    """Store the token of the largest key of all blocks, with its logit; or without, and -1 if that is not finite."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
     pdl_wait(EARLY)
@@ -92,13 +92,13 @@ def best_of_row_kernel(
 
 
 def largest(logits: torch.Tensor, *, tiling: Tiling = TILINGS[0]) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference: (the largest logit of each row [rows], its token int64 [rows])."""
+    """Return (the largest logit of each row [rows], its token int64 [rows])."""
     values = torch.empty(len(logits), dtype=logits.dtype, device=logits.device)
     return values, _best_of_rows(logits, values, tiling)
 
 
 def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """As the reference: the tokens of `largest`, -1 where the largest logit is not finite."""
+    """Return the tokens of `largest`, -1 where the largest logit is not finite."""
     return _best_of_rows(logits, None, TILINGS[0])
 
 
@@ -121,7 +121,10 @@ def _best_of_rows(logits: torch.Tensor, values: torch.Tensor | None, tiling: Til
 def top_candidates(
     logits: torch.Tensor, width: int, rows: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the reference, for a `width` of a few tens at most: the kernel takes them one by one. Of all rows, or some."""
+    """Return the `width` best tokens as in the reference, of all rows or some.
+
+    `width` is a few tens at most, because the kernel selects them one by one.
+    """
     vocab = logits.shape[1]
     count = next((count for count in _COUNTS if width <= count), power_of_two(width))
     keys = best_of_blocks(logits, min(count, TILINGS[0].block), rows).flatten(1)
@@ -133,7 +136,7 @@ def top_candidates(
 def best_of_blocks(
     logits: torch.Tensor, count: int, some: torch.Tensor | None = None, *, tiling: Tiling = TILINGS[0]
 ) -> torch.Tensor:
-    """int64 [rows, blocks, count]: the best of every block, of all rows or of some."""
+    """Return the best keys of every block, of all rows or some: int64 [rows, blocks, count]."""
     rows, vocab = len(logits) if some is None else len(some), logits.shape[1]
     if logits.stride(1) != 1:
         raise ValueError("a row of logits must be contiguous")

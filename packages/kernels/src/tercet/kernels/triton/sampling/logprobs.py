@@ -1,4 +1,4 @@
-"""Log-probabilities straight from logits of any dtype, and of any rows: no copy of them is ever made.
+"""Log-probabilities from logits of any dtype, for any rows, without copying them.
 
 The reference is `tercet.kernels.ops.logprobs.token_logprobs`.
 """
@@ -13,14 +13,14 @@ from tercet.kernels.triton.sampling.argmax import TILINGS as FOR_LARGEST
 from tercet.kernels.triton.sampling.argmax import top_candidates
 
 TILINGS = FOR_LARGEST
-"""As those of `largest`, which reads the same: logits of one row. The first is the one in use."""
+"""Tilings by logits of one row, as for argmax, which has the same loads. The first is in use."""
 
 
 @triton.jit
 def partial_sum_kernel(
     logits_ptr, rows_ptr, highest_ptr, sum_ptr, vocab, stride, BLOCK: tl.constexpr, EARLY: tl.constexpr
 ):
-    """The largest logit of one block of one row, and the sum of exponentials below it."""
+    """Compute the largest logit of one block of one row, and the sum of exponentials relative to it."""
     index = tl.program_id(0).to(tl.int64)
     row = index
     pdl_wait(EARLY)
@@ -41,7 +41,7 @@ def logsumexp_kernel(
     logits_ptr, rows_ptr, tokens_ptr, highest_ptr, sum_ptr, total_ptr, chosen_ptr, stride, blocks,
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """log(sum(exp(logits))) of one row, and the log-probability of its token."""
+    """Compute log(sum(exp(logits))) of one row, and the log-probability of its token."""
     index = tl.program_id(0).to(tl.int64)
     row = index
     pdl_wait(EARLY)
@@ -67,7 +67,7 @@ def token_logprobs(
     *,
     tiling: Tiling = TILINGS[0],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As the reference, for a `top` of a few tens at most."""
+    """Return log-probabilities as in the reference, for a `top` of a few tens at most."""
     count, vocab = len(tokens), logits.shape[1]
     blocks = cdiv(vocab, tiling.block)
     highest = torch.empty(count, blocks, dtype=torch.float32, device=logits.device)

@@ -1,4 +1,4 @@
-"""Penalties for repetition, in place and only of the rows that have them.
+"""Repetition, frequency and presence penalties, in place, for selected rows.
 
 The reference is `tercet.kernels.ops.penalties.apply_penalties_`.
 """
@@ -15,7 +15,7 @@ _BLOCK = 2048
 
 
 @triton.jit(
-    do_not_specialize_on_alignment=[  # parts of a buffer whose lengths change
+    do_not_specialize_on_alignment=[  # views of a buffer with varying lengths
         "rows_ptr",
         "sequences_ptr",
         "repetition_ptr",
@@ -37,7 +37,7 @@ def penalties_kernel(
     stride_strength,
     BLOCK: tl.constexpr,
 ):
-    """One block of the logits at rows[i], by the counts of sequences[i] and strengths i."""
+    """Penalize one block of the logits at rows[i], by the counts of sequences[i] and penalties i."""
     index = tl.program_id(0).to(tl.int64)
     token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = token < vocab
@@ -58,7 +58,7 @@ def penalties_kernel(
 def apply_penalties_(
     logits: torch.Tensor, rows: torch.Tensor, counts: TokenCounts, sequences: torch.Tensor, penalties: Penalties
 ) -> None:
-    """As the reference, without a copy of the rows or of their counts."""
+    """Penalize logits in place, without copying rows or counts."""
     strengths = penalties.repetition, penalties.frequency, penalties.presence
     apart = strengths[0].stride(0)
     if logits.stride(1) != 1 or not counts.output.is_contiguous() or not counts.prompt.is_contiguous():

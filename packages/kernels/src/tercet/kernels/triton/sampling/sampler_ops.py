@@ -1,4 +1,4 @@
-"""What a sampler takes of these kernels, in one place: as `tercet.kernels.ops.sampler_ops` for plain torch."""
+"""Operations of the sampler as Triton kernels, with the names of `tercet.kernels.ops.sampler_ops`."""
 
 from tercet.kernels.triton.sampling.argmax import likeliest
 from tercet.kernels.triton.sampling.bitmask import apply_bitmask_

@@ -1,9 +1,9 @@
-"""Drawing tokens: every row is cut into blocks of the vocabulary, which are looked at side by side.
+"""Sampling: every row is cut into blocks of the vocabulary, which are processed in parallel.
 
-The reference is `tercet.kernels.ops.sampling.sample`. Kernels follow each other: the largest logit of every block; what
-top-k keeps (`top_k`); the best score of every block, with noise that is nearly exact; of each row the winner, where
-only the blocks that may hold it are scored again, in float64; and whether top-p keeps that, or which else (`top_p`).
-Nothing waits for the host, and sums are added up in the same order always.
+The reference is `tercet.kernels.ops.sampling.sample`. The kernels in order: the largest logit of every block; the
+limits of top-k (`top_k`); the best score of every block, with approximate noise; the winner of each row, where only
+blocks that may hold it are scored again, in float64; and a redraw if top-p rejects the winner (`top_p`). The host never
+waits, and sums are always added in the same order.
 """
 
 from typing import Any
@@ -22,17 +22,17 @@ from tercet.kernels.triton.sampling.top_k import LEVELS, find, kept, room
 from tercet.kernels.triton.sampling.top_p import MARGIN, before_kernel, redraw_kernel
 
 TILINGS = (Tiling(2048, 4), Tiling(1024, 2), Tiling(1024, 4), Tiling(2048, 2), Tiling(2048, 8), Tiling(4096, 8))
-"""Logits of one row; programs that have a row each take 8 warps always, or 16. The first is the one in use."""
+"""Tilings by logits of one row; programs of a whole row always use 8 or 16 warps. The first is in use."""
 _OF_ROWS = [
     *("temperature_ptr", "top_k_ptr", "min_p_ptr"),
     *("seed_low_ptr", "seed_high_ptr", "choice_ptr", "position_ptr", "tokens_ptr"),
 ]
-"""Parts of one buffer, which begin at other bytes for other numbers of rows: no reason to compile again."""
+"""Parameters that point into one buffer, whose alignment varies with the number of rows; not specialized on."""
 
 
 @triton.jit
 def highest_kernel(logits_ptr, bests_ptr, vocab, stride, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr):
-    """The largest logit of one block of one row; infinity where there is a NaN: neither kind of row has a draw."""
+    """Compute the largest logit of one block of one row; infinity for a NaN, since rows with either have no draw."""
     row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     pdl_wait(EARLY)
@@ -47,7 +47,7 @@ def _scores(
     logits_ptr, temperature_ptr, top_k_ptr, limits_ptr, counts_ptr, row, rows, block, vocab, stride, blocks, highest,
     LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
 ):  # fmt: skip
-    """(the tokens of a block, their scores without noise): -inf of those that top-k does not keep."""
+    """Return (the tokens of a block, their scores without noise), -inf for those that top-k drops."""
     token = block * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER)
     scaled, distance = scaled_logits(logits, highest, tl.load(temperature_ptr + row))
@@ -62,7 +62,7 @@ def _scores(
 
 @triton.jit
 def _likely_enough(scaled, min_p_ptr, row, LEVELS: tl.constexpr):
-    """Scores, -inf of those that min-p does not keep."""
+    """Return scores with -inf for those that min-p drops."""
     if LEVELS > 0:
         min_p = tl.load(min_p_ptr + row)
         if min_p > 0:
@@ -73,13 +73,13 @@ def _likely_enough(scaled, min_p_ptr, row, LEVELS: tl.constexpr):
 @triton.jit(do_not_specialize=_OF_ROWS)
 def nearly_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, min_p_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr,
-    bests_ptr,  # float32 [2, rows, blocks]: the largest logits are here, the best scores will be
+    bests_ptr,  # float32 [2, rows, blocks]: the largest logits (input), the best scores (output)
     limits_ptr, counts_ptr,
-    masses_ptr,  # float32 [2, rows, blocks]: the first half will be the mass of what top-k keeps
+    masses_ptr,  # float32 [2, rows, blocks]: output in the first half, the mass that top-k keeps
     vocab, stride, blocks,
     LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The best score of one block of one row, by noise that is nearly exact; with filters, the block's mass, too."""
+    """Compute the best score of one block of one row with approximate noise; with filters, also the block's mass."""
     row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
     pdl_wait(EARLY)
     pdl_launch_next(EARLY)
@@ -105,7 +105,7 @@ def winner_kernel(
     bests_ptr, limits_ptr, counts_ptr, tokens_ptr, vocab, stride, blocks,
     LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The token of one row with the largest score and noise, both exact; -1 where there is none."""
+    """Store the token of one row with the largest exact score and noise; -1 without one."""
     row, rows, index = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.arange(0, BLOCKS)
     pdl_wait(EARLY)
     pdl_launch_next(EARLY)
@@ -138,7 +138,7 @@ def sample(
     *,
     tiling: Tiling = TILINGS[0],
 ) -> torch.Tensor:
-    """As the reference, to the token, but for probabilities that lie within rounding of top-p."""
+    """Sample the same tokens as the reference, except where probabilities lie within rounding of top-p."""
     rows, vocab = logits.shape
     if logits.stride(1) != 1:
         raise ValueError("a row of logits must be contiguous")

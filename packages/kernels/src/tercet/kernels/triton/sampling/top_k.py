@@ -1,14 +1,14 @@
-"""What top-k keeps of each row, found without sorting: blocks of the vocabulary are looked at side by side.
+"""Top-k of each row, found without sorting by a radix search over blocks of the vocabulary in parallel.
 
-It keeps a beginning of the tokens ordered by score and id. So two numbers say what it keeps: the *distance* of its last
-token below the likeliest, as the bits of a float32, which order as integers do, and how many tokens of just that
-distance it keeps, by id.
+Top-k keeps a prefix of the tokens ordered by score and id. Two numbers describe it: the *distance* of its last token
+below the likeliest, as the bits of a float32, which order like integers, and the number of tokens of exactly that
+distance that it keeps, by id.
 
 The logit of that last token is found four bits at a time, as digits of a key that orders logits: every *level* counts,
-for each block and each of the sixteen next digits, how many tokens have a key that begins so. The launch after it adds
-up the blocks and knows the digit. bfloat16 has four such levels, float32 eight. No block is counted where k others have
-a larger logit each. Then a launch *settles* how many tokens are nearer than that one and how many are as far: as far as
-rounding makes them, by distance.
+for each block and each of the sixteen next digits, the tokens whose keys have this prefix. The next launch sums over
+blocks and derives the digit. bfloat16 has four such levels, float32 eight. A block is skipped if at least k other
+blocks have a larger maximum. A last launch counts the tokens that are nearer than that one and those at the same
+distance, after rounding.
 """
 
 from typing import Any
@@ -22,20 +22,20 @@ from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.sampling.scores import FARTHEST, NEVER, highest_of, scaled_logits
 
 LEVELS = {torch.bfloat16: 4, torch.float16: 5, torch.float32: 8}
-"""Digits that tell all logits of a type apart, once they are float32."""
+"""Number of digits that distinguish all logits of a dtype, as float32."""
 DIGITS = tl.constexpr(16)
 
 
 @triton.jit
 def _key(logits):
-    """uint32: the larger a logit, the smaller its key."""
+    """Return uint32 keys; larger logits have smaller keys."""
     bits = logits.to(tl.float32).to(tl.int32, bitcast=True)
     return tl.where(bits < 0, bits, bits ^ 0x7FFFFFFF).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
 def _logit(key, LEVELS: tl.constexpr):
-    """The logit whose key begins with the digits of this one, an int64."""
+    """Return the logit whose key begins with the digits of an int64 key."""
     bits = key.to(tl.uint32).to(tl.int32, bitcast=True)
     positive = ((bits ^ 0x7FFFFFFF) >> (32 - 4 * LEVELS)) << (32 - 4 * LEVELS)
     return tl.where(bits < 0, bits, positive).to(tl.float32, bitcast=True)
@@ -43,7 +43,7 @@ def _logit(key, LEVELS: tl.constexpr):
 
 @triton.jit
 def _narrowed(keys_ptr, counts_ptr, wanted, row, rows, blocks, level, BLOCKS: tl.constexpr):
-    """The first `level` digits of the key of token `wanted`, stored with how many tokens have a smaller beginning."""
+    """Return the first `level` digits of the key of token `wanted`; store them with the number of smaller prefixes."""
     before = (level - 1) * rows + row
     block, digit = tl.arange(0, BLOCKS)[:, None], tl.arange(0, DIGITS)
     at = counts_ptr + (before * blocks + block) * DIGITS + digit[None, :]
@@ -64,7 +64,7 @@ def _narrowed(keys_ptr, counts_ptr, wanted, row, rows, blocks, level, BLOCKS: tl
 
 @triton.jit
 def _may_hold(bests_ptr, top_k, row, block, blocks, BLOCKS: tl.constexpr):
-    """Whether a block may hold one of the first `top_k`: not where so many others have a larger logit each."""
+    """Return whether a block may hold one of the first `top_k`: fewer than that many blocks have a larger maximum."""
     index = tl.arange(0, BLOCKS)
     bests = tl.load(bests_ptr + row * blocks + index, mask=index < blocks, other=NEVER)
     return tl.sum((bests > tl.load(bests_ptr + row * blocks + block)).to(tl.int32), 0) < top_k
@@ -73,12 +73,12 @@ def _may_hold(bests_ptr, top_k, row, block, blocks, BLOCKS: tl.constexpr):
 @triton.jit(do_not_specialize=["top_k_ptr", "level"])
 def level_kernel(
     logits_ptr, top_k_ptr, bests_ptr,
-    keys_ptr,  # int64 [LEVELS + 1, rows, 2]: what `_narrowed` gives and stores
+    keys_ptr,  # int64 [LEVELS + 1, rows, 2]: results of `_narrowed`
     counts_ptr,  # int32 [LEVELS + 1, rows, blocks, DIGITS]
     vocab, stride, blocks, level,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The counts of one level of one block of one row."""
+    """Count the digits of one level of one block of one row."""
     row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
     pdl_wait(EARLY)
     pdl_launch_next(EARLY)
@@ -94,7 +94,7 @@ def level_kernel(
             there = token < vocab
             logits = tl.load(logits_ptr + row * stride + token, mask=there, other=NEVER)
             digits = (_key(logits) - found.to(tl.uint32)) >> (28 - 4 * level).to(tl.uint32)
-            if tl.min(digits, 0) < DIGITS:  # else keys begin otherwise
+            if tl.min(digits, 0) < DIGITS:  # otherwise all keys have other prefixes
                 mine = (digits[None, :] == each[:, None].to(tl.uint32)) & there[None, :]
                 counts = tl.sum(mine.to(tl.int32), 1)
         tl.store(counts_ptr + ((level * rows + row) * blocks + block) * DIGITS + each, counts)
@@ -107,7 +107,7 @@ def settle_kernel(
     vocab, stride, blocks,
     LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Of one block of one row: how many tokens lie nearer than the last that is kept, and how many are just as far."""
+    """Count the tokens of one block of one row that are nearer than the last kept one, and those at its distance."""
     row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
     pdl_wait(EARLY)
     pdl_launch_next(EARLY)
@@ -132,7 +132,7 @@ def settle_kernel(
 def kept(
     top_k_ptr, limits_ptr, counts_ptr, vocab, row, rows, blocks, LEVELS: tl.constexpr, BLOCKS: tl.constexpr
 ):  # fmt: skip
-    """(the largest distance that top-k keeps, how many just as far, such tokens of each block [BLOCKS])."""
+    """Return (the largest kept distance, how many tokens at it are kept, such tokens of each block [BLOCKS])."""
     top_k = tl.load(top_k_ptr + row)
     limit = tl.full([], FARTHEST, tl.int32)
     ties = vocab + tl.zeros([], tl.int32)
@@ -148,7 +148,7 @@ def kept(
 
 
 def room(logits: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Memory for the limits and counts that `find` gives."""
+    """Allocate the limits and counts that `find` writes."""
     rows, levels = len(logits), LEVELS[logits.dtype]
     limits = torch.empty(rows, dtype=torch.int32, device=logits.device)
     return limits, torch.empty(levels + 1, rows, blocks, DIGITS.value, dtype=torch.int32, device=logits.device)
@@ -163,7 +163,7 @@ def find(
     shape: tuple[int, int, int],
     options: dict[str, Any],
 ) -> None:
-    """Put into `found` the limits and counts from which `kept` knows what top-k keeps.
+    """Write the limits and counts of top-k, which `kept` reads, into `found`.
 
     `temperature` and `top_k` [rows] are contiguous; `bests` begins with the largest logit of each block [rows, blocks],
     and `shape` is (vocab, stride of a row, blocks).

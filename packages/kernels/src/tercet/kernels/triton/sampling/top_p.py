@@ -1,10 +1,10 @@
-"""Top-p without a search for where it stops: a token is drawn from all, and then it is asked whether top-p keeps it.
+"""Top-p by rejection: a token is drawn from all, and redrawn if top-p does not keep it.
 
-Top-p keeps a beginning of the tokens ordered by score and id: those before which less than its share of all mass lies.
-So the best score with noise of all tokens is that of the kept ones too, if its token is kept. If it is not, none after
-it is either, and the best of those before it is asked about next. Of a draw from all, a share of `top_p` stands; a draw
-that does not leaves on average half of the mass that was left out before. So almost all rows are done with one draw,
-which blocks of the vocabulary work on side by side (`sampling`), and one program draws again for each of the others.
+Top-p keeps a prefix of the tokens ordered by score and id: those with less than a share of `top_p` of all mass before
+them. If the token with the best noisy score is kept, it is also the best of the kept ones. If it is not, no token after
+it is kept either, and the best of those before it is tried next. A draw from all is accepted with probability `top_p`;
+a rejected draw leaves on average half of the excluded mass. Almost all rows therefore need one draw, which blocks of
+the vocabulary compute in parallel (`sampling`); one program redraws each of the other rows.
 """
 
 import triton
@@ -15,12 +15,12 @@ from tercet.kernels.triton.sampling.noise import gumbel_nearly, row_uniforms
 from tercet.kernels.triton.sampling.scores import NEVER, best_draw, highest_of, scaled_logits
 
 MARGIN = tl.constexpr(0.01)
-"""More than `gumbel_nearly` may be wrong by."""
+"""Upper bound of the error of `gumbel_nearly`."""
 
 
 @triton.jit
 def _before(logits_ptr, row, block, vocab, stride, highest, temperature, drawn, BLOCK: tl.constexpr):
-    """(the tokens of a block, their scores: -inf of those that are not before the one drawn)."""
+    """Return (the tokens of a block, their scores), -inf for tokens that are not before the drawn one."""
     _, limit = scaled_logits(tl.load(logits_ptr + row * stride + drawn), highest, temperature)
     token = block * BLOCK + tl.arange(0, BLOCK)
     logits = tl.load(logits_ptr + row * stride + token, mask=token < vocab, other=NEVER)
@@ -31,11 +31,11 @@ def _before(logits_ptr, row, block, vocab, stride, highest, temperature, drawn, 
 @triton.jit(do_not_specialize=["temperature_ptr", "top_p_ptr", "tokens_ptr"])
 def before_kernel(
     logits_ptr, temperature_ptr, top_p_ptr, bests_ptr, tokens_ptr,
-    masses_ptr,  # float32 [2, rows, blocks]: of all that top-k keeps, and of what is before the token drawn
+    masses_ptr,  # float32 [2, rows, blocks]: mass of all that top-k keeps, and mass before the drawn token
     vocab, stride, blocks,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The mass of one block of one row that lies before the token drawn."""
+    """Compute the mass of one block of one row before the drawn token."""
     row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
     pdl_wait(EARLY)
     pdl_launch_next(EARLY)
@@ -62,9 +62,9 @@ def redraw_kernel(
     tokens_ptr, masses_ptr, vocab, stride, blocks,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Draw again for one row until top-p keeps what is drawn.
+    """Redraw for one row until top-p keeps the drawn token.
 
-    What top-k and min-p keep is a beginning, too: so they keep every token that is before one that they keep.
+    Top-k and min-p also keep prefixes, so they keep every token before one that they keep.
     """
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
     pdl_wait(EARLY)
@@ -74,7 +74,7 @@ def redraw_kernel(
         wanted = top_p.to(tl.float64) * _sum_of(masses_ptr, row, blocks, BLOCKS)
         before = _sum_of(masses_ptr, rows + row, blocks, BLOCKS)
         highest, temperature = highest_of(bests_ptr, row, blocks, BLOCKS), tl.load(temperature_ptr + row)
-        while (before >= wanted) & (before > 0):  # the likeliest token has nothing before it, and is kept always
+        while (before >= wanted) & (before > 0):  # the likeliest token has no mass before it and is always kept
             best, winner = tl.full([], NEVER, tl.float64), drawn
             for block in tl.range(blocks):
                 token, scaled = _before(logits_ptr, row, block, vocab, stride, highest, temperature, drawn, BLOCK)
