@@ -5,7 +5,7 @@
 #include "decoder.h"
 #include "format.h"
 #include "guard.h"
-#include "meeting.h"
+#include "shm_collectives.h"
 #include "pack.h"
 #include "pool.h"
 #include "rows.h"
@@ -36,7 +36,7 @@ const T* at(const void* memory, int64_t index) {
 // Differs when abi.py and this library do not belong together.
 EXPORT int64_t tercet_struct_bytes() noexcept {
     return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter) +
-                   sizeof(Packing) + sizeof(Meeting) + sizeof(Mixture) + sizeof(Adapters) + sizeof(AdapterRows));
+                   sizeof(Packing) + sizeof(ShmCollectives) + sizeof(Mixture) + sizeof(Adapters) + sizeof(AdapterRows));
 }
 
 EXPORT int64_t tercet_best_level() noexcept { return best_level(); }
@@ -154,12 +154,12 @@ EXPORT int64_t tercet_sample(const float* logits, int64_t rows, int64_t vocab, c
     return guarded([&] { sample(logits, rows, vocab, temperature, filters, keys, tokens); });
 }
 
-EXPORT int64_t tercet_meeting_bytes(int64_t size, int64_t room) noexcept { return meeting_bytes(size, room); }
+EXPORT int64_t tercet_shm_bytes(int64_t size, int64_t room) noexcept { return shm_bytes(size, room); }
 
-EXPORT int64_t tercet_sum_over_ranks(Meeting* meeting, void* x, int64_t n, int64_t dtype) {
-    return guarded([&] { sum_over_ranks(*meeting, x, n, dtype); });
+EXPORT int64_t tercet_sum_over_ranks(ShmCollectives* group, void* x, int64_t n, int64_t dtype) {
+    return guarded([&] { sum_over_ranks(*group, x, n, dtype); });
 }
 
-EXPORT int64_t tercet_gather_from_ranks(Meeting* meeting, const char* x, int64_t bytes, char* out) {
-    return guarded([&] { gather_from_ranks(*meeting, x, bytes, out); });
+EXPORT int64_t tercet_gather_from_ranks(ShmCollectives* group, const char* x, int64_t bytes, char* out) {
+    return guarded([&] { gather_from_ranks(*group, x, bytes, out); });
 }

@@ -23,7 +23,7 @@
 
 #include "buffer.h"
 #include "in_place.h"
-#include "lay_out.h"
+#include "repack.h"
 #include "linear.h"
 #include "pool.h"
 #include "product.h"
@@ -216,14 +216,14 @@ class Attention {
         for (int32_t head = 0; head < item.heads; head++)
             read_queries(item.of(head), of_head(head).queries, stride / int64_t(sizeof(Input)));
         place.total.clear(all, width_);
-        Places here = places_of(item, 0, item.first_span * SPAN), soon;
+        BlockOffsets here = offsets_of(item, 0, item.first_span * SPAN), soon;
         for (int64_t span = item.first_span; span < item.last_span; span++) {
             place.part.clear(all, width_);
             int64_t end = std::min((span + 1) * SPAN, end_of(item));
             for (int64_t begin = span * SPAN; begin < end; begin += BLOCK)
                 for (int32_t head = 0; head < item.heads; head++, here = soon) {
                     Workplace<Format> mine = of_head(head);
-                    soon = places_after(index, head, begin);
+                    soon = offsets_after(index, head, begin);
                     if (here.first < here.last) add_block<Format>(item.of(head), begin, here, soon, mine);
                 }
             if (item.kept < 0) merge(place.total, place.part, all, width_);
@@ -233,30 +233,30 @@ class Attention {
     }
 
     // The keys that an item sees in the block at `begin`, of one of its kv heads.
-    Places places_of(const Item& item, int32_t head, int64_t begin) const {
+    BlockOffsets offsets_of(const Item& item, int32_t head, int64_t begin) const {
         int64_t first = scoring_.window ? position_of(item) - scoring_.window + 1 : 0;
         first = std::clamp(first, begin, begin + BLOCK);
         int64_t last = std::clamp(end_of(item), first, begin + BLOCK);
-        Places places;
-        places.find(cache_, rows_.page_table + item.row * rows_.page_stride, item.head + head, begin, first, last);
-        return places;
+        BlockOffsets offsets;
+        offsets.find(cache_, rows_.page_table + item.row * rows_.page_stride, item.head + head, begin, first, last);
+        return offsets;
     }
 
     // What a thread is likely to read after a block: of the next kv head, in the next block, or of the item that is its
     // next if the others take as many.
-    Places places_after(size_t index, int32_t head, int64_t begin) const {
+    BlockOffsets offsets_after(size_t index, int32_t head, int64_t begin) const {
         const Item& item = items_[index];
-        if (head + 1 < item.heads) return places_of(item, head + 1, begin);
+        if (head + 1 < item.heads) return offsets_of(item, head + 1, begin);
         begin += BLOCK;
-        if (begin < std::min(item.last_span * SPAN, end_of(item))) return places_of(item, 0, begin);
+        if (begin < std::min(item.last_span * SPAN, end_of(item))) return offsets_of(item, 0, begin);
         const Item& next = items_[std::min(index + size_t(pool::threads()), items_.size() - 1)];
         bool known = next.row == item.row && next.first_span == item.first_span;  // it is still in a cache
-        return known ? Places::none() : places_of(next, 0, next.first_span * SPAN);
+        return known ? BlockOffsets::none() : offsets_of(next, 0, next.first_span * SPAN);
     }
 
     // Adds the block of keys at `begin` to `place.part`.
     template <class Format>
-    void add_block(const Item& item, int64_t begin, const Places& places, const Places& soon,
+    void add_block(const Item& item, int64_t begin, const BlockOffsets& offsets, const BlockOffsets& soon,
                    Workplace<Format>& place) const {
         int64_t position = position_of(item), count = item.tokens * group_;
         using Element = typename Format::Element;
@@ -267,18 +267,18 @@ class Attention {
             soon.prefetch(k, key, 0, n);
             if (v != k) soon.prefetch(v, key, 0, value);
         }
-        lay_out_keys<Format>(k, places, n, place.keys);
+        repack_keys<Format>(k, offsets, n, place.keys);
         multiply<Format>(place, reinterpret_cast<char*>(place.queries), input_bytes<Format>(n), count, place.keys,
-                         key_bytes, round_up(places.last, PANEL), place.scores, BLOCK);
+                         key_bytes, round_up(offsets.last, PANEL), place.scores, BLOCK);
         for (int64_t i = 0; i < count; i++)
             weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
         if constexpr (READS_IN_PLACE<Format>)
             if (in_place)
                 return in_groups(value % elements_at_once(1) == 0, count, [&](auto size, auto whole, int64_t i) {
-                    weigh_in_place<Format, size, whole>(place.weights + i * BLOCK, k, v, places, soon, value,
+                    weigh_in_place<Format, size, whole>(place.weights + i * BLOCK, k, v, offsets, soon, value,
                                                         place.part.values + i * width_, width_);
                 });
-        lay_out_values<Format>(v, places, value, place.values);
+        repack_values<Format>(v, offsets, value, place.values);
         multiply<Format>(place, reinterpret_cast<char*>(place.weights), input_bytes<Format>(BLOCK), count, place.values,
                          BLOCK / Format::GROUP * ROW_BYTES, width_, place.product, width_);
         for (int64_t i = 0; i < count * width_; i += LANES)

@@ -4,8 +4,8 @@
 
 #include <type_traits>
 
-#include "lay_out.h"
-#include "places.h"
+#include "repack.h"
+#include "paged_block.h"
 #include "product.h"
 
 // Whether values can be read where they lie: not where tiles add up pairs of bfloat16, in an order of their own.
@@ -58,14 +58,14 @@ inline void rejoin(F32 (&halves)[HALVES]) {
 // `elements_at_once`. Meanwhile keys and values of `soon`, the block that will be read next, are called for, a part in
 // every pass: all at once they would wait for one another.
 template <class Format, int COUNT, bool WHOLE, class Input, class T>
-void weigh_in_place(const Input* weights, const T* k, const T* v, const Places& places, const Places& soon, int64_t n,
+void weigh_in_place(const Input* weights, const T* k, const T* v, const BlockOffsets& offsets, const BlockOffsets& soon, int64_t n,
                     float* sums, int64_t width) {
     using Way = Weighed<Format>;
     constexpr int HALVES = Way::HALVES, KEYS = Way::KEYS;
     constexpr int64_t ELEMENTS = elements_at_once(COUNT), WORDS = ELEMENTS / (HALVES * LANES);
     for (int64_t d = 0; d < n; d += ELEMENTS) {
         F32 more[COUNT][WORDS][HALVES] = {};
-        for (int64_t key = places.first / KEYS * KEYS; key < places.last; key += KEYS) {
+        for (int64_t key = offsets.first / KEYS * KEYS; key < offsets.last; key += KEYS) {
             UNROLLED for (int i = 0; i < KEYS; i++) {
                 soon.prefetch(k, key + i, d, d + ELEMENTS);
                 soon.prefetch(v, key + i, d, d + ELEMENTS);
@@ -73,8 +73,8 @@ void weigh_in_place(const Input* weights, const T* k, const T* v, const Places& 
             UNROLLED for (int i = 0; i < WORDS; i++) {
                 F32 words[KEYS];
                 UNROLLED for (int j = 0; j < KEYS; j++)
-                    words[j] = KEYS == 1 || places.offset[key + j] != NOWHERE
-                                   ? load_words<WHOLE>(v + places.offset[key + j], d + i * HALVES * LANES, n)
+                    words[j] = KEYS == 1 || offsets.offset[key + j] != HIDDEN
+                                   ? load_words<WHOLE>(v + offsets.offset[key + j], d + i * HALVES * LANES, n)
                                    : F32{};
                 UNROLLED for (int half = 0; half < HALVES; half++) {
                     typename Way::Values values = Way::half(words, half);

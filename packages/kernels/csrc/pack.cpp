@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "int4.h"
-#include "lay_out.h"
+#include "repack.h"
 #include "pool.h"
 #include "rounding.h"
 

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "relax.h"
+#include "cpu_pause.h"
 
 namespace pool {
 namespace {
@@ -32,7 +32,7 @@ class Gate {
         do {
             for (int i = 0; i < 32; i++) {
                 if (done()) return;
-                relax();
+                cpu_pause();
             }
         } while (Clock::now() < end);
         std::unique_lock<std::mutex> lock(mutex_);

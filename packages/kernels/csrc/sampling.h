@@ -21,7 +21,6 @@ struct Filter {
     float floor;    // -inf: off
 };
 
-// Draws a token for each row, -1 where there is none: temperature, filters, then the largest sum of logit and noise.
-// See draw.cpp for how.
+// Draws a token for each row, -1 without one: temperature, filters, then the largest sum of logit and noise.
 void sample(const float* logits, int64_t rows, int64_t vocab, const float* temperature, const Filter* filters,
             const NoiseKey* keys, int64_t* tokens);

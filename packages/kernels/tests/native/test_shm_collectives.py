@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.kernels.native.shm_collectives import ShmCollectives, meeting_bytes
+from tercet.kernels.native.shm_collectives import ShmCollectives, shm_bytes
 
 pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 ROOM = 256
@@ -19,7 +19,7 @@ ROOM = 256
 def together(size: int, run: Callable[[ShmCollectives, int], torch.Tensor]) -> list[torch.Tensor]:
     """What `run` gives each of `size` that meet."""
     library = load_library()
-    memory = mmap.mmap(-1, meeting_bytes(library, size, ROOM))
+    memory = mmap.mmap(-1, shm_bytes(library, size, ROOM))
     meetings = [ShmCollectives(library, rank, size, memory, ROOM) for rank in range(size)]
     with ThreadPoolExecutor(size) as threads:
         return list(threads.map(run, meetings, range(size)))

@@ -160,7 +160,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "argmax": (None, [_P, _I, _I, _P, _P]),
     "apply_bitmask": (None, [_P, _I, _I, _P, _I]),
     "gumbel": (None, [_P, _P, _P, _I, _P]),
-    "meeting_bytes": (_I, [_I, _I]),
+    "shm_bytes": (_I, [_I, _I]),
     "sum_over_ranks": (None, [POINTER(ShmCollectives), _P, _I, _I]),
     "gather_from_ranks": (None, [POINTER(ShmCollectives), _P, _I, _P]),
     "sample": (None, [_P, _I, _I, _P, POINTER(Filter), _P, _P]),

@@ -12,17 +12,17 @@ ROOM = 1 << 20
 """Bytes that a process publishes at once; longer data goes in pieces. The size fits into a second-level cache."""
 
 
-def meeting_bytes(library: Library, size: int, room: int = ROOM) -> int:
+def shm_bytes(library: Library, size: int, room: int = ROOM) -> int:
     """Return the bytes of shared memory that `size` processes need."""
-    return int(library.functions.meeting_bytes(size, room))
+    return int(library.functions.shm_bytes(size, room))
 
 
 class ShmCollectives:
     """Collective operations of process `rank` of `size`, for one thread, which blocks until the others arrive."""
 
     def __init__(self, library: Library, rank: int, size: int, memory: mmap.mmap, room: int = ROOM) -> None:
-        """Attach to zeroed `memory` of `meeting_bytes` that all processes map. Raises ValueError if it is too small."""
-        if not 0 <= rank < size or room < 64 or room % 64 or len(memory) < meeting_bytes(library, size, room):
+        """Attach to zeroed `memory` of `shm_bytes` that all processes map. Raises ValueError if it is too small."""
+        if not 0 <= rank < size or room < 64 or room % 64 or len(memory) < shm_bytes(library, size, room):
             raise ValueError(f"process {rank} of {size} cannot meet others in {len(memory)} bytes")
         self._functions = library.functions
         self._size = size

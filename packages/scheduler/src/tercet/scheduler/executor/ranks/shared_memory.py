@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from tercet.kernels.native.library import load_library
-from tercet.kernels.native.shm_collectives import ShmCollectives, meeting_bytes
+from tercet.kernels.native.shm_collectives import ShmCollectives, shm_bytes
 
 _PAUSE = 0.01
 """Seconds between checks for the link that rank 0 makes."""
@@ -25,7 +25,7 @@ class SharedMemoryCollectives:
         library, link = load_library(), directory / "memory"
         if rank == 0:
             descriptor = os.memfd_create("tercet-ranks")
-            os.ftruncate(descriptor, meeting_bytes(library, size))
+            os.ftruncate(descriptor, shm_bytes(library, size))
             link.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
         else:
             descriptor = _open_link(link)

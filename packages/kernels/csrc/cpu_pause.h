@@ -5,7 +5,7 @@
 #include <immintrin.h>
 #endif
 
-inline void relax() {
+inline void cpu_pause() {
 #if defined(__x86_64__)
     _mm_pause();
 #elif defined(__aarch64__)

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "format.h"
-#include "places.h"
+#include "paged_block.h"
 
 // LANES words of 4 bytes of an array of n elements, from element i on; zero past the end. WHOLE: that is not reached.
 template <bool WHOLE = false, class T>
@@ -33,20 +33,20 @@ void turn(const T* const* rows, int64_t n, char* panel) {
 
 // LANES keys of a block, from `column` on.
 template <class Format, bool WHOLE, class T>
-void lay_out_columns(const T* cache, const Places& places, int64_t n, int64_t column, char* out) {
+void lay_out_columns(const T* cache, const BlockOffsets& offsets, int64_t n, int64_t column, char* out) {
     const T* keys[LANES];
-    for (int i = 0; i < LANES; i++) keys[i] = cache + places.somewhere(column + i);
+    for (int i = 0; i < LANES; i++) keys[i] = cache + offsets.readable_offset(column + i);
     turn<Format, WHOLE>(keys, n, out + column / PANEL * panel_rows<Format>(n) * ROW_BYTES + column % PANEL * 4);
 }
 
 // The keys of a block as panels with a key in each column. Columns of keys that no query sees hold anything. By itself,
 // since it needs all registers.
 template <class Format, class T = typename Format::Element>
-__attribute__((noinline)) void lay_out_keys(const T* cache, const Places& places, int64_t n, char* out) {
+__attribute__((noinline)) void repack_keys(const T* cache, const BlockOffsets& offsets, int64_t n, char* out) {
     bool whole = n % (TILE_ROWS * Format::GROUP) == 0;
-    for (int64_t column = places.first / LANES * LANES; column < places.last; column += LANES)
-        whole ? lay_out_columns<Format, true>(cache, places, n, column, out)
-              : lay_out_columns<Format, false>(cache, places, n, column, out);
+    for (int64_t column = offsets.first / LANES * LANES; column < offsets.last; column += LANES)
+        whole ? lay_out_columns<Format, true>(cache, offsets, n, column, out)
+              : lay_out_columns<Format, false>(cache, offsets, n, column, out);
 }
 
 // LANES words of the values of GROUP keys, those of one element of head_dim side by side: element d of all, d + 1 ...
@@ -69,17 +69,17 @@ inline F32 whole_words(const Bf16* const* values, int64_t d) {
 
 // The values of a block as panels with an element of head_dim in each column.
 template <class Format, class T = typename Format::Element>
-void lay_out_values(const T* cache, const Places& places, int64_t n, char* out) {
+void repack_values(const T* cache, const BlockOffsets& offsets, int64_t n, char* out) {
     int64_t rows = BLOCK / Format::GROUP;
     auto put = [&](int64_t row, int64_t d, F32 words) {
         std::memcpy(out + (d / PANEL * rows + row) * ROW_BYTES + d % PANEL * 4, &words, sizeof words);
     };
-    bool whole = places.first == 0 && places.last == BLOCK && n % PANEL == 0;
+    bool whole = offsets.first == 0 && offsets.last == BLOCK && n % PANEL == 0;
     for (int64_t row = 0; row < rows; row++) {
         const T* values[Format::GROUP];
         for (int64_t i = 0; i < Format::GROUP; i++) {
-            int64_t offset = places.offset[row * Format::GROUP + i];
-            values[i] = offset == NOWHERE ? nullptr : cache + offset;
+            int64_t offset = offsets.offset[row * Format::GROUP + i];
+            values[i] = offset == HIDDEN ? nullptr : cache + offset;
         }
         if (whole)
             for (int64_t d = 0; d < n; d += LANES) put(row, d, whole_words(values, d));
