@@ -32,8 +32,7 @@ from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.linear import dequantize
 from tercet.kernels.triton.linear import quantized as quantised
 from tercet.kernels.triton.linear import quantized_gemv as quantised_row
-from tercet.kernels.triton.sampling import argmax as largest
-from tercet.kernels.triton.sampling import logprobs, sampling
+from tercet.kernels.triton.sampling import argmax, logprobs, sampling
 from tools.gpu_stages.kernels import ceilings_of
 from tools.gpu_stages.processes import NOT_RUN, gathered, words
 from tools.gpu_stages.scale import Results, Scale
@@ -137,7 +136,12 @@ def _latents(scale: Scale, rows: list[tuple[int, int]], make: Callable[[Tiling],
 
 def _largest(scale: Scale) -> Iterator[_Work]:
     for size, logits in _logits(scale):
-        yield _Work(size, partial(largest.largest, logits), sampling_reference.largest(logits), logits.nbytes)
+        yield _Work(
+            size,
+            partial(argmax.argmax_with_values, logits),
+            sampling_reference.argmax_with_values(logits),
+            logits.nbytes,
+        )
 
 
 def _logprobs(scale: Scale) -> Iterator[_Work]:
@@ -193,10 +197,10 @@ OPERATIONS: dict[str, tuple[Sequence[Tiling], Callable[[Scale], Iterator[_Work]]
     "decode": (attention.DECODE_TILINGS, _decodes),
     "latent decode": (triton_latent.DECODE_TILINGS, _latent_decodes),
     "latent prompt": (triton_latent.EXTEND_TILINGS, _latent_prompts),
-    "largest": (largest.TILINGS, _largest),
+    "largest": (argmax.TILINGS, _largest),
     "logprobs": (logprobs.TILINGS, _logprobs),
     "sample all": (sampling.TILINGS, _sample),
-    "row, few bits": (quantised_row.TILINGS, lambda scale: _few_bits(scale, [1], quantised_row.row_linear)),
+    "row, few bits": (quantised_row.TILINGS, lambda scale: _few_bits(scale, [1], quantised_row.gemv)),
     "tiles, few bits": (quantised.TILINGS, lambda scale: _few_bits(scale, scale.tiled_rows, quantised.tiled_linear)),
     "in full, few bits": (dequantize.TILINGS, lambda scale: _few_bits(scale, scale.tiled_rows, quantised.full_linear)),
 }

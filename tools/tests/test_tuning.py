@@ -12,8 +12,7 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 from tercet.kernels.triton import embedding, missing_triton
 from tercet.kernels.triton.attention import rope
 from tercet.kernels.triton.launch import Tiling
-from tercet.kernels.triton.sampling import argmax as largest
-from tercet.kernels.triton.sampling import sampling
+from tercet.kernels.triton.sampling import argmax, sampling
 from tools.gpu_stages import tuning
 from tools.gpu_stages.scale import Results
 from tools.tests.tiny import CPU, TINY
@@ -62,7 +61,7 @@ def test_a_way_that_is_wrong_is_found_and_not_timed(monkeypatch: pytest.MonkeyPa
     assert results["checks"]["embedding 8192 x 16"] == "batch 1: ValueError: too many warps"
     assert results["checks"]["sample all 4096 x 8"].startswith("batch 1: AssertionError")
     assert "8192 x 16" not in {row["tiling"] for row in results["embedding"]["batch 1"]}
-    assert len(results["largest"]["batch 1"]) == len(largest.TILINGS)
+    assert len(results["largest"]["batch 1"]) == len(argmax.TILINGS)
 
 
 def test_other_processes_check_and_measure(monkeypatch: pytest.MonkeyPatch) -> None:

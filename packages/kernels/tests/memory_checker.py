@@ -257,9 +257,9 @@ def check_memory() -> None:
     def execute(self: Any, *args: Any, **options: Any) -> None:
         nonlocal launch
         tensors = [value for value in [*args, *options.values()] if isinstance(value, torch.Tensor)]
-        early = "EARLY" in self.arg_names
+        early = "PDL" in self.arg_names
         launch = Launch(self.fn.__name__, tensors, launch if early else None)
-        run(self, *args, **options | ({"EARLY": True} if early else {}))
+        run(self, *args, **options | ({"PDL": True} if early else {}))
         launch.finish()
 
     builder.set_grid_idx, builder.create_barrier = begin_program, barrier

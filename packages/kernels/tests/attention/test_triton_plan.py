@@ -50,7 +50,7 @@ def test_tiles_leave_from_pinned_memory_once(
         return Tiles()
 
     monkeypatch.setattr(triton_plan, "cut_tiles", cut_tiles)
-    plan.take(make_batch([(5, 9)], 4, torch.device("cpu")))
+    plan.set_batch(make_batch([(5, 9)], 4, torch.device("cpu")))
     for _ in range(3):  # layers
         tiles: Any = plan.tiles(2, torch.device(device))
         assert tiles.place == place
@@ -64,11 +64,11 @@ def test_a_list_of_splits_is_written_anew_where_a_graph_reads_it() -> None:
     batches = [make_batch([(1, length) for length in row], 16, torch.device("cpu")) for row in lengths]
     lists = []
     for batch in batches:
-        plan.take(batch)
+        plan.set_batch(batch)
         splits = plan.splits(out[: batch.rows], 4)
-        assert splits.listed is not None
-        assert torch.equal(splits.listed, triton_plan.list_splits(batch, 0))
-        assert splits.grid == (1, len(splits.listed))
-        lists.append(splits.listed)
+        assert splits.split_list is not None
+        assert torch.equal(splits.split_list, triton_plan.list_splits(batch, 0))
+        assert splits.grid == (1, len(splits.split_list))
+        lists.append(splits.split_list)
     assert lists[0] is lists[1]
     assert lists[1] is not lists[2]

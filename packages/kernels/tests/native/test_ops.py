@@ -9,7 +9,7 @@ from tercet.kernels.ops.bitmask import apply_bitmask, pack_bitmask
 from tercet.kernels.ops.philox import NoiseKey, gumbel
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
-from tercet.kernels.ops.sampling import largest, likeliest
+from tercet.kernels.ops.sampling import argmax_with_values, greedy
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 SHAPES = pytest.mark.parametrize("shape", [(1, 1), (1, 16), (3, 31), (2, 5, 64), (70, 576), (1, 4097), (0, 8)])
@@ -75,10 +75,10 @@ def test_largest_takes_the_first_of_equals_and_nan_above_all(native: NativeOps, 
     logits[0] = -torch.inf
     logits[1, vocab // 2 :] = torch.nan
     logits[2, -1] = torch.inf
-    (most, tokens), expected = native.largest(logits), largest(logits)
+    (most, tokens), expected = native.argmax_with_values(logits), argmax_with_values(logits)
     assert torch.equal(tokens, expected[1])
     torch.testing.assert_close(most, expected[0], equal_nan=True, rtol=0, atol=0)
-    assert torch.equal(native.likeliest(logits), likeliest(logits))
+    assert torch.equal(native.greedy(logits), greedy(logits))
 
 
 @pytest.mark.parametrize("vocab", [5, 32, 1000])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tercet.kernels.ops.philox import NoiseKey, gumbel_reference
-from tercet.kernels.ops.sampling import Filters, greedy, sample, top_candidates
+from tercet.kernels.ops.sampling import Filters, argmax, sample, top_candidates
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def test_the_coldest_temperature_is_greedy_and_never_overflows() -> None:
 
 def test_greedy_takes_the_lowest_of_equals() -> None:
     logits = torch.tensor([[0.0, 5.0, 5.0, -1.0], [-math.inf, -7.0, -7.0, -7.0]])
-    assert greedy(logits).tolist() == [1, 1]
+    assert argmax(logits).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("width", [1, 3, 8, 100])

@@ -217,14 +217,16 @@ def test_norms_and_embeddings_of_other_numbers_of_rows_compile_nothing_again() -
 
 
 def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:
-    drawing = ["highest_kernel", "nearly_kernel", "winner_kernel"]
-    assert compiled(DRAWS) == sorted([*drawing, "level_kernel", "settle_kernel", "before_kernel", "redraw_kernel"])
+    drawing = ["highest_kernel", "approximate_scores_kernel", "winner_kernel"]
+    assert compiled(DRAWS) == sorted(
+        [*drawing, "level_kernel", "count_ties_kernel", "preceding_mass_kernel", "redraw_kernel"]
+    )
 
 
 def test_products_of_other_numbers_of_rows_compile_nothing_again() -> None:
     names = [name for name in compiled(PRODUCTS) if name != "gated_kernel"]
     twice = ["add_splits_kernel", "count_pairs_kernel", *["dequantize_kernel"] * 2, *["grouped_gemm_kernel"] * 4]
-    twice += [*["place_pairs_kernel"] * 2, *["quantized_linear_kernel"] * 3, *["quantized_gemv_kernel"] * 2]
+    twice += [*["assign_rows_kernel"] * 2, *["quantized_linear_kernel"] * 3, *["quantized_gemv_kernel"] * 2]
     assert names == twice, "of every kind, and for few and for many rows; those in int4 are unpacked first"
 
 
@@ -271,7 +273,7 @@ from tercet.kernels.tools import compiling
 for architecture in (80, 90, 100, 120):
     driver.set_active(compiling._Elsewhere(GPUTarget("cuda", architecture, 32)))
     here = torch.device("cpu")
-    print(architecture, launch.early_start(here)["EARLY"], launch.multiplies_from_memory(here))
+    print(architecture, launch.early_start(here)["PDL"], launch.multiplies_from_memory(here))
 """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", steps], capture_output=True, text=True, check=True, env=environment)

@@ -26,7 +26,7 @@ def test_products_in_splits_are_checked(device: torch.device, monkeypatch: pytes
 
 def test_lists_of_splits_are_checked(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that stays as it was for the first step is found."""
-    monkeypatch.setattr(triton_plan.TritonPlan, "take", _keep_lists)
+    monkeypatch.setattr(triton_plan.TritonPlan, "set_batch", _keep_lists)
     assert verdict(lambda: CHECKS["triton many decodes"](device)).startswith("AssertionError")
 
 

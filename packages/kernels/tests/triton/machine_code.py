@@ -14,7 +14,7 @@ from tercet.kernels.triton.attention.paged_attention import merge_if_last
 
 
 @triton.jit
-def counted_kernel(parts_ptr, lse_ptr, merged_ptr, ended_ptr, SIZE: tl.constexpr):  # noqa: N803
+def counted_kernel(parts_ptr, lse_ptr, merged_ptr, finished_ptr, SIZE: tl.constexpr):  # noqa: N803
     """A split that ends right after every thread has stored what it has, in place."""
     head, dim = tl.arange(0, 1), tl.arange(0, SIZE)
     place = tl.program_id(0) * 4 + tl.program_id(1) + head
@@ -22,7 +22,7 @@ def counted_kernel(parts_ptr, lse_ptr, merged_ptr, ended_ptr, SIZE: tl.constexpr
     mine = (head < 1)[:, None] & (dim < SIZE)[None, :]
     sink = tl.full([1], float("-inf"), tl.float32)
     row = tl.program_id(0) + head
-    merge_if_last(ended_ptr, parts_ptr, lse_ptr, merged_ptr, row, row * 4, 1, 4, sink, mine, SIZE)
+    merge_if_last(finished_ptr, parts_ptr, lse_ptr, merged_ptr, row, row * 4, 1, 4, sink, mine, SIZE)
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def clamped_kernel(x_ptr, out_ptr, SIZE: tl.constexpr):  # noqa: N803
 
 
 _POINTERS = {
-    "counted_kernel": {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "merged_ptr": "*fp32", "ended_ptr": "*i32"},
+    "counted_kernel": {"parts_ptr": "*fp32", "lse_ptr": "*fp32", "merged_ptr": "*fp32", "finished_ptr": "*i32"},
     "clamped_kernel": {"x_ptr": "*fp32", "out_ptr": "*fp32"},
 }
 

@@ -42,14 +42,14 @@ def alike_kernel(x_ptr, out_ptr):
 
 
 @triton.jit
-def counting_kernel(parts_ptr, ended_ptr, out_ptr, COUNTS: tl.constexpr, SIZE: tl.constexpr):  # noqa: N803
+def counting_kernel(parts_ptr, finished_ptr, out_ptr, COUNTS: tl.constexpr, SIZE: tl.constexpr):  # noqa: N803
     """The last program to end adds up what all have written; it is known only where programs COUNT."""
     part, programs = tl.program_id(0), tl.num_programs(0)
     tl.store(parts_ptr + part, part + 1)
     tl.debug_barrier()
     last = part == programs - 1
     if COUNTS:
-        last = tl.atomic_add(ended_ptr, 1, sem="acq_rel") == programs - 1
+        last = tl.atomic_add(finished_ptr, 1, sem="acq_rel") == programs - 1
     if last:
         at = tl.arange(0, SIZE)
         tl.store(out_ptr, tl.sum(tl.load(parts_ptr + at, mask=at < programs, other=0)))
@@ -83,25 +83,25 @@ def halved_kernel(x_ptr, SIZE: tl.constexpr):  # noqa: N803
 
 
 @triton.jit
-def early_kernel(x_ptr, out_ptr, ORDER: tl.constexpr, EARLY: tl.constexpr):  # noqa: N803
+def early_kernel(x_ptr, out_ptr, ORDER: tl.constexpr, PDL: tl.constexpr):  # noqa: N803
     """Waits (w), reads (r), stores (s), and lets the next begin (n), as ORDER says."""
     if ORDER == "wrsn" or ORDER == "wnrs":
-        pdl_wait(EARLY)
+        pdl_wait(PDL)
     if ORDER == "wnrs":
-        pdl_launch_next(EARLY)
+        pdl_launch_next(PDL)
     x = tl.load(x_ptr)
     if ORDER == "rwsn":
-        pdl_wait(EARLY)
+        pdl_wait(PDL)
     if ORDER == "rnws":
-        pdl_launch_next(EARLY)
-        pdl_wait(EARLY)
+        pdl_launch_next(PDL)
+        pdl_wait(PDL)
     if ORDER == "rsw":
         tl.store(out_ptr, x)
-        pdl_wait(EARLY)
+        pdl_wait(PDL)
     else:
         tl.store(out_ptr, x)
     if ORDER == "wrsn" or ORDER == "rwsn":
-        pdl_launch_next(EARLY)
+        pdl_launch_next(PDL)
 
 
 def ints(*shape: int) -> torch.Tensor:
@@ -140,11 +140,11 @@ def test_programs_that_write_one_place() -> None:
 
 
 def test_atomics_order_what_lies_around_them() -> None:
-    parts, ended, out = torch.zeros(3, 4, dtype=torch.int32)
-    run(counting_kernel, 4, parts, ended, out, COUNTS=True, SIZE=4)
+    parts, finished, out = torch.zeros(3, 4, dtype=torch.int32)
+    run(counting_kernel, 4, parts, finished, out, COUNTS=True, SIZE=4)
     assert int(out[0]) == 10
     with pytest.raises(Exception, match="memory is read and written by programs 0 and 3"):
-        run(counting_kernel, 4, parts, ended, out, COUNTS=False, SIZE=4)
+        run(counting_kernel, 4, parts, finished, out, COUNTS=False, SIZE=4)
 
 
 def test_numbers_may_change_where_they_are() -> None:
@@ -167,7 +167,7 @@ def test_threads_of_one_program_keep_no_step() -> None:
 @pytest.mark.parametrize("order", ["wrsn", "wnrs", "rwsn"])
 def test_kernels_that_wait_may_begin_early(order: str) -> None:
     x, out = ints(2), ints(2)
-    run(early_kernel, 1, x[1:], out, ORDER=order, EARLY=False)
+    run(early_kernel, 1, x[1:], out, ORDER=order, PDL=False)
     assert out.tolist() == [1, 1]
 
 
@@ -181,13 +181,13 @@ def test_kernels_that_wait_may_begin_early(order: str) -> None:
 )
 def test_kernels_that_begin_early_wait_before_they_do_anything(order: str, wrong: str) -> None:
     with pytest.raises(Exception, match=wrong):
-        run(early_kernel, 1, ints(1), ints(1), ORDER=order, EARLY=False)
+        run(early_kernel, 1, ints(1), ints(1), ORDER=order, PDL=False)
 
 
 def test_what_the_kernel_before_writes_is_waited_for() -> None:
     x, between, out = torch.ones(3, 1, dtype=torch.int32)
-    run(early_kernel, 1, x, between, ORDER="wrsn", EARLY=False)
-    run(early_kernel, 1, x, out, ORDER="rwsn", EARLY=False)
-    run(early_kernel, 1, x, between, ORDER="wrsn", EARLY=False)
+    run(early_kernel, 1, x, between, ORDER="wrsn", PDL=False)
+    run(early_kernel, 1, x, out, ORDER="rwsn", PDL=False)
+    run(early_kernel, 1, x, between, ORDER="wrsn", PDL=False)
     with pytest.raises(Exception, match="reads what early_kernel writes, without waiting for it"):
-        run(early_kernel, 1, between, out, ORDER="rwsn", EARLY=False)
+        run(early_kernel, 1, between, out, ORDER="rwsn", PDL=False)

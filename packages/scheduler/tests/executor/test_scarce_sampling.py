@@ -169,7 +169,7 @@ def expected(attending: Any, steps: Any) -> Told:
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("call", [1, 2, 5])
-@pytest.mark.parametrize("name", ["likeliest", "sample", "apply_penalties_", "token_logprobs"])
+@pytest.mark.parametrize("name", ["greedy", "sample", "apply_penalties_", "token_logprobs"])
 def test_a_step_that_found_no_memory_once_gives_the_same(
     name: str, call: int, overlap: int, attending: Any, steps: Any, expected: Told
 ) -> None:
@@ -180,7 +180,7 @@ def test_a_step_that_found_no_memory_once_gives_the_same(
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize(
-    ("name", "room"), [("sample", 1), *((name, room) for name in ("likeliest", "token_logprobs") for room in (1, 3))]
+    ("name", "room"), [("sample", 1), *((name, room) for name in ("greedy", "token_logprobs") for room in (1, 3))]
 )
 def test_rows_are_sampled_in_as_few_parts_as_there_is_room_for(
     name: str, room: int, overlap: int, attending: Any, steps: Any, expected: Told

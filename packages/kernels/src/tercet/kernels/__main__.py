@@ -56,16 +56,16 @@ def _run(arguments: Sequence[str] | None) -> int:
         with torch.inference_mode():
             return _check() if options.command == "check" else _bench(options.dtype, options.attention)
     except BusyDeviceError as error:
-        _say(str(error))
+        _print_line(str(error))
         return 1
 
 
 def _check() -> int:
     for name, value in describe_machine().items():
-        _say(f"{name:14} {value}")
+        _print_line(f"{name:14} {value}")
     device = default_device()
     missing = missing_library()
-    _say(f"{'native kernels':14} {f'none: {missing}' if missing else describe_library(load_library())}")
+    _print_line(f"{'native kernels':14} {f'none: {missing}' if missing else describe_library(load_library())}")
     checks: dict[str, Callable[[], Pair]] = {}
     checks |= {f"attention {name}": partial(check_attention, name, device) for name in backend_names()}
     checks |= {f"latent {name}": partial(check_latent, name, device) for name in latent_backend_names()}
@@ -76,38 +76,40 @@ def _check() -> int:
         from tercet.kernels.tools.triton_checks import CHECKS
 
         checks |= {name: partial(op, device) for name, op in CHECKS.items()}
-    return _told(checks)
+    return _run_checks(checks)
 
 
-def _told(checks: Mapping[str, Callable[[], Pair]]) -> int:
+def _run_checks(checks: Mapping[str, Callable[[], Pair]]) -> int:
     """Run the checks, print a line for each, and return the exit code."""
     failures, failed = 0, False
     for name, run in checks.items():
         if failed:
-            _say(f"{name:24} not run: the device has failed")
+            _print_line(f"{name:24} not run: the device has failed")
             continue
         try:
             trouble = verdict(run)
         except UnavailableBackendError as error:
-            _say(f"{name:24} not here: {error}")
+            _print_line(f"{name:24} not here: {error}")
             continue
         except DeviceFailedError as error:
             trouble, failed = str(error), True
         failures += bool(trouble)
-        _say(f"{name:24} {trouble or 'ok'}")
+        _print_line(f"{name:24} {trouble or 'ok'}")
     return min(failures, 1)
 
 
 def _bench(dtype_name: str, attention: str) -> int:
     device, dtype = default_device(), getattr(torch, dtype_name)
     ceiling = {}
-    _say(f"{device.type}, {dtype_name}, attention {attention_backend(attention, device).__name__}")
+    _print_line(f"{device.type}, {dtype_name}, attention {attention_backend(attention, device).__name__}")
     for figure in ceilings(device, dtype):
         ceiling[figure.unit] = figure.achieved
-        _say(f"{figure.name:26} {figure.achieved:9.1f} {figure.unit} (ceiling)")
+        _print_line(f"{figure.name:26} {figure.achieved:9.1f} {figure.unit} (ceiling)")
     for figure in _figures(device, dtype, attention):
         share = figure.achieved / ceiling[figure.unit]
-        _say(f"{figure.name:26} {figure.achieved:9.1f} {figure.unit:8} {share:6.1%}  {figure.seconds * 1e3:9.3f} ms")
+        _print_line(
+            f"{figure.name:26} {figure.achieved:9.1f} {figure.unit:8} {share:6.1%}  {figure.seconds * 1e3:9.3f} ms"
+        )
     return 0
 
 
@@ -131,16 +133,16 @@ def _compile(architectures: Sequence[int]) -> int:
             try:
                 kernels = compile_case(name, architecture)
             except UnavailableBackendError as error:
-                _say(f"{name:26} sm{architecture} not there: {error}")
+                _print_line(f"{name:26} sm{architecture} not there: {error}")
                 continue
             for kernel in kernels:
                 failures += bool(kernel.trouble)
                 size = f"{kernel.cubin:7} bytes, {kernel.shared:6} shared"
-                _say(f"{name:26} sm{architecture} {kernel.kernel:22} {size} {kernel.trouble or 'ok'}")
+                _print_line(f"{name:26} sm{architecture} {kernel.kernel:22} {size} {kernel.trouble or 'ok'}")
     return min(failures, 1)
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 

@@ -10,12 +10,12 @@ import torch
 from tercet.kernels.errors import BusyDeviceError
 
 _TORCH_BUILDS = "https://pytorch.org/get-started/locally"
-_DRIVEN = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
+_DRIVER_FILES = (Path("/dev/nvidia0"), Path("/usr/lib/wsl/lib/libcuda.so.1"))
 """Paths that exist where a driver has found a GPU."""
 _BUS = Path("/sys/bus/pci/devices")
 _DISPLAYS = ("0x0300", "0x0302")
 """Prefixes of the PCI class of a GPU, with and without display connectors."""
-_UNSUITED = ("no kernel image", "unsupported toolchain", "kernel image is invalid")
+_UNSUPPORTED = ("no kernel image", "unsupported toolchain", "kernel image is invalid")
 """Parts of error messages: torch has no kernels for this GPU or its driver."""
 _STARTING = "system not yet initialized"
 """Part of an error message: the GPUs wait for Fabric Manager to connect them, for example after a boot."""
@@ -45,10 +45,10 @@ def has_failed(error: BaseException) -> bool:
 
     The device is queried, too, because a handler may have turned the original error into one of another type.
     """
-    said = str(error)
+    message = str(error)
     fault = isinstance(error, torch.AcceleratorError)
-    fault |= isinstance(error, RuntimeError) and any(words in said for words in _FAULTS)
-    if fault and not any(words in said for words in _SHORTAGES):
+    fault |= isinstance(error, RuntimeError) and any(words in message for words in _FAULTS)
+    if fault and not any(words in message for words in _SHORTAGES):
         return True
     try:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -77,19 +77,19 @@ def missing_gpu(number: int = 0) -> str:
         if torch.version.hip is not None:
             return f"torch {torch.__version__} is for AMD's GPUs, for which nothing here was made"
         if not torch.cuda.is_available():
-            return _why_none()
+            return _missing_gpu_reason()
         try:
             _compute(torch.device("cuda", number))
         except (AssertionError, RuntimeError) as error:
-            if not any(words in str(error) for words in _UNSUITED):
+            if not any(words in str(error) for words in _UNSUPPORTED):
                 raise BusyDeviceError(f"GPU {number} cannot be used now: {_first_line(error)}") from error
-            return _unsuited(number)
+            return _unsupported_gpu_reason(number)
     return ""
 
 
 def sees_nvidia() -> bool:
     """Return whether the machine has an NVIDIA GPU, even one that torch, the driver or a container cannot reach."""
-    if any(path.exists() for path in _DRIVEN):
+    if any(path.exists() for path in _DRIVER_FILES):
         return True
     for device in _BUS.glob("*"):
         try:
@@ -106,7 +106,7 @@ def _compute(device: torch.device) -> None:
     torch.ones(1, device=device).add_(1).item()
 
 
-def _why_none() -> str:
+def _missing_gpu_reason() -> str:
     """Return why torch finds no GPU. Raises BusyDeviceError if it may find one later."""
     if torch.version.cuda is None:
         return f"torch {torch.__version__} was built without CUDA: one that has it is chosen at {_TORCH_BUILDS}"
@@ -126,7 +126,7 @@ def _why_none() -> str:
     return why
 
 
-def _unsuited(number: int) -> str:
+def _unsupported_gpu_reason(number: int) -> str:
     properties = torch.cuda.get_device_properties(number)
     built = ", ".join(torch.cuda.get_arch_list())
     return (

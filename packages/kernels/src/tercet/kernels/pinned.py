@@ -19,9 +19,9 @@ def pinned_empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device)
     try:
         return torch.empty(shape, dtype=dtype, pin_memory=device.type == "cuda")
     except RuntimeError as error:
-        if not _is_lack(error):
+        if not _is_out_of_memory(error):
             raise
-    _tell()
+    _warn_once()
     return torch.empty(shape, dtype=dtype)
 
 
@@ -32,13 +32,13 @@ def pinned(content: torch.Tensor, device: torch.device) -> torch.Tensor:
     try:
         return content.pin_memory()
     except RuntimeError as error:
-        if not _is_lack(error):
+        if not _is_out_of_memory(error):
             raise
-    _tell()
+    _warn_once()
     return content
 
 
-def _is_lack(error: RuntimeError) -> bool:
+def _is_out_of_memory(error: RuntimeError) -> bool:
     """Return whether pinned memory ran out, as opposed to a failed device, whose errors have the same types.
 
     Later calls try again, because memory of torch's caching allocator may have become free.
@@ -47,6 +47,6 @@ def _is_lack(error: RuntimeError) -> bool:
 
 
 @cache
-def _tell() -> None:
+def _warn_once() -> None:
     """Log the lack of pinned memory once; it may persist for every step."""
     logger.warning("the system gives no pinned memory: what is copied to and from the GPU may have to be waited for")

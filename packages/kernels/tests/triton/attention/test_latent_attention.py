@@ -58,8 +58,8 @@ def test_counters_are_left_as_they_were(device: torch.device, monkeypatch: pytes
     attention.plan(batch)
     q, cache = torch.randn(2, 20, 48, device=device), torch.randn(20, 16, 48, device=device)
     first = attention.attend(q, cache, rank=32, scale=0.15)
-    assert attention._plan.ended is not None
-    assert not attention._plan.ended.any()
+    assert attention._plan.finished is not None
+    assert not attention._plan.finished.any()
     assert torch.equal(attention.attend(q, cache, rank=32, scale=0.15), first)
 
 

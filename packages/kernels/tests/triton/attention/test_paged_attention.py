@@ -81,10 +81,10 @@ def test_of_many_rows_a_list_says_how_they_are_split_if_any_may_be_long() -> Non
 @hypothesis.given(st.lists(st.integers(1, 200_000), min_size=1, max_size=40), st.sampled_from([0, 100, 5000]))
 def test_a_list_has_every_key_once_and_the_longest_rows_first(lengths: list[int], window: int) -> None:
     batch = make_batch([(1, 1)] * len(lengths), 4, torch.device("cpu"))
-    listed = list_splits(replace(batch, host_kv_lens=lengths), window)
-    assert len(listed) == len(lengths) + -(-len(lengths) // 2)
-    used = [entry for entry in listed.tolist() if entry[2]]
-    assert all(not any(entry) for entry in listed.tolist()[len(used) :])
+    split_list = list_splits(replace(batch, host_kv_lens=lengths), window)
+    assert len(split_list) == len(lengths) + -(-len(lengths) // 2)
+    used = [entry for entry in split_list.tolist() if entry[2]]
+    assert all(not any(entry) for entry in split_list.tolist()[len(used) :])
     seen = [min(length, window or length) for length in lengths]
     [share] = {share for *_, share in used}
     assert share >= 2048
@@ -122,8 +122,8 @@ def test_splits_that_a_row_has_no_keys_for_leave_nothing_behind(
     monkeypatch.setattr(backend, "TritonAttention", Watched)
     check([(1, 300), (1, 7), (1, 128), (1, 129), (1, 500), (1, 1)], width=512, window=window, sinks=True, head_dim=32)
     [watched] = made
-    assert (watched._plan.ended is not None) == (processors == 1 or window > 0)
-    assert watched._plan.ended is None or not watched._plan.ended.any()
+    assert (watched._plan.finished is not None) == (processors == 1 or window > 0)
+    assert watched._plan.finished is None or not watched._plan.finished.any()
 
 
 def test_tiles_cover_every_new_token_once_and_the_longest_come_first() -> None:

@@ -6,7 +6,7 @@ import torch.nn.functional as F  # noqa: N812
 
 pytest.importorskip("triton", reason="the kernels are Triton's")
 
-from tercet.kernels.triton.linear.linear import is_row, row_linear
+from tercet.kernels.triton.linear.linear import gemv, supports_gemv
 
 
 def made(device: torch.device, *shape: int) -> torch.Tensor:
@@ -19,15 +19,15 @@ def made(device: torch.device, *shape: int) -> torch.Tensor:
 def test_one_row(device: torch.device, size: int, outputs: int, biased: bool) -> None:
     x, weight = made(device, 1, size), made(device, outputs, size) / size**0.5
     bias = made(device, outputs) if biased else None
-    assert is_row(x, weight)
-    torch.testing.assert_close(row_linear(x, weight, bias), F.linear(x, weight, bias), rtol=4e-3, atol=4e-3)
+    assert supports_gemv(x, weight)
+    torch.testing.assert_close(gemv(x, weight, bias), F.linear(x, weight, bias), rtol=4e-3, atol=4e-3)
 
 
 def test_what_the_kernel_does_not_know(device: torch.device) -> None:
     weight = made(device, 40, 512)
-    assert not is_row(made(device, 2, 512), weight)
-    assert not is_row(made(device, 512), weight)
-    assert not is_row(made(device, 1, 512).float(), weight)
-    assert not is_row(torch.randn(1, 512, device=device), weight.float())
-    assert not is_row(made(device, 1, 100), made(device, 40, 100))
-    assert not is_row(made(device, 1, 512), made(device, 512, 40).T)
+    assert not supports_gemv(made(device, 2, 512), weight)
+    assert not supports_gemv(made(device, 512), weight)
+    assert not supports_gemv(made(device, 1, 512).float(), weight)
+    assert not supports_gemv(torch.randn(1, 512, device=device), weight.float())
+    assert not supports_gemv(made(device, 1, 100), made(device, 40, 100))
+    assert not supports_gemv(made(device, 1, 512), made(device, 512, 40).T)

@@ -99,7 +99,7 @@ def test_weights_in_full(kind: reference.Format, block: tuple[int, int], k: int,
 @pytest.mark.parametrize(
     ("run", "rows", "tiling"),
     [
-        *((quantised_row.row_linear, 1, tiling) for tiling in quantised_row.TILINGS),
+        *((quantised_row.gemv, 1, tiling) for tiling in quantised_row.TILINGS),
         *((quantised.tiled_linear, 70, tiling) for tiling in quantised.TILINGS),
         *((quantised.full_linear, 3, tiling) for tiling in dequantize.TILINGS),
     ],

@@ -11,7 +11,7 @@ from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.moe import moe_gemv as full_expert_rows
 from tercet.kernels.triton.moe import moe_gemv_quantized as expert_rows
 from tercet.kernels.triton.moe.moe import fused_moe
-from tercet.kernels.triton.moe.moe_align import align
+from tercet.kernels.triton.moe.moe_align import moe_align
 from tercet.kernels.triton.moe.route import route
 
 
@@ -172,7 +172,7 @@ def test_whatever_logits_are_the_experts_exist(strange: float, device: torch.dev
 
 def test_every_pair_lies_in_one_tile_of_its_expert(device: torch.device) -> None:
     experts = torch.tensor([[4, 0], [4, 1], [4, 0], [0, 4]], device=device)
-    pairs, expert_of = align(experts, 5, 2)
+    pairs, expert_of = moe_align(experts, 5, 2)
     assert expert_of.tolist() == [0, 0, 1, 4, 4, 5, 5, 5, 5]
     tiles = pairs.view(-1, 2).tolist()
     assert sorted(tiles[0] + tiles[1]) == [1, 5, 6, 8]
@@ -191,7 +191,7 @@ def test_experts_of_many_pairs_follow_each_other(
     """Of several programs that count and that give places, where some experts have none, and one has many."""
     drawn = torch.rand(tokens, count, device=device) * torch.linspace(0.3, 1, count, device=device)
     experts = drawn.topk(top_k).indices
-    pairs, expert_of = align(experts, count, block)
+    pairs, expert_of = moe_align(experts, count, block)
     tiles, nobody = pairs.view(len(expert_of), block), experts.numel()
     there = tiles < nobody
     assert torch.equal(tiles[there].sort().values, torch.arange(nobody, device=device))

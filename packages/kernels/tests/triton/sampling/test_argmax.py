@@ -6,7 +6,7 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 from tercet.kernels.ops import logprobs as logprobs_reference
 from tercet.kernels.ops import sampling as reference
 from tercet.kernels.triton.launch import Tiling
-from tercet.kernels.triton.sampling.argmax import TILINGS, best_of_blocks, largest, likeliest, top_candidates
+from tercet.kernels.triton.sampling.argmax import TILINGS, argmax_with_values, best_of_blocks, greedy, top_candidates
 from tercet.kernels.triton.sampling.logprobs import TILINGS as LOGPROBS_TILINGS
 from tercet.kernels.triton.sampling.logprobs import token_logprobs
 
@@ -32,8 +32,8 @@ def rows(device: torch.device, vocab: int = 9001) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_largest_is_the_reference(dtype: torch.dtype, tiling: Tiling, device: torch.device) -> None:
     logits = rows(device, max(9001, tiling.block + 700)).to(dtype)
-    values, tokens = largest(logits, tiling=tiling)
-    expected, ids = reference.largest(logits)
+    values, tokens = argmax_with_values(logits, tiling=tiling)
+    expected, ids = reference.argmax_with_values(logits)
     assert torch.equal(tokens, ids)
     torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
     assert tokens[[1, 2, 3, 6, 7]].tolist() == [0, 5, 7, 0, 4612]
@@ -44,8 +44,8 @@ def test_the_likeliest_is_none_where_no_logit_is_finite_or_one_is_too_large(
     dtype: torch.dtype, device: torch.device
 ) -> None:
     logits = rows(device).to(dtype)
-    tokens = likeliest(logits)
-    assert torch.equal(tokens, reference.likeliest(logits))
+    tokens = greedy(logits)
+    assert torch.equal(tokens, reference.greedy(logits))
     assert (tokens == -1).any()
     assert (tokens > 0).any()
 
@@ -57,7 +57,7 @@ def test_largest_of_rows_that_go_on_behind_the_vocabulary(vocab: int, device: to
     rows[2, vocab // 512] = 50.0
     rows[:, vocab:] = 100.0
     logits = rows[:, :vocab]
-    assert torch.equal(largest(logits)[1], reference.greedy(logits))
+    assert torch.equal(argmax_with_values(logits)[1], reference.argmax(logits))
 
 
 def test_candidates_in_order(device: torch.device) -> None:

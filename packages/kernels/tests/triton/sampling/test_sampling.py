@@ -11,7 +11,7 @@ from tercet.kernels.ops.philox import NoiseKey, gumbel_reference, uniform_refere
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.sampling import sampling
-from tercet.kernels.triton.sampling.noise import gumbel, gumbel_nearly, unit_interval
+from tercet.kernels.triton.sampling.noise import gumbel, gumbel_approximate, unit_interval
 
 OFF = (0, 1.0, 0.0)
 SEEDS = [0, 1, 42, 2**32, 2**64 - 1, 81985529216486895]
@@ -34,7 +34,7 @@ def noise_kernel(uniform_ptr, exact_ptr, nearly_ptr, seed_ptr, choice, position,
     u = unit_interval(tl.load(seed_ptr), choice, position, token)
     tl.store(uniform_ptr + token, u)
     tl.store(exact_ptr + token, gumbel(u))
-    tl.store(nearly_ptr + token, gumbel_nearly(u))
+    tl.store(nearly_ptr + token, gumbel_approximate(u))
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -243,8 +243,8 @@ def test_one_choice_goes_through_layers_of_one_row(kind: str, tmp_path: Path, mo
         fused, scores = generate(directory, fused=True, steps=3, choices=1)
         assert fused == plain
         assert scores == pytest.approx(expected, abs=2e-2)
-        monkeypatch.setattr(linear, "row_linear", None)
-        monkeypatch.setattr(quantised_row, "row_linear", None)
+        monkeypatch.setattr(linear, "gemv", None)
+        monkeypatch.setattr(quantised_row, "gemv", None)
         with pytest.raises(TypeError, match="not callable"):
             generate(directory, fused=True, steps=2, choices=1)
 

@@ -10,7 +10,7 @@ from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.attention.paged_attention import decode_kernel, extend_kernel
 from tercet.kernels.triton.attention.rope import require_whole_heads
 from tercet.kernels.triton.attention.rope_decode import rope_decode_kernel
-from tercet.kernels.triton.launch import Tiling, early_start, power_of_two, shared_memory
+from tercet.kernels.triton.launch import Tiling, pdl_options, power_of_two, shared_memory
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.fp8 import readable
 
@@ -107,7 +107,7 @@ class TritonAttention:
 
     def plan(self, batch: AttentionBatch) -> None:
         """See `AttentionBackend.plan`."""
-        self._plan.take(batch)
+        self._plan.set_batch(batch)
 
     def attend(
         self,
@@ -182,7 +182,7 @@ class TritonAttention:
         tensors = (k_cache, v_cache, *splits.tensors(out), sinks, batch.page_table, batch.kv_lens)
         given: tuple[torch.Tensor | None, ...]
         numbers: tuple[float, ...]
-        sizes = (batch.page_table.stride(0), splits.of_row)
+        sizes = (batch.page_table.stride(0), splits.splits_per_row)
         kernel, given, numbers = decode_kernel, (q, *tensors), (q.stride(0), *sizes, scale)
         if new is not None:
             kernel = rope_decode_kernel
@@ -194,13 +194,13 @@ class TritonAttention:
             given,
             numbers,
             **options,
-            SEVERAL=splits.several,
+            MULTIPLE_SPLITS=splits.multiple,
             BLOCK_M=blocks.queries,
             BLOCK_N=blocks.keys,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
-            maxnreg=blocks.registers if splits.listed is not None else None,
-            **early_start(q.device),
+            maxnreg=blocks.registers if splits.split_list is not None else None,
+            **pdl_options(q.device),
         )
         splits.merge(out, sinks, warps=2)
 
@@ -229,7 +229,7 @@ class TritonAttention:
             BLOCK_N=blocks.keys,
             num_warps=blocks.warps,
             num_stages=blocks.stages,
-            **early_start(q.device),
+            **pdl_options(q.device),
         )
 
 

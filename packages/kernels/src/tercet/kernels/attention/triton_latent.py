@@ -9,7 +9,7 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.attention.latent_attention import latent_decode_kernel, latent_extend_kernel
-from tercet.kernels.triton.launch import Tiling, cdiv, early_start, power_of_two, shared_memory
+from tercet.kernels.triton.launch import Tiling, cdiv, pdl_options, power_of_two, shared_memory
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.fp8 import readable
 
@@ -78,7 +78,7 @@ class TritonLatent:
 
     def plan(self, batch: AttentionBatch) -> None:
         """See `LatentBackend.plan`."""
-        self._plan.take(batch)
+        self._plan.set_batch(batch)
 
     def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
         """Compute `LatentBackend.attend`. Raises ValueError for tensors that are not contiguous or do not fit."""
@@ -96,7 +96,7 @@ class TritonLatent:
             "PAGE_SIZE": batch.page_size,
             "BLOCK_R": _block(rank),
             "BLOCK_P": _block(width - rank),
-            **early_start(q.device),
+            **pdl_options(q.device),
         }
         if batch.decodes:
             self._decode(batch, q, readable(cache), out, scale, options)
@@ -121,8 +121,8 @@ class TritonLatent:
             latent_decode_kernel,
             (groups, *splits.grid),
             (q, cache, *splits.tensors(out), batch.page_table, batch.kv_lens),
-            (q.stride(0), q.stride(1), batch.page_table.stride(0), splits.of_row, scale),
-            SEVERAL=splits.several,
+            (q.stride(0), q.stride(1), batch.page_table.stride(0), splits.splits_per_row, scale),
+            MULTIPLE_SPLITS=splits.multiple,
             **_cut(blocks),
             **options,
         )

@@ -9,7 +9,7 @@ import torch
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.pinned import pinned
 from tercet.kernels.triton.attention.paged_attention import merge_kernel
-from tercet.kernels.triton.launch import early_start, multiprocessors, power_of_two
+from tercet.kernels.triton.launch import multiprocessors, pdl_options, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 
 _SPLIT = 64
@@ -31,28 +31,28 @@ _BLOCKS = 64
 class Splits:
     """Splits of the decodes of a step, and the buffers of their partial results."""
 
-    of_row: int
-    """Splits of each row, or 0 where `listed` says how many each row has."""
+    splits_per_row: int
+    """Splits of each row, or 0 where `split_list` says how many each row has."""
     grid: tuple[int, int]
     """Grid of programs for each block of heads: (splits, rows), or (1, splits in the list)."""
     parts: torch.Tensor | None = None
     lse: torch.Tensor | None = None
-    ended: torch.Tensor | None = None
-    listed: torch.Tensor | None = None
+    finished: torch.Tensor | None = None
+    split_list: torch.Tensor | None = None
 
     @property
-    def several(self) -> bool:
+    def multiple(self) -> bool:
         """True if a row may have more than one split."""
         return self.parts is not None
 
     def tensors(self, out: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the arguments of decode kernels from `out_ptr` to `listed_ptr`."""
+        """Return the arguments of decode kernels from `out_ptr` to `split_list_ptr`."""
         parts, lse = (out, out) if self.parts is None else (self.parts, self.lse)
-        return parts, lse, out, self.ended, self.listed
+        return parts, lse, out, self.finished, self.split_list
 
     def merge(self, out: torch.Tensor, sinks: torch.Tensor | None, warps: int) -> None:
         """Merge partial results into `out` [tokens, heads, dim], unless the last split of each row does so itself."""
-        if not self.several or self.ended is not None:
+        if not self.multiple or self.finished is not None:
             return
         heads, dim = out.shape[1:]
         launch(
@@ -61,10 +61,10 @@ class Splits:
             (self.parts, self.lse, sinks, out),
             (heads,),
             HEAD_DIM=dim,
-            SPLITS=self.of_row,
+            SPLITS=self.splits_per_row,
             BLOCK_D=max(16, power_of_two(dim)),
             num_warps=warps,
-            **early_start(out.device),
+            **pdl_options(out.device),
         )
 
 
@@ -75,10 +75,10 @@ class TritonPlan:
         self._batch: AttentionBatch | None = None
         self._tiles: dict[int, torch.Tensor] = {}
         self._lists: dict[int, torch.Tensor] = {}
-        self.ended: torch.Tensor | None = None
+        self.finished: torch.Tensor | None = None
         """int32: number of finished splits of each row and head block. Zero except while a decode runs."""
 
-    def take(self, batch: AttentionBatch) -> None:
+    def set_batch(self, batch: AttentionBatch) -> None:
         """Keep the batch; extends are cut into tiles at the first layer, when the number of heads is known.
 
         If the number of decodes is unchanged, lists of splits are rewritten in place, because graphs read them.
@@ -87,8 +87,8 @@ class TritonPlan:
             self._lists = {}
         self._batch = batch
         self._tiles = {}
-        for window, listed in self._lists.items():
-            listed.copy_(pinned(list_splits(batch, window), listed.device), non_blocking=True)
+        for window, split_list in self._lists.items():
+            split_list.copy_(pinned(list_splits(batch, window), split_list.device), non_blocking=True)
 
     @property
     def batch(self) -> AttentionBatch:
@@ -104,25 +104,25 @@ class TritonPlan:
         longest = min(batch.page_table.shape[1] * batch.page_size, window or 1 << 40)
         each = choose_splits(rows * blocks, longest, multiprocessors(device))
         if each == 1:
-            return Splits(of_row=1, grid=(1, rows))
-        listed = None if each else self._listed(window, device)
-        places = (rows, heads, each) if listed is None else (len(listed), heads)
+            return Splits(splits_per_row=1, grid=(1, rows))
+        split_list = None if each else self._device_split_list(window, device)
+        places = (rows, heads, each) if split_list is None else (len(split_list), heads)
         return Splits(
-            of_row=each,
-            grid=(each, rows) if listed is None else (1, len(listed)),
+            splits_per_row=each,
+            grid=(each, rows) if split_list is None else (1, len(split_list)),
             parts=torch.empty(*places, dim, dtype=torch.float32, device=device),
             lse=torch.empty(places, dtype=torch.float32, device=device),
-            ended=self._counters(rows * blocks, device) if each <= FEW_SPLITS else None,
-            listed=listed,
+            finished=self._counters(rows * blocks, device) if each <= FEW_SPLITS else None,
+            split_list=split_list,
         )
 
     def _counters(self, count: int, device: torch.device) -> torch.Tensor:
-        """Return `ended` with at least `count` elements. The backend of a graph allocates it before capture."""
-        if self.ended is None or len(self.ended) < count:
-            self.ended = torch.zeros(count, dtype=torch.int32, device=device)
-        return self.ended
+        """Return `finished` with at least `count` elements. The backend of a graph allocates it before capture."""
+        if self.finished is None or len(self.finished) < count:
+            self.finished = torch.zeros(count, dtype=torch.int32, device=device)
+        return self.finished
 
-    def _listed(self, window: int, device: torch.device) -> torch.Tensor:
+    def _device_split_list(self, window: int, device: torch.device) -> torch.Tensor:
         """Return `list_splits` of the batch on a device. The backend of a graph allocates it before capture."""
         if window not in self._lists:
             self._lists[window] = pinned(list_splits(self.batch, window), device).to(device, non_blocking=True)
@@ -149,12 +149,12 @@ def list_splits(batch: AttentionBatch, window: int) -> torch.Tensor:
     order = np.argsort(-keys, kind="stable")
     counts = -(-keys[order] // share)
     split = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    listed: npt.NDArray[np.int32] = np.zeros((len(keys) + spare, 4), dtype=np.int32)
-    listed[: len(split), 0] = np.repeat(order, counts)
-    listed[: len(split), 1] = split
-    listed[: len(split), 2] = np.repeat(counts, counts)
-    listed[: len(split), 3] = share
-    return torch.from_numpy(listed)
+    split_list: npt.NDArray[np.int32] = np.zeros((len(keys) + spare, 4), dtype=np.int32)
+    split_list[: len(split), 0] = np.repeat(order, counts)
+    split_list[: len(split), 1] = split
+    split_list[: len(split), 2] = np.repeat(counts, counts)
+    split_list[: len(split), 3] = share
+    return torch.from_numpy(split_list)
 
 
 def cut_tiles(batch: AttentionBatch, queries: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from tercet.kernels.native.library import Library
 from tercet.kernels.ops import philox
 from tercet.kernels.ops.logprobs import token_logprobs
 from tercet.kernels.ops.penalties import apply_penalties_
-from tercet.kernels.ops.sampling import Filters, said_if_finite
+from tercet.kernels.ops.sampling import Filters, mask_non_finite
 
 
 class NativeOps:
@@ -67,8 +67,8 @@ class NativeOps:
         self._call.rope(*given, tokens, heads, head_dim, _format(x))
         return out
 
-    def largest(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """See `tercet.kernels.ops.sampling.largest`."""
+    def argmax_with_values(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `tercet.kernels.ops.sampling.argmax_with_values`."""
         logits = _given(logits, torch.float32)
         rows, vocab = logits.shape
         most, index = logits.new_empty(rows), torch.empty(rows, dtype=torch.int64)
@@ -77,9 +77,9 @@ class NativeOps:
         self._call.argmax(logits.data_ptr(), rows, vocab, most.data_ptr(), index.data_ptr())
         return most, index
 
-    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """See `tercet.kernels.ops.sampling.likeliest`."""
-        return said_if_finite(*self.largest(logits))
+    def greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        """See `tercet.kernels.ops.sampling.greedy`."""
+        return mask_non_finite(*self.argmax_with_values(logits))
 
     def apply_bitmask_(self, logits: torch.Tensor, bitmask: torch.Tensor) -> torch.Tensor:
         """See `tercet.kernels.ops.bitmask.apply_bitmask_`."""

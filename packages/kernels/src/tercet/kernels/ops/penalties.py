@@ -23,11 +23,11 @@ def apply_penalties(
     multiplied. Frequency and presence follow, as in OpenAI's API: for output tokens, minus frequency * count and minus
     presence. `output_counts` is int32 [rows, vocab], `prompt_seen` bool [rows, vocab].
     """
-    said = output_counts > 0
+    in_output = output_counts > 0
     strength = penalties.repetition[:, None]
     repeated = torch.where(logits > 0, logits / strength, logits * strength)
-    logits = torch.where(said | prompt_seen, repeated, logits)
-    return logits - penalties.frequency[:, None] * output_counts - penalties.presence[:, None] * said
+    logits = torch.where(in_output | prompt_seen, repeated, logits)
+    return logits - penalties.frequency[:, None] * output_counts - penalties.presence[:, None] * in_output
 
 
 @dataclass(frozen=True, eq=False)

@@ -112,13 +112,13 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> t
         case "int4":
             codes = unpack_int4(weight.codes).float()
         case "mxfp4":
-            return _dequantise_mxfp4(weight, dtype)
+            return _dequantize_mxfp4(weight, dtype)
     if weight.zeros is not None:
         codes = codes - _spread(weight.zeros, weight.block, n, k)
     return (codes * _spread(weight.scales, weight.block, n, k)).to(dtype)
 
 
-def _dequantise_mxfp4(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
+def _dequantize_mxfp4(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Dequantize by the bits of float16, in few passes: on a CPU, experts are unpacked at each use.
 
     A code is shifted to the top, so that its sign bit is that of 16 bits, then shifted right arithmetically, so that
@@ -154,7 +154,7 @@ def quantize(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> Qu
     mxfp4 always uses its own block size.
     """
     if format == "mxfp4":
-        return _quantise_mxfp4(weight.float())
+        return _quantize_mxfp4(weight.float())
     n, k = weight.shape
     block = min(block[0], n), min(block[1], k)
     wide = weight.float()
@@ -175,7 +175,7 @@ def quantize(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> Qu
     return QuantizedWeight(format=format, codes=codes, scales=scales, zeros=zeros, block=block)
 
 
-def _quantise_mxfp4(weight: torch.Tensor) -> QuantizedWeight:
+def _quantize_mxfp4(weight: torch.Tensor) -> QuantizedWeight:
     """Quantize so that the largest element of a block becomes 4 to 6; values above 6 are rounded down to 6."""
     n, k = weight.shape
     blocks = weight.view(n, -1, MXFP4_BLOCK[1])

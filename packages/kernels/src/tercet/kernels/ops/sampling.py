@@ -47,23 +47,23 @@ def rows_of_block(vocab: int) -> int:
     return max(1, _BLOCK // vocab)
 
 
-def greedy(logits: torch.Tensor) -> torch.Tensor:
+def argmax(logits: torch.Tensor) -> torch.Tensor:
     """Return the likeliest token of each row, int64 [rows]; the lowest id wins ties. NaN counts as largest."""
     return logits.argmax(-1)
 
 
-def largest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (the largest logit of each row [rows], `greedy`): NaN where a row has one."""
-    tokens = greedy(logits)
+def argmax_with_values(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (the largest logit of each row [rows], `argmax`): NaN where a row has one."""
+    tokens = argmax(logits)
     return logits.gather(1, tokens[:, None])[:, 0], tokens
 
 
-def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """Return `greedy`, but -1 where the largest logit is not finite: a row of -inf has no valid token."""
-    return said_if_finite(*largest(logits))
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """Return `argmax`, but -1 where the largest logit is not finite: a row of -inf has no valid token."""
+    return mask_non_finite(*argmax_with_values(logits))
 
 
-def said_if_finite(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def mask_non_finite(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """Return tokens int64 [rows], with -1 where the logit [rows] is not finite."""
     return torch.where(logits.abs() < float("inf"), tokens, -1)
 
@@ -159,10 +159,10 @@ def _draw(rows: torch.Tensor, tokens: torch.Tensor, values: torch.Tensor, noise:
     scores = values.double() + gumbel(noise, rows, tokens)
     best = _best(rows, scores, count)
     wins = (scores == best[rows]) & (scores > float("-inf"))
-    nobody = torch.iinfo(torch.int64).max
-    winner = torch.full((count,), nobody, device=tokens.device)
+    no_token = torch.iinfo(torch.int64).max
+    winner = torch.full((count,), no_token, device=tokens.device)
     winner = winner.scatter_reduce(0, rows[wins], tokens[wins], "amin")
-    return torch.where(winner == nobody, -1, winner)
+    return torch.where(winner == no_token, -1, winner)
 
 
 def _best(rows: torch.Tensor, scores: torch.Tensor, count: int) -> torch.Tensor:

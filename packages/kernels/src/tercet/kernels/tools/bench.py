@@ -138,7 +138,7 @@ def _sampling(device: torch.device, rows: int = 4) -> Iterator[Figure]:
     )
     native = device.type == "cpu" and not missing_library()
     ops = NativeOps(load_library()) if native else sampling
-    yield Figure("largest", measure(lambda: ops.largest(logits), device), size, "GB/s")
+    yield Figure("largest", measure(lambda: ops.argmax_with_values(logits), device), size, "GB/s")
     nucleus = measure(lambda: ops.sample(logits, temperature, filters, noise), device)
     yield Figure("sample top-p", nucleus, size, "GB/s")
     yield Figure("sample all", measure(lambda: ops.sample(logits, temperature, None, noise), device), size, "GB/s")

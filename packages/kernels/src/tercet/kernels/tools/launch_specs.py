@@ -25,17 +25,14 @@ from tercet.kernels.triton.activation import gelu_and_mul, silu_and_mul
 from tercet.kernels.triton.attention import rope
 from tercet.kernels.triton.attention.latent_rope import latent_rope_store
 from tercet.kernels.triton.launch import Tiling
-from tercet.kernels.triton.linear import dequantize
-from tercet.kernels.triton.linear import quantized as quantised
-from tercet.kernels.triton.linear import quantized_gemv as quantised_row
+from tercet.kernels.triton.linear import dequantize, quantized, quantized_gemv
 from tercet.kernels.triton.linear.lora import add_lora
 from tercet.kernels.triton.linear.projection import project, project_normed, project_onto
-from tercet.kernels.triton.moe import moe_gemv_quantized as expert_rows
+from tercet.kernels.triton.moe import moe_gemv_quantized
 from tercet.kernels.triton.moe.moe import fused_moe
 from tercet.kernels.triton.moe.route import route
 from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
-from tercet.kernels.triton.sampling import argmax as largest
-from tercet.kernels.triton.sampling import logprobs, sampling
+from tercet.kernels.triton.sampling import argmax, logprobs, sampling
 from tercet.kernels.triton.sampling.bitmask import apply_bitmask_
 from tercet.kernels.triton.sampling.penalties import apply_penalties_
 
@@ -155,8 +152,8 @@ def _penalties() -> None:
     apply_penalties_(_logits(torch.float32), torch.arange(2), known, torch.arange(2), penalties)
 
 
-def _quantised(kind: Format, m: int, block: tuple[int, int], n: int = HIDDEN) -> None:
-    quantised.linear_quantized(_hidden(m), _weight(kind, n, HIDDEN, block))
+def _quantized(kind: Format, m: int, block: tuple[int, int], n: int = HIDDEN) -> None:
+    quantized.linear_quantized(_hidden(m), _weight(kind, n, HIDDEN, block))
 
 
 def _normed(gate: Gate | None = None, weighs: torch.dtype = BF16) -> None:
@@ -201,7 +198,7 @@ def _mxfp4_moe(tokens: int, dtype: torch.dtype = BF16, tiling: Tiling | None = N
     if tiling is None:
         fused_moe(x, weights, experts, gate_up, down, gate="clamped", biases=biases)
     else:
-        expert_rows.few_tokens(x, weights, experts, gate_up, down, gate="clamped", biases=biases, tiling=tiling)
+        moe_gemv_quantized.few_tokens(x, weights, experts, gate_up, down, gate="clamped", biases=biases, tiling=tiling)
 
 
 def _lora(
@@ -230,8 +227,8 @@ def _embedding(tiling: Tiling) -> None:
     embedding.embedding(torch.arange(4), _hidden(100), tiling=tiling)
 
 
-def _largest(tiling: Tiling) -> None:
-    largest.largest(_logits(), tiling=tiling)
+def _argmax(tiling: Tiling) -> None:
+    argmax.argmax_with_values(_logits(), tiling=tiling)
 
 
 def _logprobs(tiling: Tiling, rows: torch.Tensor | None = None) -> None:
@@ -300,41 +297,41 @@ CASES: dict[str, Callable[[], object]] = {
     "gelu linear, normed row": lambda: _normed("gelu_tanh"),
     "gelu linear, wide norm": lambda: _normed("gelu_tanh", torch.float32),
     "embedding": partial(_embedding, embedding.TILINGS[0]),
-    "largest": partial(_largest, largest.TILINGS[0]),
-    "largest float32": lambda: largest.largest(_logits(torch.float32)),
-    "likeliest": lambda: largest.likeliest(_logits()),
+    "largest": partial(_argmax, argmax.TILINGS[0]),
+    "largest float32": lambda: argmax.argmax_with_values(_logits(torch.float32)),
+    "likeliest": lambda: argmax.greedy(_logits()),
     "logprobs": partial(_logprobs, logprobs.TILINGS[0]),
     "logprobs of rows": partial(_logprobs, logprobs.TILINGS[0], torch.ones(2).long()),
-    "candidates": lambda: largest.best_of_blocks(_logits(), 5),
-    "candidates of rows": lambda: largest.best_of_blocks(_logits(), 5, torch.ones(1).long()),
+    "candidates": lambda: argmax.best_of_blocks(_logits(), 5),
+    "candidates of rows": lambda: argmax.best_of_blocks(_logits(), 5, torch.ones(1).long()),
     "sample": partial(_sample, filtered=False),
     "sample, filters": partial(_sample, filtered=True),
     "sample, filters, float32": partial(_sample, filtered=True, dtype=torch.float32),
     "penalties": _penalties,
     "bitmask": lambda: apply_bitmask_(_logits(), torch.zeros(2, VOCAB // 32, dtype=torch.int32)),
     "bitmask, odd": lambda: apply_bitmask_(_logits()[:, :-1], torch.zeros(2, VOCAB // 32, dtype=torch.int32)),
-    "fp8 blocks, one row": partial(_quantised, "fp8", 1, (128, 128)),
-    "fp8 rows, one row": partial(_quantised, "fp8", 1, (1, HIDDEN)),
-    "int8, one row": partial(_quantised, "int8", 1, (1, HIDDEN)),
-    "int4, one row": partial(_quantised, "int4", 1, (1, 128)),
+    "fp8 blocks, one row": partial(_quantized, "fp8", 1, (128, 128)),
+    "fp8 rows, one row": partial(_quantized, "fp8", 1, (1, HIDDEN)),
+    "int8, one row": partial(_quantized, "int8", 1, (1, HIDDEN)),
+    "int4, one row": partial(_quantized, "int4", 1, (1, 128)),
     "int4, one row, onto": lambda: _onto(_int4()),
     "int4, one row, gated": lambda: project(_hidden(1), _int4(), gate="silu"),
-    "fp8 blocks": partial(_quantised, "fp8", 4, (128, 128)),
-    "fp8 blocks, 32 rows": partial(_quantised, "fp8", 32, (128, 128)),
-    "fp8 blocks, 64 rows": partial(_quantised, "fp8", 64, (128, 128)),
-    "fp8 blocks, 128 rows": partial(_quantised, "fp8", 128, (128, 128)),
-    "fp8 rows, few outputs": partial(_quantised, "fp8", 32, (1, HIDDEN), n=1024),
-    "fp8 rows, many outputs": partial(_quantised, "fp8", 32, (1, HIDDEN), n=28672),
+    "fp8 blocks": partial(_quantized, "fp8", 4, (128, 128)),
+    "fp8 blocks, 32 rows": partial(_quantized, "fp8", 32, (128, 128)),
+    "fp8 blocks, 64 rows": partial(_quantized, "fp8", 64, (128, 128)),
+    "fp8 blocks, 128 rows": partial(_quantized, "fp8", 128, (128, 128)),
+    "fp8 rows, few outputs": partial(_quantized, "fp8", 32, (1, HIDDEN), n=1024),
+    "fp8 rows, many outputs": partial(_quantized, "fp8", 32, (1, HIDDEN), n=28672),
     "fp8 rows, a bias": lambda: project(_hidden(), _weight("fp8", HIDDEN, HIDDEN, (1, HIDDEN)), _hidden(1)[0]),
-    "fp8 blocks, many rows": partial(_quantised, "fp8", 200, (128, 128)),
-    "fp8 rows, many rows": partial(_quantised, "fp8", 200, (1, HIDDEN)),
-    "fp8 blocks, prefill": partial(_quantised, "fp8", 512, (128, 128)),
-    "int8": partial(_quantised, "int8", 4, (1, HIDDEN)),
-    "int8, prefill": partial(_quantised, "int8", 512, (1, HIDDEN)),
-    "int4": partial(_quantised, "int4", 4, (1, 128)),
-    "int4, 64 rows": partial(_quantised, "int4", 64, (1, 128)),
-    "int4, many rows": partial(_quantised, "int4", 200, (1, 128)),
-    "int4, prefill": partial(_quantised, "int4", 512, (1, 128)),
+    "fp8 blocks, many rows": partial(_quantized, "fp8", 200, (128, 128)),
+    "fp8 rows, many rows": partial(_quantized, "fp8", 200, (1, HIDDEN)),
+    "fp8 blocks, prefill": partial(_quantized, "fp8", 512, (128, 128)),
+    "int8": partial(_quantized, "int8", 4, (1, HIDDEN)),
+    "int8, prefill": partial(_quantized, "int8", 512, (1, HIDDEN)),
+    "int4": partial(_quantized, "int4", 4, (1, 128)),
+    "int4, 64 rows": partial(_quantized, "int4", 64, (1, 128)),
+    "int4, many rows": partial(_quantized, "int4", 200, (1, 128)),
+    "int4, prefill": partial(_quantized, "int4", 512, (1, 128)),
     "route": lambda: route(_hidden(4, 32), Routing(top_k=4, renormalize=True)),
     "route, softmax of all": lambda: route(_hidden(4, 60), Routing(top_k=4)),
     "route, corrected": lambda: route(
@@ -368,25 +365,25 @@ CASES: dict[str, Callable[[], object]] = {
     "lora of prompts, rank 8": partial(_lora, 256, 8, (14336, 14336), longest=64),
     "lora of prompts, float16": partial(_lora, 4, 64, QKV, torch.float16, torch.float16, longest=64),
     "lora of prompts, float32": partial(_lora, 4, 64, QKV, torch.float32, torch.float32, longest=64),
-    "mxfp4": partial(_quantised, "mxfp4", 4, MXFP4_BLOCK),
-    "mxfp4, 64 rows": partial(_quantised, "mxfp4", 64, MXFP4_BLOCK),
-    "mxfp4, prefill": partial(_quantised, "mxfp4", 512, MXFP4_BLOCK),
+    "mxfp4": partial(_quantized, "mxfp4", 4, MXFP4_BLOCK),
+    "mxfp4, 64 rows": partial(_quantized, "mxfp4", 64, MXFP4_BLOCK),
+    "mxfp4, prefill": partial(_quantized, "mxfp4", 512, MXFP4_BLOCK),
 }
 
 TILED: dict[str, tuple[tuple[Tiling, ...], Callable[[Tiling], object]]] = {
     "embedding": (embedding.TILINGS, _embedding),
     "rope_store": (rope.TILINGS, lambda tiling: _rope(norms=False, tiling=tiling)),
-    "largest": (largest.TILINGS, _largest),
+    "largest": (argmax.TILINGS, _argmax),
     "logprobs": (logprobs.TILINGS, _logprobs),
     "sample": (sampling.TILINGS, lambda tiling: _sample(filtered=False, tiling=tiling)),
     "int4, one row": (
-        quantised_row.TILINGS,
-        lambda tiling: quantised_row.row_linear(_hidden(1), _int4(), None, tiling=tiling),
+        quantized_gemv.TILINGS,
+        lambda tiling: quantized_gemv.gemv(_hidden(1), _int4(), None, tiling=tiling),
     ),
-    "moe, mxfp4, few": (expert_rows.TILINGS, lambda tiling: _mxfp4_moe(1, tiling=tiling)),
+    "moe, mxfp4, few": (moe_gemv_quantized.TILINGS, lambda tiling: _mxfp4_moe(1, tiling=tiling)),
     "int4, tiles": (
-        quantised.TILINGS,
-        lambda tiling: quantised.tiled_linear(_hidden(), _int4(), None, tiling=tiling),
+        quantized.TILINGS,
+        lambda tiling: quantized.tiled_linear(_hidden(), _int4(), None, tiling=tiling),
     ),
     "int4, in full": (dequantize.TILINGS, lambda tiling: dequantize.dequantize(_int4(), BF16, tiling=tiling)),
 }

@@ -23,7 +23,7 @@ from tercet.kernels.triton.linear.projection import project, project_normed
 from tercet.kernels.triton.linear.quantized import linear_quantized
 from tercet.kernels.triton.moe.moe import fused_moe
 from tercet.kernels.triton.rmsnorm import add_rmsnorm
-from tercet.kernels.triton.sampling.argmax import largest
+from tercet.kernels.triton.sampling.argmax import argmax_with_values
 from tercet.kernels.triton.sampling.bitmask import apply_bitmask_
 from tercet.kernels.triton.sampling.logprobs import token_logprobs
 from tercet.kernels.triton.sampling.penalties import apply_penalties_
@@ -136,7 +136,7 @@ def _sampling(device: torch.device, vocab: int, rows: int) -> Iterator[Figure]:
     one, zero = torch.ones(rows, device=device), torch.zeros(rows, dtype=torch.int64, device=device)
     noise = NoiseKey(*torch.arange(4 * rows, device=device).view(4, rows))
     filters = Filters(zero, one * 0.9, one * 0)
-    yield Figure("fused largest", _seconds(lambda: largest(logits), device), size, "GB/s")
+    yield Figure("fused largest", _seconds(lambda: argmax_with_values(logits), device), size, "GB/s")
     yield Figure("fused logprobs", _seconds(lambda: token_logprobs(logits, zero, 0), device), size, "GB/s")
     yield Figure("fused sample all", _seconds(lambda: sample(logits, one, None, noise), device), size, "GB/s")
     yield Figure("fused sample top-p", _seconds(lambda: sample(logits, one, filters, noise), device), size, "GB/s")

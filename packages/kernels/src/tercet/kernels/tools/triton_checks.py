@@ -11,9 +11,8 @@ import torch
 from tercet.kernels.attention.reference import ReferenceAttention, ReferenceLatent
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.attention.triton_latent import TritonLatent
-from tercet.kernels.ops import activation, bitmask, logprobs, lora, moe, projection, rmsnorm, sampling
+from tercet.kernels.ops import activation, bitmask, logprobs, lora, moe, projection, quantized, rmsnorm, sampling
 from tercet.kernels.ops import penalties as penalties_reference
-from tercet.kernels.ops import quantized as quantised
 from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.rope import apply_rope, rope_cache
@@ -28,12 +27,12 @@ from tercet.kernels.triton.embedding import embedding
 from tercet.kernels.triton.launch import cdiv, multiprocessors
 from tercet.kernels.triton.linear import lora as fused_lora
 from tercet.kernels.triton.linear import projection as fused_projection
-from tercet.kernels.triton.linear import quantized as fused_quantised
+from tercet.kernels.triton.linear import quantized as fused_quantized
 from tercet.kernels.triton.moe import moe as fused_moe
 from tercet.kernels.triton.moe.route import route as fused_route
 from tercet.kernels.triton.sampling import logprobs as fused_logprobs
 from tercet.kernels.triton.sampling import sampling as fused_sampling
-from tercet.kernels.triton.sampling.argmax import largest, likeliest
+from tercet.kernels.triton.sampling.argmax import argmax_with_values, greedy
 from tercet.kernels.triton.sampling.bitmask import apply_bitmask_
 from tercet.kernels.triton.sampling.penalties import apply_penalties_
 
@@ -128,8 +127,8 @@ def _projection(device: torch.device) -> Pair:
     x, residual, bias = _randn(device, 1, 1536), _randn(device, 1, 70), _randn(device, 70)
     full, norm = torch.randn(70, 1536, device=device) / 40, projection.Norm(_randn(device, 1536), 1e-5)
     weights: list[projection.Weight] = [full.to(x.dtype)]
-    kinds: list[quantised.Format] = ["fp8", "int4"]
-    weights += [quantised.quantize(full, kind, (1, 128)) for kind in kinds]
+    kinds: list[quantized.Format] = ["fp8", "int4"]
+    weights += [quantized.quantize(full, kind, (1, 128)) for kind in kinds]
     actual, expected = (
         torch.cat(
             [
@@ -153,11 +152,11 @@ def _embedding(device: torch.device) -> Pair:
     return embedding(ids, weight), weight[ids]
 
 
-def _largest(device: torch.device) -> Pair:
+def _argmax(device: torch.device) -> Pair:
     logits = _randn(device, 4, 20_000)
     logits[1, 19_000] = float("inf")
-    both = torch.cat([largest(logits)[1], likeliest(logits)])
-    return both, torch.cat([sampling.greedy(logits), sampling.likeliest(logits)])
+    both = torch.cat([argmax_with_values(logits)[1], greedy(logits)])
+    return both, torch.cat([sampling.argmax(logits), sampling.greedy(logits)])
 
 
 def _logprobs(device: torch.device) -> Pair:
@@ -197,9 +196,9 @@ def _moe(device: torch.device) -> Pair:
     x, gate_up, down = _randn(device, 40, 64), _randn(device, 4, 64, 64) / 8, _randn(device, 4, 64, 32) / 6
     logits, biases = torch.randn(40, 4, device=device), moe.ExpertBiases(_randn(device, 4, 64), _randn(device, 4, 64))
     cases: list[tuple[moe.ExpertWeights, moe.ExpertWeights]] = [(gate_up, down)]
-    kinds: list[quantised.Format] = ["fp8", "int4", "mxfp4"]
+    kinds: list[quantized.Format] = ["fp8", "int4", "mxfp4"]
     for kind in kinds:
-        few = [quantised.quantize(weight.flatten(0, 1), kind, (1, 32)) for weight in (gate_up, down)]
+        few = [quantized.quantize(weight.flatten(0, 1), kind, (1, 32)) for weight in (gate_up, down)]
         cases.append((moe.QuantizedExperts(few[0], 4), moe.QuantizedExperts(few[1], 4)))
     found = []
     for route, op in ((fused_route, fused_moe.fused_moe), (moe.route, moe.fused_moe)):
@@ -226,17 +225,17 @@ def _lora(device: torch.device) -> Pair:
     return actual, expected
 
 
-def _quantised(device: torch.device) -> Pair:
+def _quantized(device: torch.device) -> Pair:
     """Check one row, a few and many; with long inputs, few rows are split on any GPU."""
     actual, expected = [], []
     for k in (256, 2304):
         x, full = _randn(device, 300, k), torch.randn(96, k, device=device) * k**-0.5
-        cases: list[tuple[quantised.Format, tuple[int, int]]] = [("fp8", (64, 128)), ("int8", (1, k))]
-        cases += [("int4", (1, 64)), ("mxfp4", quantised.MXFP4_BLOCK)]
+        cases: list[tuple[quantized.Format, tuple[int, int]]] = [("fp8", (64, 128)), ("int8", (1, k))]
+        cases += [("int4", (1, 64)), ("mxfp4", quantized.MXFP4_BLOCK)]
         for (kind, block), rows in itertools.product(cases, (1, 20, 300)):
-            weight = quantised.quantize(full, kind, block)
-            actual.append(fused_quantised.linear_quantized(x[:rows], weight))
-            expected.append(quantised.linear_quantized(x[:rows], weight))
+            weight = quantized.quantize(full, kind, block)
+            actual.append(fused_quantized.linear_quantized(x[:rows], weight))
+            expected.append(quantized.linear_quantized(x[:rows], weight))
     return torch.cat(actual), torch.cat(expected)
 
 
@@ -251,11 +250,11 @@ CHECKS: dict[str, Callable[[torch.device], Pair]] = {
     "triton activation": _activation,
     "triton projection": _projection,
     "triton embedding": _embedding,
-    "triton largest": _largest,
+    "triton largest": _argmax,
     "triton logprobs": _logprobs,
     "triton sampling": _sampling,
     "triton penalties, mask": _penalties,
     "triton moe": _moe,
-    "triton quantised": _quantised,
+    "triton quantised": _quantized,
     "triton lora": _lora,
 }

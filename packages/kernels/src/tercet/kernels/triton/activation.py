@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.activation import LIMIT, SLOPE, Gate
-from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl_wait
+from tercet.kernels.triton.launch import cdiv, pdl_launch_next, pdl_options, pdl_wait
 from tercet.kernels.triton.launch_cache import launch
 
 _BLOCK = 1024
@@ -42,15 +42,15 @@ def gated(gate, up, KIND: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def gated_kernel(x_ptr, out_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr):
+def gated_kernel(x_ptr, out_ptr, size, KIND: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """Compute act(gate) * up for one block of one row."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     there = column < size
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     gate = tl.load(x_ptr + row * 2 * size + column, mask=there, other=0.0)
     up = tl.load(x_ptr + row * 2 * size + size + column, mask=there, other=0.0)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     out = gated(gate.to(tl.float32), up.to(tl.float32), KIND, gate.dtype)
     tl.store(out_ptr + row * size + column, out.to(gate.dtype), mask=there)
 
@@ -74,7 +74,7 @@ def _launch(x: torch.Tensor, kind: str) -> torch.Tensor:
     x = x.contiguous()
     size = x.shape[-1] // 2
     out = x.new_empty(*x.shape[:-1], size)
-    early = early_start(x.device)
+    pdl = pdl_options(x.device)
     grid = (out.numel() // size, cdiv(size, _BLOCK))
-    launch(gated_kernel, grid, (x, out), (size,), KIND=kind, BLOCK=_BLOCK, **early)
+    launch(gated_kernel, grid, (x, out), (size,), KIND=kind, BLOCK=_BLOCK, **pdl)
     return out

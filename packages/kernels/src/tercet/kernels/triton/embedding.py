@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import Tiling, cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
+from tercet.kernels.triton.launch import Tiling, cdiv, pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 
 TILINGS = (
@@ -23,16 +23,16 @@ TILINGS = (
 
 @triton.jit(do_not_specialize=["tokens"], do_not_specialize_on_alignment=["ids_ptr"])
 def embedding_kernel(
-    ids_ptr, weight_ptr, out_ptr, tokens, vocab, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    ids_ptr, weight_ptr, out_ptr, tokens, vocab, size, ROWS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """Copy one block of the vectors of some tokens; ids outside the vocabulary give zeros."""
     token = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     column = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     row = tl.load(ids_ptr + token, mask=token < tokens, other=-1).to(tl.int64)
     known = ((row >= 0) & (row < vocab))[:, None]
     vector = tl.load(weight_ptr + row[:, None] * size + column, mask=known & (column < size), other=0.0)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     tl.store(out_ptr + token[:, None] * size + column, vector, mask=(token < tokens)[:, None] & (column < size))
 
 
@@ -51,6 +51,6 @@ def embedding(ids: torch.Tensor, weight: torch.Tensor, *, tiling: Tiling = TILIN
         ROWS=rows,
         BLOCK=block,
         num_warps=tiling.warps,
-        **early_start(weight.device),
+        **pdl_options(weight.device),
     )
     return out

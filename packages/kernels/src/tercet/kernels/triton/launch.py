@@ -66,7 +66,7 @@ def _opted_in(device: torch.device) -> int:
     return int(properties.shared_memory_per_block_optin)
 
 
-def early_start(device: torch.device) -> dict[str, bool]:
+def pdl_options(device: torch.device) -> dict[str, bool]:
     """Return the launch options of a kernel with `pdl_wait`: from Hopper on, it may start before its predecessor ends.
 
     Programmatic dependent launch:
@@ -101,19 +101,19 @@ def _played() -> int:
 
 
 @triton.jit
-def pdl_wait(EARLY: tl.constexpr):
+def pdl_wait(PDL: tl.constexpr):
     """Wait for the preceding kernel; before that, its results must not be read and no memory written.
 
     Only data that no kernel writes (weights) may be read earlier.
     """
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_wait()
 
 
 @triton.jit
-def pdl_launch_next(EARLY: tl.constexpr):
+def pdl_launch_next(PDL: tl.constexpr):
     """Let the next kernel start. Call it when little work is left, because the next kernel takes resources."""
-    if EARLY:
+    if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
@@ -123,4 +123,4 @@ def cdiv(size: int, piece: int) -> int:
 
 
 def _early(architecture: int) -> dict[str, bool]:
-    return {"EARLY": True, "launch_pdl": True} if architecture >= 90 else {"EARLY": False}
+    return {"PDL": True, "launch_pdl": True} if architecture >= 90 else {"PDL": False}

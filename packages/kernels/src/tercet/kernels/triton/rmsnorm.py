@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
+from tercet.kernels.triton.launch import cdiv, pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 
 _ELEMENTS = 4096
@@ -26,7 +26,7 @@ def rmsnorm_kernel(
     SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Normalize some rows; row i of x begins at i // inner * stride_outer + i % inner * stride_inner.
 
@@ -38,14 +38,14 @@ def rmsnorm_kernel(
     x_at = x_ptr + (row // inner * stride_outer + row % inner * stride_inner)[:, None] + column[None, :]
     at = row[:, None] * SIZE + column[None, :]
     weight = tl.load(weight_ptr + column, mask=column < SIZE, other=0.0).to(tl.float32)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     x = tl.load(x_at, mask=there, other=0.0)
     wide = x.to(tl.float32)
     if residual_ptr is not None:
         total = (wide + tl.load(residual_ptr + at, mask=there, other=0.0).to(tl.float32)).to(x.dtype)
         tl.store(total_ptr + at, total, mask=there)
         wide = total.to(tl.float32)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     normed = wide * tl.rsqrt(tl.sum(wide * wide, 1) / SIZE + eps)[:, None]
     out = rounded_for(normed, x.dtype, weight_ptr) * weight[None, :]
     tl.store(out_ptr + at, out.to(x.dtype), mask=there)
@@ -102,5 +102,5 @@ def _launch(
         ROWS=together,
         BLOCK=block,
         num_warps=8 if block >= 4096 else 4,
-        **early_start(x.device),
+        **pdl_options(x.device),
     )

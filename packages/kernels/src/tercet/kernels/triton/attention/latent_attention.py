@@ -11,12 +11,12 @@ import triton.language as tl
 
 from tercet.kernels.triton.attention.paged_attention import (
     LOG2_E,
-    NOTHING,
-    leave_empty,
+    NEG_INF,
+    assigned_split,
+    initial_softmax,
+    mark_empty_split,
     merge_if_last,
-    nothing_seen,
-    split_places,
-    taken,
+    split_offsets,
 )
 from tercet.kernels.triton.launch import pdl_launch_next, pdl_wait
 from tercet.kernels.triton.linear.fp8 import widened
@@ -25,7 +25,7 @@ from tercet.kernels.triton.linear.fp8 import widened
 @triton.jit
 def _stream(
     q,  # [M, R]
-    turned,  # [M, P]: the rotated part of the queries
+    q_pe,  # [M, P]: the rotated part of the queries
     acc,  # float32 [M, R]
     top,  # float32 [M]: the largest score so far, in base 2
     total,  # float32 [M]
@@ -42,7 +42,7 @@ def _stream(
     BLOCK_N: tl.constexpr,
 ):
     """Accumulate vectors [first, last) of one row in the running softmax; without MASKED all queries see all."""
-    dim, end = tl.arange(0, q.shape[1]), tl.arange(0, turned.shape[1])
+    dim, end = tl.arange(0, q.shape[1]), tl.arange(0, q_pe.shape[1])
     for start in tl.range(first, last, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         there = key < last
@@ -52,13 +52,13 @@ def _stream(
         rest = tl.load(at[None, :] + RANK + end[:, None], mask=there[None, :] & (end < ROPE)[:, None], other=0.0)
         latent = widened(latent, q.dtype)
         scores = tl.dot(q, tl.trans(latent), input_precision="tf32x3")
-        scores = tl.dot(turned, widened(rest, q.dtype), scores, input_precision="tf32x3") * (scale * LOG2_E)
+        scores = tl.dot(q_pe, widened(rest, q.dtype), scores, input_precision="tf32x3") * (scale * LOG2_E)
         seen = there[None, :]
         if MASKED:
             seen = seen & (key[None, :] <= position[:, None])
-        scores = tl.where(seen, scores, NOTHING)
+        scores = tl.where(seen, scores, NEG_INF)
         higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == NOTHING, 0.0, higher)  # a query may have seen no key yet
+        base = tl.where(higher == NEG_INF, 0.0, higher)  # a query may have seen no key yet
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
         acc = tl.dot(weights.to(q.dtype), latent, acc * shrink[:, None], input_precision="tf32x3")
@@ -72,8 +72,8 @@ def _queries(at, there, RANK: tl.constexpr, ROPE: tl.constexpr, BLOCK_R: tl.cons
     """Load the two parts of queries that begin at `at` [M]; masked ones are zero."""
     dim, end = tl.arange(0, BLOCK_R), tl.arange(0, BLOCK_P)
     q = tl.load(at[:, None] + dim[None, :], mask=there[:, None] & (dim < RANK)[None, :], other=0.0)
-    turned = tl.load(at[:, None] + RANK + end[None, :], mask=there[:, None] & (end < ROPE)[None, :], other=0.0)
-    return q, turned
+    q_pe = tl.load(at[:, None] + RANK + end[None, :], mask=there[:, None] & (end < ROPE)[None, :], other=0.0)
+    return q, q_pe
 
 
 @triton.jit(
@@ -86,8 +86,8 @@ def latent_decode_kernel(
     out_ptr,  # [rows, heads, RANK], or float32 [rows, heads, splits, RANK] with several splits
     lse_ptr,  # float32 [rows, heads, splits]
     merged_ptr,  # like `out_ptr` of one split: results, if the last split of a row to finish merges all
-    ended_ptr,  # int32 [rows, blocks of heads]: number of finished splits; the rest is as in `decode_kernel`
-    listed_ptr,
+    finished_ptr,  # int32 [rows, blocks of heads]: number of finished splits; the rest is as in `decode_kernel`
+    split_list_ptr,
     pages_ptr,
     kv_lens_ptr,
     stride_row,
@@ -100,49 +100,51 @@ def latent_decode_kernel(
     RANK: tl.constexpr,
     ROPE: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
-    SEVERAL: tl.constexpr,
+    MULTIPLE_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_P: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute one split of one row and block of GROUP heads.
 
-    SEVERAL splits of a row are merged by the last of them, or by a later kernel.
+    MULTIPLE_SPLITS splits of a row are merged by the last of them, or by a later kernel.
     """
     block, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    pdl_wait(EARLY)
-    row, split, used, share, kv_len = taken(listed_ptr, kv_lens_ptr, row, split, 0, splits, BLOCK_N)
+    pdl_wait(PDL)
+    row, split, used, share, kv_len = assigned_split(split_list_ptr, kv_lens_ptr, row, split, 0, splits, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = block * GROUP + index
-    mine = (index < GROUP) & (head < HEADS)
+    head_mask = (index < GROUP) & (head < HEADS)
     row_head = row * HEADS + head
     if split >= used:
-        leave_empty(lse_ptr, ended_ptr, row_head, splits, split, mine)
+        mark_empty_split(lse_ptr, finished_ptr, row_head, splits, split, head_mask)
         return
-    q, turned = _queries(q_ptr + row * stride_row + head * stride_head, mine, RANK, ROPE, BLOCK_R, BLOCK_P)
-    acc, top, total = nothing_seen(BLOCK_M, BLOCK_R)
+    q, q_pe = _queries(q_ptr + row * stride_row + head * stride_head, head_mask, RANK, ROPE, BLOCK_R, BLOCK_P)
+    acc, top, total = initial_softmax(BLOCK_M, BLOCK_R)
     acc, top, total = _stream(
-        q, turned, acc, top, total, index, cache_ptr, pages_ptr + row * stride_pages, split * share,
+        q, q_pe, acc, top, total, index, cache_ptr, pages_ptr + row * stride_pages, split * share,
         tl.minimum(split * share + share, kv_len), scale, RANK, ROPE, PAGE_SIZE, False, BLOCK_N,
     )  # fmt: skip
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     dim = tl.arange(0, BLOCK_R)
-    kept = mine[:, None] & (dim < RANK)[None, :]
+    kept = head_mask[:, None] & (dim < RANK)[None, :]
     out = acc / total[:, None]
-    alone = used == 1 if ended_ptr is not None else not SEVERAL
-    if alone:
+    is_only_split = used == 1 if finished_ptr is not None else not MULTIPLE_SPLITS
+    if is_only_split:
         tl.store(merged_ptr + row_head[:, None] * RANK + dim[None, :], out.to(merged_ptr.dtype.element_ty), mask=kept)
     else:
-        places, apart = split_places(listed_ptr, head, row_head, HEADS, splits, split)
-        place = places + split * apart
-        tl.store(lse_ptr + place, top + tl.log2(total), mask=mine)
+        offsets, distance = split_offsets(split_list_ptr, head, row_head, HEADS, splits, split)
+        place = offsets + split * distance
+        tl.store(lse_ptr + place, top + tl.log2(total), mask=head_mask)
         tl.store(out_ptr + place[:, None] * RANK + dim[None, :], out, mask=kept)
-        if ended_ptr is not None:
-            nothing = tl.full([BLOCK_M], NOTHING, tl.float32)
-            ended_at = ended_ptr + row * tl.num_programs(0) + block
-            merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, places, apart, used, nothing, kept, RANK)
+        if finished_ptr is not None:
+            nothing = tl.full([BLOCK_M], NEG_INF, tl.float32)
+            finished_at = finished_ptr + row * tl.num_programs(0) + block
+            merge_if_last(
+                finished_at, out_ptr, lse_ptr, merged_ptr, row_head, offsets, distance, used, nothing, kept, RANK
+            )
 
 
 @triton.jit(
@@ -170,11 +172,11 @@ def latent_extend_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_P: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute BLOCK_M // GROUP new tokens of one row, with a block of GROUP heads."""
     QUERIES: tl.constexpr = BLOCK_M // GROUP
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     tile_at = tiles_ptr + tl.program_id(0) * 2
     row, offset = tl.load(tile_at), tl.load(tile_at + 1)
     start = tl.load(query_start_ptr + row)
@@ -183,25 +185,25 @@ def latent_extend_kernel(
     index = tl.arange(0, BLOCK_M)
     query = offset + index // GROUP
     head = tl.program_id(1) * GROUP + index % GROUP
-    mine = (index < QUERIES * GROUP) & (query < count) & (head < HEADS)
+    head_mask = (index < QUERIES * GROUP) & (query < count) & (head < HEADS)
     token = (start + query).to(tl.int64)
-    q, turned = _queries(q_ptr + token * stride_row + head * stride_head, mine, RANK, ROPE, BLOCK_R, BLOCK_P)
+    q, q_pe = _queries(q_ptr + token * stride_row + head * stride_head, head_mask, RANK, ROPE, BLOCK_R, BLOCK_P)
     earliest = kv_len - count + offset
     last = tl.minimum(earliest + QUERIES, kv_len)
     plain = (earliest + 1) // BLOCK_N * BLOCK_N  # from here on, not every query sees every vector
-    acc, top, total = nothing_seen(BLOCK_M, BLOCK_R)
+    acc, top, total = initial_softmax(BLOCK_M, BLOCK_R)
     pages_at = pages_ptr + row.to(tl.int64) * stride_pages
     position = kv_len - count + query
     acc, top, total = _stream(
-        q, turned, acc, top, total, position, cache_ptr, pages_at, 0, plain, scale,
+        q, q_pe, acc, top, total, position, cache_ptr, pages_at, 0, plain, scale,
         RANK, ROPE, PAGE_SIZE, False, BLOCK_N,
     )  # fmt: skip
     acc, top, total = _stream(
-        q, turned, acc, top, total, position, cache_ptr, pages_at, plain, last, scale,
+        q, q_pe, acc, top, total, position, cache_ptr, pages_at, plain, last, scale,
         RANK, ROPE, PAGE_SIZE, True, BLOCK_N,
     )  # fmt: skip
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     dim = tl.arange(0, BLOCK_R)
     out = (acc / tl.where(total == 0, 1.0, total)[:, None]).to(out_ptr.dtype.element_ty)
     place = (token * HEADS + head)[:, None] * RANK + dim[None, :]
-    tl.store(out_ptr + place, out, mask=mine[:, None] & (dim < RANK)[None, :])
+    tl.store(out_ptr + place, out, mask=head_mask[:, None] & (dim < RANK)[None, :])

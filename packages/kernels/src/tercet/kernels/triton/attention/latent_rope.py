@@ -9,7 +9,7 @@ import triton.language as tl
 
 from tercet.kernels.ops.projection import Norm
 from tercet.kernels.triton.attention.rope import for_each, halves, rotated
-from tercet.kernels.triton.launch import early_start, pdl_launch_next, pdl_wait, power_of_two
+from tercet.kernels.triton.launch import pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.rmsnorm import rounded_for
 
@@ -21,7 +21,7 @@ _ELEMENTS = 4096
 def latent_rope_kernel(
     new_ptr,  # [tokens, RANK + 2 * HALF] with stride `stride_new`: latents, and unrotated rope parts of keys
     weight_ptr,  # [RANK], weight of the norm of latents
-    turned_ptr,  # [tokens, HEADS, 2 * HALF] strides `stride_token`, `stride_head`: unrotated rope parts of queries
+    q_pe_ptr,  # [tokens, HEADS, 2 * HALF] strides `stride_token`, `stride_head`: unrotated rope parts of queries
     q_ptr,  # [tokens, HEADS, RANK + 2 * HALF]: the end of each query is written
     cache_ptr,  # [slots, RANK + 2 * HALF]
     positions_ptr,
@@ -37,7 +37,7 @@ def latent_rope_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Process one token with all of its heads."""
     WIDTH: tl.constexpr = RANK + 2 * HALF
@@ -46,14 +46,14 @@ def latent_rope_kernel(
     in_rank, in_half = dim < RANK, column < HALF
     heads_there = (head < HEADS) & in_half
     weight = tl.load(weight_ptr + dim, mask=in_rank, other=0.0).to(tl.float32)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     position = tl.load(positions_ptr + token).to(tl.int64)
     place = cache_ptr + tl.load(slots_ptr + token).to(tl.int64) * WIDTH
     new_at = new_ptr + token * stride_new
     latent = tl.load(new_at + dim, mask=in_rank, other=0.0)
     key_low, key_high = halves(new_at + RANK + column, in_half, HALF)
-    q_low, q_high = halves(turned_ptr + token * stride_token + head * stride_head + column, heads_there, HALF)
-    pdl_launch_next(EARLY)
+    q_low, q_high = halves(q_pe_ptr + token * stride_token + head * stride_head + column, heads_there, HALF)
+    pdl_launch_next(PDL)
     wide = latent.to(tl.float32)
     normed = rounded_for(wide * tl.rsqrt(tl.sum(wide * wide, 0) / RANK + eps), latent.dtype, weight_ptr) * weight
     tl.store(place + dim, normed.to(latent.dtype).to(cache_ptr.dtype.element_ty), mask=in_rank)
@@ -71,7 +71,7 @@ def latent_rope_kernel(
 
 def latent_rope_store(
     q: torch.Tensor,
-    turned: torch.Tensor,
+    q_pe: torch.Tensor,
     new: torch.Tensor,
     norm: Norm,
     positions: torch.Tensor,
@@ -81,15 +81,15 @@ def latent_rope_store(
 ) -> None:
     """Write rotated parts of queries into q, and normalized latents and rotated keys into the cache.
 
-    q [tokens, heads, rank + rope] and the cache [pages, page_size, 1, rank + rope] are contiguous; `turned` is [tokens,
+    q [tokens, heads, rank + rope] and the cache [pages, page_size, 1, rank + rope] are contiguous; `q_pe` is [tokens,
     heads, rope], and `new` [tokens, rank + rope], with arbitrary strides except within a row. `table` is from
     `rope_cache`, as wide as rope. Raises ValueError for tensors that do not fit.
     """
-    tokens, heads, rope = turned.shape
+    tokens, heads, rope = q_pe.shape
     width = new.shape[1]
     rank = width - rope
-    if table.shape[1] != rope or turned.stride(2) != 1:
-        raise ValueError(f"heads of {rope} with strides {turned.stride()} and a table of {table.shape[1]}")
+    if table.shape[1] != rope or q_pe.stride(2) != 1:
+        raise ValueError(f"heads of {rope} with strides {q_pe.stride()} and a table of {table.shape[1]}")
     if q.shape != (tokens, heads, width) or cache.shape[2:] != (1, width) or new.stride(1) != 1:
         raise ValueError(f"queries {list(q.shape)} and a cache {list(cache.shape)} for what is new, {list(new.shape)}")
     if not q.is_contiguous() or not cache.is_contiguous():
@@ -97,8 +97,8 @@ def latent_rope_store(
     launch(
         latent_rope_kernel,
         (tokens,),
-        (new, norm.weight, turned, q, cache, positions, slot_mapping, table),
-        (new.stride(0), turned.stride(0), turned.stride(1), norm.eps),
+        (new, norm.weight, q_pe, q, cache, positions, slot_mapping, table),
+        (new.stride(0), q_pe.stride(0), q_pe.stride(1), norm.eps),
         HEADS=heads,
         RANK=rank,
         HALF=rope // 2,
@@ -106,5 +106,5 @@ def latent_rope_store(
         BLOCK_R=power_of_two(rank),
         BLOCK=power_of_two(rope // 2),
         num_warps=4 if heads * rope <= _ELEMENTS else 8,
-        **early_start(q.device),
+        **pdl_options(q.device),
     )

@@ -24,7 +24,7 @@ from tercet.kernels.triton.launch import pdl_launch_next, pdl_wait
 from tercet.kernels.triton.linear.fp8 import widened
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-NOTHING = tl.constexpr(float("-inf"))
+NEG_INF = tl.constexpr(float("-inf"))
 
 
 @triton.jit
@@ -67,9 +67,9 @@ def _stream(
             seen = seen & (key[None, :] <= position[:, None])
             if WINDOW > 0:
                 seen = seen & (key[None, :] > position[:, None] - WINDOW)
-        scores = tl.where(seen, scores, NOTHING)
+        scores = tl.where(seen, scores, NEG_INF)
         higher = tl.maximum(top, tl.max(scores, 1))
-        base = tl.where(higher == NOTHING, 0.0, higher)  # a query may have seen no key yet
+        base = tl.where(higher == NEG_INF, 0.0, higher)  # a query may have seen no key yet
         weights = tl.exp2(scores - base[:, None])
         shrink = tl.exp2(top - base)
         v = tl.load(v_ptr + at[:, None] + dim[None, :], mask=there[:, None] & in_head[None, :], other=0.0)
@@ -81,17 +81,17 @@ def _stream(
 
 
 @triton.jit
-def nothing_seen(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+def initial_softmax(BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     """Return the initial state of the running softmax: (sum of values, largest score, sum of weights)."""
     acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    return acc, tl.full([BLOCK_M], NOTHING, tl.float32), tl.zeros([BLOCK_M], tl.float32)
+    return acc, tl.full([BLOCK_M], NEG_INF, tl.float32), tl.zeros([BLOCK_M], tl.float32)
 
 
 @triton.jit
 def _with_sink(acc, top, total, sink):
     """Normalize the sum `acc`, including a score without a value; `sink` is in base 2, -inf for none."""
     higher = tl.maximum(top, sink)
-    base = tl.where(higher == NOTHING, 0.0, higher)
+    base = tl.where(higher == NEG_INF, 0.0, higher)
     shrink = tl.exp2(top - base)
     total = total * shrink + tl.exp2(sink - base)
     return acc * (shrink / tl.where(total == 0, 1.0, total))[:, None]
@@ -100,7 +100,7 @@ def _with_sink(acc, top, total, sink):
 @triton.jit
 def _sinks(sinks_ptr, head, there):
     """Load the sink of each head in base 2; -inf without sinks."""
-    sink = tl.full(head.shape, NOTHING, tl.float32)
+    sink = tl.full(head.shape, NEG_INF, tl.float32)
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head, mask=there, other=0.0).to(tl.float32) * LOG2_E
     return sink
@@ -117,8 +117,8 @@ def decode_kernel(
     out_ptr,  # [rows, heads, HEAD_DIM], or float32 [rows, heads, splits, HEAD_DIM] with several splits
     lse_ptr,  # float32 [rows, heads, splits]; with a list, both are [splits in the list, heads]
     merged_ptr,  # like `out_ptr` of one split: results, if the last split of a row to finish merges all
-    ended_ptr,  # int32 [rows, KV heads]: number of finished splits, 0 before and after; None if a kernel merges
-    listed_ptr,  # int32 [splits in the list, 4] (`listed`), or None if each row has `splits`
+    finished_ptr,  # int32 [rows, KV heads]: number of finished splits, 0 before and after; None if a kernel merges
+    split_list_ptr,  # int32 [splits in the list, 4] (`split_list`), or None if each row has `splits`
     sinks_ptr,
     pages_ptr,
     kv_lens_ptr,
@@ -131,31 +131,31 @@ def decode_kernel(
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    SEVERAL: tl.constexpr,
+    MULTIPLE_SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute one split of one row and KV head.
 
-    SEVERAL splits of a row are merged by the last of them, or by a later kernel.
+    MULTIPLE_SPLITS splits of a row are merged by the last of them, or by a later kernel.
     """
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    pdl_wait(EARLY)
-    row, split, used, share, kv_len = taken(listed_ptr, kv_lens_ptr, row, split, WINDOW, splits, BLOCK_N)
+    pdl_wait(PDL)
+    row, split, used, share, kv_len = assigned_split(split_list_ptr, kv_lens_ptr, row, split, WINDOW, splits, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = kv_head * GROUP + index
     if split >= used:
-        leave_empty(lse_ptr, ended_ptr, row * tl.num_programs(0) * GROUP + head, splits, split, index < GROUP)
+        mark_empty_split(lse_ptr, finished_ptr, row * tl.num_programs(0) * GROUP + head, splits, split, index < GROUP)
         return
     dim = tl.arange(0, BLOCK_D)
-    mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    q = tl.load(q_ptr + row * stride_row + head[:, None] * HEAD_DIM + dim[None, :], mask=mine, other=0.0)
+    head_mask = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    q = tl.load(q_ptr + row * stride_row + head[:, None] * HEAD_DIM + dim[None, :], mask=head_mask, other=0.0)
     attend_split(
-        q, row, kv_head, split, used, share, kv_len, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, listed_ptr,
-        sinks_ptr, pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL,
-        BLOCK_N, EARLY,
+        q, row, kv_head, split, used, share, kv_len, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, finished_ptr,
+        split_list_ptr, sinks_ptr, pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW,
+        SOFTCAP, MULTIPLE_SPLITS, BLOCK_N, PDL,
     )  # fmt: skip
 
 
@@ -173,8 +173,8 @@ def attend_split(
     out_ptr,
     lse_ptr,
     merged_ptr,
-    ended_ptr,
-    listed_ptr,
+    finished_ptr,
+    split_list_ptr,
     sinks_ptr,
     pages_ptr,  # of this row
     splits,
@@ -184,93 +184,96 @@ def attend_split(
     PAGE_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    SEVERAL: tl.constexpr,
+    MULTIPLE_SPLITS: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute one of `used` splits with `share` keys of one row and KV head, for queries in registers."""
-    first = first_seen(kv_len, WINDOW) + split * share
+    first = first_visible_key(kv_len, WINDOW) + split * share
     last = tl.minimum(first + share, kv_len)
     index, dim = tl.arange(0, q.shape[0]), tl.arange(0, q.shape[1])
     head = kv_head * GROUP + index
-    mine = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
-    acc, top, total = nothing_seen(q.shape[0], q.shape[1])
+    head_mask = (index < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    acc, top, total = initial_softmax(q.shape[0], q.shape[1])
     k_at, v_at = k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM
     acc, top, total = _stream(
         q, acc, top, total, index, k_at, v_at, pages_ptr, tl.num_programs(0), first, last, scale,
         HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, False, BLOCK_N,
     )  # fmt: skip
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     row_head = row * tl.num_programs(0) * GROUP + head
     merged_at = merged_ptr + row_head[:, None] * HEAD_DIM + dim[None, :]
-    alone = used == 1 if ended_ptr is not None else not SEVERAL
-    if alone:
+    is_only_split = used == 1 if finished_ptr is not None else not MULTIPLE_SPLITS
+    if is_only_split:
         out = _with_sink(acc, top, total, _sinks(sinks_ptr, head, index < GROUP))
-        tl.store(merged_at, out.to(merged_ptr.dtype.element_ty), mask=mine)
+        tl.store(merged_at, out.to(merged_ptr.dtype.element_ty), mask=head_mask)
     else:
-        places, apart = split_places(listed_ptr, head, row_head, tl.num_programs(0) * GROUP, splits, split)
-        place = places + split * apart
+        offsets, distance = split_offsets(split_list_ptr, head, row_head, tl.num_programs(0) * GROUP, splits, split)
+        place = offsets + split * distance
         tl.store(lse_ptr + place, top + tl.log2(total), mask=index < GROUP)
-        tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc / total[:, None], mask=mine)
-        if ended_ptr is not None:
-            ended_at = ended_ptr + row * tl.num_programs(0) + kv_head
+        tl.store(out_ptr + place[:, None] * HEAD_DIM + dim[None, :], acc / total[:, None], mask=head_mask)
+        if finished_ptr is not None:
+            finished_at = finished_ptr + row * tl.num_programs(0) + kv_head
             sink = _sinks(sinks_ptr, head, index < GROUP)
-            merge_if_last(ended_at, out_ptr, lse_ptr, merged_ptr, row_head, places, apart, used, sink, mine, HEAD_DIM)
+            merge_if_last(
+                finished_at, out_ptr, lse_ptr, merged_ptr, row_head, offsets, distance, used, sink, head_mask, HEAD_DIM
+            )
 
 
 @triton.jit
-def leave_empty(lse_ptr, ended_ptr, row_head, splits, split, there):
+def mark_empty_split(lse_ptr, finished_ptr, row_head, splits, split, there):
     """Mark a split without keys as empty, for a merge kernel, which reads all splits."""
-    if ended_ptr is None:
-        tl.store(lse_ptr + row_head * splits + split, tl.full(row_head.shape, NOTHING, tl.float32), mask=there)
+    if finished_ptr is None:
+        tl.store(lse_ptr + row_head * splits + split, tl.full(row_head.shape, NEG_INF, tl.float32), mask=there)
 
 
 @triton.jit
 def merge_if_last(
-    ended_at, parts_ptr, lse_ptr, merged_ptr, row_head, places, apart, used, sink, mine, HEAD_DIM: tl.constexpr
+    finished_at, parts_ptr, lse_ptr, merged_ptr, row_head, offsets, distance, used, sink, head_mask,
+    HEAD_DIM: tl.constexpr,
 ):  # fmt: skip
     """Count a split of some heads as finished; the last of `used` merges all and resets the counter."""
     tl.debug_barrier()  # the counting thread must publish the stores of all threads of this program
-    if tl.atomic_add(ended_at, 1, sem="acq_rel") == used - 1:
-        tl.store(ended_at, 0)
-        out = _merged(parts_ptr, lse_ptr, places, apart, used, sink, mine, HEAD_DIM)
-        out_at = merged_ptr + row_head[:, None] * HEAD_DIM + tl.arange(0, mine.shape[1])[None, :]
-        tl.store(out_at, out.to(merged_ptr.dtype.element_ty), mask=mine)
+    if tl.atomic_add(finished_at, 1, sem="acq_rel") == used - 1:
+        tl.store(finished_at, 0)
+        out = _merged(parts_ptr, lse_ptr, offsets, distance, used, sink, head_mask, HEAD_DIM)
+        out_at = merged_ptr + row_head[:, None] * HEAD_DIM + tl.arange(0, head_mask.shape[1])[None, :]
+        tl.store(out_at, out.to(merged_ptr.dtype.element_ty), mask=head_mask)
 
 
 @triton.jit
-def _merged(parts_ptr, lse_ptr, places, apart, used, sink, mine, HEAD_DIM: tl.constexpr):
+def _merged(parts_ptr, lse_ptr, offsets, distance, used, sink, head_mask, HEAD_DIM: tl.constexpr):
     """Merge the splits of some heads [M], written by other programs, by their softmax weights: [M, D]."""
-    dim = tl.arange(0, mine.shape[1])
-    there = tl.max(mine.to(tl.int32), 1) > 0
+    dim = tl.arange(0, head_mask.shape[1])
+    there = tl.max(head_mask.to(tl.int32), 1) > 0
     highest = sink
     for split in tl.range(used):
-        lse = tl.load(lse_ptr + places + split * apart, mask=there, other=NOTHING, cache_modifier=".cg")
+        lse = tl.load(lse_ptr + offsets + split * distance, mask=there, other=NEG_INF, cache_modifier=".cg")
         highest = tl.maximum(highest, lse)
-    highest = tl.where(highest == NOTHING, 0.0, highest)  # of rows of the tile that are no heads
+    highest = tl.where(highest == NEG_INF, 0.0, highest)  # of rows of the tile that are no heads
     total = tl.exp2(sink - highest)
-    out = tl.zeros(mine.shape, tl.float32)
+    out = tl.zeros(head_mask.shape, tl.float32)
     for split in tl.range(used):
-        place = places + split * apart
-        weight = tl.exp2(tl.load(lse_ptr + place, mask=there, other=NOTHING, cache_modifier=".cg") - highest)
+        place = offsets + split * distance
+        weight = tl.exp2(tl.load(lse_ptr + place, mask=there, other=NEG_INF, cache_modifier=".cg") - highest)
         at = parts_ptr + place[:, None] * HEAD_DIM + dim[None, :]
-        out += weight[:, None] * tl.load(at, mask=mine, other=0.0, cache_modifier=".cg")
+        out += weight[:, None] * tl.load(at, mask=head_mask, other=0.0, cache_modifier=".cg")
         total += weight
     return out / tl.where(total == 0, 1.0, total)[:, None]
 
 
 @triton.jit
-def listed(listed_ptr):
+def split_list(split_list_ptr):
     """Return (row, split, splits of the row, keys of a split) of this program; 0 splits mean no work."""
-    at = listed_ptr + tl.program_id(2) * 4
+    at = split_list_ptr + tl.program_id(2) * 4
     return tl.load(at).to(tl.int64), tl.load(at + 1), tl.load(at + 2), tl.load(at + 3)
 
 
 @triton.jit
-def taken(listed_ptr, kv_lens_ptr, row, split, WINDOW: tl.constexpr, splits, BLOCK_N: tl.constexpr):
+def assigned_split(split_list_ptr, kv_lens_ptr, row, split, WINDOW: tl.constexpr, splits, BLOCK_N: tl.constexpr):
     """Return (row, split, splits in use, keys of a split, keys of the row), from the list if there is one."""
-    if listed_ptr is not None:
-        row, split, used, share = listed(listed_ptr)
+    if split_list_ptr is not None:
+        row, split, used, share = split_list(split_list_ptr)
         kv_len = tl.load(kv_lens_ptr + row)
     else:
         kv_len = tl.load(kv_lens_ptr + row)
@@ -279,7 +282,7 @@ def taken(listed_ptr, kv_lens_ptr, row, split, WINDOW: tl.constexpr, splits, BLO
 
 
 @triton.jit
-def first_seen(kv_len, WINDOW: tl.constexpr):
+def first_visible_key(kv_len, WINDOW: tl.constexpr):
     """Return the first key that a row's last token sees."""
     first = 0
     if WINDOW > 0:
@@ -290,18 +293,18 @@ def first_seen(kv_len, WINDOW: tl.constexpr):
 @triton.jit
 def even_splits(kv_len, WINDOW: tl.constexpr, splits, BLOCK_N: tl.constexpr):
     """Return (splits in use, keys of each but the last) of a row: `splits` parts, as even as blocks allow."""
-    seen = kv_len - first_seen(kv_len, WINDOW)
+    seen = kv_len - first_visible_key(kv_len, WINDOW)
     share = tl.cdiv(tl.cdiv(seen, splits), BLOCK_N) * BLOCK_N
     return tl.cdiv(seen, share), share
 
 
 @triton.jit
-def split_places(listed_ptr, head, row_head, heads, splits, split):
+def split_offsets(split_list_ptr, head, row_head, heads, splits, split):
     """Return (index of the first split of each head, distance to the next split)."""
-    places, apart = row_head * splits, 1
-    if listed_ptr is not None:
-        places, apart = (tl.program_id(2).to(tl.int64) - split) * heads + head, heads
-    return places, apart
+    offsets, distance = row_head * splits, 1
+    if split_list_ptr is not None:
+        offsets, distance = (tl.program_id(2).to(tl.int64) - split) * heads + head, heads
+    return offsets, distance
 
 
 @triton.jit
@@ -314,15 +317,15 @@ def merge_kernel(
     HEAD_DIM: tl.constexpr,
     SPLITS: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Merge the splits of one row and head by their softmax weights."""
     place = tl.program_id(0).to(tl.int64)
     split = tl.arange(0, SPLITS)
     dim = tl.arange(0, BLOCK_D)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     lse = tl.load(lse_ptr + place * SPLITS + split)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     highest = tl.max(lse, 0)
     if sinks_ptr is not None:
         sink = tl.load(sinks_ptr + place % heads).to(tl.float32) * LOG2_E
@@ -332,7 +335,7 @@ def merge_kernel(
     if sinks_ptr is not None:
         total += tl.exp2(sink - highest)
     at = parts_ptr + (place * SPLITS + split)[:, None] * HEAD_DIM + dim[None, :]
-    parts = tl.load(at, mask=(lse != NOTHING)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
+    parts = tl.load(at, mask=(lse != NEG_INF)[:, None] & (dim < HEAD_DIM)[None, :], other=0.0)
     out = tl.sum(parts * weights[:, None], 0) / total
     tl.store(out_ptr + place * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty), mask=dim < HEAD_DIM)
 
@@ -362,11 +365,11 @@ def extend_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute BLOCK_M // GROUP new tokens of one row, with all query heads of one KV head."""
     QUERIES: tl.constexpr = BLOCK_M // GROUP
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     tile_at = tiles_ptr + tl.program_id(0) * 2
     row, offset = tl.load(tile_at), tl.load(tile_at + 1)
     kv_heads, kv_head = tl.num_programs(1), tl.program_id(1)
@@ -376,16 +379,16 @@ def extend_kernel(
     index, dim = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_D)
     query = offset + index // GROUP
     head = kv_head * GROUP + index % GROUP
-    mine = ((index < QUERIES * GROUP) & (query < count))[:, None] & (dim < HEAD_DIM)[None, :]
+    head_mask = ((index < QUERIES * GROUP) & (query < count))[:, None] & (dim < HEAD_DIM)[None, :]
     token = (start + query).to(tl.int64)
     q_at = q_ptr + token[:, None] * stride_row + head[:, None] * HEAD_DIM + dim[None, :]
-    q = tl.load(q_at, mask=mine, other=0.0)
+    q = tl.load(q_at, mask=head_mask, other=0.0)
     position = kv_len - count + query
     earliest = kv_len - count + offset
     first = tl.maximum(earliest - WINDOW + 1, 0) if WINDOW > 0 else 0
     last = tl.minimum(earliest + QUERIES, kv_len)
     plain = first if WINDOW > 0 else (earliest + 1) // BLOCK_N * BLOCK_N  # from here on, not every query sees every key
-    acc, top, total = nothing_seen(BLOCK_M, BLOCK_D)
+    acc, top, total = initial_softmax(BLOCK_M, BLOCK_D)
     k_at, v_at = k_ptr + kv_head * HEAD_DIM, v_ptr + kv_head * HEAD_DIM
     pages_at = pages_ptr + row.to(tl.int64) * stride_pages
     if WINDOW == 0:
@@ -397,7 +400,7 @@ def extend_kernel(
         q, acc, top, total, position, k_at, v_at, pages_at, kv_heads, plain, last, scale,
         HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, True, BLOCK_N,
     )  # fmt: skip
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     out = _with_sink(acc, top, total, _sinks(sinks_ptr, head, index < QUERIES * GROUP))
     place = (token[:, None] * kv_heads * GROUP + head[:, None]) * HEAD_DIM + dim[None, :]
-    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=mine)
+    tl.store(out_ptr + place, out.to(out_ptr.dtype.element_ty), mask=head_mask)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import Tiling, cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
+from tercet.kernels.triton.launch import Tiling, cdiv, pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.fp8 import as_bits, e4m3_bits
 from tercet.kernels.triton.rmsnorm import rounded_for
@@ -92,7 +92,7 @@ def rope_store_kernel(
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Process some of the HEADS KV heads of one token, and the query heads that share them."""
     token = tl.program_id(0).to(tl.int64)
@@ -104,13 +104,13 @@ def rope_store_kernel(
     kv_there = (kv_index < TAKEN) & (kv_head < HEADS)
     k_there, v_there = kv_there & (column < HALF), kv_there & (whole < 2 * HALF)
     q_at, k_at, v_at = q_head * 2 * HALF + column, kv_head * 2 * HALF + column, kv_head * 2 * HALF + whole
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     position = tl.load(positions_ptr + token).to(tl.int64)
     place = tl.load(slots_ptr + token) * stride_slot
     q_low, q_high = halves(q_ptr + token * stride_q + q_at, q_there, HALF)
     k_low, k_high = halves(k_ptr + token * stride_k + k_at, k_there, HALF)
     v = tl.load(v_ptr + token * stride_v + v_at, mask=v_there, other=0.0)
-    pdl_launch_next(EARLY)  # also keeps loads that depend on the position after those that do not
+    pdl_launch_next(PDL)  # also keeps loads that depend on the position after those that do not
     table_at = table_ptr + position * 2 * HALF
     k_cos, k_sin = for_each(table_at, BLOCK_KV, HALF, BLOCK)
     q_cos, q_sin = for_each(table_at, BLOCK_Q, HALF, BLOCK)
@@ -166,7 +166,7 @@ def rope_store(
         BLOCK_KV=power_of_two(taken),
         BLOCK=power_of_two(head_dim // 2),
         num_warps=tiling.warps,
-        **early_start(q.device),
+        **pdl_options(q.device),
     )
     return out
 

@@ -8,7 +8,7 @@ key, so that these loads do not wait for the row's length and overlap with it.
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.attention.paged_attention import attend_split, even_splits, leave_empty, listed
+from tercet.kernels.triton.attention.paged_attention import attend_split, even_splits, mark_empty_split, split_list
 from tercet.kernels.triton.attention.rope import as_cached, for_each, halves, rotated
 from tercet.kernels.triton.launch import pdl_wait
 from tercet.kernels.triton.rmsnorm import rounded_for
@@ -27,8 +27,8 @@ def rope_decode_kernel(
     out_ptr,
     lse_ptr,
     merged_ptr,
-    ended_ptr,
-    listed_ptr,
+    finished_ptr,
+    split_list_ptr,
     sinks_ptr,
     pages_ptr,
     kv_lens_ptr,
@@ -47,14 +47,14 @@ def rope_decode_kernel(
     v_inverse,
     scale,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, PAGE_SIZE: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
-    SEVERAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_HALF: tl.constexpr, EARLY: tl.constexpr,
+    MULTIPLE_SPLITS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_HALF: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute one split of one row and KV head, as `decode_kernel`; the split of the row's last key stores it first."""
     kv_head, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    pdl_wait(EARLY)
-    if listed_ptr is not None:
-        row, split, used, share = listed(listed_ptr)
+    pdl_wait(PDL)
+    if split_list_ptr is not None:
+        row, split, used, share = split_list(split_list_ptr)
         if used == 0:
             return
     kv_len, slot = tl.load(kv_lens_ptr + row), tl.load(slots_ptr + row)
@@ -64,19 +64,19 @@ def rope_decode_kernel(
     value = tl.load(new_v_ptr + row * stride_v + kv_head * HEAD_DIM + dim, mask=dim < HEAD_DIM, other=0.0)
     q_at = q_ptr + row * stride_q + kv_head * (GROUP * HEAD_DIM)
     q = _queries(q_at, table_at, q_weight_ptr, eps, GROUP, HEAD_DIM, BLOCK_M, BLOCK_D)
-    if listed_ptr is None:
+    if split_list_ptr is None:
         used, share = even_splits(kv_len, WINDOW, splits, BLOCK_N)
     if split >= used:
         index, first_head = tl.arange(0, BLOCK_M), (row * tl.num_programs(0) + kv_head) * GROUP
-        leave_empty(lse_ptr, ended_ptr, first_head + index, splits, split, index < GROUP)
+        mark_empty_split(lse_ptr, finished_ptr, first_head + index, splits, split, index < GROUP)
         return
     place = (slot * tl.num_programs(0) + kv_head) * HEAD_DIM
     _store(low, high, value, k_ptr + place, v_ptr + place, k_inverse, v_inverse, split == used - 1, HEAD_DIM)
     tl.debug_barrier()  # makes the stores of other threads of this program visible to the following loads
     attend_split(
-        q, row, kv_head, split, used, share, kv_len, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, ended_ptr, listed_ptr,
-        sinks_ptr, pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW, SOFTCAP, SEVERAL,
-        BLOCK_N, EARLY,
+        q, row, kv_head, split, used, share, kv_len, k_ptr, v_ptr, out_ptr, lse_ptr, merged_ptr, finished_ptr,
+        split_list_ptr, sinks_ptr, pages_ptr + row * stride_pages, splits, scale, GROUP, HEAD_DIM, PAGE_SIZE, WINDOW,
+        SOFTCAP, MULTIPLE_SPLITS, BLOCK_N, PDL,
     )  # fmt: skip
 
 

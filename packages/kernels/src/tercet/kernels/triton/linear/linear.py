@@ -12,7 +12,7 @@ import triton.language as tl
 
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm
-from tercet.kernels.triton.launch import early_start, pdl_launch_next, pdl_wait
+from tercet.kernels.triton.launch import pdl_launch_next, pdl_options, pdl_wait
 from tercet.kernels.triton.linear.gemv import SHORTEST, piece_of, read_input, rows_of, store_outputs
 
 
@@ -28,7 +28,7 @@ _PIECES = {(6144, 4096): Piece(rows=8), (4096, 4096): Piece(rows=2), (4096, 1433
 
 
 @triton.jit
-def row_linear_kernel(
+def gemv_kernel(
     x_ptr,  # [SIZE]
     norm_ptr,  # [SIZE], the weight of a norm of x
     weight_ptr,  # [outputs, SIZE], or [2 * outputs, SIZE] with a GATE, gates first
@@ -41,14 +41,14 @@ def row_linear_kernel(
     GATE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute the outputs of ROWS rows of the weight."""
     row, there = rows_of(outputs, ROWS, GATE)
     column = tl.arange(0, BLOCK)
     at = weight_ptr + row.to(tl.int64)[:, None] * SIZE + column[None, :]
     weight = tl.load(at, mask=there[:, None], other=0.0)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     x, squares = read_input(x_ptr, norm_ptr, column)
     sums = weight.to(tl.float32) * x[None, :]
     for first in tl.range(BLOCK, SIZE, BLOCK):
@@ -56,22 +56,22 @@ def row_linear_kernel(
         x, more = read_input(x_ptr, norm_ptr, first + column)
         sums += weight.to(tl.float32) * x[None, :]
         squares += more
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     out = tl.sum(sums, 1)
     if norm_ptr is not None:
         out *= tl.rsqrt(tl.sum(squares, 0) / SIZE + eps)
     store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATE)
 
 
-def is_row(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Return whether `row_linear` supports this: one row of 16-bit numbers, of a size of whole, long enough pieces."""
+def supports_gemv(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Return whether `gemv` supports this: one row of 16-bit numbers, of a size of whole, long enough pieces."""
     if x.ndim != 2 or x.shape[0] != 1:
         return False
     plain = x.is_contiguous() and weight.is_contiguous() and x.dtype == weight.dtype
     return plain and x.element_size() == 2 and piece_of(x.shape[1]) >= SHORTEST
 
 
-def row_linear(
+def gemv(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
@@ -86,7 +86,7 @@ def row_linear(
     piece = _PIECES.get((outputs, size), Piece())
     block = min(piece_of(size), piece.columns)
     rows = piece.rows * piece.columns // block * (2 if gate else 1)
-    row_linear_kernel[(triton.cdiv(len(weight), rows),)](
+    gemv_kernel[(triton.cdiv(len(weight), rows),)](
         x,
         norm.weight if norm else None,
         weight,
@@ -100,6 +100,6 @@ def row_linear(
         ROWS=rows,
         BLOCK=block,
         num_warps=4,
-        **early_start(x.device),
+        **pdl_options(x.device),
     )
     return out

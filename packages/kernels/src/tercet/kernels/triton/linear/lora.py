@@ -18,9 +18,9 @@ import triton.language as tl
 from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, LoRAWeights
 from tercet.kernels.triton.launch import (
     cdiv,
-    early_start,
     multiprocessors,
     pdl_launch_next,
+    pdl_options,
     pdl_wait,
     power_of_two,
 )
@@ -80,7 +80,7 @@ def lora_shrink_kernel(
     TOKENS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute BLOCK_R columns of x @ a.T for one segment and one split of the inputs.
 
@@ -97,7 +97,7 @@ def lora_shrink_kernel(
     x_at = x_ptr + token[:, None] * stride_x
     a_at = a_ptr + (place * RANKS + rank)[None, :] * inputs
     a = tl.load(a_at + column[:, None], mask=inside[:, None] & rank_there[None, :], other=0.0)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     x = tl.load(x_at + column[None, :], mask=token_there[:, None] & inside[None, :], other=0.0)
     low = _dot(x, a, tl.zeros([TOKENS, BLOCK_R], tl.float32))
     for begin in tl.range(first + BLOCK_K, last, BLOCK_K):
@@ -106,7 +106,7 @@ def lora_shrink_kernel(
         a = tl.load(a_at + column[:, None], mask=inside[:, None] & rank_there[None, :], other=0.0)
         x = tl.load(x_at + column[None, :], mask=token_there[:, None] & inside[None, :], other=0.0)
         low = _dot(x, a, low)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     row = (run * tl.num_programs(2) + split) * TOKENS + tl.arange(0, TOKENS)
     tl.store(low_ptr + row[:, None] * RANKS + rank[None, :], low, mask=token_there[:, None] & rank_there[None, :])
 
@@ -166,7 +166,7 @@ def lora_expand_kernel(
     TOKENS: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Add low @ b of one segment to BLOCK_N outputs of one projection."""
     RANKS: tl.constexpr = RANK * len(PARTS)
@@ -178,7 +178,7 @@ def lora_expand_kernel(
     rank = tl.arange(0, BLOCK_R)
     b_at = b_ptr + place * RANK * outputs + output[None, :]
     b = tl.load(b_at + rank[:, None] * outputs, mask=(rank < RANK)[:, None] & n_there[None, :], other=0.0)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     there = token_there[:, None] & n_there[None, :]
     out_at = out_ptr + token[:, None] * stride_out + output[None, :]
     before = tl.load(out_at, mask=there, other=0.0).to(tl.float32)
@@ -190,7 +190,7 @@ def lora_expand_kernel(
         b = tl.load(b_at + more[:, None] * outputs, mask=(more < RANK)[:, None] & n_there[None, :], other=0.0)
         low = _low(low_at, more, token_there, splits, RANK, RANKS)
         added = _add_product(low, b, added, out_ptr.dtype.element_ty)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     tl.store(out_at, (before + added).to(out_ptr.dtype.element_ty), mask=there)
 
 
@@ -207,7 +207,7 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoR
     block_k = (_PIECE if few else _PIECE // 2) // max(x.element_size(), weights.a.element_size())
     splits, blocks = _splits(inputs, cdiv(ranks, block_r) * runs, block_k, x.device)
     low = torch.empty(runs, splits, tokens, ranks, dtype=torch.float32, device=x.device)
-    early = early_start(x.device)
+    pdl = pdl_options(x.device)
     launch(
         lora_shrink_kernel,
         (cdiv(ranks, block_r), runs, splits),
@@ -219,7 +219,7 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoR
         BLOCK_K=block_k,
         num_warps=4,
         num_stages=3,
-        **early,
+        **pdl,
     )
     launch(
         lora_expand_kernel,
@@ -232,7 +232,7 @@ def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoR
         BLOCK_R=_ranks_of_a_product(weights.rank),
         BLOCK_N=_OUTPUTS,
         num_warps=4 if few else 8,
-        **early,
+        **pdl,
     )
 
 

@@ -12,8 +12,7 @@ from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm, Weight
 from tercet.kernels.ops.quantized import QuantizedWeight
 from tercet.kernels.triton.activation import act_and_mul
-from tercet.kernels.triton.linear import linear
-from tercet.kernels.triton.linear import quantized_gemv as quantised_row
+from tercet.kernels.triton.linear import linear, quantized_gemv
 from tercet.kernels.triton.linear.quantized import linear_quantized
 from tercet.kernels.triton.rmsnorm import add_rmsnorm, rmsnorm
 
@@ -38,8 +37,8 @@ def project_normed(
     gate: Gate | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `tercet.kernels.ops.projection.project_normed`."""
-    if residual is None and not isinstance(weight, QuantizedWeight) and linear.is_row(x, weight):
-        return linear.row_linear(x, weight, bias, norm=norm, gate=gate), x
+    if residual is None and not isinstance(weight, QuantizedWeight) and linear.supports_gemv(x, weight):
+        return linear.gemv(x, weight, bias, norm=norm, gate=gate), x
     normed, total = (rmsnorm(x, *norm), x) if residual is None else add_rmsnorm(x, residual, *norm)
     return project(normed, weight, bias, gate=gate), total
 
@@ -54,7 +53,11 @@ def project_onto(
 
 
 def _is_row(x: torch.Tensor, weight: Weight) -> bool:
-    return quantised_row.is_row(x, weight) if isinstance(weight, QuantizedWeight) else linear.is_row(x, weight)
+    return (
+        quantized_gemv.supports_gemv(x, weight)
+        if isinstance(weight, QuantizedWeight)
+        else linear.supports_gemv(x, weight)
+    )
 
 
 def _row_linear(
@@ -66,5 +69,5 @@ def _row_linear(
     gate: Gate | None = None,
 ) -> torch.Tensor:
     if isinstance(weight, QuantizedWeight):
-        return quantised_row.row_linear(x, weight, bias, residual=residual, gate=gate)
-    return linear.row_linear(x, weight, bias, residual=residual, gate=gate)
+        return quantized_gemv.gemv(x, weight, bias, residual=residual, gate=gate)
+    return linear.gemv(x, weight, bias, residual=residual, gate=gate)

@@ -15,10 +15,10 @@ from tercet.kernels.ops.quantized import HALF, QuantizedWeight
 from tercet.kernels.triton.launch import (
     Tiling,
     cdiv,
-    early_start,
     multiplies_from_memory,
     multiprocessors,
     pdl_launch_next,
+    pdl_options,
     pdl_wait,
     power_of_two,
     shared_memory,
@@ -34,7 +34,7 @@ from tercet.kernels.triton.linear.dequant_bits import (
 )
 from tercet.kernels.triton.linear.dequantize import TILINGS as UNPACKING
 from tercet.kernels.triton.linear.dequantize import dequantize
-from tercet.kernels.triton.linear.quantized_gemv import is_row, row_linear
+from tercet.kernels.triton.linear.quantized_gemv import gemv, supports_gemv
 from tercet.kernels.triton.linear.split_k_reduce import add_splits, range_of_split, splits_for
 
 HALF_BYTE: tl.constexpr = tl.constexpr(HALF)
@@ -192,7 +192,7 @@ def quantized_linear_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute one tile of the result, for one split of the inputs."""
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -200,7 +200,7 @@ def quantized_linear_kernel(
     m_there = row < m
     n_there = output < n
     first, last = range_of_split(k, BLOCK_K)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     acc = product(
         x_ptr,
         row.to(tl.int64) * stride_x,
@@ -221,7 +221,7 @@ def quantized_linear_kernel(
         BLOCK_N,
         BLOCK_K,
     )
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     if bias_ptr is not None:
         acc += tl.load(bias_ptr + output, mask=n_there, other=0.0).to(tl.float32)[None, :]
     out_at = out_ptr + (tl.program_id(2).to(tl.int64) * m + row)[:, None] * n + output[None, :]
@@ -230,8 +230,8 @@ def quantized_linear_kernel(
 
 def linear_quantized(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Compute the linear layer as in the reference, for blocks that `columns_of` supports."""
-    if is_row(x, weight):
-        return row_linear(x, weight, bias)
+    if supports_gemv(x, weight):
+        return gemv(x, weight, bias)
     if x.numel() > _TILED_ROWS[weight.format] * x.shape[-1]:
         return full_linear(x, weight, bias)
     return tiled_linear(x, weight, bias)
@@ -304,7 +304,7 @@ def tiled_linear(
         BLOCK_K=block_k,
         num_warps=tiling.warps,
         num_stages=_stages(block_m, tiling.block, shared_memory(x.device), split=parts is not None),
-        **early_start(x.device),
+        **pdl_options(x.device),
     )
     if parts is not None:
         add_splits(parts, bias, out)

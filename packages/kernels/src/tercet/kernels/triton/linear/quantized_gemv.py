@@ -15,9 +15,9 @@ from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.quantized import QuantizedWeight
 from tercet.kernels.triton.launch import (
     Tiling,
-    early_start,
     multiprocessors,
     pdl_launch_next,
+    pdl_options,
     pdl_wait,
     power_of_two,
 )
@@ -170,7 +170,7 @@ def quantized_gemv_kernel(
     EVEN: tl.constexpr,  # every program has all of its rows
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,  # number of groups of 8 bytes read at a time from one row
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute the outputs of ROWS rows of the weight.
 
@@ -190,7 +190,7 @@ def quantized_gemv_kernel(
     soon = tl.load(words_at, mask=words_there[:, None, None], other=0)
     if zeros_ptr is not None:  # needed as early as the codes
         zero_soon = tl.load(zeros_ptr + start + further, mask=there, other=0.0)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     for first in tl.range(0, PIECES, GROUPS):
         words, left, following = soon, PIECES - first, first + GROUPS
         words_soon = _left(words_there, left - GROUPS, GROUPS, RAGGED) & (following < PIECES)
@@ -207,7 +207,7 @@ def quantized_gemv_kernel(
                 zero_soon = tl.load(zeros_ptr + start + following // EACH + further, mask=inside, other=0.0)
             part = _group_sums(words, x_ptr + first * COLUMNS, zero, left, FORMAT, GROUPS, RAGGED)
             sums += part * tl.reshape(scale, [PLACES // GROUPS, GROUPS])
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     out = tl.sum(sums, 1)
     if SCALE_COLUMNS == SIZE and zeros_ptr is None:
         row, there = rows_of(outputs, ROWS, GATE)
@@ -217,8 +217,8 @@ def quantized_gemv_kernel(
     store_outputs(out, bias_ptr, residual_ptr, out_ptr, outputs, ROWS, GATE)
 
 
-def is_row(x: torch.Tensor, weight: QuantizedWeight) -> bool:
-    """Return whether `row_linear` supports this: one row, of a size of whole, long enough pieces, and not mxfp4."""
+def supports_gemv(x: torch.Tensor, weight: QuantizedWeight) -> bool:
+    """Return whether `gemv` supports this: one row, of a size of whole, long enough pieces, and not mxfp4."""
     k = weight.shape[1]
     return weight.format != "mxfp4" and x.numel() == k and x.is_contiguous() and piece_of(k) >= SHORTEST
 
@@ -236,7 +236,7 @@ def _tiling(weight: QuantizedWeight, processors: int) -> Tiling:
     return TILINGS[0] if warps >= _BUSY * processors else TILINGS[1]
 
 
-def row_linear(
+def gemv(
     x: torch.Tensor,
     weight: QuantizedWeight,
     bias: torch.Tensor | None = None,
@@ -271,6 +271,6 @@ def row_linear(
         ROWS=rows,
         GROUPS=groups,
         num_warps=tiling.warps,
-        **early_start(x.device),
+        **pdl_options(x.device),
     )
     return out

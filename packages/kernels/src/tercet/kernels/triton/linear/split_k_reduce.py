@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl_wait
+from tercet.kernels.triton.launch import cdiv, pdl_launch_next, pdl_options, pdl_wait
 from tercet.kernels.triton.launch_cache import launch
 
 _SPLITS = 16
@@ -42,7 +42,7 @@ def add_splits_kernel(
     n,
     SPLITS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Add the splits of BLOCK outputs."""
     size = m * n
@@ -51,10 +51,10 @@ def add_splits_kernel(
     total = tl.zeros([BLOCK], tl.float32)
     if bias_ptr is not None:
         bias = tl.load(bias_ptr + place % n, mask=there, other=0.0).to(tl.float32)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     for split in tl.static_range(SPLITS):
         total += tl.load(parts_ptr + split * size.to(tl.int64) + place, mask=there, other=0.0)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     if bias_ptr is not None:
         total += bias
     tl.store(out_ptr + place, total.to(out_ptr.dtype.element_ty), mask=there)
@@ -64,7 +64,7 @@ def add_splits(parts: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
     """Add float32 partial sums [splits, m, n] and a bias [n] into out [m, n]."""
     splits, m, n = parts.shape
     options = {"SPLITS": splits, "BLOCK": _BLOCK, "num_warps": _WARPS}
-    launch(add_splits_kernel, (cdiv(m * n, _BLOCK),), (parts, bias, out), (m, n), **options, **early_start(out.device))
+    launch(add_splits_kernel, (cdiv(m * n, _BLOCK),), (parts, bias, out), (m, n), **options, **pdl_options(out.device))
 
 
 def splits_for(programs: int, rows: int, k: int, wanted: int) -> int:

@@ -14,13 +14,12 @@ import triton.language as tl
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights
 from tercet.kernels.triton.activation import act_and_mul
-from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
+from tercet.kernels.triton.launch import cdiv, pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.dequant_bits import columns_of
 from tercet.kernels.triton.linear.quantized import product
-from tercet.kernels.triton.moe import moe_gemv as full_expert_rows
-from tercet.kernels.triton.moe import moe_gemv_quantized as expert_rows
-from tercet.kernels.triton.moe.moe_align import align
+from tercet.kernels.triton.moe import moe_gemv, moe_gemv_quantized
+from tercet.kernels.triton.moe.moe_align import moe_align
 
 
 @triton.jit
@@ -71,10 +70,10 @@ def grouped_gemm_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute out[pair] = factor * (weight[expert] @ x[pair // share] + bias) for one tile of pairs and outputs."""
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     expert = tl.load(experts_ptr + tl.program_id(1))
     if expert < experts:
         pair = tl.load(pairs_ptr + tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M))
@@ -90,7 +89,7 @@ def grouped_gemm_kernel(
                 x_ptr, x_rows, m_there, weight_ptr, scales_ptr, zeros_ptr, row, n_there, k, 0, k, stride_scales,
                 FORMAT, SCALE_ROWS, SCALE_COLUMNS, BLOCK_M, BLOCK_N, BLOCK_K,
             )  # fmt: skip
-        pdl_launch_next(EARLY)
+        pdl_launch_next(PDL)
         if bias_ptr is not None:
             acc += tl.load(bias_ptr + row, mask=n_there, other=0.0).to(tl.float32)[None, :]
         if factors_ptr is not None:
@@ -118,7 +117,7 @@ def fused_moe(
     if few is not None:
         return few(x, weights, experts, gate_up, down, gate=gate, biases=added)
     block = min(64, max(16, power_of_two(tokens * top_k // len(gate_up))))
-    pairs, expert_of = align(experts, len(gate_up), block)
+    pairs, expert_of = moe_align(experts, len(gate_up), block)
     hidden = _grouped_gemm(x, gate_up, added[0], pairs, expert_of, None, tokens * top_k, top_k, block)
     acted = act_and_mul(hidden, gate)
     factors = weights.float().contiguous()
@@ -131,10 +130,10 @@ def _few_tokens(
 ) -> Callable[..., torch.Tensor] | None:
     """Return the kernels that need no sorting, where they are faster."""
     if isinstance(gate_up, torch.Tensor) and isinstance(down, torch.Tensor):
-        return full_expert_rows.few_tokens if full_expert_rows.few(experts) else None
+        return moe_gemv.few_tokens if moe_gemv.few(experts) else None
     if isinstance(gate_up, torch.Tensor) or isinstance(down, torch.Tensor):
         return None
-    return expert_rows.few_tokens if expert_rows.few(experts, gate_up, down) else None
+    return moe_gemv_quantized.few_tokens if moe_gemv_quantized.few(experts, gate_up, down) else None
 
 
 def _grouped_gemm(
@@ -170,6 +169,6 @@ def _grouped_gemm(
         BLOCK_K=block_k,
         num_warps=4 if block <= 16 else 8,
         num_stages=3,
-        **early_start(x.device),
+        **pdl_options(x.device),
     )
     return out

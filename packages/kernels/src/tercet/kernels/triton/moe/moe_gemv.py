@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.activation import Gate
-from tercet.kernels.triton.launch import cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
+from tercet.kernels.triton.launch import cdiv, pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.linear.gemv import rows_of, store_outputs
 
@@ -52,16 +52,16 @@ def full_experts_up_kernel(
     GATE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute gate * up of some outputs of one pair."""
     pair = tl.program_id(1).to(tl.int64)
     row, there = rows_of(outputs, ROWS, GATE)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     before = tl.load(experts_ptr + pair) * 2 * outputs  # rows of preceding experts
     x_at = x_ptr + pair // share * size + tl.zeros([1], tl.int64)
     sums = _sums(x_at, weight_ptr + ((before + row) * size)[None, :], there[None, :], size, BLOCK)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     if bias_ptr is not None:
         bias_ptr += before
     store_outputs(tl.reshape(sums, [ROWS]), bias_ptr, None, out_ptr + pair * outputs, outputs, ROWS, GATE)
@@ -81,13 +81,13 @@ def full_experts_down_kernel(
     PAIRS: tl.constexpr,  # top_k or more
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Sum some outputs of one token over its experts."""
     token, index = tl.program_id(1).to(tl.int64), tl.arange(0, PAIRS)
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     pair, chosen = token * top_k + index, index < top_k
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     expert = tl.load(experts_ptr + pair, mask=chosen, other=0)
     factor = tl.load(factors_ptr + pair, mask=chosen, other=0.0)
     there = chosen[:, None] & (output < outputs)[None, :]
@@ -96,7 +96,7 @@ def full_experts_down_kernel(
         chosen, pair, token * top_k
     )  # idle lanes read their own token's row: 0 * NaN of another token would be NaN
     sums = _sums(x_ptr + own * size, weight_ptr + row * size, there, size, BLOCK)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
     total = tl.sum(sums * factor[:, None], 0)
@@ -122,7 +122,7 @@ def few_tokens(
     tokens, top_k = experts.shape
     size, hidden = gate_up.shape[1] // 2, down.shape[1]
     chosen, pairs = experts.contiguous(), power_of_two(top_k)
-    early = early_start(x.device)
+    pdl = pdl_options(x.device)
     acted = torch.empty(tokens * top_k, size, dtype=x.dtype, device=x.device)
     launch(
         full_experts_up_kernel,
@@ -132,7 +132,7 @@ def few_tokens(
         GATE=gate,
         ROWS=_ROWS,
         BLOCK=_block(x.shape[1]),
-        **early,
+        **pdl,
     )
     out, rows = torch.empty_like(x), max(1, _DOWN_ROWS // pairs)
     launch(
@@ -143,7 +143,7 @@ def few_tokens(
         PAIRS=pairs,
         ROWS=rows,
         BLOCK=_block(size),
-        **early,
+        **pdl,
     )
     return out
 

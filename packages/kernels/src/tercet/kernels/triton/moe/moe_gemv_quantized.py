@@ -12,7 +12,7 @@ import triton.language as tl
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.moe import QuantizedExperts
 from tercet.kernels.triton.activation import gated
-from tercet.kernels.triton.launch import Tiling, early_start, pdl_launch_next, pdl_wait, power_of_two
+from tercet.kernels.triton.launch import Tiling, pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.linear.dequant_bits import e8m0_scale
 
 TILINGS = (Tiling(16, 4), Tiling(8, 4), Tiling(8, 2), Tiling(16, 2), Tiling(32, 4), Tiling(32, 8))
@@ -94,7 +94,7 @@ def experts_up_kernel(
     GATE: tl.constexpr,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Compute gate * up of some outputs of one pair."""
     pair = tl.program_id(1).to(tl.int64)
@@ -102,12 +102,12 @@ def experts_up_kernel(
     local = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     output = local // 2
     there = output < outputs
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     row = tl.load(experts_ptr + pair) * 2 * outputs + output + local % 2 * outputs
     if bias_ptr is not None:  # before the sums, so that its latency overlaps
         bias = tl.load(bias_ptr + row, mask=there, other=0.0).to(tl.float32)
     sums = _sums(x_ptr + pair // share * groups * 32, words_ptr, scales_ptr, row, there, groups, ROWS, GROUPS)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     if bias_ptr is not None:
         sums += bias
     gate, up = tl.split(tl.reshape(sums.to(dtype).to(tl.float32), [ROWS // 2, 2]))
@@ -130,14 +130,14 @@ def experts_down_kernel(
     top_k,
     ROWS: tl.constexpr,
     GROUPS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Sum some outputs of one token over its experts."""
     token = tl.program_id(1).to(tl.int64)
     output = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     there = output < outputs
     total = tl.zeros([ROWS], tl.float32)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     for pair in tl.range(token * top_k, (token + 1) * top_k):
         row = tl.load(experts_ptr + pair) * outputs + output
         factor = tl.load(factors_ptr + pair)
@@ -147,7 +147,7 @@ def experts_down_kernel(
         if bias_ptr is not None:
             sums += bias
         total += sums * factor
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     tl.store(out_ptr + token * outputs + output, total.to(out_ptr.dtype.element_ty), mask=there)
 
 
@@ -171,7 +171,7 @@ def few_tokens(
     tokens, top_k = experts.shape
     size, hidden = gate_up.shape[1] // 2, down.shape[1]
     chosen = experts.contiguous()
-    early = early_start(x.device)
+    pdl = pdl_options(x.device)
     acted = torch.empty(tokens * top_k, size, dtype=x.dtype, device=x.device)
     experts_up_kernel[triton.cdiv(2 * size, tiling.block), tokens * top_k](
         x,
@@ -187,7 +187,7 @@ def few_tokens(
         ROWS=tiling.block,
         GROUPS=_groups(x.shape[1]),
         num_warps=tiling.warps,
-        **early,
+        **pdl,
     )
     out = torch.empty_like(x)
     experts_down_kernel[triton.cdiv(hidden, tiling.block // 2), tokens](
@@ -204,7 +204,7 @@ def few_tokens(
         ROWS=tiling.block // 2,
         GROUPS=_groups(size),
         num_warps=tiling.warps,
-        **early,
+        **pdl,
     )
     return out
 

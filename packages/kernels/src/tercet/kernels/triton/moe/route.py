@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.ops.moe import LEAST, Routing
-from tercet.kernels.triton.launch import early_start, pdl_launch_next, pdl_wait, power_of_two
+from tercet.kernels.triton.launch import pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 
 
@@ -20,17 +20,17 @@ def route_kernel(
     experts,
     scale,
     TOP_K: tl.constexpr,
-    RENORMALISE: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     RANKS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Select the experts of one token, best first. Indices are valid for any logits."""
     token = tl.program_id(0).to(tl.int64)
     expert, rank = tl.arange(0, BLOCK), tl.arange(0, RANKS)
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     left = tl.load(logits_ptr + token * experts + expert, mask=expert < experts, other=-float("inf")).to(tl.float32)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     highest = tl.max(left, 0)
     total = tl.sum(tl.exp(left - highest), 0)
     weights = tl.zeros([RANKS], tl.float32)
@@ -40,7 +40,7 @@ def route_kernel(
         weights = tl.where(rank == place, tl.exp(tl.max(left, 0) - highest), weights)
         chosen = tl.where(rank == place, best.to(tl.int64), chosen)
         left = tl.where(expert == best, -float("inf"), left)
-    if RENORMALISE:
+    if RENORMALIZE:
         total = tl.sum(weights, 0)
     at = token * TOP_K + rank
     tl.store(weights_ptr + at, weights / total * scale, mask=rank < TOP_K)
@@ -86,11 +86,11 @@ def route_scored_kernel(
     GROUP_BEST: tl.constexpr,
     SIGMOID: tl.constexpr,
     CORRECTED: tl.constexpr,
-    RENORMALISE: tl.constexpr,
+    RENORMALIZE: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     RANKS: tl.constexpr,
-    EARLY: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Select experts by comparing scores; a row of the block is a group."""
     token = tl.program_id(0).to(tl.int64)
@@ -98,9 +98,9 @@ def route_scored_kernel(
     size = experts // GROUPS
     held = (group[:, None] < GROUPS) & (place < size)
     expert = group[:, None] * size + place
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     logits = tl.load(logits_ptr + token * experts + expert, mask=held, other=-float("inf")).to(tl.float32)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     if SIGMOID:
         scores = 1 / (1 + tl.exp(-logits))
     else:
@@ -119,7 +119,7 @@ def route_scored_kernel(
         weights = tl.where(rank == taken, tl.sum(tl.where((expert == one) & held, scores, 0.0)), weights)
         chosen = tl.where(rank == taken, one.to(tl.int64), chosen)
         left = tl.where(expert == one, -float("inf"), left)
-    if RENORMALISE:
+    if RENORMALIZE:
         weights = weights / (tl.sum(weights, 0) + least)
     at = token * TOP_K + rank
     tl.store(weights_ptr + at, weights * scale, mask=rank < TOP_K)
@@ -134,11 +134,11 @@ def route(
     tokens, experts = logits.shape
     weights = torch.empty(tokens, top_k, dtype=torch.float32, device=logits.device)
     chosen = torch.empty(tokens, top_k, dtype=torch.int64, device=logits.device)
-    how = {"TOP_K": top_k, "RENORMALISE": routing.renormalize, "RANKS": power_of_two(top_k), "num_warps": 1}
-    early = early_start(logits.device)
+    how = {"TOP_K": top_k, "RENORMALIZE": routing.renormalize, "RANKS": power_of_two(top_k), "num_warps": 1}
+    pdl = pdl_options(logits.device)
     if routing.score == "softmax" and correction is None and not routing.limited:
         given, numbers = (logits, weights, chosen), (experts, routing.scale)
-        launch(route_kernel, (tokens,), given, numbers, BLOCK=power_of_two(experts), **how, **early)
+        launch(route_kernel, (tokens,), given, numbers, BLOCK=power_of_two(experts), **how, **pdl)
         return weights, chosen
     groups = routing.groups if routing.limited else 1
     launch(
@@ -154,6 +154,6 @@ def route(
         ROWS=power_of_two(groups),
         BLOCK=power_of_two(experts // groups),
         **how,
-        **early,
+        **pdl,
     )
     return weights, chosen

@@ -4,7 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.triton.launch import Tiling, cdiv, early_start, pdl_launch_next, pdl_wait, power_of_two
+from tercet.kernels.triton.launch import Tiling, cdiv, pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
 from tercet.kernels.triton.sampling.ordering import key_of, token_of
 
@@ -47,13 +47,13 @@ def _best_of_lanes(logits_at, first, vocab, LANES: tl.constexpr, BLOCK: tl.const
 @triton.jit
 def best_of_block_kernel(
     logits_ptr, rows_ptr, keys_ptr, vocab, stride,
-    COUNT: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
+    COUNT: tl.constexpr, LANES: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Store the COUNT largest keys of one block of one row, in order; missing ones are negative."""
     index = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     row = index
-    pdl_wait(EARLY)
+    pdl_wait(PDL)
     if rows_ptr is not None:
         row = tl.load(rows_ptr + index)
     logits_at = logits_ptr + row * stride
@@ -62,7 +62,7 @@ def best_of_block_kernel(
     else:
         token = first + tl.arange(0, BLOCK)
         logits = tl.load(logits_at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    pdl_launch_next(EARLY)
+    pdl_launch_next(PDL)
     nothing = -0x7FFFFFFFFFFFFFFF
     keys = tl.where(token < vocab, key_of(logits, token, vocab), nothing)
     at = keys_ptr + (index * tl.num_programs(1) + tl.program_id(1)) * COUNT
@@ -74,13 +74,13 @@ def best_of_block_kernel(
 
 @triton.jit
 def best_of_row_kernel(
-    logits_ptr, keys_ptr, tokens_ptr, values_ptr, vocab, stride, blocks, BLOCK: tl.constexpr, EARLY: tl.constexpr
+    logits_ptr, keys_ptr, tokens_ptr, values_ptr, vocab, stride, blocks, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
     """Store the token of the largest key of all blocks, with its logit; or without, and -1 if that is not finite."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, BLOCK)
-    pdl_wait(EARLY)
-    pdl_launch_next(EARLY)
+    pdl_wait(PDL)
+    pdl_launch_next(PDL)
     keys = tl.load(keys_ptr + row * blocks + index, mask=index < blocks, other=-0x7FFFFFFFFFFFFFFF)
     token = token_of(tl.max(keys, 0), vocab)
     logit = tl.load(logits_ptr + row * stride + token)
@@ -91,14 +91,14 @@ def best_of_row_kernel(
     tl.store(tokens_ptr + row, token)
 
 
-def largest(logits: torch.Tensor, *, tiling: Tiling = TILINGS[0]) -> tuple[torch.Tensor, torch.Tensor]:
+def argmax_with_values(logits: torch.Tensor, *, tiling: Tiling = TILINGS[0]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (the largest logit of each row [rows], its token int64 [rows])."""
     values = torch.empty(len(logits), dtype=logits.dtype, device=logits.device)
     return values, _best_of_rows(logits, values, tiling)
 
 
-def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """Return the tokens of `largest`, -1 where the largest logit is not finite."""
+def greedy(logits: torch.Tensor) -> torch.Tensor:
+    """Return the tokens of `argmax_with_values`, -1 where the largest logit is not finite."""
     return _best_of_rows(logits, None, TILINGS[0])
 
 
@@ -113,7 +113,7 @@ def _best_of_rows(logits: torch.Tensor, values: torch.Tensor | None, tiling: Til
         (logits, keys, tokens, values),
         (vocab, logits.stride(0), blocks),
         BLOCK=power_of_two(blocks),
-        **early_start(logits.device),
+        **pdl_options(logits.device),
     )
     return tokens
 
@@ -151,6 +151,6 @@ def best_of_blocks(
         LANES=min(tiling.block, tiling.warps * 512 // logits.itemsize),
         BLOCK=tiling.block,
         num_warps=tiling.warps,
-        **early_start(logits.device),
+        **pdl_options(logits.device),
     )
     return keys

@@ -22,7 +22,7 @@ def gumbel(u):
 
 
 @triton.jit
-def gumbel_nearly(u):
+def gumbel_approximate(u):
     """Return Gumbel noise within 1e-3 of `gumbel`, in float32: a series where 1 - u would lose digits of u."""
     small = u < 0.00390625
     series = u + u * u * (0.5 + u * 0.3333333)

@@ -46,12 +46,12 @@ def penalties_kernel(
     known = tl.load(sequences_ptr + index) * vocab + token
     count = tl.load(counts_ptr + known, mask=there, other=0)
     in_prompt = tl.load(prompt_ptr + known, mask=there, other=0) != 0
-    said = count > 0
+    in_output = count > 0
     repetition = tl.load(repetition_ptr + index * stride_strength)
     repeated = tl.where(logits > 0, tl.div_rn(logits, repetition), logits * repetition)
-    logits = tl.where(said | in_prompt, repeated, logits)
+    logits = tl.where(in_output | in_prompt, repeated, logits)
     logits = logits - tl.load(frequency_ptr + index * stride_strength) * count.to(tl.float32)
-    logits = logits - tl.load(presence_ptr + index * stride_strength) * said.to(tl.float32)
+    logits = logits - tl.load(presence_ptr + index * stride_strength) * in_output.to(tl.float32)
     tl.store(at, logits.to(logits_ptr.dtype.element_ty), mask=there)
 
 

@@ -76,12 +76,12 @@ def level_kernel(
     keys_ptr,  # int64 [LEVELS + 1, rows, 2]: results of `_narrowed`
     counts_ptr,  # int32 [LEVELS + 1, rows, blocks, DIGITS]
     vocab, stride, blocks, level,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Count the digits of one level of one block of one row."""
     row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
-    pdl_wait(EARLY)
-    pdl_launch_next(EARLY)
+    pdl_wait(PDL)
+    pdl_launch_next(PDL)
     top_k = tl.load(top_k_ptr + row)
     if (top_k > 0) & (tl.abs(highest_of(bests_ptr, row, blocks, BLOCKS)) < float("inf")):
         found = tl.zeros([], tl.int64)
@@ -101,16 +101,16 @@ def level_kernel(
 
 
 @triton.jit(do_not_specialize=["temperature_ptr", "top_k_ptr"])
-def settle_kernel(
+def count_ties_kernel(
     logits_ptr, temperature_ptr, top_k_ptr, bests_ptr, keys_ptr, counts_ptr,
     limits_ptr,  # int32 [rows]
     vocab, stride, blocks,
-    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    LEVELS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Count the tokens of one block of one row that are nearer than the last kept one, and those at its distance."""
     row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
-    pdl_wait(EARLY)
-    pdl_launch_next(EARLY)
+    pdl_wait(PDL)
+    pdl_launch_next(PDL)
     top_k = tl.load(top_k_ptr + row)
     highest = highest_of(bests_ptr, row, blocks, BLOCKS)
     if (top_k > 0) & (tl.abs(highest) < float("inf")):
@@ -129,7 +129,7 @@ def settle_kernel(
 
 
 @triton.jit
-def kept(
+def top_k_limits(
     top_k_ptr, limits_ptr, counts_ptr, vocab, row, rows, blocks, LEVELS: tl.constexpr, BLOCKS: tl.constexpr
 ):  # fmt: skip
     """Return (the largest kept distance, how many tokens at it are kept, such tokens of each block [BLOCKS])."""
@@ -147,14 +147,14 @@ def kept(
     return limit, ties, tied
 
 
-def room(logits: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Allocate the limits and counts that `find` writes."""
+def allocate_limits(logits: torch.Tensor, blocks: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Allocate the limits and counts that `find_limits` writes."""
     rows, levels = len(logits), LEVELS[logits.dtype]
     limits = torch.empty(rows, dtype=torch.int32, device=logits.device)
     return limits, torch.empty(levels + 1, rows, blocks, DIGITS.value, dtype=torch.int32, device=logits.device)
 
 
-def find(
+def find_limits(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     top_k: torch.Tensor,
@@ -163,7 +163,7 @@ def find(
     shape: tuple[int, int, int],
     options: dict[str, Any],
 ) -> None:
-    """Write the limits and counts of top-k, which `kept` reads, into `found`.
+    """Write the limits and counts of top-k, which `top_k_limits` reads, into `found`.
 
     `temperature` and `top_k` [rows] are contiguous; `bests` begins with the largest logit of each block [rows, blocks],
     and `shape` is (vocab, stride of a row, blocks).
@@ -173,4 +173,4 @@ def find(
     for level in range(levels):
         launch(level_kernel, (rows, blocks), (logits, top_k, bests, keys, counts), (*shape, level), **options)
     given = logits, temperature, top_k, bests, keys, counts, limits
-    launch(settle_kernel, (rows, blocks), given, shape, LEVELS=levels, **options)
+    launch(count_ties_kernel, (rows, blocks), given, shape, LEVELS=levels, **options)

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.launch import pdl_launch_next, pdl_wait
-from tercet.kernels.triton.sampling.noise import gumbel_nearly, row_uniforms
+from tercet.kernels.triton.sampling.noise import gumbel_approximate, row_uniforms
 from tercet.kernels.triton.sampling.scores import NEVER, best_draw, highest_of, scaled_logits
 
 MARGIN = tl.constexpr(0.01)
-"""Upper bound of the error of `gumbel_nearly`."""
+"""Upper bound of the error of `gumbel_approximate`."""
 
 
 @triton.jit
@@ -29,16 +29,16 @@ def _before(logits_ptr, row, block, vocab, stride, highest, temperature, drawn, 
 
 
 @triton.jit(do_not_specialize=["temperature_ptr", "top_p_ptr", "tokens_ptr"])
-def before_kernel(
+def preceding_mass_kernel(
     logits_ptr, temperature_ptr, top_p_ptr, bests_ptr, tokens_ptr,
     masses_ptr,  # float32 [2, rows, blocks]: mass of all that top-k keeps, and mass before the drawn token
     vocab, stride, blocks,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Compute the mass of one block of one row before the drawn token."""
     row, rows, block = tl.program_id(0).to(tl.int64), tl.num_programs(0), tl.program_id(1)
-    pdl_wait(EARLY)
-    pdl_launch_next(EARLY)
+    pdl_wait(PDL)
+    pdl_launch_next(PDL)
     drawn = tl.load(tokens_ptr + row)
     if (tl.load(top_p_ptr + row) < 1) & (drawn >= 0):
         highest, temperature = highest_of(bests_ptr, row, blocks, BLOCKS), tl.load(temperature_ptr + row)
@@ -60,15 +60,15 @@ def _sum_of(masses_ptr, row, blocks, BLOCKS: tl.constexpr):
 def redraw_kernel(
     logits_ptr, temperature_ptr, top_p_ptr, seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, bests_ptr,
     tokens_ptr, masses_ptr, vocab, stride, blocks,
-    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Redraw for one row until top-p keeps the drawn token.
 
     Top-k and min-p also keep prefixes, so they keep every token before one that they keep.
     """
     row, rows = tl.program_id(0).to(tl.int64), tl.num_programs(0)
-    pdl_wait(EARLY)
-    pdl_launch_next(EARLY)
+    pdl_wait(PDL)
+    pdl_launch_next(PDL)
     top_p, drawn = tl.load(top_p_ptr + row), tl.load(tokens_ptr + row)
     if (top_p < 1) & (drawn >= 0):
         wanted = top_p.to(tl.float64) * _sum_of(masses_ptr, row, blocks, BLOCKS)
@@ -80,7 +80,7 @@ def redraw_kernel(
                 token, scaled = _before(logits_ptr, row, block, vocab, stride, highest, temperature, drawn, BLOCK)
                 if tl.max(scaled, 0) > NEVER:
                     u = row_uniforms(seed_low_ptr, seed_high_ptr, choice_ptr, position_ptr, row, token)
-                    if tl.max(scaled + gumbel_nearly(u), 0) > best - MARGIN:
+                    if tl.max(scaled + gumbel_approximate(u), 0) > best - MARGIN:
                         most, who = best_draw(token, scaled, u, vocab)
                         winner = tl.where(most > best, who.to(tl.int64), winner)
                         best = tl.maximum(best, most)

@@ -40,8 +40,8 @@ _NO_BIASES: tuple[Array, Array] = np.zeros((2, 0), dtype=np.int64), np.zeros(0, 
 class SamplingOps(Protocol):
     """The interface of `tercet.kernels.ops.sampler_ops` and its faster implementations."""
 
-    def likeliest(self, logits: torch.Tensor) -> torch.Tensor:
-        """Return the token of each row with the largest logit; -1 if that is not finite."""
+    def greedy(self, logits: torch.Tensor) -> torch.Tensor:
+        """The token of each row with the largest logit; -1 where that is not finite."""
         ...
 
     def sample(
@@ -246,11 +246,11 @@ class Sampler:
         biased, biases = self._params.biases(rows.biased, rows.slots, positions) if rows.biased else _NO_BIASES
         changes = rows.penalized is not None or len(biases) > 0 or masks is not None
         raw = logits[rows.reporting] if rows.reporting is not None and changes else None
-        finite = self._ops.likeliest(logits) >= 0 if changes else None  # of the raw logits: a mask may hide NaNs
-        if rows.penalized is not None or len(biases):
-            logits = logits.float()  # bfloat16 would round away small penalties
-        if rows.penalized is not None:
-            self._penalize(logits, rows.penalized, drafts, first)
+        finite = self._ops.greedy(logits) >= 0 if changes else None  # of what the model said: a mask may hide it
+        if rows.penalised is not None or len(biases):
+            logits = logits.float()  # bfloat16 would lose what is small beside a logit
+        if rows.penalised is not None:
+            self._penalise(logits, rows.penalised, ahead, first)
         if len(biases):
             places, values = self._to_device.send([biased, biases])
             add_bias(logits, places[0], places[1], values)
@@ -351,7 +351,7 @@ class Sampler:
         """Return a token for each row, drawn or greedy; -1 if the largest logit is not finite."""
         if len(draws) == 1 and draws[0].rows is None:
             return self._draw(logits, draws[0], positions)
-        tokens = self._ops.likeliest(logits)
+        tokens = self._ops.greedy(logits)
         for draw in draws:
             tokens[draw.rows] = self._draw(logits[draw.rows], draw, positions[draw.rows])
         return tokens
