@@ -1,6 +1,5 @@
 // The C interface of this library, mirrored in native/abi.py. Pointers are to contiguous memory unless a stride is
-// given; the Python side has checked shapes and dtypes. What can fail returns a `Status`, the rest cannot (see
-// guard.h).
+// given; the Python side has checked shapes and dtypes. Functions that can fail return a `Status` (see guard.h).
 #include "cpu.h"
 #include "decoder.h"
 #include "format.h"
@@ -33,7 +32,7 @@ const T* at(const void* memory, int64_t index) {
 
 }  // namespace
 
-// Differs when abi.py and this library do not belong together.
+// Sum of the struct sizes, to detect an abi.py of another version.
 EXPORT int64_t tercet_struct_bytes() noexcept {
     return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter) +
                    sizeof(Packing) + sizeof(ShmCollectives) + sizeof(Mixture) + sizeof(Adapters) + sizeof(AdapterRows));
@@ -42,7 +41,7 @@ EXPORT int64_t tercet_struct_bytes() noexcept {
 EXPORT int64_t tercet_best_level() noexcept { return best_level(); }
 EXPORT int64_t tercet_threads() noexcept { return pool::threads(); }
 
-// Why the last call that failed in this thread did.
+// Message of this thread's last failed call.
 EXPORT const char* tercet_message() noexcept { return message(); }
 
 EXPORT int64_t tercet_set_threads(int64_t threads) {

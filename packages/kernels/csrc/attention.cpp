@@ -3,19 +3,19 @@
 // The query heads that share a key-value head, of one new token or of a few, are the rows of a small matrix, so that
 // each key and value is read from the cache once for all of them. For each block of keys:
 //
-//     lay the keys out as panels                the layout of weights, see format.h: 4 panels of 16 keys
+//     repack the keys as panels                 the layout of weights, see format.h: 4 panels of 16 keys
 //     scores = queries @ keys                   [queries][64], then scale, soft cap, mask
-//     p = exp(scores - the largest so far)      what was summed before is scaled to the new largest
-//     lay the values out as panels              16 elements of head_dim each, 64 keys deep
+//     p = exp(scores - running maximum)         earlier sums are rescaled to the new maximum
+//     repack the values as panels               16 elements of head_dim each, 64 keys deep
 //     sums += p @ values
 //
-// Panels of values pay where many queries share them. For a few, as in a decode, values are read where they lie, in the
-// same order of additions.
+// Repacking values pays off if many queries share them. For few, as in a decode, values are read in place, in the same
+// order of additions.
 //
 // Blocks begin at multiples of 64 of a row's own positions and are summed up in spans of 256, which are then merged in
-// order. A span can be computed anywhere: so one long row keeps every core busy. And a token's result is the same to the
-// bit in every batch, in every chunking of its prompt, and on any number of threads, as long as all values are finite:
-// tokens that are computed together weigh each other's, some with zero, which makes a NaN of an infinity.
+// order. Spans are independent, so one long row can use every core. A token's result is bitwise equal in every batch,
+// for every chunking of its prompt and any number of threads, as long as all values are finite: tokens that are computed
+// together multiply each other's values, some by zero, which turns an infinity into NaN.
 #include "attention.h"
 
 #include <algorithm>
@@ -30,10 +30,10 @@
 
 namespace {
 
-constexpr int64_t SPAN = 256;    // keys that are summed up before they are merged with others
+constexpr int64_t SPAN = 256;    // keys that are summed before merging
 constexpr int64_t QUERIES = 64;  // rows of the small matrix, unless one token has more query heads to a kv head
 constexpr int64_t ROWS = 32;     // of them that are multiplied at a time
-constexpr int64_t FEW = 8;       // up to so many queries, values are read where they lie; measured
+constexpr int64_t FEW = 8;       // maximum queries for which values are read in place; measured
 constexpr float NONE = -INFINITY;
 
 // Sums over keys for each query: values weighed by exp(score - most), the weights, and the largest score.
@@ -60,7 +60,7 @@ void scale_by(float* x, int64_t width, float factor) {
 // Adds `part`, of later keys, to `total`.
 void merge(const Sums& total, const Sums& part, int64_t queries, int64_t width) {
     for (int64_t i = 0; i < queries; i++) {
-        if (part.most[i] == NONE && part.weights[i] == 0) continue;  // it saw nothing
+        if (part.most[i] == NONE && part.weights[i] == 0) continue;  // it saw no key
         float most = std::max(total.most[i], part.most[i]);
         float before = exp_one(total.most[i] - most), now = exp_one(part.most[i] - most);
         float *sum = total.values + i * width, *more = part.values + i * width;
@@ -124,7 +124,7 @@ class Attention {
             for (int32_t token = 0; token < count; token += int32_t(block_tokens_)) {
                 int32_t tokens = std::min(count - token, int32_t(block_tokens_));
                 auto [from, to] = spans(row, token, tokens);
-                // What would keep a thread busy when the others have ended.
+                // An item that would outlast the other threads.
                 bool long_one = int64_t(to - from) * tokens * 4 * pool::threads() > all;
                 bool split = count <= block_tokens_ && to - from > 1 && long_one;
                 int64_t pieces = rows_.rows * (split ? to - from : 1);
@@ -155,7 +155,7 @@ class Attention {
         int32_t from, to;
     };
 
-    // Those that new tokens [token, token + tokens) of a row see.
+    // Spans that new tokens [token, token + tokens) of a row see.
     Spans spans(int64_t row, int32_t token, int32_t tokens) const {
         int64_t last = rows_.kv_lens[row] - tokens_of(row) + token + tokens;
         int64_t first = std::max<int64_t>(0, scoring_.window ? last - tokens - scoring_.window + 1 : 0);
@@ -164,14 +164,14 @@ class Attention {
 
     int64_t queries_of(const Item& item) const { return item.tokens * group_ * item.heads; }
 
-    // Of the sums of so many queries, in floats.
+    // Size of the sums of so many queries, in floats.
     int64_t sums_size(int64_t queries) const { return round_up(queries * (width_ + 2), PANEL); }
 
     Sums sums_at(float* memory, int64_t queries) const {
         return {memory, memory + queries * width_, memory + queries * (width_ + 1)};
     }
 
-    // Where an item is computed: a thread's own memory.
+    // Scratch memory of a thread for one item.
     template <class Format>
     struct Workplace {
         typename Format::Input* queries;  // [queries][stride]
@@ -242,15 +242,15 @@ class Attention {
         return offsets;
     }
 
-    // What a thread is likely to read after a block: of the next kv head, in the next block, or of the item that is its
-    // next if the others take as many.
+    // The block that a thread probably reads next, for prefetching: of the next kv head, of the next block, or of the
+    // item that follows if all threads advance equally.
     BlockOffsets offsets_after(size_t index, int32_t head, int64_t begin) const {
         const Item& item = items_[index];
         if (head + 1 < item.heads) return offsets_of(item, head + 1, begin);
         begin += BLOCK;
         if (begin < std::min(item.last_span * SPAN, end_of(item))) return offsets_of(item, 0, begin);
         const Item& next = items_[std::min(index + size_t(pool::threads()), items_.size() - 1)];
-        bool known = next.row == item.row && next.first_span == item.first_span;  // it is still in a cache
+        bool known = next.row == item.row && next.first_span == item.first_span;  // still cached
         return known ? BlockOffsets::none() : offsets_of(next, 0, next.first_span * SPAN);
     }
 
@@ -334,7 +334,7 @@ class Attention {
         return rows_.kv_lens[item.row] - (rows_.query_start[item.row + 1] - item.first_token);
     }
 
-    // One past the position of its last.
+    // One past the position of an item's last token.
     int64_t end_of(const Item& item) const { return position_of(item) + item.tokens; }
 
     // Queries, scaled, in rows of `stride` elements that are zero past head_dim.

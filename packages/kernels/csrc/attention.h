@@ -1,4 +1,4 @@
-// Attention over paged keys and values. See attention.cpp for how.
+// Attention over paged keys and values; algorithm in attention.cpp.
 #pragma once
 
 #include <cstdint>
@@ -29,6 +29,6 @@ struct Scoring {
     const float* sinks;  // [heads], or null
 };
 
-// q is [tokens, heads, head_dim] and out [tokens, heads, value_dim], rows of tokens `q_stride` and `out_stride` floats apart.
+// q is [tokens, heads, head_dim] and out [tokens, heads, value_dim], with token strides `q_stride` and `out_stride`.
 void attend(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
             int64_t heads, float* out, int64_t out_stride);

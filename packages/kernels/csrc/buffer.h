@@ -1,4 +1,4 @@
-// Memory that is kept from step to step and only grows.
+// Scratch memory that is reused from step to step and only grows.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// What a thread does between two looks at what another is to write.
+// Spin-wait hint to the processor.
 #pragma once
 
 #if defined(__x86_64__)

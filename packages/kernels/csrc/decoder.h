@@ -1,5 +1,5 @@
-// A decoder-only model: every layer of a step in one call, so that between two parallel loops there is nothing to wait
-// for. The struct fields are mirrored in native/abi.py.
+// A decoder-only model: one call computes every layer of a step, so that parallel loops follow each other immediately.
+// The struct fields are mirrored in native/abi.py.
 #pragma once
 
 #include "attention.h"
@@ -45,11 +45,11 @@ struct Step {
     const AdapterRows* adapted;  // or null: no token has an adapter
 };
 
-// Null, or what is wrong with a step: nothing outside the model's memory is touched after it passed.
+// Returns null, or the error of a step. A step that passes touches no memory outside the model's.
 const char* find_fault(const Model& model, const Step& step);
 const char* find_fault(const Rows& rows, const Cache& cache);
 
-// The normalised hidden states after the last layer, [tokens, hidden]; new keys and values go into the caches.
+// The normalized hidden states after the last layer, [tokens, hidden]; new keys and values go into the caches.
 void forward(const Model& model, const Step& step, float* hidden);
 
 // out [m, n] = x [m, k] @ weight.T + bias.

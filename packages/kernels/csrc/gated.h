@@ -1,4 +1,4 @@
-// The rows between the two halves of an MLP: what gate_up makes of inputs, and down reads.
+// Activations between the two halves of an MLP: outputs of gate_up, inputs of down.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// The callers of this library speak C: no exception leaves it. What an exported function returns says how it ended, and
-// `message` says the rest to the thread that called it.
+// Exceptions must not cross the C interface: exported functions return a status, and `message` returns the text of the
+// calling thread's last error.
 #pragma once
 
 #include <cstdint>
@@ -40,7 +40,7 @@ Status guarded(const Body& body) noexcept {
     }
 }
 
-// Refuses to go on if there is a fault.
+// Throws if there is a fault.
 inline void refuse(const char* fault) {
     if (fault) throw std::invalid_argument(fault);
 }

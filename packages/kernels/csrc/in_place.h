@@ -1,5 +1,5 @@
-// Sums of a few values of a block that are read where they lie in the cache: what comes out is, to the bit, what products
-// with panels give (see attention.cpp).
+// Weighted sums of the values of a block, read in place from the cache. The results are bitwise equal to those of
+// products with panels (see attention.cpp).
 #pragma once
 
 #include <type_traits>

@@ -1,4 +1,4 @@
-// Low-rank adapters of a linear layer: what they add is what `add_lora` of ops/lora.py does. `Adapters` and `AdapterRows`
+// Low-rank adapters of a linear layer, as defined by `add_lora` of ops/lora.py. `Adapters` and `AdapterRows`
 // are mirrored in native/abi.py.
 #pragma once
 
@@ -6,21 +6,21 @@
 
 #include "format.h"
 
-// Those of one layer, each at its place. What is at a place may change between steps.
+// Adapters of one layer, each in its slot. The contents of a slot may change between steps.
 struct Adapters {
-    int64_t rank;  // the highest that one can have
+    int64_t rank;  // maximum rank
     int64_t inputs, outputs;
     int64_t parts;         // projections that the layer is made of
     const int64_t* sizes;  // [parts], outputs of each
-    const float* a;        // [places, parts * rank, inputs]
-    const float* b;        // [places, rank, outputs]
+    const float* a;        // [slots, parts * rank, inputs]
+    const float* b;        // [slots, rank, outputs]
 };
 
-// Which tokens of a step have an adapter: runs of them, in the order of tokens. A run may be empty.
+// Tokens of a step that have an adapter: segments (runs) in the order of tokens. A run may be empty.
 struct AdapterRows {
     int64_t runs, places;  // at least one of each
-    const int32_t* table;  // [runs, 3]: a place, the first token, the one after the last
-    const int64_t* ranks;  // [places], of the adapter at each
+    const int32_t* table;  // [runs, 3]: slot, first token, one past the last
+    const int64_t* ranks;  // [slots], rank of each adapter
 };
 
 // Null, or what is wrong with the rows of a step of so many tokens.

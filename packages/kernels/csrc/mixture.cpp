@@ -1,4 +1,4 @@
-// Tokens are brought into the order of their experts, so that each expert that has any is one product over all of them.
+// Tokens are sorted by expert, so that each expert with tokens computes one product.
 // Experts come in waves: the products of all experts of a wave are one parallel loop, because a token or two are too
 // little work to share out one expert at a time.
 #include "mixture.h"
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t WAVE_ROWS = 512;  // of all experts of a wave; one that has more is a wave of its own
 
-// What the mixtures of a step work with. A thread that runs models keeps one.
+// Scratch memory of the mixtures of a step; one for each thread that runs models.
 struct Workspace {
     Buffer routed, routed_scales, logits, scored, experts, weights, shared;
     Buffer inputs, input_scales, gathered, gathered_scales, out;
@@ -34,7 +34,7 @@ Operand operand_from(int64_t format, const float* x, int64_t k, int64_t rows, Bu
     return operand;
 }
 
-// What weighs the shared expert of each token; null where there is none. `x` is in the format of routers.
+// Weight of the shared expert for each token, or null. `x` is in the format of routers.
 float* weigh_shared(const Mixture& mixture, const Operand& x, int64_t tokens) {
     if (!mixture.shared) return nullptr;
     const Linear& gate = mixture.shared_gate;

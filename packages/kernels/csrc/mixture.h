@@ -4,14 +4,14 @@
 
 #include "linear.h"
 
-// How a token's experts are chosen, and what weighs them: `Routing` of ops/moe.py.
+// Selection and weighting of a token's experts: `Routing` of ops/moe.py.
 struct Choice {
     int64_t top_k;
-    int64_t sigmoid;      // of logits are scores, and not likelihoods
-    int64_t renormalise;  // whether the weights of a token's experts are made to add up to 1
+    int64_t sigmoid;      // scores are sigmoids of logits, not a softmax
+    int64_t renormalise;  // nonzero: normalize the weights of a token's experts to a sum of 1
     int64_t groups, top_groups, group_best;
     float scale;              // of weights
-    const float* correction;  // [experts], which scores are compared with; null where there is none
+    const float* correction;  // [experts], added to scores for selection; or null
 };
 
 struct Mixture {
@@ -27,6 +27,6 @@ struct Mixture {
     const Linear* down;
 };
 
-// sums [tokens, hidden] += what the mixture makes of x [tokens, hidden]: first what a token's experts give, in the order
-// of their numbers, then what the shared one does, so that neither other tokens nor threads change a sum.
+// sums [tokens, hidden] += mixture(x [tokens, hidden]): first a token's experts in the order of their numbers, then the
+// shared expert, so that neither other tokens nor threads change a sum.
 void add_mixture(const Mixture& mixture, const float* x, int64_t tokens, float* sums);

@@ -1,4 +1,4 @@
-// Weights as a checkpoint has them, rounded and laid out as `multiply` reads them.
+// Packing of checkpoint weights: rounding, and repacking into the layout that `multiply` reads.
 #pragma once
 
 #include "linear.h"

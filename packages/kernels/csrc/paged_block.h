@@ -1,4 +1,4 @@
-// A block of keys and values in a paged cache.
+// Addresses of a block of keys and values in a paged cache.
 #pragma once
 
 #include <algorithm>
@@ -7,12 +7,12 @@
 
 constexpr int64_t BLOCK = 64;  // keys at a time
 
-// Where the keys of a block lie in a cache, as offsets in elements; HIDDEN for those that no query sees.
+// Offsets of the keys of a block in a cache, in elements; HIDDEN for keys that no query sees.
 constexpr int64_t HIDDEN = -1;
 
 struct BlockOffsets {
     int64_t offset[BLOCK];
-    int64_t first = 0, last = 0;  // that have one
+    int64_t first = 0, last = 0;  // range of keys with an offset
 
     static BlockOffsets none() {
         BlockOffsets offsets;
@@ -34,11 +34,11 @@ struct BlockOffsets {
         }
     }
 
-    // Where a key lies; for one that is not seen, any place that can be read.
+    // Returns the offset of a key, or any readable offset for a hidden one.
     int64_t readable_offset(int64_t key) const { return std::max<int64_t>(offset[key], 0); }
 
-    // Calls for what will be read soon of a key, the lines of 64 bytes that begin in its elements [from, to): pages lie
-    // anywhere, so the processor cannot guess.
+    // Prefetches the cache lines that begin in elements [from, to) of a key: pages are scattered, so hardware
+    // prefetchers cannot predict them.
     template <class T>
     void prefetch(const T* cache, int64_t key, int64_t from, int64_t to) const {
         constexpr int64_t LINE = 64 / int64_t(sizeof(T));

@@ -53,9 +53,9 @@ class Gate {
     std::atomic<int> sleepers_{0};
 };
 
-// Whether other threads are worth their while. One whose core another process wants may be taken off it in the middle
-// of a task, and then all wait for it. Where that costs more than the help is worth, loops are run without help for a
-// while; each time that it is found so again, for twice as long.
+// Decides whether other threads help. A thread may be descheduled in the middle of a task when another process wants its
+// core, and then all wait for it. If that costs more than the help saves, loops run on the caller alone for a while, and
+// twice as long each time it happens again.
 class Judgement {
   public:
     bool wants_help() {

@@ -1,4 +1,4 @@
-// Rows as panels (see format.h): weights, and the keys and values of a block from where they lie in the cache.
+// Repacking of rows into panels (see format.h): weights, and the keys and values of a block of the cache.
 #pragma once
 
 #include <algorithm>

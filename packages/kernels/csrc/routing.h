@@ -1,4 +1,4 @@
-// Which experts a step's tokens have, and which tokens its experts have.
+// Top-k routing: the experts of each token, and the tokens of each expert.
 #pragma once
 
 #include <algorithm>

@@ -14,7 +14,7 @@ void argmax(const float* logits, int64_t rows, int64_t vocab, float* most, int64
 // -inf where the row's mask has a zero bit.
 void apply_bitmask(float* logits, int64_t rows, int64_t vocab, const int32_t* mask, int64_t mask_stride);
 
-// What a row keeps of its tokens; `floor` is the logarithm of min-p.
+// Filters of a row; `floor` is the logarithm of min-p.
 struct Filter {
     int64_t top_k;  // 0: off
     float top_p;    // 1: off

@@ -1,8 +1,9 @@
-// Each process has two buffers, which it uses by turns, and counts the stages that it has reached where all see it.
+// Each process alternates between two shared buffers, and publishes the number of barriers that it has reached.
 //
-// To sum, everybody shows its x, adds up one slice of all of them in its own buffer, and reads the slices of the others:
-// every process reads each number twice, however many they are. Between these stages all wait for all. Nobody waits at
-// the end: who shows something two turns later has seen that everybody reached the turn between, and so left this one.
+// Sum: every process publishes its x, reduces one slice over all buffers into its own, and reads the reduced slices of
+// the others, so each process reads each number twice, for any number of processes. Barriers separate these stages.
+// None is needed at the end: a process that reuses the buffer two turns later has passed a barrier of the turn between,
+// so all others have finished this one.
 #include "shm_collectives.h"
 
 #include <algorithm>
@@ -17,9 +18,9 @@
 
 namespace {
 
-constexpr int64_t LINE = 64;         // bytes between two counters, so that no core waits for another's
-constexpr int64_t GRAIN = 1 << 15;   // bytes that are worth another thread
-constexpr int EAGER = 1 << 12, PATIENT = 1 << 14;  // looks at a counter before others get the core, and before a nap
+constexpr int64_t LINE = 64;         // bytes between two counters (a cache line, against false sharing)
+constexpr int64_t GRAIN = 1 << 15;   // minimum bytes for another thread
+constexpr int EAGER = 1 << 12, PATIENT = 1 << 14;  // polls before yielding, and before sleeping
 constexpr auto NAP = std::chrono::microseconds(50);
 
 using Stage = std::atomic<int64_t>;
@@ -34,7 +35,7 @@ char* buffer_of(const ShmCollectives& group, int64_t rank) {
     return group.memory + group.size * LINE + place * group.room;
 }
 
-// Returns when everybody has come as far as this process.
+// Blocks until all processes have reached this barrier.
 void barrier(const ShmCollectives& group) {
     int64_t stage = stage_of(group, group.rank).fetch_add(1, std::memory_order_acq_rel) + 1;
     for (int64_t rank = 0; rank < group.size; rank++)
@@ -53,7 +54,7 @@ void copy(const char* from, int64_t bytes, char* to) {
                      [&](int64_t first, int64_t last) { std::memcpy(to + first, from + first, size_t(last - first)); });
 }
 
-// Elements [first, last) of everybody's buffer, added up into our own.
+// Sums elements [first, last) of all buffers into this process's own.
 template <class T>
 void add_up(const ShmCollectives& group, int64_t first, int64_t last) {
     pool::run_pieces(last - first, GRAIN / int64_t(sizeof(T)), [&](int64_t from, int64_t to) {
