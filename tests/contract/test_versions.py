@@ -159,7 +159,8 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
 
 
 def test_the_newer_parts_really_are_newer(parts: Parts) -> None:
-    probe = "from tercet.protocol import messages as m, values; print(values.WIRE_VERSION, 'Novelty' in vars(m))"
+    names = "from tercet.protocol.messages import messages as m, values as v"
+    probe = f"{names}; print(v.WIRE_VERSION, 'Novelty' in vars(m))"
     for version, expected in ((NEW, f"({MAJOR}, {MINOR + 1}) True"), (OLD, f"({MAJOR}, {MINOR}) False")):
         path = parts.paths[version]
         env = {"PYTHONPATH": str(path)} if path else {}
