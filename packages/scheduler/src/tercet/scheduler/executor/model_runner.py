@@ -135,7 +135,7 @@ class ModelRunner:
         inputs = self._tables.gather(plan.rows)
         sampling_rows = inputs.sampling_rows
         slots = inputs.slots if len(sampling_rows) == len(inputs.slots) else inputs.slots[sampling_rows]
-        assumed = [*map(plan.draft_tokens.get, sampling_rows)] if plan.assumed else []
+        assumed = [*map(plan.draft_tokens.get, sampling_rows)] if plan.draft_tokens else []
         # masks are filled during the forward pass
         constrained = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)

@@ -247,10 +247,10 @@ class Sampler:
         changes = rows.penalized is not None or len(biases) > 0 or masks is not None
         raw = logits[rows.reporting] if rows.reporting is not None and changes else None
         finite = self._ops.greedy(logits) >= 0 if changes else None  # of what the model said: a mask may hide it
-        if rows.penalised is not None or len(biases):
+        if rows.penalized is not None or len(biases):
             logits = logits.float()  # bfloat16 would lose what is small beside a logit
-        if rows.penalised is not None:
-            self._penalise(logits, rows.penalised, ahead, first)
+        if rows.penalized is not None:
+            self._penalize(logits, rows.penalized, drafts, first)
         if len(biases):
             places, values = self._to_device.send([biased, biases])
             add_bias(logits, places[0], places[1], values)
