@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 OTHERS = [ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")]
-OTHERS += sorted(ROOT.glob("packages/*/README.md"))
-NAMING_FILES = [*DOCS.glob("design/*.md"), *DOCS.glob("contributing/add-*.md"), *OTHERS[1:]]
+OTHERS += [*sorted(ROOT.glob("packages/*/README.md")), *sorted(ROOT.glob("benchmarks/**/README.md"))]
+NAMING_FILES = [*DOCS.glob("design/*.md"), *DOCS.glob("contributing/add-*.md"), *OTHERS[1:-2]]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
