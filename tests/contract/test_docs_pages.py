@@ -79,3 +79,20 @@ def test_every_generated_table_has_a_place() -> None:
 
 def test_generated_tables_are_up_to_date() -> None:
     assert [name_of(path) for path, _ in outdated()] == [], "run `python -m tools.docs_pages`"
+
+
+def test_the_readme_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 150
+    assert len(text.split()) <= 1000
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("packages/*/README.md")), ids=name_of)
+def test_a_package_readme_is_short(page: Path) -> None:
+    assert len(page.read_text().splitlines()) <= 45
+
+
+def test_the_architecture_page_names_every_folder() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    folders = {each.parent.name for each in ROOT.glob("packages/*/src/tercet/*/*/**/__init__.py")}
+    assert [name for name in sorted(folders) if f"{name}/`" not in text] == []
