@@ -148,5 +148,5 @@ def test_a_gpu_is_seen_on_the_bus_of_a_machine_that_does_not_drive_it(
     (card / "vendor").write_text(f"{vendor}\n")
     (card / "class").write_text(f"{kind}\n")
     monkeypatch.setattr(device, "_BUS", tmp_path)
-    monkeypatch.setattr(device, "_DRIVEN", ())
+    monkeypatch.setattr(device, "_DRIVER_FILES", ())
     assert sees_nvidia() == seen

@@ -27,7 +27,7 @@ class Host:
         self._empty = torch.empty
         monkeypatch.setattr(torch, "empty", self.take)
         monkeypatch.setattr(torch.Tensor, "pin_memory", partialmethod(lambda tensor, pin: pin(tensor), self.pin))
-        pinned_module._tell.cache_clear()
+        pinned_module._warn_once.cache_clear()
 
     def take(self, *size: Any, pin_memory: bool = False, **how: Any) -> torch.Tensor:
         made = self._empty(*size, **how)
