@@ -30,9 +30,9 @@ requests they had routed here are held or known to the schedulers."""
 class Node(Sender, Protocol):
     """Interface of a started ThreadNode, as the loop uses it."""
 
-    def drain(self, wait: float | None = 0) -> list[Delivery]: ...  # noqa: D102
-    def set_ready(self, ready: Ready) -> None: ...  # noqa: D102
-    def wake(self) -> None: ...  # noqa: D102
+    def drain(self, wait: float | None = 0) -> list[Delivery]: ...
+    def set_ready(self, ready: Ready) -> None: ...
+    def wake(self) -> None: ...
 
 
 class DetokenizerLoop:

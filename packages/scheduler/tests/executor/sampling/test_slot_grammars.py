@@ -172,7 +172,7 @@ def test_other_guesses_than_those_of_a_late_mask_sit_out(later: list[int | None]
 
 def test_a_request_that_has_spent_its_time_ends(made: Made) -> None:
     """All its choices do, also those whose mask is there; other requests do not."""
-    grammars, backend = made(busy=0.05, free_seconds=0.08)
+    grammars, backend = made(busy=0.2, free_seconds=0.08)
     backend.go.set()
     grammars.introduce([init(0, SLOW, 0), init(1, SLOW, 0), init(2, QUICK, 1)])
     rows = begun(grammars, 0, [0, 1, 2])

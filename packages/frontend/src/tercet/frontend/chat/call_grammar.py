@@ -140,7 +140,9 @@ class CallGrammar:
             return f"{_json({**inner, **defined}, strict=tool.strict)} {self._rules.literal(suffix)}"
         if isinstance(tool.grammar, Regex):
             pattern = regex_terminal(tool.grammar.pattern)  # separate from the end marker: `$` in it means its end
-            return self._text(lambda end: self._rules.terminal(f"{pattern} {lark_string(end)}" if end else pattern), suffix)
+            return self._text(
+                lambda end: self._rules.terminal(f"{pattern} {lark_string(end)}" if end else pattern), suffix
+            )
         if tool.strict and allowed == STRING:
             for keyword in _ONLY_IN_JSON:
                 if keyword in inner:

@@ -141,7 +141,7 @@ def converse(
     if read is input:
         _replace_unencodable(sys.stdin, sys.stdout)
         with contextlib.suppress(ImportError):
-            import readline  # noqa: F401  # line editing and history
+            pass  # line editing and history
     write(f"{conversation.model}. /reset starts over, /exit leaves, Ctrl-C stops a reply.\n")
     while True:
         try:

@@ -143,7 +143,7 @@ class TokenizerManager:
             for model in self.models
         )
 
-    def heartbeat(self, peer: str) -> Heartbeat:  # noqa: ARG002
+    def heartbeat(self, peer: str) -> Heartbeat:
         busy = Phase.STEP if self._states else Phase.IDLE
         load = Load(queued=self.waiting, running=len(self._states))
         return Heartbeat(phase=Phase.DRAINING if self.draining else busy, load=load)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from json import JSONDecodeError
 from typing import Any
 
 from tercet.protocol.json_files import error_line, parse_json
@@ -14,6 +15,8 @@ def reading(name: str) -> Iterator[None]:
         yield
     except (MemoryError, GeneratorExit, KeyboardInterrupt, SystemExit):
         raise
+    except JSONDecodeError as error:
+        raise ValueError(f"{name} cannot be read as JSON: {error_line(error)}") from error
     except ValueError as error:
         raise ValueError(error_line(error)) from error
     except BaseException as error:  # tokenizers raises bare Exception, and a Rust panic is a BaseException

@@ -26,9 +26,9 @@ class Routed(Protocol):
         ...
 
     @property
-    def prompt_tokens(self) -> int: ...  # noqa: D102
+    def prompt_tokens(self) -> int: ...
     @property
-    def salt(self) -> str: ...  # noqa: D102
+    def salt(self) -> str: ...
 
 
 class RoutingPolicy(Protocol):
@@ -53,7 +53,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:  # noqa: ARG002
+    def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
         start = self._next % len(schedulers)
         self._next += 1
         return [*schedulers[start:], *schedulers[:start]]
@@ -78,9 +78,9 @@ class PowerOfTwo(RoundRobin):
 
     def __init__(self, rng: random.Random | None = None) -> None:
         super().__init__()
-        self._random = rng or random.Random()  # noqa: S311 - nothing secret hangs on it
+        self._random = rng or random.Random()
 
-    def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:  # noqa: ARG002
+    def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
         """Return the two candidates by load, then the others in random order."""
         drawn = self._random.sample(schedulers, len(schedulers))
         return sorted(drawn[:2], key=lambda each: each.tokens) + drawn[2:]

@@ -28,14 +28,14 @@ _TENSOR_CORES_FROM = 4
 class Wrapper(Protocol):
     """FlashInfer wrapper: an operation that is planned and then run."""
 
-    def plan(self, *given: Any, **options: Any) -> None: ...  # noqa: D102
-    def run(self, q: torch.Tensor, *given: Any, **options: Any) -> Any: ...  # noqa: D102
+    def plan(self, *given: Any, **options: Any) -> None: ...
+    def run(self, q: torch.Tensor, *given: Any, **options: Any) -> Any: ...
 
 
 class Library(Protocol):
     """The functions of module `flashinfer` that are used here."""
 
-    def BatchDecodeWithPagedKVCacheWrapper(  # noqa: D102, N802
+    def BatchDecodeWithPagedKVCacheWrapper(
         self,
         float_workspace_buffer: torch.Tensor,
         kv_layout: str,
@@ -44,13 +44,9 @@ class Library(Protocol):
         use_cuda_graph: bool = False,
         **buffers: torch.Tensor,
     ) -> Wrapper: ...
-    def BatchPrefillWithPagedKVCacheWrapper(  # noqa: D102, N802
-        self, float_workspace_buffer: torch.Tensor, kv_layout: str
-    ) -> Wrapper: ...
-    def BatchPrefillWithRaggedKVCacheWrapper(  # noqa: D102, N802
-        self, float_workspace_buffer: torch.Tensor, kv_layout: str
-    ) -> Wrapper: ...
-    def merge_state_in_place(  # noqa: D102
+    def BatchPrefillWithPagedKVCacheWrapper(self, float_workspace_buffer: torch.Tensor, kv_layout: str) -> Wrapper: ...
+    def BatchPrefillWithRaggedKVCacheWrapper(self, float_workspace_buffer: torch.Tensor, kv_layout: str) -> Wrapper: ...
+    def merge_state_in_place(
         self, v: torch.Tensor, s: torch.Tensor, v_other: torch.Tensor, s_other: torch.Tensor
     ) -> None: ...
 

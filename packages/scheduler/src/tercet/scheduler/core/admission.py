@@ -35,7 +35,7 @@ class PendingAborts:
         self._reasons: OrderedDict[str, str] = OrderedDict()
 
     def note(self, message: AbortReq) -> None:
-        """Remember an abort that is `user_requested` and names a rid; any other concerns only choices that are already held."""
+        """Remember a `user_requested` abort that names a rid; other aborts concern only choices already held."""
         if message.user_requested and message.rid:
             self._reasons[message.rid] = message.reason
             self._reasons.move_to_end(message.rid)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 @dataclass
 class CoreCounters:
+    """Counters of one scheduler since its start."""
+
     steps: int = 0
     mixed_steps: int = 0
     """Steps with both decodes and prefills."""

@@ -100,14 +100,14 @@ class ChunkCache:
     cached = 0
     version = 0
 
-    def measure(self, salt: str, key: bytes) -> int:  # noqa: ARG002
+    def measure(self, salt: str, key: bytes) -> int:
         return 0
 
-    def match(self, salt: str, key: bytes) -> Match:  # noqa: ARG002
+    def match(self, salt: str, key: bytes) -> Match:
         """Return the empty prefix."""
         return Match(self._root, 0, [[] for _ in self._none])
 
-    def upcoming(self, salt: str, key: bytes, most: int) -> bytes:  # noqa: ARG002
+    def upcoming(self, salt: str, key: bytes, most: int) -> bytes:
         return b""
 
     def lock(self, node: Node) -> None:
@@ -116,9 +116,9 @@ class ChunkCache:
     def unlock(self, node: Node) -> None:
         pass
 
-    def insert(self, salt: str, key: bytes, pages: PageLists) -> Inserted:  # noqa: ARG002
+    def insert(self, salt: str, key: bytes, pages: PageLists) -> Inserted:
         """Take no page: all count as existing, so that the caller releases its own."""
         return Inserted(self._root, len(pages[0]))
 
-    def evict(self, count: int) -> PageLists:  # noqa: ARG002
+    def evict(self, count: int) -> PageLists:
         return [[] for _ in self._none]

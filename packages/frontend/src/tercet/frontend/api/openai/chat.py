@@ -24,6 +24,8 @@ from tercet.protocol.messages.values import LogprobParams
 
 
 class OpenAIServingChat:
+    """OpenAI's Chat Completions endpoint."""
+
     def __init__(self, manager: TokenizerManager, body_limit: int, planner: ChatPlanner) -> None:
         self._manager = manager
         self._body_limit = body_limit

@@ -12,6 +12,8 @@ from tercet.frontend.model.served_model import ServedModel
 
 
 class ChatWriter:
+    """Writer of chat answers without parsing, for speed."""
+
     def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
         self._builder = ChatChunks(rid, body, model)
         self._started: set[int] = set()

@@ -42,6 +42,8 @@ _DEFAULT_MAX_TOKENS = 16
 
 
 class OpenAIServingCompletion:
+    """OpenAI's Completions endpoint."""
+
     def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
         self._manager = manager
         self._body_limit = body_limit

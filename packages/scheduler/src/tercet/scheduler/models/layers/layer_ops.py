@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol, cast
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.ops.activation import Gate, act_and_mul
@@ -110,15 +110,15 @@ class NewLatents(NamedTuple):
 class LayerOps(Protocol):
     """The interface of a layer's operations on tensors [tokens, ...]; `tercet.kernels.ops` defines each of them."""
 
-    def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...  # noqa: D102
-    def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...  # noqa: D102
-    def add_rmsnorm(  # noqa: D102
+    def embedding(self, ids: torch.Tensor, weight: torch.Tensor) -> torch.Tensor: ...
+    def rmsnorm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor: ...
+    def add_rmsnorm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def project(  # noqa: D102
+    def project(
         self, x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, *, gate: Gate | None = None
     ) -> torch.Tensor: ...
-    def project_normed(  # noqa: D102
+    def project_normed(
         self,
         x: torch.Tensor,
         residual: torch.Tensor | None,
@@ -128,15 +128,15 @@ class LayerOps(Protocol):
         *,
         gate: Gate | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def project_onto(  # noqa: D102
+    def project_onto(
         self, x: torch.Tensor, residual: torch.Tensor, weight: Weight, bias: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]: ...
-    def act_and_mul(self, x: torch.Tensor, gate: Gate) -> torch.Tensor: ...  # noqa: D102
-    def add_lora(self, out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None: ...  # noqa: D102
-    def route(  # noqa: D102
+    def act_and_mul(self, x: torch.Tensor, gate: Gate) -> torch.Tensor: ...
+    def add_lora(self, out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None: ...
+    def route(
         self, router_logits: torch.Tensor, routing: Routing, correction: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]: ...
-    def fused_moe(  # noqa: D102
+    def fused_moe(
         self,
         x: torch.Tensor,
         weights: torch.Tensor,

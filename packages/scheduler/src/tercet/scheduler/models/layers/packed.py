@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 
 
 class Segment(NamedTuple):
@@ -34,7 +34,7 @@ class Packed:
 
     def attend(
         self,
-        layer_id: int,  # noqa: ARG002 - nothing is kept between steps
+        layer_id: int,
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,

@@ -67,7 +67,7 @@ def test_a_case_compiles(compiler: Compiler, case: str, architecture: int) -> No
 
 def test_no_kernel_is_left_out(compiler: Compiler) -> None:
     kernels = set()
-    for path in KERNELS.glob("*.py"):
+    for path in KERNELS.rglob("*.py"):
         kernels |= set(re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE))
     compiled = {line[len(f"{'':26} sm80 ") :].split()[0] for line in compiler.rest()}
     assert kernels == compiled
