@@ -132,7 +132,7 @@ class Engine:
                     self._active[message.rid] = message
                     self._positions[message.rid] = 0
 
-    def _status(self, peer: str) -> Heartbeat:
+    def _status(self, peer: str) -> Heartbeat:  # noqa: ARG002
         return Heartbeat(phase=Phase.STEP)
 
 

@@ -40,7 +40,7 @@ FLAGS = [
 class NativeBuildHook(BuildHookInterface[Any]):
     """Runs before a wheel or an editable install is made."""
 
-    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
         """Compile, and mark the wheel as one for this platform if anything was compiled."""
         if self.target_name != "wheel":
             return

@@ -151,4 +151,4 @@ def test_one_scheduler_after_the_other_is_updated_and_no_request_notices(
     heard = [text for said in texts for text in said]
     assert heard
     assert set(heard) <= set(whole.values())
-    print(f"{len(heard)} requests, {updates} updates of two schedulers, 0 failed")
+    print(f"{len(heard)} requests, {updates} updates of two schedulers, 0 failed")  # noqa: T201

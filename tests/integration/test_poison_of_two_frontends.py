@@ -95,7 +95,7 @@ class TwoFrontendSimulation:
             self._ports[peer].feed(DETOKENIZER, PeerReady(DETOKENIZER, Role.DETOKENIZER, Ready()))
             self.managers[peer].on_deliveries(self._ports[peer].drain())
         async with asyncio.timeout(10):
-            while not all(manager.ready for manager in self.managers.values()):
+            while not all(manager.ready for manager in self.managers.values()):  # noqa: ASYNC110 - nothing tells
                 await asyncio.sleep(0.001)
         self._wire.begin({}, ())
 

@@ -190,7 +190,7 @@ async def test_a_loop_that_is_busy_for_long_is_not_called_dead(network: Network,
     await frontend.until_heard(PeerUp)
     await asyncio.to_thread(scheduler.wait_for, Heartbeat, "frontend-0")
     silence = network.config(Role.FRONTEND).silence
-    time.sleep(1.5 * silence)
+    time.sleep(1.5 * silence)  # noqa: ASYNC251
     await asyncio.to_thread(scheduler.wait_for, Heartbeat, "frontend-0")
     await asyncio.to_thread(scheduler.node.drain, silence / 2)
     assert not [each for each in scheduler.heard if isinstance(each.message, PeerDown)]

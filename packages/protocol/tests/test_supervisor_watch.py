@@ -97,7 +97,7 @@ async def test_a_node_on_a_loop_says_so(directory: str, caplog: pytest.LogCaptur
     try:
         clock.advance(SUPERVISOR_WARNING_INTERVAL)
         async with asyncio.timeout(20):
-            while "no connection to the supervisor" not in caplog.text:  # it tells nobody
+            while "no connection to the supervisor" not in caplog.text:  # it tells nobody  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
     finally:
         await node.close()

@@ -89,7 +89,7 @@ async def test_a_request_that_was_resumed_is_told_of(engine_of: EngineOf, http_o
         http = http_of(served)
         asked = asyncio.create_task(http.post("/v1/completions", json={"model": "tiny", "prompt": "hello"}))
         async with asyncio.timeout(10):
-            while not engine.requests():
+            while not engine.requests():  # noqa: ASYNC110 - the engine tells nobody
                 await asyncio.sleep(0.001)
         engine.step()
         engine.waited = 5.0
@@ -116,7 +116,7 @@ async def test_answers_are_measured_by_model(engine_of: EngineOf, http_of: HttpO
         body = {"model": "tiny", "prompt": "hello", "n": 2}
         asked = asyncio.create_task(http_of(served).post("/v1/completions", json=body))
         async with asyncio.timeout(10):
-            while not engine.requests():
+            while not engine.requests():  # noqa: ASYNC110 - the engine tells nobody
                 await asyncio.sleep(0.001)
         for _ in range(10):
             engine.step()
@@ -256,7 +256,7 @@ async def test_a_frontend_that_dies_while_it_is_asked_holds_up_nothing(engine_of
         began = time.monotonic()
         asked = asyncio.create_task(scrape(http_of(served)))
         async with asyncio.timeout(10):
-            while not any(isinstance(message, MetricsReq) for _, message in engine.sent):
+            while not any(isinstance(message, MetricsReq) for _, message in engine.sent):  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         engine.down("frontend-1", Role.FRONTEND)
         samples = await asked

@@ -25,7 +25,7 @@ ASK = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n
 async def until(http: httpx2.AsyncClient, status: int) -> httpx2.Response:
     """Return the first response with this status."""
     async with asyncio.timeout(20):
-        while (answer := await http.post("/generate", content=BODY, headers=JSON)).status_code != status:
+        while (answer := await http.post("/generate", content=BODY, headers=JSON)).status_code != status:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
     return answer
 

@@ -42,7 +42,7 @@ async def test_what_many_clients_send_is_bounded_and_free_again_when_they_leave(
         clients = [await begun(served) for _ in range(24)]
         heads = [asyncio.create_task(reader.readuntil(b"\r\n\r\n")) for reader, _ in clients]
         async with asyncio.timeout(20):  # 17 fit, because the first 64 KiB of each are free
-            while len(refused := [each.result() for each in heads if each.done()]) < 7:
+            while len(refused := [each.result() for each in heads if each.done()]) < 7:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert len(refused) < 24
         assert all(b"HTTP/1.1 503" in each and b"retry-after: 1" in each for each in refused)
@@ -53,7 +53,7 @@ async def test_what_many_clients_send_is_bounded_and_free_again_when_they_leave(
             writer.close()
         body = json.dumps(SHORT).encode().ljust(LONGEST)
         async with asyncio.timeout(10):
-            while (await http.post("/v1/completions", content=body, headers=JSON)).is_error:
+            while (await http.post("/v1/completions", content=body, headers=JSON)).is_error:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
 
 
@@ -109,7 +109,7 @@ async def test_a_body_keeps_its_room_until_its_request_ends(engine_of: EngineOf,
             http = http_of(served)
             asked = [asyncio.create_task(http.post("/v1/completions", content=body, headers=JSON)) for _ in range(5)]
             async with asyncio.timeout(10):
-                while len(engine.running) < 5:
+                while len(engine.running) < 5:  # noqa: ASYNC110
                     await asyncio.sleep(0.002)
             assert budget.used > 4 * LONGEST
             refused = await http.post("/v1/completions", content=body, headers=JSON)

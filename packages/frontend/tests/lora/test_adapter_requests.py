@@ -37,7 +37,7 @@ def read(path: str) -> LoRAAdapter:
 
 async def learnt(served: Served) -> None:
     async with asyncio.timeout(10):
-        while served.manager.adapters.loading:
+        while served.manager.adapters.loading:  # noqa: ASYNC110 - they tell nobody
             await asyncio.sleep(0.001)
 
 
@@ -266,7 +266,7 @@ async def test_what_cannot_be_read_any_more_is_not_waited_for(adapting: EngineOf
             http_of(served).post("/v1/completions", json={"model": "haiku", "prompt": "hello", "max_tokens": 9})
         )
         async with asyncio.timeout(10):
-            while not engine.running:
+            while not engine.running:  # noqa: ASYNC110 - the engine tells nobody
                 await asyncio.sleep(0.001)
             engine.step()
             engine.reject = unreadable(9, retry=True)

@@ -115,7 +115,7 @@ async def test_an_option_that_a_scheduler_refuses_is_tried_with_the_next(
         await asyncio.sleep(0.01)
         assert len(loads(engine)) == 1
         served.manager.adapters.tick(again=True)
-        while len(loads(engine)) < 2:
+        while len(loads(engine)) < 2:  # noqa: ASYNC110 - the engine tells nobody
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
         assert len([each for each in caplog.records if "no such directory" in each.getMessage()]) == 1

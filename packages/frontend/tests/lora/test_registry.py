@@ -96,7 +96,7 @@ async def test_a_scheduler_that_says_nothing_gives_no_name(adapting: EngineOf, h
         http = http_of(served)
         loading = asyncio.create_task(load(http))
         async with asyncio.timeout(10):
-            while len(loads(engine)) < 2:
+            while len(loads(engine)) < 2:  # noqa: ASYNC110 - the engine tells nobody
                 await asyncio.sleep(0.001)
         engine.down("scheduler-1")
         unheard = await loading
@@ -128,7 +128,7 @@ async def test_requests_in_flight_keep_what_their_name_stood_for(adapting: Engin
         await load(http, path="/a")
         running = asyncio.create_task(ask(http))
         async with asyncio.timeout(10):
-            while not engine.running:
+            while not engine.running:  # noqa: ASYNC110 - the engine tells nobody
                 await asyncio.sleep(0.001)
         engine.step()
         await load(http, path="/b")

@@ -48,7 +48,7 @@ def test_the_model_s_config_decides(config: dict[str, object], activated: list[f
 
 @pytest.mark.parametrize("content", [b"[]", b"{", b'{"prompts": [1]}'])
 def test_files_without_sense_are_refused(content: bytes) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError):  # noqa: PT011 - msgspec's own words
         SentenceFiles({"config_sentence_transformers.json": content})
 
 

@@ -96,7 +96,7 @@ def by(owner: str, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(5):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 

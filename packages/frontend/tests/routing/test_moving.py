@@ -244,7 +244,7 @@ async def test_it_is_told_once_when_requests_can_be_served(engine_of: EngineOf) 
         engine.deliver = manager.on_deliveries
         engine.scheduler_up(S)
         async with asyncio.timeout(10):
-            while not list(manager.models):
+            while not list(manager.models):  # noqa: ASYNC110 - the files are read in a thread
                 await asyncio.sleep(0.001)
         assert (times, manager.ready) == (0, False)
         engine.detokenizer_up(DETOKENIZER)

@@ -134,7 +134,7 @@ async def test_a_restarted_scheduler_is_asked_for_its_files_again(engine_of: Eng
         engine.scheduler_up("scheduler-0", "2")
         assert manager.models.get("tiny").files.template is not None
         async with asyncio.timeout(10):
-            while manager.models.get("tiny").identity.weights != "weights-2":
+            while manager.models.get("tiny").identity.weights != "weights-2":  # noqa: ASYNC110 - read in a thread
                 await asyncio.sleep(0.001)
         assert manager.models.get("tiny").files.template is None
 

@@ -21,7 +21,7 @@ async def add_scheduler(served: Served, peer: str, model: str, weights: str) -> 
     engine.limits, engine.weights = msgspec.structs.replace(engine.limits, model=model), weights
     engine.scheduler_up(peer)
     async with asyncio.timeout(10):
-        while peer not in served.manager.models.peers:
+        while peer not in served.manager.models.peers:  # noqa: ASYNC110 - the files are read in a thread
             await asyncio.sleep(0.001)
 
 

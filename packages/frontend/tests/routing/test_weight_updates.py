@@ -146,7 +146,7 @@ async def test_a_request_whose_weights_are_gone_goes_on_with_those_that_took_the
         http = http_of(served)
         text = asyncio.create_task(http.post("/v1/completions", json={**BODY, "max_tokens": 6}, headers=ADMIN))
         async with asyncio.timeout(10):
-            while not engine.running:
+            while not engine.running:  # noqa: ASYNC110 - the engine tells nobody what it was sent
                 await asyncio.sleep(0.001)
         engine.step()
         engine.step()
@@ -155,7 +155,7 @@ async def test_a_request_whose_weights_are_gone_goes_on_with_those_that_took_the
         engine.weights = SHA
         engine.scheduler_up("scheduler-0", "2")
         async with asyncio.timeout(10):
-            while not engine.running:
+            while not engine.running:  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
         resumed = engine.requests()[-1]
         assert (resumed.attempt, len(resumed.resume[0].output_ids) // 4) == (1, 2)

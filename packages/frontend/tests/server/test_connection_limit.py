@@ -80,7 +80,7 @@ async def test_an_answer_under_way_is_nobody_s_to_end(engine_of: EngineOf, http_
     engine = engine_of(lambda _request, _index: [Token(5, "x")], auto=False)
     async with serving(engine) as served, asyncio.timeout(20):
         asked = asyncio.create_task(http_of(served).post("/generate", json={"text": "hello"}))
-        while not engine.running:
+        while not engine.running:  # noqa: ASYNC110 - the fake has no event for it
             await asyncio.sleep(0.002)
         async with connections(served, 3 * MOST, b""):
             assert (await http_of(served).get("/live")).status_code == 200
@@ -92,7 +92,7 @@ async def test_where_all_work_a_new_one_is_turned_away(engine_of: EngineOf, http
     engine = engine_of(lambda _request, _index: [Token(5, "x")], auto=False)
     async with serving(engine) as served, asyncio.timeout(20):
         asked = [asyncio.create_task(http_of(served).post("/generate", json={"text": "a"})) for _ in range(MOST)]
-        while len(engine.running) < MOST:
+        while len(engine.running) < MOST:  # noqa: ASYNC110 - the fake has no event for it
             await asyncio.sleep(0.002)
         async with connections(served, 1, b"") as [(reader, _)]:
             with contextlib.suppress(ConnectionResetError):

@@ -226,7 +226,7 @@ async def test_only_heads_are_hurried(engine_of: EngineOf, monkeypatch: pytest.M
         await reader.readuntil(b"}")
         await asyncio.sleep(0.15)
         writer.write(ask % (len(body), body) + LIVE[:3])
-        while not engine.running:
+        while not engine.running:  # noqa: ASYNC110 - the fake has no event for it
             await asyncio.sleep(0.002)
         await asyncio.sleep(0.15)
         engine.step()
@@ -255,7 +255,7 @@ async def test_a_request_in_flight_may_finish_after_stop(engine_of: EngineOf, ht
     async with serving(engine) as served:
         asked = asyncio.create_task(http_of(served).post("/generate", json={"text": "hello"}))
         async with asyncio.timeout(10):
-            while not engine.running:
+            while not engine.running:  # noqa: ASYNC110 - the fake has no event for it
                 await asyncio.sleep(0.002)
         for delay in (0.05, 0.06):
             asyncio.get_running_loop().call_later(delay, engine.step)
@@ -285,7 +285,7 @@ async def test_a_client_that_reads_late_gets_everything(engine_of: EngineOf) -> 
         writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n")
         writer.write(b"connection: close\r\ncontent-length: %d\r\n\r\n%b" % (len(body), body))
         async with asyncio.timeout(30):
-            while not engine.running:
+            while not engine.running:  # noqa: ASYNC110 - the fake has no event for it
                 await asyncio.sleep(0.002)
             while engine.running:  # written as far as the sockets have room; the rest waits
                 engine.step()
@@ -318,10 +318,10 @@ async def test_a_client_that_does_not_read_is_gone(
     async with serving(engine_of(script)) as served, asyncio.timeout(20):
         _, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]), limit=1024)
         writer.write(ask)
-        while not served.engine.requests():
+        while not served.engine.requests():  # noqa: ASYNC110 - the fake has no event for it
             await asyncio.sleep(0.002)
         await served.until_idle()
-        while served.server.server_state.connections:
+        while served.server.server_state.connections:  # noqa: ASYNC110 - nor has the server
             await asyncio.sleep(0.01)
         writer.close()
 

@@ -194,8 +194,8 @@ def test_a_part_that_is_asked_to_leave_is_replaced_at_once(start: Start) -> None
     run.wait_ready()
     for restart in (1, 2):
         os.kill(run.supervisor.pids()["scheduler-0"], signal.SIGTERM)
-        run.wait(lambda: sum("scheduler-0 left" in line for line in run.screen.lines) == restart)
-        run.wait(lambda: sum("scheduler-0 is ready" in line for line in run.screen.lines) == restart + 1)
+        run.wait(lambda: sum("scheduler-0 left" in line for line in run.screen.lines) == restart)  # noqa: B023
+        run.wait(lambda: sum("scheduler-0 is ready" in line for line in run.screen.lines) == restart + 1)  # noqa: B023
 
 
 def test_a_part_that_leaves_without_being_asked_is_started_again_less_and_less_often(start: Start) -> None:

@@ -225,13 +225,13 @@ class FakeFlashInfer:
     made: list[_Wrapper] = field(default_factory=list)
     merge_state_in_place = staticmethod(merge_state_in_place)
 
-    def BatchDecodeWithPagedKVCacheWrapper(self, *given: Any, **options: Any) -> Any:
+    def BatchDecodeWithPagedKVCacheWrapper(self, *given: Any, **options: Any) -> Any:  # noqa: N802
         return self._made(BatchDecodeWithPagedKVCacheWrapper(*given, **options))
 
-    def BatchPrefillWithPagedKVCacheWrapper(self, *given: Any, **options: Any) -> Any:
+    def BatchPrefillWithPagedKVCacheWrapper(self, *given: Any, **options: Any) -> Any:  # noqa: N802
         return self._made(BatchPrefillWithPagedKVCacheWrapper(*given, **options))
 
-    def BatchPrefillWithRaggedKVCacheWrapper(self, *given: Any, **options: Any) -> Any:
+    def BatchPrefillWithRaggedKVCacheWrapper(self, *given: Any, **options: Any) -> Any:  # noqa: N802
         return self._made(BatchPrefillWithRaggedKVCacheWrapper(*given, **options))
 
     def _made(self, wrapper: _Wrapper) -> _Wrapper:

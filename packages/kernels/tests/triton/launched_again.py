@@ -62,7 +62,7 @@ class Device:
 
 
 @triton.jit
-def kernel(out_ptr, x_ptr, bias_ptr, size, factor, SIZE: tl.constexpr, PLUS: tl.constexpr):
+def kernel(out_ptr, x_ptr, bias_ptr, size, factor, SIZE: tl.constexpr, PLUS: tl.constexpr):  # noqa: N803
     column = tl.arange(0, SIZE)
     x = tl.load(x_ptr + column, mask=column < size) * factor + PLUS
     if bias_ptr is not None:

@@ -14,7 +14,7 @@ from tercet.kernels.triton.attention.paged_attention import merge_if_last
 
 
 @triton.jit
-def counted_kernel(parts_ptr, lse_ptr, merged_ptr, finished_ptr, SIZE: tl.constexpr):
+def counted_kernel(parts_ptr, lse_ptr, merged_ptr, finished_ptr, SIZE: tl.constexpr):  # noqa: N803
     """A split that ends right after every thread has stored what it has, in place."""
     head, dim = tl.arange(0, 1), tl.arange(0, SIZE)
     place = tl.program_id(0) * 4 + tl.program_id(1) + head
@@ -26,7 +26,7 @@ def counted_kernel(parts_ptr, lse_ptr, merged_ptr, finished_ptr, SIZE: tl.conste
 
 
 @triton.jit
-def clamped_kernel(x_ptr, out_ptr, SIZE: tl.constexpr):
+def clamped_kernel(x_ptr, out_ptr, SIZE: tl.constexpr):  # noqa: N803
     """A clamped gate and up."""
     at = tl.arange(0, SIZE)
     gate, up = tl.load(x_ptr + at), tl.load(x_ptr + SIZE + at)

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 
 @triton.jit
-def shifted_kernel(x_ptr, out_ptr, shift, SIZE: tl.constexpr):
+def shifted_kernel(x_ptr, out_ptr, shift, SIZE: tl.constexpr):  # noqa: N803
     """Writes SIZE numbers, and leaves out `shift` of those that were read."""
     at = tl.program_id(0) * SIZE + tl.arange(0, SIZE)
     tl.store(out_ptr + at, tl.load(x_ptr + at + shift))
@@ -42,7 +42,7 @@ def alike_kernel(x_ptr, out_ptr):
 
 
 @triton.jit
-def counting_kernel(parts_ptr, finished_ptr, out_ptr, COUNTS: tl.constexpr, SIZE: tl.constexpr):
+def counting_kernel(parts_ptr, finished_ptr, out_ptr, COUNTS: tl.constexpr, SIZE: tl.constexpr):  # noqa: N803
     """The last program to end adds up what all have written; it is known only where programs COUNT."""
     part, programs = tl.program_id(0), tl.num_programs(0)
     tl.store(parts_ptr + part, part + 1)
@@ -56,7 +56,7 @@ def counting_kernel(parts_ptr, finished_ptr, out_ptr, COUNTS: tl.constexpr, SIZE
 
 
 @triton.jit
-def counted_backwards_kernel(x_ptr, out_ptr, BARRIER: tl.constexpr, SIZE: tl.constexpr):
+def counted_backwards_kernel(x_ptr, out_ptr, BARRIER: tl.constexpr, SIZE: tl.constexpr):  # noqa: N803
     """Counts, and reads backwards what it has counted."""
     at = tl.arange(0, SIZE)
     tl.store(x_ptr + at, at)
@@ -66,7 +66,7 @@ def counted_backwards_kernel(x_ptr, out_ptr, BARRIER: tl.constexpr, SIZE: tl.con
 
 
 @triton.jit
-def turned_kernel(x_ptr, BARRIER: tl.constexpr, SIZE: tl.constexpr):
+def turned_kernel(x_ptr, BARRIER: tl.constexpr, SIZE: tl.constexpr):  # noqa: N803
     """Turns numbers around in place."""
     at = tl.arange(0, SIZE)
     x = tl.load(x_ptr + SIZE - 1 - at)
@@ -76,14 +76,14 @@ def turned_kernel(x_ptr, BARRIER: tl.constexpr, SIZE: tl.constexpr):
 
 
 @triton.jit
-def halved_kernel(x_ptr, SIZE: tl.constexpr):
+def halved_kernel(x_ptr, SIZE: tl.constexpr):  # noqa: N803
     """Halves even numbers where they are; the odd ones become 0 unread."""
     at = tl.arange(0, SIZE)
     tl.store(x_ptr + at, tl.load(x_ptr + at, mask=at % 2 == 0, other=0) // 2)
 
 
 @triton.jit
-def early_kernel(x_ptr, out_ptr, ORDER: tl.constexpr, PDL: tl.constexpr):
+def early_kernel(x_ptr, out_ptr, ORDER: tl.constexpr, PDL: tl.constexpr):  # noqa: N803
     """Waits (w), reads (r), stores (s), and lets the next begin (n), as ORDER says."""
     if ORDER == "wrsn" or ORDER == "wnrs":
         pdl_wait(PDL)

@@ -20,7 +20,7 @@ def test_a_check_finds_a_wrong_operation(device: torch.device, monkeypatch: pyte
 
 
 def test_products_in_splits_are_checked(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.triton.linear.quantized.add_splits", lambda parts, bias, out: out.zero_())
+    monkeypatch.setattr("tercet.kernels.triton.linear.quantized.add_splits", lambda parts, bias, out: out.zero_())  # noqa: ARG005
     assert verdict(lambda: CHECKS["triton quantised"](device)).startswith("AssertionError")
 
 

@@ -250,4 +250,4 @@ def test_an_older_minor_may_lack_what_has_a_default(name: str, value: msgspec.St
 
 
 if __name__ == "__main__":
-    print("\n".join(f"{name} {frame.hex()}" for name, _, frame in encoded()))
+    print("\n".join(f"{name} {frame.hex()}" for name, _, frame in encoded()))  # noqa: T201

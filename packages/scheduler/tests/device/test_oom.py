@@ -191,7 +191,7 @@ def test_what_nothing_is_served_without_is_missed_in_a_line(error: Exception) ->
 def test_a_shortage_is_told_without_what_torch_says_of_its_allocator() -> None:
     said = "CUDA out of memory. GPU 0 has 3 MiB free. Process 7 has 9 GiB."
     whole = f"{said} Of the allocated memory 5 GiB is allocated by PyTorch, and so on.\nMore."
-    with pytest.raises(ValueError) as caught, require_memory("a cache"):
+    with pytest.raises(ValueError) as caught, require_memory("a cache"):  # noqa: PT011 - its whole text is below
         raise torch.OutOfMemoryError(whole)
     assert str(caught.value) == f"no memory for a cache: {said}"
 

@@ -133,10 +133,11 @@ SELECT owner FROM (
 _AGES = {"responses": "created", "sessions": "created", "conversations": "used"}
 """Tables that are pruned, and the column with the time of creation or last use."""
 _OF_OWNER = " UNION ALL ".join(
-    f"SELECT '{table}' AS kind, rowid AS row, {age} AS at FROM {table} WHERE owner = ?1" for table, age in _AGES.items()
+    f"SELECT '{table}' AS kind, rowid AS row, {age} AS at FROM {table} WHERE owner = ?1"
+    for table, age in _AGES.items()  # noqa: S608
 )
 _OLDEST_OF_OWNER = (
-    f"SELECT kind, row FROM ({_OF_OWNER}) ORDER BY at LIMIT (SELECT 1 + count(*) / 16 FROM ({_OF_OWNER}))"
+    f"SELECT kind, row FROM ({_OF_OWNER}) ORDER BY at LIMIT (SELECT 1 + count(*) / 16 FROM ({_OF_OWNER}))"  # noqa: S608
 )
 """One sixteenth of an owner's rows: a compromise between keeping rows and the number of pruning passes."""
 
@@ -262,13 +263,13 @@ class Database:
         """
         oldest = self.oldest(now)
         for table, age in _AGES.items():
-            connection.execute(f"DELETE FROM {table} WHERE {age} < ?", (oldest,))
+            connection.execute(f"DELETE FROM {table} WHERE {age} < ?", (oldest,))  # noqa: S608
         while self._used(connection) > self._max_bytes:
             largest = connection.execute(_LARGEST_OWNER).fetchone()
             if largest is None:
                 return
             for table, row in connection.execute(_OLDEST_OF_OWNER, largest).fetchall():
-                connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (row,))
+                connection.execute(f"DELETE FROM {table} WHERE rowid = ?", (row,))  # noqa: S608
 
     def _used(self, connection: sqlite3.Connection) -> int:
         pages, free, size = (

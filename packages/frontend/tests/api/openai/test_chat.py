@@ -329,7 +329,7 @@ async def test_rule_19_a_client_that_leaves_aborts_its_request(
             http_of(served).post("/v1/chat/completions", json={**BODY, "stream": stream}, timeout=30)
         )
         async with asyncio.timeout(10):
-            while not engine.running:
+            while not engine.running:  # noqa: ASYNC110 - the fake has no event for it
                 await asyncio.sleep(0.002)
             engine.step()
             await asyncio.sleep(0.05)
@@ -347,7 +347,7 @@ async def test_rule_19_a_client_that_leaves_before_the_first_token_aborts_its_re
     async with serving(engine) as served:
         leaving = asyncio.create_task(http_of(served).post("/v1/chat/completions", json={**BODY, "stream": True}))
         async with asyncio.timeout(10):
-            while not engine.running:
+            while not engine.running:  # noqa: ASYNC110 - the fake has no event for it
                 await asyncio.sleep(0.002)
             leaving.cancel()
             await served.until_idle()
@@ -377,7 +377,7 @@ async def test_a_stream_goes_on_when_its_scheduler_and_detokenizer_die(
 
 async def first_step(engine: FakeEngine) -> None:
     async with asyncio.timeout(10):
-        while not engine.running:
+        while not engine.running:  # noqa: ASYNC110 - the fake has no event for it
             await asyncio.sleep(0.002)
     engine.step()
 

@@ -352,6 +352,6 @@ async def test_ids_are_those_of_the_requests_and_end_them(http_of: Http, path: s
 
 async def rid_of_next(encoder: EncodingEngine) -> str:
     async with asyncio.timeout(10):
-        while not encoder.asked():
+        while not encoder.asked():  # noqa: ASYNC110 - the fake has no event for it
             await asyncio.sleep(0.002)
     return encoder.asked()[-1].rid.rpartition(".")[0]

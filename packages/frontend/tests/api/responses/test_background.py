@@ -60,7 +60,7 @@ async def die(served: Served) -> None:
 
 async def until_running(served: Served) -> None:
     async with asyncio.timeout(10):
-        while not served.engine.running:
+        while not served.engine.running:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
 
 
@@ -131,7 +131,7 @@ async def test_whoever_follows_no_more_leaves_nothing_and_disturbs_nobody(
         await anext(other)
         await until_running(served)
         async with asyncio.timeout(10):
-            while response not in news:
+            while response not in news:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             await stream.close()
             if verb == "close":
@@ -141,7 +141,7 @@ async def test_whoever_follows_no_more_leaves_nothing_and_disturbs_nobody(
                 await client.responses.delete(response)
             await numbered(other)
             await served.until_idle()
-            while news:
+            while news:  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
 
 
@@ -252,7 +252,7 @@ async def test_what_fails_again_and_again_is_given_up(
         stream = await client.responses.create(**BODY, stream=True)
         for dispatches in range(1, 4):
             async with asyncio.timeout(10):
-                while len(engine.requests()) < dispatches:
+                while len(engine.requests()) < dispatches:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             await die(served)
             assert served.stores is not None

@@ -154,13 +154,13 @@ async def test_what_is_cancelled_keeps_what_it_has_said(
         stream = await responses.create(**BODY, stream=True, background=True)
         told: list[Event] = [(await anext(stream)).to_dict(mode="json")]
         response = told[0]["response"]["id"]
-        while not engine.running:
+        while not engine.running:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         for _ in range(steps):
             engine.step()
             await asyncio.sleep(0.002)
         if steps:
-            while (running := await responses.retrieve(response)).status == "queued":
+            while (running := await responses.retrieve(response)).status == "queued":  # noqa: ASYNC110
                 await asyncio.sleep(0.002)
             assert running.output == []
         cancelled = await responses.cancel(response)

@@ -291,7 +291,7 @@ async def test_input_tokens_are_those_of_the_response(engine_of: EngineOf, opena
 async def test_a_client_that_leaves_ends_its_response(engine_of: EngineOf, http_of: HttpOf, store: StoreConfig) -> None:
     async with serving(engine_of(saying(*["x"] * 60), auto=False), store=store) as served:
         asking = asyncio.create_task(http_of(served).post("/v1/responses", json=BODY))
-        while not served.engine.running:
+        while not served.engine.running:  # noqa: ASYNC110
             await asyncio.sleep(0.002)
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code, which is 1 if the output cannot be written."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # open until the process exits
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # open until the process exits  # noqa: SIM115
     try:
         try:
             return _run(arguments)

@@ -16,13 +16,13 @@ BLOCK = 1024
 
 
 @triton.jit
-def round_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+def round_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):  # noqa: N803 - as kernels are written
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out_ptr + at, fp8.e4m3_bits(tl.load(x_ptr + at)))
 
 
 @triton.jit
-def widen_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):
+def widen_kernel(x_ptr, out_ptr, BLOCK: tl.constexpr):  # noqa: N803
     at = tl.arange(0, BLOCK)
     tl.store(out_ptr + at, fp8.widened(tl.load(x_ptr + at), out_ptr.dtype.element_ty))
 

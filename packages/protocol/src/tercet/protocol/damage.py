@@ -42,7 +42,7 @@ def run_cases(case: Callable[[Random], str], *, first: int, count: int, seconds:
         sys.stderr.write(f"seed {first + tried}\n")
         faulthandler.dump_traceback_later(LONGEST, exit=True)
         try:
-            refusal = case(Random(first + tried))
+            refusal = case(Random(first + tried))  # noqa: S311
             assert refusal.isprintable(), f"no line: {refusal!r}"
         except BaseException:
             traceback.print_exc()

@@ -30,9 +30,9 @@ class ChannelError(ProtocolError):
     """Socket that cannot be bound, or whose directory is not private."""
 
 
-class IncompatiblePeer(ProtocolError):
+class IncompatiblePeer(ProtocolError):  # noqa: N818 - a state of affairs, named as the handshake logs it
     """Peer that speaks another major wire version."""
 
 
-class NodeFailed(ProtocolError):
+class NodeFailed(ProtocolError):  # noqa: N818 - a state of affairs, raised when a dead node is drained
     """Death of the thread that serves a node; its error is the cause."""

@@ -57,8 +57,8 @@ def build_fake(
     options: ModelOptions,
     task: Task,
     path: Path,
-    report: Callable[[int, int], None],
-    advance: Advance,
+    report: Callable[[int, int], None],  # noqa: ARG001
+    advance: Advance,  # noqa: ARG001
 ) -> ServedEncoder:
     """Return an encoder that computes nothing but has the vocabulary of a real model. It needs no torch."""
     from tercet.scheduler.testing.fake_encoder import FakeEncoder

@@ -59,8 +59,8 @@ def build_fake(
     options: ModelOptions,
     schedule: ScheduleOptions,
     found: ResolvedModel,
-    report: ReportBytes,
-    advance: Advance,
+    report: ReportBytes,  # noqa: ARG001
+    advance: Advance,  # noqa: ARG001
 ) -> Executor:
     """Return an executor that computes nothing but has the vocabulary of a real model. It needs no torch."""
     from tercet.scheduler.testing.fake_executor import FakeExecutor

@@ -76,7 +76,7 @@ def test_layers_that_guess_ahead_are_left_out(checkpoints: Checkpoints, tmp_path
 
 def test_experts_go_through_the_operations_passed_in(checkpoints: Checkpoints) -> None:
     class Counting(TorchLayerOps):
-        shapes: list[list[int]] = []
+        shapes: list[list[int]] = []  # noqa: RUF012
 
         def fused_moe(self, *given: Any, **_: Any) -> torch.Tensor:
             Counting.shapes.append([len(each) for each in given])

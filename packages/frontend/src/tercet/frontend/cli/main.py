@@ -91,7 +91,7 @@ def chat(
         )
         return converse(server, conversation, terminal=sys.stdout.isatty(), interactive=sys.stdin.isatty())
     except ChatError as error:
-        print(f"tercet: error: {error}", file=sys.stderr)
+        print(f"tercet: error: {error}", file=sys.stderr)  # noqa: T201
         return 1
 
 
@@ -110,7 +110,7 @@ def keys(
         if not (if_missing and have_keys(directory)):
             write_keys(directory, force=force)
     except KeysError as error:
-        print(f"tercet: error: {error}", file=sys.stderr)
+        print(f"tercet: error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     return 0
 
@@ -121,7 +121,7 @@ app.command("tercet.frontend.cli.bench.command:app", name="bench", help="Measure
 @app.command
 def version() -> int:
     """Print the version."""
-    print(__version__)
+    print(__version__)  # noqa: T201
     return 0
 
 
@@ -148,10 +148,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             line = f"that is more than it takes: {' '.join(error.unused_tokens or ())}"
         elif isinstance(error, UnknownOptionError) and error.command_chain == ("serve",):
             line += " What its help does not list a part may have: --scheduler.NAME VALUE, --frontend.NAME VALUE"
-        print(f"tercet: error: {line}", file=sys.stderr)
+        print(f"tercet: error: {line}", file=sys.stderr)  # noqa: T201
         return 2
     except OSError as error:
-        print(f"tercet: error: {error}", file=sys.stderr)
+        print(f"tercet: error: {error}", file=sys.stderr)  # noqa: T201
         give_up_output()
         return 1
     return result if isinstance(result, int) else 0

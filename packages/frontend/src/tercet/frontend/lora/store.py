@@ -75,7 +75,7 @@ class AdaptersInFile:
         return await self._database.read(lambda connection: _find(connection, name, bases))
 
     async def all(self, bases: Sequence[str]) -> list[Adapter]:
-        query = f"SELECT {_COLUMNS} FROM adapters WHERE base IN (SELECT value FROM json_each(?)) ORDER BY name"
+        query = f"SELECT {_COLUMNS} FROM adapters WHERE base IN (SELECT value FROM json_each(?)) ORDER BY name"  # noqa: S608
         rows = await self._database.read(lambda each: each.execute(query, (orjson.dumps(bases),)).fetchall())
         return list(map(_adapter, rows))
 
@@ -106,7 +106,7 @@ _COLUMNS = "base, name, path, sha256, created"
 
 
 def _find(connection: sqlite3.Connection, name: str, bases: Sequence[str]) -> Adapter | None:
-    query = f"SELECT {_COLUMNS} FROM adapters WHERE base = ? AND name = ?"
+    query = f"SELECT {_COLUMNS} FROM adapters WHERE base = ? AND name = ?"  # noqa: S608
     rows = (connection.execute(query, (base, name)).fetchone() for base in bases)
     return next((_adapter(row) for row in rows if row), None)
 

@@ -55,10 +55,10 @@ class EmbeddingState(RequestState):
     def signature(self) -> bytes:
         return self._types
 
-    def error_param(self, code: str, context: int) -> str | None:
+    def error_param(self, code: str, context: int) -> str | None:  # noqa: ARG002
         return self._param if code in {"context_length_exceeded", "invalid_token_ids"} else None
 
-    def position(self, index: int) -> int:
+    def position(self, index: int) -> int:  # noqa: ARG002
         return 0
 
     def accept(self, attempt: int, vector: bytes, finish: FinishReason | None) -> Verdict:
@@ -80,7 +80,7 @@ class EmbeddingState(RequestState):
     def message(
         self,
         attempt: int,
-        detokenizer: str,
+        detokenizer: str,  # noqa: ARG002
         *,
         exclusive: bool = False,
         deferred: bool = False,

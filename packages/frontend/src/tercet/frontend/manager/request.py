@@ -15,7 +15,7 @@ class ParamNames(msgspec.Struct, frozen=True, kw_only=True):
     min_tokens: str = "min_tokens"
     n: str = "n"
     stop: str = "stop"
-    stop_token_ids: str = "stop_token_ids"
+    stop_token_ids: str = "stop_token_ids"  # noqa: S105
     logit_bias: str = "logit_bias"
     logprobs: str = "logprobs"
     reasoning_effort: str = "reasoning_effort"

@@ -143,7 +143,7 @@ class TokenizerManager:
             for model in self.models
         )
 
-    def heartbeat(self, peer: str) -> Heartbeat:
+    def heartbeat(self, peer: str) -> Heartbeat:  # noqa: ARG002
         busy = Phase.STEP if self._states else Phase.IDLE
         load = Load(queued=self.waiting, running=len(self._states))
         return Heartbeat(phase=Phase.DRAINING if self.draining else busy, load=load)

@@ -73,7 +73,7 @@ class _RefusalError(Exception):
 class _GenerationBlock(Extension):
     """Jinja extension that renders the body of `{% generation %}`, which marks assistant text for training."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
         next(parser.stream)

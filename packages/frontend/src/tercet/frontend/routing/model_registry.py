@@ -19,7 +19,7 @@ from tercet.protocol.messages.values import ModelIdentity, ModelLimits
 logger = logging.getLogger(__name__)
 
 
-def _log_unreadable(peer: str, reason: str) -> None:
+def _log_unreadable(peer: str, reason: str) -> None:  # noqa: ARG001
     logger.error("%s", reason)
 
 

@@ -53,7 +53,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._next = 0
 
-    def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
+    def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:  # noqa: ARG002
         start = self._next % len(schedulers)
         self._next += 1
         return [*schedulers[start:], *schedulers[:start]]
@@ -78,9 +78,9 @@ class PowerOfTwo(RoundRobin):
 
     def __init__(self, rng: random.Random | None = None) -> None:
         super().__init__()
-        self._random = rng or random.Random()
+        self._random = rng or random.Random()  # noqa: S311 - nothing secret hangs on it
 
-    def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
+    def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:  # noqa: ARG002
         """Return the two candidates by load, then the others in random order."""
         drawn = self._random.sample(schedulers, len(schedulers))
         return sorted(drawn[:2], key=lambda each: each.tokens) + drawn[2:]

@@ -107,7 +107,7 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
     return error_response(error, request.scope)
 
 
-async def _on_exception(request: Request, error: Exception) -> Response:
+async def _on_exception(request: Request, error: Exception) -> Response:  # noqa: ARG001
     """Answer an unexpected exception, which `RequestMiddleware` logs, without its details."""
     return error_response(ServerError("The server failed this request."), request.scope)
 
@@ -118,7 +118,7 @@ async def _on_store_error(request: Request, error: Exception) -> Response:
     return error_response(ServerError(str(error)), request.scope)
 
 
-async def _on_client_gone(request: Request, error: Exception) -> Response:
+async def _on_client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
     return Response(status_code=499)
 
 

@@ -26,5 +26,5 @@ def is_local(listener: socket.socket) -> bool:
 def url_of(listener: socket.socket) -> str:
     """Return the URL for clients on this machine."""
     host, port = listener.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

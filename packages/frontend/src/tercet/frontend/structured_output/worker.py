@@ -91,7 +91,7 @@ Choose = Callable[[random.Random, int, int], int]
 """Function that picks one of the tokens of a mask, given the token before."""
 
 
-def _random_token(chance: random.Random, mask: int, before: int) -> int:
+def _random_token(chance: random.Random, mask: int, before: int) -> int:  # noqa: ARG001
     """Return the next allowed token after a random position."""
     skipped = chance.randrange(mask.bit_length())
     later = mask >> skipped
@@ -105,7 +105,7 @@ def _repeated_token(chance: random.Random, mask: int, before: int) -> int:
 
 def _trial_error(matcher: LLMatcher, choose: Choose) -> str:
     """Return why an answer of chosen tokens cannot continue, or continues at too high a cost; empty if it can."""
-    chance, begun, token = random.Random(0), time.process_time(), -1
+    chance, begun, token = random.Random(0), time.process_time(), -1  # noqa: S311
     costs: deque[float] = deque(maxlen=_COST_WINDOW)
     before = begun
     for _ in range(_TRIAL_TOKENS):

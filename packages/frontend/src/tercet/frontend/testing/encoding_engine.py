@@ -25,7 +25,7 @@ def by_ids(request: TokenizedEmbeddingReqInput) -> Vector:
     return [float(len(ids)), float(sum(ids)), float(sum(types)), 1.0]
 
 
-def _accept(request: TokenizedEmbeddingReqInput) -> Message | None:
+def _accept(request: TokenizedEmbeddingReqInput) -> Message | None:  # noqa: ARG001
     return None
 
 

@@ -62,11 +62,11 @@ def _nowhere(deliveries: list[Delivery]) -> None:
     """Drop deliveries until a frontend is connected."""
 
 
-def _accept(request: TokenizedGenerateReqInput) -> Message | None:
+def _accept(request: TokenizedGenerateReqInput) -> Message | None:  # noqa: ARG001
     return None
 
 
-def _digest(peer: str, path: str) -> str:
+def _digest(peer: str, path: str) -> str:  # noqa: ARG001
     """Return the same digest at every peer."""
     return hashlib.sha256(path.encode()).hexdigest()
 
@@ -120,7 +120,7 @@ class FakeEngine:
 
     # The frontend's node.
 
-    def send(self, peer: str, message: Message, *frames: Frame) -> bool:
+    def send(self, peer: str, message: Message, *frames: Frame) -> bool:  # noqa: ARG002
         """Handle a message of the frontend; the reply is sent from the loop, never at once."""
         if peer in self.full or peer not in {*self.schedulers, *self.siblings}:
             return False

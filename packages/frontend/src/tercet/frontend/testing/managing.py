@@ -39,7 +39,7 @@ async def managed(
         engine.deliver = manager.on_deliveries
         engine.connect()
         async with asyncio.timeout(10):
-            while not manager.ready:
+            while not manager.ready:  # noqa: ASYNC110 - readiness comes with the tokenizer, from a thread
                 await asyncio.sleep(0.001)
         manager.start()
         yield manager

@@ -35,7 +35,7 @@ class Wrapper(Protocol):
 class Library(Protocol):
     """The functions of module `flashinfer` that are used here."""
 
-    def BatchDecodeWithPagedKVCacheWrapper(
+    def BatchDecodeWithPagedKVCacheWrapper(  # noqa: N802
         self,
         float_workspace_buffer: torch.Tensor,
         kv_layout: str,
@@ -44,8 +44,8 @@ class Library(Protocol):
         use_cuda_graph: bool = False,
         **buffers: torch.Tensor,
     ) -> Wrapper: ...
-    def BatchPrefillWithPagedKVCacheWrapper(self, float_workspace_buffer: torch.Tensor, kv_layout: str) -> Wrapper: ...
-    def BatchPrefillWithRaggedKVCacheWrapper(self, float_workspace_buffer: torch.Tensor, kv_layout: str) -> Wrapper: ...
+    def BatchPrefillWithPagedKVCacheWrapper(self, float_workspace_buffer: torch.Tensor, kv_layout: str) -> Wrapper: ...  # noqa: N802
+    def BatchPrefillWithRaggedKVCacheWrapper(self, float_workspace_buffer: torch.Tensor, kv_layout: str) -> Wrapper: ...  # noqa: N802
     def merge_state_in_place(
         self, v: torch.Tensor, s: torch.Tensor, v_other: torch.Tensor, s_other: torch.Tensor
     ) -> None: ...

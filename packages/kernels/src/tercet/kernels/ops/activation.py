@@ -3,7 +3,7 @@
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 Gate = Literal["silu", "gelu_tanh", "clamped"]
 """Activation of the gate, before it is multiplied by up: see `act_and_mul`."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.quantized import QuantizedWeight, linear_quantized

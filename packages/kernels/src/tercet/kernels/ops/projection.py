@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.quantized import QuantizedWeight, linear_quantized

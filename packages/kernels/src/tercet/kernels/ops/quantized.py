@@ -148,7 +148,7 @@ def linear_quantized(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
     return linear(rows, dequantize(weight), bias).to(x.dtype).view(*x.shape[:-1], -1)
 
 
-def quantize(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> QuantizedWeight:
+def quantize(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> QuantizedWeight:  # noqa: A002
     """Quantize a weight [n, k] by the largest element of each block, for tests and dummy weights.
 
     mxfp4 always uses its own block size.

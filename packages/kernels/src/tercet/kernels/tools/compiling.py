@@ -49,7 +49,7 @@ class _Elsewhere:
     def get_current_device(self) -> int:
         return self._target.arch  # type: ignore[no-any-return]  # kernels are cached by device: one per architecture
 
-    def get_current_stream(self, device: int) -> int:
+    def get_current_stream(self, device: int) -> int:  # noqa: ARG002
         return 0
 
     def get_current_target(self) -> GPUTarget:
@@ -64,7 +64,7 @@ def compile_case(name: str, architecture: int) -> list[Compiled]:
     target = GPUTarget("cuda", architecture, 32)
     results = []
 
-    def take(fn: Any, compile: dict[str, Any], **_: object) -> bool:
+    def take(fn: Any, compile: dict[str, Any], **_: object) -> bool:  # noqa: A002
         source = ASTSource(fn.jit_function, compile["signature"], compile["constants"], compile["configs"][0])
         options = {name: compile[name] for name in ("num_warps", "num_stages")}
         kernel = compile_source(source, target=target, options=options)

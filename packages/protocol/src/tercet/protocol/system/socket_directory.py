@@ -20,7 +20,7 @@ def new_socket_directory(prefix: str) -> Path:
     try:
         place = tempfile.gettempdir()
         if len(os.fsencode(place)) > _LONGEST_PLACE or _GLOB & set(place):
-            place = "/tmp"
+            place = "/tmp"  # noqa: S108
         return Path(tempfile.mkdtemp(prefix=prefix, dir=place))
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""

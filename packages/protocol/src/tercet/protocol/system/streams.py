@@ -35,7 +35,7 @@ def prepare_streams() -> None:
     _open_descriptors()
     for number, (name, mode) in enumerate((("stdin", "r"), ("stdout", "w"), ("stderr", "w"))):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # as long as it runs
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # as long as it runs  # noqa: SIM115
     sys.stderr, _ = _lossy(sys.stderr)
 
 

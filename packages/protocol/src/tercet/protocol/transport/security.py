@@ -18,7 +18,7 @@ from zmq.utils import z85
 from tercet.protocol.errors import KeysError
 from tercet.protocol.messages.values import Role
 
-SECRET = "secret"
+SECRET = "secret"  # noqa: S105 - a file's name
 """File of a role's own secret; the public keys are beside it, as `<role>.public`."""
 
 _LENGTH = 40

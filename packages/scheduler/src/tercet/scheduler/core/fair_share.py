@@ -33,7 +33,7 @@ class FairShare:
     def __init__(self) -> None:
         self.accounts = VirtualTokenCounters()
 
-    def order(self, waiting: list[Req], cache: PrefixCache) -> Iterator[Req]:
+    def order(self, waiting: list[Req], cache: PrefixCache) -> Iterator[Req]:  # noqa: ARG002
         """Yield the next choice of the tenant with the least service, which includes choices admitted meanwhile."""
         lines: dict[str, list[Req]] = {}
         for req in waiting:
@@ -51,7 +51,7 @@ class FairShare:
             else:
                 heappop(heap)
 
-    def overtaken(self, waiting: Iterable[Req], admitted: Sequence[Req], skipped: Sequence[Req]) -> Iterable[Req]:
+    def overtaken(self, waiting: Iterable[Req], admitted: Sequence[Req], skipped: Sequence[Req]) -> Iterable[Req]:  # noqa: ARG002
         """Return the first skipped choice of each tenant that was overtaken by one behind it.
 
         Waiting for another tenant's turn does not count as being overtaken; otherwise all choices of a flood would go

@@ -59,7 +59,7 @@ class SchedulePolicy(Protocol):
 class _ByArrival:
     """Base of policies that treat all tenants alike and therefore ignore notifications."""
 
-    def overtaken(self, waiting: Iterable[Req], admitted: Sequence[Req], skipped: Sequence[Req]) -> Iterable[Req]:
+    def overtaken(self, waiting: Iterable[Req], admitted: Sequence[Req], skipped: Sequence[Req]) -> Iterable[Req]:  # noqa: ARG002
         """Return the choices that arrived before the last of the admitted ones."""
         latest = max(req.arrival for req in admitted)
         return (req for req in waiting if req.arrival < latest)
@@ -86,7 +86,7 @@ class _ByArrival:
 class FirstComeFirstServed(_ByArrival):
     """Policy fcfs: order of arrival."""
 
-    def order(self, waiting: list[Req], cache: PrefixCache) -> list[Req]:
+    def order(self, waiting: list[Req], cache: PrefixCache) -> list[Req]:  # noqa: ARG002
         return waiting
 
 
@@ -104,7 +104,7 @@ class LongestPrefixMatch(_ByArrival):
 class PriorityFirst(_ByArrival):
     """Policy priority: highest priority first."""
 
-    def order(self, waiting: list[Req], cache: PrefixCache) -> list[Req]:
+    def order(self, waiting: list[Req], cache: PrefixCache) -> list[Req]:  # noqa: ARG002
         """Sort by priority, then by arrival."""
         return sorted(waiting, key=lambda req: (-req.priority, req.arrival))
 

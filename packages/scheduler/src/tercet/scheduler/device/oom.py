@@ -99,7 +99,7 @@ class NoSplit:
         self,
         run: Callable[[slice], Given],
         rows: slice,
-        size: Callable[[slice], int] = lambda _: 0,
+        size: Callable[[slice], int] = lambda _: 0,  # noqa: ARG002
     ) -> list[Given]:
         """Return the result of `run` for all rows. Raise its error."""
         return [run(rows)]

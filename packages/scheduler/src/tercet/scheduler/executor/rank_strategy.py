@@ -72,11 +72,11 @@ class MultiRank:
         self._collectives = collectives
         self.agree = collectives.broadcast
 
-    def oom_policy(self, unit: str, release: Callable[[], None]) -> OomPolicy:
+    def oom_policy(self, unit: str, release: Callable[[], None]) -> OomPolicy:  # noqa: ARG002
         """Return `NoSplit`."""
         return NoSplit()
 
-    def wrap_model(self, model: Model, device: torch.device, advance: Advance) -> Model:
+    def wrap_model(self, model: Model, device: torch.device, advance: Advance) -> Model:  # noqa: ARG002
         """Return the model. Its collectives report progress."""
         return model
 

@@ -48,8 +48,8 @@ class NativeProjection(TorchLayerOps):
     def project(
         self,
         x: torch.Tensor,
-        weight: Weight,
-        bias: torch.Tensor | None = None,
+        weight: Weight,  # noqa: ARG002
+        bias: torch.Tensor | None = None,  # noqa: ARG002
         *,
         gate: Gate | None = None,
     ) -> torch.Tensor:
@@ -92,11 +92,11 @@ class NativeExperts(TorchLayerOps):
         x: torch.Tensor,
         weights: torch.Tensor,
         experts: torch.Tensor,
-        gate_up: ExpertWeights,
-        down: ExpertWeights,
+        gate_up: ExpertWeights,  # noqa: ARG002
+        down: ExpertWeights,  # noqa: ARG002
         *,
         gate: Gate = "silu",
-        biases: ExpertBiases | None = None,
+        biases: ExpertBiases | None = None,  # noqa: ARG002
     ) -> torch.Tensor:
         """See `tercet.kernels.ops.moe`. Activations inside an expert are float32."""
 

@@ -62,13 +62,13 @@ class FakeAdapters:
 
     busy = False
 
-    def want(self, adapter: LoRAAdapter) -> bool:
+    def want(self, adapter: LoRAAdapter) -> bool:  # noqa: ARG002
         return True
 
     def take_read(self) -> list[LoRAAdapter]:
         return []
 
-    def fault(self, adapter: LoRAAdapter) -> str:
+    def fault(self, adapter: LoRAAdapter) -> str:  # noqa: ARG002
         return ""
 
     def sha256(self, adapter: LoRAAdapter) -> str:
@@ -95,7 +95,7 @@ class FakeLateMasks:
         """Return whether a mask was late."""
         return bool(self.waiting)
 
-    def take_ready(self, wait: float = 0.0) -> list[tuple[int, int]]:
+    def take_ready(self, wait: float = 0.0) -> list[tuple[int, int]]:  # noqa: ARG002
         """Return (slot, step) of all late masks, unless they are held back."""
         if self.held_back:
             return []

@@ -57,7 +57,7 @@ def _layers(model: Path, modules: str) -> dict[str, tuple[int, int]]:
     shapes: dict[str, tuple[int, int]] = {}
     for file in sorted(model.glob("*.safetensors")):
         with safe_open(file, "pt") as stored:
-            for name in stored.keys():
+            for name in stored.keys():  # noqa: SIM118
                 path = name.removesuffix(".weight")
                 if re.fullmatch(modules, path):
                     outputs, inputs = stored.get_slice(name).get_shape()

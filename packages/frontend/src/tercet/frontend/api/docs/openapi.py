@@ -176,7 +176,7 @@ class OpenApi:
         self._operations = operations
         self._body: bytes | None = None
 
-    async def read(self, request: Request) -> Response:
+    async def read(self, request: Request) -> Response:  # noqa: ARG002
         """Return the document, generated at the first request, since most servers never get one."""
         if self._body is None:
             self._body = orjson.dumps(document(self._operations))

@@ -109,7 +109,7 @@ class Reasoning(TextItem):
     def _part(self) -> dict[str, Any]:
         return {"type": "reasoning_text", "text": self.text}
 
-    def _delta(self, text: str, logprobs: LogprobList) -> Change:
+    def _delta(self, text: str, logprobs: LogprobList) -> Change:  # noqa: ARG002
         return self.change("reasoning_text.delta", content_index=0, delta=text)
 
     def _done(self) -> Change:
@@ -134,10 +134,10 @@ class Call(Item):
     def _named(self) -> dict[str, str]:
         return {"call_id": self._call_id, **self._namespace, "name": self._name}
 
-    def _fields(self, *, started: bool) -> dict[str, Any]:
+    def _fields(self, *, started: bool) -> dict[str, Any]:  # noqa: ARG002
         return {"type": "function_call", **self._named(), "arguments": self.text}
 
-    def _delta(self, text: str, logprobs: LogprobList) -> Change:
+    def _delta(self, text: str, logprobs: LogprobList) -> Change:  # noqa: ARG002
         return self.change("function_call_arguments.delta", delta=text)
 
     def _done(self) -> Change:
@@ -149,10 +149,10 @@ class CustomCall(Call):
 
     prefix = "ctc"
 
-    def _fields(self, *, started: bool) -> dict[str, Any]:
+    def _fields(self, *, started: bool) -> dict[str, Any]:  # noqa: ARG002
         return {"type": "custom_tool_call", **self._named(), "input": self.text}
 
-    def _delta(self, text: str, logprobs: LogprobList) -> Change:
+    def _delta(self, text: str, logprobs: LogprobList) -> Change:  # noqa: ARG002
         return self.change("custom_tool_call_input.delta", delta=text)
 
     def _done(self) -> Change:

@@ -51,7 +51,7 @@ class FunctionTool(ClientTool):
     strict: bool | None = None
     output_schema: Anything | None = Field(None, exclude=True)
 
-    def spec(self, name: str, description: str, where: str) -> ToolSpec:
+    def spec(self, name: str, description: str, where: str) -> ToolSpec:  # noqa: ARG002
         return ToolSpec(name, self.parameters or {}, description, bool(self.strict))
 
 

@@ -33,7 +33,7 @@ _NAMES = ParamNames(
     min_tokens="sampling_params.min_new_tokens",
     n="sampling_params.n",
     stop="sampling_params.stop",
-    stop_token_ids="sampling_params.stop_token_ids",
+    stop_token_ids="sampling_params.stop_token_ids",  # noqa: S106
     logit_bias="sampling_params.logit_bias",
     logprobs="return_logprob",
 )
@@ -78,7 +78,7 @@ class GenerateRoutes:
         text = await (await self._model(body.model)).decode(body.tokens, skip_special_tokens=skip, param="tokens")
         return _json({"prompt": text, "text": text})
 
-    async def server_info(self, request: Request) -> Response:
+    async def server_info(self, request: Request) -> Response:  # noqa: ARG002
         """Return the models with their limits, and the load of every scheduler and detokenizer."""
         manager = self._manager
         fleet, counters = manager.fleet, manager.counters
@@ -120,7 +120,7 @@ class GenerateRoutes:
             }
         )
 
-    async def health(self, request: Request) -> Response:
+    async def health(self, request: Request) -> Response:  # noqa: ARG002
         """Return 200, or 503 while draining or while no scheduler or no detokenizer is ready."""
         if self._manager.draining:
             raise UnavailableError("The server is about to leave.", retry_after=1)
@@ -128,7 +128,7 @@ class GenerateRoutes:
             raise UnavailableError("No scheduler or no detokenizer is ready.", retry_after=1)
         return _json({"status": "ok"})
 
-    async def live(self, request: Request) -> Response:
+    async def live(self, request: Request) -> Response:  # noqa: ARG002
         """Return 200 while the process runs."""
         return _json({"status": "ok"})
 

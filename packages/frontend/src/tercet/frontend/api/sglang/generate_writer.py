@@ -45,7 +45,7 @@ class GenerateWriter:
             chunks += event(orjson.dumps(self._choice(number, state, text, ids, scores, update.finish)))
         return chunks
 
-    def end(self, generation: Generation) -> bytes:
+    def end(self, generation: Generation) -> bytes:  # noqa: ARG002
         return DONE
 
     def prepare(self, state: ReqState) -> Steps[None]:
@@ -55,7 +55,7 @@ class GenerateWriter:
             yield from scores.steps(unpack_ints(state.prompt_ids), [state.prompt_logprobs], self._start)
             self._prompts[state.rid] = scores
 
-    def full_response(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
+    def full_response(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:  # noqa: ARG002
         """Return one object, or a list of them."""
         rows = []
         for each in choices:

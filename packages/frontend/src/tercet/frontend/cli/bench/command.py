@@ -62,13 +62,13 @@ def serve(
         if rate is not None and rate <= 0:
             raise ValueError("--rate must be above 0")
     except (ChatError, ValueError) as error:
-        print(f"tercet: error: {error}", file=sys.stderr)
+        print(f"tercet: error: {error}", file=sys.stderr)  # noqa: T201
         return 2
     failed = 0
     for number, (name, workload) in enumerate(chosen.items()):
         texts = prompts(workload, words, (time.time_ns() if seed is None else seed) + number)
         result = asyncio.run(run_workload(target, workload, texts, goal=good, rate=rate))
-        print(result.to_json() if json else _describe(name, workload, result), flush=True)
+        print(result.to_json() if json else _describe(name, workload, result), flush=True)  # noqa: T201
         failed += result.failed
     return min(failed, 1)
 

@@ -62,7 +62,7 @@ def single_token_words(tokenizer: Path | None) -> Sequence[str]:
 
 def prompts(workload: Workload, words: Sequence[str], seed: int) -> list[str]:
     """Return a prompt for each request. Prompts of different seeds share nothing, so that no cache has seen them."""
-    chance = random.Random(seed)
+    chance = random.Random(seed)  # noqa: S311 - nothing secret
 
     def text(count: int) -> str:
         return "".join(f" {chance.choice(words)}" for _ in range(count))

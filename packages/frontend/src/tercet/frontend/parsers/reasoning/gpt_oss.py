@@ -28,11 +28,11 @@ def _read(reader: Reader, sink: Sink) -> Steps[None]:
     yield from read_messages(reader, content, sink.text)
 
 
-def _parser(prompt: str) -> Parser:
+def _parser(prompt: str) -> Parser:  # noqa: ARG001
     return Machine(_read)
 
 
-def _never(prompt: str) -> bool:
+def _never(prompt: str) -> bool:  # noqa: ARG001
     """Return False: a prompt ends before the first header, so it neither opens nor closes a message of the answer."""
     return False
 

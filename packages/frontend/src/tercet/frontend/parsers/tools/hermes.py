@@ -14,7 +14,7 @@ _BEGIN = Markers("\n<tool_call>", "<tool_call>")
 _END = Markers("\n</tool_call>", "</tool_call>")
 
 
-def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG001
     """Read text and blocks of calls."""
     while marker := (yield from reader.until(_BEGIN, sink.text)):
         reader.hold(marker)

@@ -18,7 +18,7 @@ _BEGIN = Markers("[TOOL_CALLS]")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 
 
-def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG001
     """Read text and calls."""
     while marker := (yield from reader.until(_BEGIN, sink.text)):
         reader.hold(marker)

@@ -61,5 +61,5 @@ def e4m3_bits(x):
     normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
     small = (magnitude + 16384.0).to(tl.int32, bitcast=True) & 0xFF
     code = tl.where(magnitude < 0.015625, small, normal)
-    code = tl.where(x != x, 0x7F, code)
+    code = tl.where(x != x, 0x7F, code)  # noqa: PLR0124 - true only for NaN
     return (code | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)).to(tl.uint8)

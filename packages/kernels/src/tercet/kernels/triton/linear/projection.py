@@ -6,7 +6,7 @@ because their programs are busy enough. The references are those of `tercet.kern
 """
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm, Weight

@@ -7,7 +7,7 @@ splits (`split_k_reduce`).
 """
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 import triton
 import triton.language as tl
 

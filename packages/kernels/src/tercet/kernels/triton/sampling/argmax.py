@@ -38,7 +38,7 @@ def _best_of_lanes(logits_at, first, vocab, LANES: tl.constexpr, BLOCK: tl.const
     for part in tl.static_range(BLOCK // LANES):
         at = token + part * LANES
         logits = tl.load(logits_at + at, mask=at < vocab, other=float("-inf")).to(tl.float32)
-        better = ~(logits <= best) & (best == best)
+        better = ~(logits <= best) & (best == best)  # noqa: PLR0124 - NaN stays
         best = tl.where(better, logits, best)
         part_of_best = tl.where(better, part, part_of_best)
     return best, token + part_of_best * LANES

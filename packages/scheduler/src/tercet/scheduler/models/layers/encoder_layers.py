@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from tercet.scheduler.model_files import ModelError

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Protocol, cast
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.ops.activation import Gate, act_and_mul

@@ -34,7 +34,7 @@ class RMSNorm(OpsModule):
 class CenteredNorm(RMSNorm):
     """An RMSNorm whose checkpoints store weight - 1. The weight is kept in float32, so that the sum is exact."""
 
-    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:  # noqa: ARG002
         super().__init__(size, eps, torch.float32)
 
     def process_weights_after_loading(self) -> None:

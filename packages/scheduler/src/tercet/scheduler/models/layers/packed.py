@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
+import torch.nn.functional as F  # noqa: N812
 
 
 class Segment(NamedTuple):
@@ -34,7 +34,7 @@ class Packed:
 
     def attend(
         self,
-        layer_id: int,
+        layer_id: int,  # noqa: ARG002 - nothing is kept between steps
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,

@@ -48,7 +48,7 @@ class Mxfp4Experts:
         """The single part."""
         return {self.name: self.rows}
 
-    def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:
+    def shapes(self, stored: Mapping[str, StoredTensor]) -> dict[str, tuple[int, ...]]:  # noqa: ARG002
         """Return the shapes of the two stored tensors."""
         scales = len(self.target.weight), self.rows.whole, self.columns.whole // MXFP4_BLOCK[1]
         return {f"{self.name}_blocks": (*scales, MXFP4_BLOCK[1] // 2), f"{self.name}_scales": scales}
