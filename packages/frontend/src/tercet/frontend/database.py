@@ -133,8 +133,8 @@ SELECT owner FROM (
 _AGES = {"responses": "created", "sessions": "created", "conversations": "used"}
 """Tables that are pruned, and the column with the time of creation or last use."""
 _OF_OWNER = " UNION ALL ".join(
-    f"SELECT '{table}' AS kind, rowid AS row, {age} AS at FROM {table} WHERE owner = ?1"
-    for table, age in _AGES.items()  # noqa: S608
+    f"SELECT '{table}' AS kind, rowid AS row, {age} AS at FROM {table} WHERE owner = ?1"  # noqa: S608
+    for table, age in _AGES.items()
 )
 _OLDEST_OF_OWNER = (
     f"SELECT kind, row FROM ({_OF_OWNER}) ORDER BY at LIMIT (SELECT 1 + count(*) / 16 FROM ({_OF_OWNER}))"  # noqa: S608
