@@ -19,14 +19,14 @@ if not Path("/proc/driver/nvidia/version").exists():
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Shorter names for the directories of workers: paths of sockets have a limit."""
+    """Shorten the names of the workers' directories, since paths of sockets have a limit."""
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         config.option.basetemp = str(Path(config.option.basetemp).with_name(worker.removeprefix("gw")))
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Files in the order of collection: what takes longest comes first, so that no worker is left with it alone."""
+    """Schedule files in the order of collection: the longest first, so that no worker is left with one alone."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):
@@ -39,7 +39,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """A table of what tests measured; a worker's come with its reports."""
+    """Print a table of the figures that tests measured; those of workers come with their reports."""
     reports = [report for some in terminalreporter.stats.values() for report in some]
     rows = [
         (report.nodeid.rpartition("::")[2], value)

@@ -53,7 +53,7 @@ class NativeBuildHook(BuildHookInterface[Any]):
 
 
 def levels_here() -> Mapping[str, Sequence[str]]:
-    """The instruction sets of processors like this one, each with its compiler flags."""
+    """Return the instruction sets of processors like this one, each with its compiler flags."""
     x86 = platform.machine().lower() in {"x86_64", "amd64"}
     return LEVELS if x86 else {"portable": LEVELS["portable"]}
 

@@ -27,7 +27,7 @@ class Generation:
         self.states: list[ReqState] = []
 
     def notify_on_finish_only(self) -> None:
-        """From now on news is what a choice said until it ended: for whoever does nothing with a part of it."""
+        """Notify only when a choice has ended, for callers that need no part of an answer."""
         for state in self.states:
             state.finish_only = True
 

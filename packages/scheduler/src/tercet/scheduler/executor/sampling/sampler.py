@@ -41,7 +41,7 @@ class SamplingOps(Protocol):
     """The interface of `tercet.kernels.ops.sampler_ops` and its faster implementations."""
 
     def greedy(self, logits: torch.Tensor) -> torch.Tensor:
-        """The token of each row with the largest logit; -1 where that is not finite."""
+        """Return the token of each row with the largest logit; -1 where that is not finite."""
         ...
 
     def sample(
