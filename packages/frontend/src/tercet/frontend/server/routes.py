@@ -29,9 +29,11 @@ from tercet.frontend.server.stores import Stores
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 
-def routes(
-    manager: TokenizerManager, config: HttpConfig, serving: ServingConfig, stores: Stores | None
-) -> list[tuple[str, str, Endpoint]]:
+Route = tuple[str, str, Endpoint]
+"""Method, path and endpoint."""
+
+
+def routes(manager: TokenizerManager, config: HttpConfig, serving: ServingConfig, stores: Stores | None) -> list[Route]:
     """Return the routes of one frontend. Raises ValueError for invalid options."""
     planner = ChatPlanner(serving)
     chat = OpenAIServingChat(manager, config.max_body_bytes, planner)
@@ -41,36 +43,12 @@ def routes(
     control = ControlRoutes(manager, config.max_body_bytes)
     adapters = AdapterRoutes(manager.adapters, config.max_body_bytes)
     messages = AnthropicServingMessages(manager, planner, config.max_body_bytes)
-    responses = OpenAIServingResponses(
-        manager,
-        planner,
-        stores.responses if stores else None,
-        stores.background if stores else None,
-        stores.conversations if stores else None,
-        config.max_body_bytes,
-    )
-    conversations = OpenAIServingConversations(
-        stores.conversations if stores else None, stores.responses if stores else None, config.max_body_bytes
-    )
     embedding = OpenAIServingEmbedding(manager, config.max_body_bytes)
     rerank = OpenAIServingRerank(manager, config.max_body_bytes)
     return [
         ("POST", "/v1/chat/completions", chat.create),
         ("POST", "/v1/completions", OpenAIServingCompletion(manager, config.max_body_bytes).create),
-        ("POST", "/v1/responses", responses.create),
-        ("POST", "/v1/responses/input_tokens", responses.input_tokens),
-        ("GET", "/v1/responses/{response_id}", responses.retrieve),
-        ("DELETE", "/v1/responses/{response_id}", responses.delete),
-        ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
-        ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
-        ("POST", "/v1/conversations", conversations.create),
-        ("GET", "/v1/conversations/{conversation_id}", conversations.retrieve),
-        ("POST", "/v1/conversations/{conversation_id}", conversations.update),
-        ("DELETE", "/v1/conversations/{conversation_id}", conversations.delete),
-        ("POST", "/v1/conversations/{conversation_id}/items", conversations.add_items),
-        ("GET", "/v1/conversations/{conversation_id}/items", conversations.items),
-        ("GET", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.item),
-        ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
+        *_stored_routes(manager, planner, stores, config.max_body_bytes),
         ("POST", "/v1/embeddings", embedding.create),
         *(("POST", path, embedding.classify) for path in CLASSIFY_PATHS),
         *(("POST", path, rerank.rerank) for path in RERANK_PATHS),
@@ -96,4 +74,36 @@ def routes(
         ("GET", "/live", generate.live),
         ("GET", METRICS, Metrics(manager).scrape),
         ("GET", "/openapi.json", OpenApi(OPERATIONS).read),
+    ]
+
+
+def _stored_routes(
+    manager: TokenizerManager, planner: ChatPlanner, stores: Stores | None, body_limit: int
+) -> list[Route]:
+    responses = OpenAIServingResponses(
+        manager,
+        planner,
+        stores.responses if stores else None,
+        stores.background if stores else None,
+        stores.conversations if stores else None,
+        body_limit,
+    )
+    conversations = OpenAIServingConversations(
+        stores.conversations if stores else None, stores.responses if stores else None, body_limit
+    )
+    return [
+        ("POST", "/v1/responses", responses.create),
+        ("POST", "/v1/responses/input_tokens", responses.input_tokens),
+        ("GET", "/v1/responses/{response_id}", responses.retrieve),
+        ("DELETE", "/v1/responses/{response_id}", responses.delete),
+        ("POST", "/v1/responses/{response_id}/cancel", responses.cancel),
+        ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
+        ("POST", "/v1/conversations", conversations.create),
+        ("GET", "/v1/conversations/{conversation_id}", conversations.retrieve),
+        ("POST", "/v1/conversations/{conversation_id}", conversations.update),
+        ("DELETE", "/v1/conversations/{conversation_id}", conversations.delete),
+        ("POST", "/v1/conversations/{conversation_id}/items", conversations.add_items),
+        ("GET", "/v1/conversations/{conversation_id}/items", conversations.items),
+        ("GET", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.item),
+        ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", conversations.delete_item),
     ]
