@@ -45,7 +45,7 @@ class Stretch(NamedTuple):
         return self.program == other.program or self.before.get(other.program, -1) >= other.number
 
 
-class RequestMiddleware(NamedTuple):
+class Access(NamedTuple):
     """What one instruction reads or writes, and in which stretch."""
 
     at: Addresses
@@ -66,9 +66,9 @@ class Launch:
     stretches: list[Stretch] = field(default_factory=list)
     met: dict[int, dict[int, int]] = field(default_factory=dict)
     """By address of an atomic: the last stretch of each program that lies before the next one there."""
-    reads: list[RequestMiddleware] = field(default_factory=list)
-    writes: list[RequestMiddleware] = field(default_factory=list)
-    atomics: list[RequestMiddleware] = field(default_factory=list)
+    reads: list[Access] = field(default_factory=list)
+    writes: list[Access] = field(default_factory=list)
+    atomics: list[Access] = field(default_factory=list)
     stored: list[Addresses] = field(default_factory=list)
     """By this program since its last barrier; as `loaded`."""
     loaded: list[tuple[Addresses, Addresses]] = field(default_factory=list)
@@ -101,7 +101,7 @@ class Launch:
         if self.waiting and self.before is not None:
             unwritten = not any(_overlap(at, access.at) for access in self.before.writes)
             self._allow(unwritten, f"a program reads what {self.before.kernel} writes, without waiting for it")
-        self.reads.append(RequestMiddleware(at, len(self.stretches) - 1))
+        self.reads.append(Access(at, len(self.stretches) - 1))
 
     def write(self, pointers: Addresses, at: Addresses, size: int, bits: Addresses) -> None:
         """A store of `bits`."""
@@ -111,13 +111,13 @@ class Launch:
         settled = not any(_overlap(at, loaded) for loaded in others)
         self._allow(settled, "a program writes what another of its threads may have to read yet")
         self.stored.append(at)
-        self.writes.append(RequestMiddleware(at, len(self.stretches) - 1, bits))
+        self.writes.append(Access(at, len(self.stretches) - 1, bits))
 
     def meet(self, _: Addresses, at: Addresses, size: int) -> None:
         """An atomic: what lies before it here lies before what comes after the next one there."""
         self._contain(at, size)
         self._allow(not self.waiting, "a program counts before the kernel before has ended")
-        self.atomics.append(RequestMiddleware(at, len(self.stretches) - 1))
+        self.atomics.append(Access(at, len(self.stretches) - 1))
         program, number, before = self.stretches[-1]
         before = dict(before)
         for address in at.tolist():

@@ -1,6 +1,6 @@
 """How kernels read and write global memory: run by itself, it writes a line of JSON for each instruction that does.
 
-`memory_access.py ARCHITECTURE CASE...`; see `RequestMiddleware` for what a line has.
+`memory_access.py ARCHITECTURE CASE...`; see `MemoryAccess` for what a line has.
 """
 
 import json
@@ -13,7 +13,8 @@ from pathlib import Path
 import tercet.kernels.triton
 from tercet.kernels.tools.compiling import Compiled, compile_case
 
-_KERNELS = Path(tercet.kernels.triton.__file__).parent
+_SOURCES = {path.name: path for path in Path(tercet.kernels.triton.__file__).parent.rglob("*.py")}
+"""The kernels' files by name: a path in Triton's cache may be of another checkout."""
 
 _LABEL = re.compile(r"(\$L\w+):")
 _BRANCH = re.compile(r"\bbra(?:\.uni)?\s+(\$L\w+)")
@@ -23,7 +24,7 @@ _COPY = re.compile(r"cp\.async\.c[ag]\.shared\.global\s+\[[^]]*\],\s*\[[^]]*\],\
 
 
 @dataclass(frozen=True)
-class RequestMiddleware:
+class MemoryAccess:
     """One instruction of one kernel."""
 
     case: str
@@ -34,21 +35,21 @@ class RequestMiddleware:
     looped: bool
 
 
-def accesses(kernel: Compiled) -> Iterator[RequestMiddleware]:
+def accesses(kernel: Compiled) -> Iterator[MemoryAccess]:
     """In the order of the kernel's code."""
     lines = kernel.ptx.splitlines()
     loops = list(_loops(lines))
     named = re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', kernel.ptx)
-    files = {number: _KERNELS / Path(name).name for number, name in named}  # Triton's cache may name another checkout's
+    files = {number: _SOURCES.get(Path(name).name) for number, name in named}
     source = ""
     for place, line in enumerate(lines):
         if found := _PLACE.search(line):
             file = files[found[1]]
-            text = file.read_text().splitlines() if file.is_file() else []
+            text = file.read_text().splitlines() if file else []
             source = text[int(found[2]) - 1].strip() if 0 < int(found[2]) <= len(text) else ""
         for kind, size in _moved(line):
             looped = any(begin <= place <= end for begin, end in loops)
-            yield RequestMiddleware(kernel.case, kernel.kernel.rpartition(".")[2], source, kind, size, looped)
+            yield MemoryAccess(kernel.case, kernel.kernel.rpartition(".")[2], source, kind, size, looped)
 
 
 def _moved(line: str) -> Iterator[tuple[str, int]]:

@@ -59,7 +59,7 @@ AHEAD = [
 
 @pytest.fixture(scope="module")
 def accesses() -> list[dict[str, Any]]:
-    """Every `RequestMiddleware`, from a process of its own, for this one may hold interpreted kernels."""
+    """Return every `MemoryAccess`, read in a process of its own, as this one may hold interpreted kernels."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script, cases = Path(__file__).with_name("memory_access.py"), dict.fromkeys(case for case, *_ in WIDE)
     command = [sys.executable, str(script), "90", *cases]

@@ -124,7 +124,7 @@ def main(directory: Path, places: int) -> None:
         compiled[key] = None
         return True
 
-    with compiling._launches_go_to(note, compiling._Elsewhere(GPUTarget("cuda", 90, 32))), torch.inference_mode():
+    with compiling._launches_go_to(note, compiling._CompileTarget(GPUTarget("cuda", 90, 32))), torch.inference_mode():
         runner = runner_of(directory, places)
         known = len(compiled)
         for plan in plans(places):

@@ -40,7 +40,7 @@ class Compiled:
         return f"{self.shared} bytes of shared memory, of {room}" if self.shared > room else ""
 
 
-class _Elsewhere:
+class _CompileTarget:
     """Stub driver of an absent GPU."""
 
     def __init__(self, target: GPUTarget) -> None:
@@ -72,13 +72,13 @@ def compile_case(name: str, architecture: int) -> list[Compiled]:
         results.append(Compiled(name, fn.name, architecture, len(kernel.asm["cubin"]), shared, kernel.asm["ptx"]))
         return True
 
-    with _launches_go_to(take, _Elsewhere(target)), torch.inference_mode():
+    with _launches_go_to(take, _CompileTarget(target)), torch.inference_mode():
         CASES[name]()
     return results
 
 
 @contextlib.contextmanager
-def _launches_go_to(take: Callable[..., bool], device: _Elsewhere) -> Iterator[None]:
+def _launches_go_to(take: Callable[..., bool], device: _CompileTarget) -> Iterator[None]:
     if knobs.runtime.interpret:
         raise RuntimeError("kernels are compiled only without TRITON_INTERPRET")
     before = driver._active  # there may be none, and the public getter would fail
