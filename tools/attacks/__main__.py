@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import time
+import tomllib
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +60,11 @@ def start(tree: Path, model: str, options: list[str]) -> "Server":
     sources = [str(path) for path in sorted(tree.glob("packages/*/src"))]
     env = {"PYTHONPATH": os.pathsep.join([*sources, str(tree)])}
     keys = ("--api-key", _ATTACKER, "--api-key", _VICTIM)
-    return Server(model, "--kv-cache-bytes", "64MiB", *keys, *options, env=env, key=_VICTIM).wait()
+    scripts = tomllib.loads((tree / "packages/frontend/pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["tercet"].partition(":")  # the installed command is of one tree only
+    program = ("-c", f"import sys; from {module} import {function}; sys.exit({function}())", "serve")
+    arguments = (model, "--kv-cache-bytes", "64MiB", *keys, *options)
+    return Server(*arguments, env=env, program=program, key=_VICTIM).wait()
 
 
 async def examine(server: "Server", attack: Attack, seconds: float) -> Finding:
