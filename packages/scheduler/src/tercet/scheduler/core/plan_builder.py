@@ -1,10 +1,18 @@
 """Builder of a plan. Long and short prompts share the token budget of a step."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.plan import PageCopy, Row, SlotInit
 from tercet.scheduler.core.request import Req
+
+PROTECTION = 8
+"""Share of the budget, as a divisor, that the prompts of a tenant get while choices of another tenant decode."""
+SCORED_TOKEN = 2
+"""Cost of a prompt token with log-probabilities in that share: the head and the sort cost about as much as a layer
+stack of a small model.
+"""
 
 
 class PlanBuilder:
@@ -14,6 +22,10 @@ class PlanBuilder:
     therefore held back to half of the budget. The other half is for prompts of at most half its remaining length: each
     is done by the time at which the long one alone would have been. A longer one would not be, and waits; the prefix
     cache may have its prefix by then. Budget that the short ones leave goes back to the long one.
+
+    The gap between two tokens of a decoding choice is the time of a step, so prompts of other tenants lengthen it.
+    While choices of a tenant decode, the prompts of each other tenant together get 1 / `PROTECTION` of the budget, and
+    at least one token each, so that the order of admission is that of the policy.
     """
 
     def __init__(self, budget: int, now: float) -> None:
@@ -32,6 +44,10 @@ class PlanBuilder:
         """Indices of rows that `hold_back` added: `give_back` may lengthen them."""
         self.shortest = 0
         """Fewest tokens that a held-back choice needs."""
+        self._protected = max(1, budget // PROTECTION)
+        self._used: Counter[str] = Counter()
+        """Cost of the prompt tokens of each tenant."""
+        self._decoding: set[str] | None = None
 
     def add(self, req: Req, step: int) -> None:
         """Plan as much of a choice as the budget allows, and sample if that reaches its last known token."""
@@ -89,10 +105,24 @@ class PlanBuilder:
         """Extend a row that does not sample yet by at most `most` tokens of its choice."""
         row, req = self.rows[index], self.reqs[index]
         length = req.length
-        count = min(length - req.computed, most)
+        count = min(length - req.computed, most, self._share(req, 0 if row.count else 1))
         req.computed += count
         sample = req.computed == length and length < req.end
         self.rows[index] = Row(row.slot, row.start, row.count + count, sample)
         self.budget -= count
+        self._used[req.tenant] += count * _cost(req)
         if sample:
             req.length = length + 1
+
+    def _share(self, req: Req, least: int) -> int:
+        """Return how many tokens a choice may get of its tenant's share of the step, `least` or more."""
+        if self._decoding is None:
+            self._decoding = {other.tenant for other in self.reqs[: self.decodes]}
+        if self._decoding <= {req.tenant}:
+            return self.budget
+        return max(least, (self._protected - self._used[req.tenant]) // _cost(req))
+
+
+def _cost(req: Req) -> int:
+    """Return the cost of one more prompt token of a choice."""
+    return SCORED_TOKEN if req.to_score else 1

@@ -1,0 +1,79 @@
+"""Prompts of one tenant lengthen the steps of another tenant's decodes by a bounded number of tokens."""
+
+import pytest
+
+from tercet.protocol.messages.values import LogprobParams
+from tercet.scheduler.core.config import CoreConfig, PolicyName
+from tercet.scheduler.core.plan import Plan
+from tercet.scheduler.core.plan_builder import PROTECTION, SCORED_TOKEN
+from tercet.scheduler.testing import Driver, request, small_capacity
+
+BUDGET = 64
+PROMPT = [number % 50 for number in range(400)]
+
+
+def driver(policy: PolicyName = PolicyName.FCFS) -> Driver:
+    capacity = small_capacity(pages=2000, slots=16, context_length=1024)
+    return Driver(capacity, CoreConfig(token_budget=BUDGET, policy=policy, radix_cache=False))
+
+
+def start_decode(run: Driver, tenant: str) -> None:
+    run.send(request("stream", [1, 2, 3], tenant=tenant, max_new_tokens=200, ignore_eos=True))
+    run.step()
+    run.step()
+
+
+def steps_until(run: Driver, rid: str) -> list[Plan]:
+    """Run until a request ends, and return the plans of that time."""
+    before = len(run.plans)
+    while (rid, 0) not in run.finishes:
+        run.step()
+    return run.plans[before:]
+
+
+def prompt_tokens(plan: Plan) -> int:
+    return sum(row.count for row in plan.rows) - 1
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_prompts_of_another_tenant_get_their_share_of_a_step(policy: PolicyName) -> None:
+    run = driver(policy)
+    start_decode(run, "a")
+    for number in range(3):
+        run.send(request(f"long {number}", PROMPT, tenant="b", max_new_tokens=1, ignore_eos=True))
+    plans = steps_until(run, "long 0")
+    share = BUDGET // PROTECTION
+    assert max(map(prompt_tokens, plans)) <= share + 2, "one token each of the two that wait for the first"
+    assert min(map(prompt_tokens, plans[1:-1])) >= share, "the share is used"
+
+
+def test_a_third_tenant_has_a_share_of_its_own() -> None:
+    run = driver()
+    start_decode(run, "a")
+    run.send(request("long", PROMPT, tenant="b", max_new_tokens=1, ignore_eos=True))
+    run.step()
+    run.send(request("short", [7] * (BUDGET // PROTECTION), tenant="c", max_new_tokens=1, ignore_eos=True))
+    assert len(steps_until(run, "short")) <= 2
+
+
+@pytest.mark.parametrize("tenant", ["a", ""])
+def test_prompts_of_the_same_tenant_fill_the_budget(tenant: str) -> None:
+    run = driver()
+    start_decode(run, tenant)
+    run.send(request("long", PROMPT, tenant=tenant, max_new_tokens=1, ignore_eos=True))
+    assert max(map(prompt_tokens, steps_until(run, "long"))) == BUDGET - 1
+
+
+def test_prompts_alone_fill_the_budget() -> None:
+    run = driver()
+    run.send(request("long", PROMPT, tenant="b", max_new_tokens=1, ignore_eos=True))
+    assert max(map(prompt_tokens, steps_until(run, "long"))) + 1 == BUDGET
+
+
+def test_scored_prompt_tokens_cost_more_of_the_share() -> None:
+    run = driver()
+    start_decode(run, "a")
+    scores = LogprobParams(top=20, prompt=True)
+    run.send(request("scored", PROMPT, tenant="b", max_new_tokens=1, ignore_eos=True, logprobs=scores))
+    plans = steps_until(run, "scored")
+    assert max(map(prompt_tokens, plans)) == BUDGET // PROTECTION // SCORED_TOKEN
