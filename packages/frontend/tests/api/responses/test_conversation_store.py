@@ -103,7 +103,7 @@ async def test_what_a_response_says_may_fill_it_and_the_next_is_refused(
     with pytest.raises(BadRequestError, match="at most 1000 bytes") as full:
         await store.snapshot("me", begun)
     assert full.value.param == "conversation"
-    assert len((await store.items("me", begun, 20, None, "asc"))[0]) == 2, "it can be read"
+    assert len((await store.items("me", begun, 20, None, "asc"))["data"]) == 2, "it can be read"
     await store.delete_item("me", begun, "i" * 1000)
     assert [each["id"] for each in (await store.snapshot("me", begun)).items] == ["msg_r"]
 

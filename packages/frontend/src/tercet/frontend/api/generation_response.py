@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from tercet.frontend.errors import ApiError, ServerError
 from tercet.frontend.http.auth import caller_of
-from tercet.frontend.http.loop_turns import LoopTurns, Steps
+from tercet.frontend.http.loop_turns import Steps, turns_of
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect, event
 from tercet.frontend.manager.generation import Generation, GenerationUpdate
 from tercet.frontend.manager.req_state import ReqState
@@ -82,23 +82,17 @@ async def respond(
         if stream:
             first_updates = await cancel_on_disconnect(request, anext(arrivals))
             events = _events(
-                generation, first_updates, arrivals, writer, partial(_loop_turns(request).run, caller_of(request).owner)
+                generation, first_updates, arrivals, writer, partial(turns_of(request).run, caller_of(request).owner)
             )
             return EventStream(events, on_close=lambda: manager.release(generation))
         choices = await cancel_on_disconnect(request, collect(generation, arrivals))
-        writing = _loop_turns(request).run(caller_of(request).owner, writer.full_response(generation, choices))
+        writing = turns_of(request).run(caller_of(request).owner, writer.full_response(generation, choices))
         body = await cancel_on_disconnect(request, writing)
     except BaseException:
         manager.release(generation)
         raise
     manager.release(generation)
     return Response(body, media_type="application/json")
-
-
-def _loop_turns(request: Request) -> LoopTurns:
-    turns = request.app.state.loop_turns
-    assert isinstance(turns, LoopTurns)
-    return turns
 
 
 async def _with_callback(

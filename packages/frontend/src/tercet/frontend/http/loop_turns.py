@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Generator
 from typing import TypeVar
 
+from starlette.requests import Request
+
 from tercet.frontend.round_robin import RoundRobinQueue
 
 _Result = TypeVar("_Result")
@@ -79,6 +81,13 @@ class LoopTurns:
     def _give_next(self) -> None:
         """Give the next turn to a waiting task, if there is one."""
         self._busy = self._waiting.next()
+
+
+def turns_of(request: Request) -> LoopTurns:
+    """Return the turns of the app that serves a request."""
+    turns = request.app.state.loop_turns
+    assert isinstance(turns, LoopTurns)
+    return turns
 
 
 def result_of(steps: Steps[_Result]) -> _Result:

@@ -21,7 +21,7 @@ from tercet.frontend.errors import (
 )
 from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.json_cost import PIECE, StructureCounter, count_structural
-from tercet.frontend.http.loop_turns import LoopTurns, Steps
+from tercet.frontend.http.loop_turns import Steps, turns_of
 from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.sse import ClientDisconnectedError, cancel_on_disconnect
 
@@ -127,17 +127,11 @@ async def _check_cost(request: Request, body: bytearray) -> None:
                 raise BadRequestError(f"The body has more than {MAX_ITEMS} items in arrays and objects.")
             yield
 
-    await cancel_on_disconnect(request, _turns(request).run(caller_of(request).owner, count()))
-
-
-def _turns(request: Request) -> LoopTurns:
-    turns = request.app.state.loop_turns
-    assert isinstance(turns, LoopTurns)
-    return turns
+    await cancel_on_disconnect(request, turns_of(request).run(caller_of(request).owner, count()))
 
 
 async def _turn(request: Request) -> None:
-    await _turns(request).turn(caller_of(request).owner)
+    await turns_of(request).turn(caller_of(request).owner)
 
 
 def _check_depth(data: object) -> None:

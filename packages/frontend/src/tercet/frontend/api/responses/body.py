@@ -82,16 +82,17 @@ def page(items: Sequence[dict[str, Any]], limit: int, after: str | None, order: 
         begin = next((place for place, item in enumerate(items, 1) if item["id"] == after), 0)
         if not begin:
             raise BadRequestError(f"Item with id '{after}' not found.", param="after", code="invalid_value")
-    return listed(items[begin : begin + limit], has_more=begin + limit < len(items))
+    found = [(item["id"], item) for item in items[begin : begin + limit]]
+    return listed(found, has_more=begin + limit < len(items))
 
 
-def listed(items: Sequence[dict[str, Any]], *, has_more: bool = False) -> dict[str, Any]:
-    """Return the list object of these items."""
+def listed(items: Sequence[tuple[str, Any]], *, has_more: bool = False) -> dict[str, Any]:
+    """Return the list object of items, each given by its id and its object or JSON fragment."""
     return {
         "object": "list",
-        "data": items,
-        "first_id": items[0]["id"] if items else None,
-        "last_id": items[-1]["id"] if items else None,
+        "data": [item for _, item in items],
+        "first_id": items[0][0] if items else None,
+        "last_id": items[-1][0] if items else None,
         "has_more": has_more,
     }
 

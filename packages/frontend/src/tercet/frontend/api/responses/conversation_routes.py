@@ -16,6 +16,7 @@ from tercet.frontend.api.responses.items import Item, resolve_items
 from tercet.frontend.api.responses.store import ResponseStore
 from tercet.frontend.errors import NotFoundError
 from tercet.frontend.http.auth import caller_of
+from tercet.frontend.http.loop_turns import turns_of
 from tercet.frontend.http.query import number, order
 from tercet.frontend.http.request_body import read_model
 
@@ -58,18 +59,17 @@ class OpenAIServingConversations:
         owner, conversation = _named(request)
         items = await self._given(owner, body.items)
         await self._store.add(owner, conversation, items)
-        return _json(listed(items))
+        return await _json_in_turn(request, listed([(item["id"], item) for item in items]))
 
     async def items(self, request: Request) -> Response:
         """Return a page of the items of a conversation."""
         limit = number(request, "limit", 20, lowest=1, highest=100)
         after = request.query_params.get("after")
-        items, more = await self._store.items(*_named(request), limit, after, order(request))
-        return _json(listed(items, has_more=more))
+        return await _json_in_turn(request, await self._store.items(*_named(request), limit, after, order(request)))
 
     async def item(self, request: Request) -> Response:
         """Return an item of a conversation."""
-        return _json(await self._store.item(*_named(request), request.path_params["item_id"]))
+        return await _json_in_turn(request, await self._store.item(*_named(request), request.path_params["item_id"]))
 
     async def delete_item(self, request: Request) -> Response:
         """Delete an item of a conversation, and return the conversation."""
@@ -93,4 +93,10 @@ def _named(request: Request) -> tuple[str, str]:
 
 
 def _json(value: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(value), media_type="application/json")
+
+
+async def _json_in_turn(request: Request, value: dict[str, Any] | orjson.Fragment) -> Response:
+    """Write items, which may be long, in a turn of the event loop."""
+    await turns_of(request).turn(caller_of(request).owner)
     return Response(orjson.dumps(value), media_type="application/json")

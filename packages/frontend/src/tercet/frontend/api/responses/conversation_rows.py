@@ -4,6 +4,7 @@ Each item has a place, and places are never reused, so the items before a place 
 """
 
 import sqlite3
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ Item = dict[str, Any]
 
 _USE_SECONDS = 3600.0
 """Resolution of the time of last use, in seconds, so that not every read has to write."""
+_LONG_BYTES = 65_536
+_REST_RATIO = 2.0
+"""Seconds of rest for each second of parsing a long item."""
 _ADD = "INSERT INTO conversation_items VALUES (?, ?, ?, ?) ON CONFLICT (conversation, id) DO NOTHING"
 
 
@@ -56,7 +60,16 @@ def append(connection: sqlite3.Connection, conversation: str, items: Sequence[It
 def items_before(connection: sqlite3.Connection, conversation: str, place: int) -> list[Item]:
     """Return the items before a place."""
     query = "SELECT data FROM conversation_items WHERE conversation = ? AND place < ? ORDER BY place"
-    return [orjson.loads(data) for (data,) in connection.execute(query, (conversation, place))]
+    return [parse_item(data) for (data,) in connection.execute(query, (conversation, place))]
+
+
+def parse_item(data: bytes) -> Item:
+    """Return a stored item. A long one is followed by a rest of this thread, because parsing holds the GIL."""
+    started = time.perf_counter()
+    item: Item = orjson.loads(data)
+    if len(data) > _LONG_BYTES:
+        time.sleep(_REST_RATIO * (time.perf_counter() - started))
+    return item
 
 
 def item_of_any(connection: sqlite3.Connection, owner: str, item: str, since: float) -> Item | None:
@@ -66,4 +79,4 @@ def item_of_any(connection: sqlite3.Connection, owner: str, item: str, since: fl
         " WHERE conversation_items.id = ? AND owner = ? AND used >= ? ORDER BY used DESC LIMIT 1"
     )
     row = connection.execute(query, (item, owner, since)).fetchone()
-    return orjson.loads(row[0]) if row else None
+    return parse_item(row[0]) if row else None

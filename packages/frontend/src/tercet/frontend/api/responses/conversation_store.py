@@ -10,14 +10,15 @@ import msgspec
 import orjson
 
 from tercet.frontend.api.responses import conversation_rows as rows
+from tercet.frontend.api.responses.body import listed
 from tercet.frontend.api.responses.conversation_rows import ConversationRow, Item
 from tercet.frontend.api.responses.store import MAX_HISTORY_BYTES
 from tercet.frontend.database import Database
 from tercet.frontend.errors import BadRequestError, NotFoundError
 
 _PAGE = {
-    "asc": "SELECT data FROM conversation_items WHERE conversation = ? AND place > ? ORDER BY place LIMIT ?",
-    "desc": "SELECT data FROM conversation_items WHERE conversation = ? AND place < ? ORDER BY place DESC LIMIT ?",
+    "asc": "SELECT id, data FROM conversation_items WHERE conversation = ? AND place > ? ORDER BY place LIMIT ?",
+    "desc": "SELECT id, data FROM conversation_items WHERE conversation = ? AND place < ? ORDER BY place DESC LIMIT ?",
 }
 Conversation = dict[str, Any]
 """The conversation object of the API."""
@@ -88,12 +89,10 @@ class ConversationStore:
 
         await self._database.run(work)
 
-    async def items(
-        self, owner: str, conversation: str, limit: int, after: str | None, order: str
-    ) -> tuple[list[Item], bool]:
-        """Return a page of items, and whether there are more. Raises NotFoundError or BadRequestError."""
+    async def items(self, owner: str, conversation: str, limit: int, after: str | None, order: str) -> dict[str, Any]:
+        """Return a page of items, as the list object of the API. Raises NotFoundError or BadRequestError."""
 
-        def work(connection: sqlite3.Connection) -> tuple[list[Item], bool]:
+        def work(connection: sqlite3.Connection) -> dict[str, Any]:
             end = self._require(connection, owner, conversation).next
             begin: int | None = end if order == "desc" else -1
             if after is not None:
@@ -101,19 +100,21 @@ class ConversationStore:
                 if begin is None:
                     raise BadRequestError(f"Item with id '{after}' not found.", param="after", code="invalid_value")
             found = connection.execute(_PAGE[order], (conversation, begin, limit + 1)).fetchall()
-            return [orjson.loads(data) for (data,) in found[:limit]], len(found) > limit
+            items = [(item, orjson.Fragment(data)) for item, data in found[:limit]]
+            return listed(items, has_more=len(found) > limit)
 
         return await self._database.run(work)
 
-    async def item(self, owner: str, conversation: str, item: str) -> Item:
-        def work(connection: sqlite3.Connection) -> Item:
+    async def item(self, owner: str, conversation: str, item: str) -> orjson.Fragment:
+        """Return the JSON of an item. Raises NotFoundError."""
+
+        def work(connection: sqlite3.Connection) -> orjson.Fragment:
             self._require(connection, owner, conversation)
             query = "SELECT data FROM conversation_items WHERE conversation = ? AND id = ?"
             row = connection.execute(query, (conversation, item)).fetchone()
             if row is None:
                 raise _no_item(item)
-            found: Item = orjson.loads(row[0])
-            return found
+            return orjson.Fragment(row[0])
 
         return await self._database.run(work)
 

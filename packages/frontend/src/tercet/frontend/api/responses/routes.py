@@ -22,6 +22,7 @@ from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.database import StoreError
 from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError, ServerError, UnsupportedParameterError
 from tercet.frontend.http.auth import caller_of
+from tercet.frontend.http.loop_turns import turns_of
 from tercet.frontend.http.query import flag, number, order
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect
@@ -94,7 +95,9 @@ class OpenAIServingResponses:
         """Return a page of the input items of a response."""
         items = await self._store.input_items(caller_of(request).owner, request.path_params["response_id"])
         limit = number(request, "limit", 20, lowest=1, highest=100)
-        return _json(page(items, limit, request.query_params.get("after"), order(request)))
+        found = page(items, limit, request.query_params.get("after"), order(request))
+        await turns_of(request).turn(caller_of(request).owner)
+        return _json(found)
 
     async def input_tokens(self, request: Request) -> Response:
         """Return the number of prompt tokens of a response."""

@@ -154,7 +154,7 @@ class ResponseStore:
 
         def work(connection: sqlite3.Connection) -> Item | None:
             row = connection.execute(query, (item, owner, since)).fetchone()
-            return orjson.loads(row[0]) if row else rows.item_of_any(connection, owner, item, since)
+            return rows.parse_item(row[0]) if row else rows.item_of_any(connection, owner, item, since)
 
         return await self._database.read(work)
 
@@ -321,7 +321,7 @@ def _add_items(
 def _items(connection: sqlite3.Connection, response: str) -> list[tuple[Item, bool]]:
     """Return the items of one response, and whether each is input."""
     query = "SELECT data, given FROM items WHERE response = ? ORDER BY place"
-    return [(orjson.loads(data), bool(given)) for data, given in connection.execute(query, (response,))]
+    return [(rows.parse_item(data), bool(given)) for data, given in connection.execute(query, (response,))]
 
 
 def _given(connection: sqlite3.Connection, response: str) -> list[Item]:
