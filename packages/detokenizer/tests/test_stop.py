@@ -5,7 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tercet.detokenizer.stop import StopMatcher, StopStrings
+from tercet.detokenizer.stop import StopMatcher, StopStrings, stop_strings
 
 few = st.text(alphabet="abc", max_size=6)
 
@@ -67,3 +67,8 @@ def test_cost_grows_with_the_text_and_not_with_its_square() -> None:
 
     seconds(1000)
     assert seconds(32_000) < 40 * seconds(2_000)  # 16 times the text; its square would be 256 times
+
+
+def test_requests_with_the_same_stop_strings_share_an_automaton() -> None:
+    assert stop_strings(("ab", "c")) is stop_strings(("ab", "c"))
+    assert stop_strings(("ab", "c")) is not stop_strings(("c", "ab"))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tercet.detokenizer.decode_status import TextStream, text_stream
 from tercet.detokenizer.errors import SpecError
-from tercet.detokenizer.stop import StopMatcher, StopStrings
+from tercet.detokenizer.stop import StopMatcher, stop_strings
 from tercet.detokenizer.vocabulary import PieceTable, Vocabulary
 from tercet.protocol.errors import DecodeError
 from tercet.protocol.messages.codec import decode_spec
@@ -32,7 +32,7 @@ class DecodePlan:
             raise SpecError(f"more than {MAX_STOPS} stop strings, or more than {MAX_STOP_CHARS} characters of them")
         if len(self.prompt_tail) > MAX_PROMPT_TAIL:
             raise SpecError(f"a prompt tail of more than {MAX_PROMPT_TAIL} ids")
-        self.stops = StopStrings(self.spec.stop) if any(self.spec.stop) else None
+        self.stops = stop_strings(tuple(self.spec.stop)) if any(self.spec.stop) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ the number of characters to hold back. (Aho, Corasick: "Efficient string matchin
 """
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 @dataclass(slots=True)
@@ -26,7 +27,10 @@ class StopStrings:
         for stop in stops:
             node = self.root
             for char in stop:
-                node = node.next.setdefault(char, _Node(node.depth + 1))
+                following = node.next.get(char)
+                if following is None:
+                    following = node.next[char] = _Node(node.depth + 1)
+                node = following
             node.match = stop or None
         self._link()
 
@@ -41,6 +45,12 @@ class StopStrings:
                     node.match = node.match or node.fail.match
                     deeper.append(node)
             level = deeper
+
+
+@lru_cache(maxsize=16)
+def stop_strings(stops: tuple[str, ...]) -> StopStrings:
+    """Return the automaton of these stop strings, built once for requests that repeat them."""
+    return StopStrings(list(stops))
 
 
 def _step(node: _Node, char: str, root: _Node) -> _Node:
