@@ -155,3 +155,13 @@ async def test_a_file_of_an_older_version_is_gone_on_with(tmp_path: Path, clock:
     begun = (await store.create("me", [item("a")], {"topic": "tea"}))["id"]
     assert (await store.get("me", begun))["metadata"] == {"topic": "tea"}
     await database.close()
+
+
+async def test_pages_and_items_carry_the_stored_text_without_parsing_it(database: Database, clock: Clock) -> None:
+    store = ConversationStore(database, clock)
+    begun = (await store.create("me", [item("a")], {}))["id"]
+    spaced = b'{"id": "a",  "type": "message"}'
+    await database.run(lambda each: each.execute("UPDATE conversation_items SET data = ?", (spaced,)))
+    page = await store.items("me", begun, 20, None, "asc")
+    assert orjson.dumps(page) == b'{"object":"list","data":[%s],"first_id":"a","last_id":"a","has_more":false}' % spaced
+    assert orjson.dumps(await store.item("me", begun, "a")) == spaced
