@@ -8,8 +8,8 @@ import pytest
 from packages.frontend.tests.chat.tool_templates import QWEN, TEMPLATES
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
-from tercet.frontend.errors import BadRequestError
 from tercet.frontend.model.chat_template import TemplateManager
+from tercet.frontend.model.message_shape import short_id
 from tercet.frontend.model.prompts import ChatPrompt
 from tercet.frontend.parsers.port import ToolSpec
 
@@ -39,10 +39,12 @@ def test_calls_and_results_are_written_as_the_model_knows_them(
     assert text.index(call) < text.index(result)
 
 
-def test_a_template_refuses_in_its_own_words() -> None:
-    chat = history([CHAT[0], {**CHAT[1], "tool_calls": [{**CHAT[1]["tool_calls"][0], "id": "short"}]}])
-    with pytest.raises(BadRequestError, match="alphanumeric strings with length 9"):
-        TemplateManager(TEMPLATES["mistral"][0], {}).render(ChatPrompt(messages=chat))
+def test_ids_in_another_form_are_mapped_where_the_template_wants_its_own() -> None:
+    call = {**CHAT[1]["tool_calls"][0], "id": "call_0123456789"}
+    chat = history([CHAT[0], {**CHAT[1], "tool_calls": [call]}, {**CHAT[2], "tool_call_id": "call_0123456789"}])
+    text = TemplateManager(TEMPLATES["mistral"][0], {}).render(ChatPrompt(messages=chat))
+    assert text.count(short_id("call_0123456789")) == 2
+    assert "call_0123456789" not in text
 
 
 def test_tools_are_described_in_openais_form() -> None:

@@ -5,7 +5,7 @@ Templates come from the model's directory only, never from a request.
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -17,6 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.model.files import read_object, read_text
+from tercet.frontend.model.message_shape import find_shape
 from tercet.frontend.model.prompts import ChatPrompt
 from tercet.frontend.parsers.registry import ParserNames, detect
 
@@ -130,6 +131,7 @@ class TemplateManager:
             [{"type": "text", "text": _PROBE}]
         )
         self._call_form = next(filter(self._renders_call, _CALL_FORMS), _CALL_FORMS[0])
+        self._shape = find_shape(self._render_probes, knows_developer=self._supports_developer)
         self._for_tools = TemplateManager(for_tools, special_tokens) if for_tools is not None else None
         if self._for_tools is not None:
             self.variables |= self._for_tools.variables
@@ -157,7 +159,7 @@ class TemplateManager:
         """Render a chat, applying `escape` to every text of the client. Raises BadRequestError."""
         if prompt.tools and self._for_tools is not None:
             return self._for_tools.render(prompt, escape)
-        messages = [self._message(message, escape) for message in prompt.messages]
+        messages = [self._message(message, escape) for message in self._shape.apply(prompt.messages)]
         if prompt.continue_final_message:
             messages[-1] = _with_end(messages[-1])
         try:
@@ -222,6 +224,9 @@ class TemplateManager:
         """Return whether the template renders the text of a user message with this content."""
         text = self._rendered([{"role": "user", "content": content}])
         return text is not None and _PROBE in text and "'type'" not in text
+
+    def _render_probes(self, messages: Sequence[dict[str, Any]]) -> str | None:
+        return self._rendered([self._message(message, str) for message in messages])
 
     def _rendered(self, messages: list[dict[str, Any]]) -> str | None:
         """Render a probe chat; None if the template fails."""
