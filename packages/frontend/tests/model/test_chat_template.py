@@ -169,3 +169,36 @@ def test_special_tokens_may_be_objects() -> None:
     template = TemplateManager.from_files({"tokenizer_config.json": json.dumps(config).encode()})
     assert template is not None
     assert template.render(prompt(("user", "x"))) == "<b><e>"
+
+
+def test_special_tokens_may_stand_in_the_map_and_further_ones_have_names() -> None:
+    source = "{{ bos_token }}{{ eos_token }}{{ image_token }}"
+    config = {"chat_template": source, "eos_token": "</s>", "extra_special_tokens": {"image_token": "<image>"}}
+    special_map = {"bos_token": {"content": "<s>"}}
+    prompt = ChatPrompt(messages=[{"role": "user", "content": "x"}])
+
+    def rendered(**files: object) -> str:
+        texts = {name.replace("__", "."): json.dumps(value).encode() for name, value in files.items()}
+        template = TemplateManager.from_files(texts)
+        assert template is not None
+        return template.render(prompt)
+
+    assert rendered(tokenizer_config__json=config, special_tokens_map__json=special_map) == "<s></s><image>"
+    table = {**config, "added_tokens_decoder": {}}
+    assert rendered(tokenizer_config__json=table, special_tokens_map__json=special_map) == "</s><image>"
+
+
+def test_a_further_token_cannot_take_the_place_of_the_messages() -> None:
+    config = {"chat_template": "{{ messages[0].content }}", "extra_special_tokens": {"messages": "x", "a b": "y"}}
+    template = TemplateManager.from_files({"tokenizer_config.json": json.dumps(config).encode()})
+    assert template is not None
+    assert template.render(ChatPrompt(messages=[{"role": "user", "content": "hi"}])) == "hi"
+
+
+def test_the_template_for_tools_may_be_a_file_of_its_own() -> None:
+    files = {"chat_template.jinja": b"plain", "additional_chat_templates/tool_use.jinja": b"{{ tools | length }} tools"}
+    template = TemplateManager.from_files(files)
+    assert template is not None
+    chat = [{"role": "user", "content": "x"}]
+    assert template.render(ChatPrompt(messages=chat)) == "plain"
+    assert template.render(ChatPrompt(messages=chat, tools=[{"type": "function"}])) == "1 tools"

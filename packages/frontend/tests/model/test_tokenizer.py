@@ -160,9 +160,9 @@ def test_guarding_takes_linear_time_with_thousands_of_control_tokens() -> None:
         times = []
         for size in (200_000, 400_000):
             text = hostile * (size // len(hostile))
-            began = time.perf_counter()
+            began = time.thread_time()
             ready.escape_special(text)
-            times.append(time.perf_counter() - began)
+            times.append(time.thread_time() - began)
         assert times[1] < 8 * times[0] + 0.05
         assert times[1] < 2.0
 

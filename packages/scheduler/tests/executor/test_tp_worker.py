@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
@@ -326,3 +328,11 @@ def test_what_can_be_refused_before_weights_are_loaded_is(
     with pytest.raises(ValueError, match=message):
         TpModelWorker(given, lambda done, _: loaded.append(done))
     assert not loaded
+
+
+def test_the_tokenizers_own_end_token_ends_a_text(options: WorkerOptions) -> None:
+    tokenizer = Tokenizer(WordLevel({f"w{number}": number for number in range(90)}, unk_token="w0"))
+    (options.model / "tokenizer.json").write_text(tokenizer.to_str(), encoding="utf-8")
+    settings = {"added_tokens_decoder": {"90": {"content": "<end>", "special": True}}, "eos_token": "<end>"}
+    (options.model / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    assert TpModelWorker(options).capacity.eos_token_ids == [2, 7, 90]

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from tercet.protocol.json_files import error_line, one_line, parse_json
 from tercet.protocol.messages.values import ModelIdentity
+from tercet.scheduler.tokenizer_files import complete_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +23,7 @@ TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
     "special_tokens_map.json",
     "generation_config.json",
     "config.json",
@@ -289,12 +291,18 @@ def check_tokenizer(directory: Path) -> None:
 
 
 def tokenizer_files(directory: Path) -> dict[str, bytes]:
-    """Return the contents of the TOKENIZER_FILES that the model has. Raises ModelError."""
-    return {
+    """Return the contents of the TOKENIZER_FILES that the model has, tokenizer.json completed. Raises ModelError."""
+    files = {
         name: read_file(directory / name, MAX_TOKENIZER if name == "tokenizer.json" else _MAX_JSON)
         for name in TOKENIZER_FILES
         if (directory / name).exists()
     }
+    if "tokenizer.json" in files:
+        try:
+            files["tokenizer.json"] = complete_tokenizer(files)
+        except ValueError as error:
+            raise ModelError(str(error)) from error
+    return files
 
 
 def file_hashes(files: Mapping[str, bytes]) -> dict[str, str]:

@@ -52,6 +52,9 @@ _TEMPLATE_KEYS = frozenset(
     }
 )
 """Keys of tools, calls and schemas that templates look up; all other keys are client text."""
+_TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
+"""The file of the template for chats with tools, as transformers saves it."""
+_ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -150,10 +153,11 @@ class TemplateManager:
             named = {each.get("name"): each.get("template") for each in field if isinstance(each, dict)}
             field, for_tools = named.get("default"), named.get("tool_use")
         source = read_text(files, "chat_template.jinja") if "chat_template.jinja" in files else field
+        if _TOOL_TEMPLATE in files:
+            for_tools = read_text(files, _TOOL_TEMPLATE)
         if not isinstance(source, str):
             return None
-        tokens = {name: _token_text(config.get(name)) for name in _TOKENS}
-        return cls(source, {name: text for name, text in tokens.items() if text is not None}, for_tools)
+        return cls(source, _special_tokens(config, read_object(files, "special_tokens_map.json")), for_tools)
 
     def render(self, prompt: ChatPrompt, escape: Callable[[str], str] = str) -> str:
         """Render a chat, applying `escape` to every text of the client. Raises BadRequestError."""
@@ -264,6 +268,21 @@ def _with_end(message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(content, list):
         return {**message, "content": [{"type": "text", "text": content[0]["text"] + _END}]}
     return {**message, "content": (content or "") + _END}
+
+
+def _special_tokens(config: dict[str, Any], special_map: dict[str, Any]) -> dict[str, str]:
+    """Return the texts of the special tokens by the names that templates use.
+
+    Like in transformers, special_tokens_map.json counts if tokenizer_config.json has no table of tokens, and an object
+    of further tokens names each.
+    """
+    values = config if "added_tokens_decoder" in config else {**config, **special_map}
+    named = {name: values.get(name) for name in _TOKENS}
+    for name in ("extra_special_tokens", "model_specific_special_tokens"):
+        if isinstance(further := values.get(name), dict):
+            named |= further
+    texts = {name: _token_text(value) for name, value in named.items() if name.isidentifier()}
+    return {name: text for name, text in texts.items() if text is not None and name not in _ARGUMENTS}
 
 
 def _token_text(value: object) -> str | None:

@@ -45,11 +45,13 @@ from tercet.scheduler.executor.weights_loader import WeightsLoader
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.loader import GrammarLoader
+from tercet.scheduler.model_files import tokenizer_files
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, with_context_length
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.weights import Progress
 from tercet.scheduler.ports import Advance
+from tercet.scheduler.tokenizer_files import tokenizer_end_ids
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +101,8 @@ class TpModelWorker:
         self._backend, self._native, self._shard = backend, native, shard
         self._strategy, self._advance, self._progress = rank_strategy_of(shard), advance, progress
         budget.check()
-        self._grammars = _grammars(options, config)
+        ends = _end_ids(options, config)
+        self._grammars = _grammars(options, config, ends)
         with require_memory("the model's weights"), reading_model(options.checkpoint):
             loaded = self._load(options)
         ops = sampling_ops(loaded.model, device, native=self._native)
@@ -115,7 +118,7 @@ class TpModelWorker:
             if device.type == "cuda":
                 self._warm_up(loaded.model)
         self.weights = WeightsLoader(self._check)
-        self._capacity = _capacity(options, config, context_length, self._pool, self._grammars)
+        self._capacity = _capacity(options, config, ends, self._pool, self._grammars)
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
 
@@ -309,23 +312,29 @@ def _latent_backend(
 
 
 def _capacity(
-    options: WorkerOptions, config: DecoderShape, context_length: int, pool: KVPool, grammars: SlotGrammars | None
+    options: WorkerOptions, config: DecoderShape, ends: Sequence[int], pool: KVPool, grammars: SlotGrammars | None
 ) -> Capacity:
     """Return the limits that the core must know."""
     return Capacity(
         page_size=options.page_size,
         groups=[CacheGroup(group.name, group.pages, group.window) for group in pool.groups],
         slots=options.slots,
-        context_length=context_length,
+        context_length=config.context_length,
         vocab_size=config.vocab_size,
-        eos_token_ids=list(config.eos_token_ids),
+        eos_token_ids=list(ends),
         grammars=grammars.name if grammars else "",
         adapters=options.max_loras,
     )
 
 
-def _grammars(options: WorkerOptions, config: DecoderShape) -> SlotGrammars | None:
-    backend = grammar_backend(options.grammar_backend, options.model, config.vocab_size, config.eos_token_ids)
+def _end_ids(options: WorkerOptions, config: DecoderShape) -> list[int]:
+    """Return the ids that end a text: those of the model's configuration, and the tokenizer's own end token."""
+    ends = [*config.eos_token_ids, *tokenizer_end_ids(tokenizer_files(options.model))]
+    return [*dict.fromkeys(token for token in ends if token < config.vocab_size)]
+
+
+def _grammars(options: WorkerOptions, config: DecoderShape, ends: Sequence[int]) -> SlotGrammars | None:
+    backend = grammar_backend(options.grammar_backend, options.model, config.vocab_size, ends)
     if backend is None:
         return None
     return SlotGrammars(backend, options.slots, config.vocab_size, fast_forward=options.fast_forward)

@@ -10,7 +10,7 @@ from typing import Any
 from tercet.scheduler.grammar.guarded import GuardedBackend
 from tercet.scheduler.grammar.lazy import LazyBackend
 from tercet.scheduler.grammar.port import GrammarBackend
-from tercet.scheduler.model_files import MAX_TOKENIZER, ModelError, read_file, reading
+from tercet.scheduler.model_files import ModelError, reading, tokenizer_files
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,7 @@ def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[i
 
     def make() -> GrammarBackend[Any]:
         with reading("tokenizer.json"):
-            text = read_file(file, MAX_TOKENIZER).decode()
+            text = tokenizer_files(model)["tokenizer.json"].decode()
             try:
                 return BACKENDS[name](text, vocab_size, end_ids)
             except ValueError as error:  # its message is for clients
