@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tercet.kernels.attention.api import AttentionBackend
+from tercet.kernels.attention.api import AttentionBackend, AttentionParams
 from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.native.library import available_cores, load_library
@@ -145,7 +145,7 @@ def attention_calls(rows: list[tuple[int, int]], heads: int, kv_heads: int) -> C
     backends: dict[str, AttentionBackend] = {"ours": CpuAttention(), "torch": TorchNativeAttention()}
     for backend in backends.values():
         backend.plan(batch)
-    return {name: partial(backend.attend, q, k, v, scale=0.125) for name, backend in backends.items()}
+    return {name: partial(backend.attend, q, k, v, AttentionParams(scale=0.125)) for name, backend in backends.items()}
 
 
 class Decoding:

@@ -13,8 +13,8 @@ import torch
 
 from tercet.kernels.attention import triton as attention
 from tercet.kernels.attention import triton_latent
-from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
-from tercet.kernels.attention.latent import LatentBackend
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams
+from tercet.kernels.attention.latent import latent_caches
 from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
 from tercet.kernels.errors import DeviceFailedError
 from tercet.kernels.ops import logprobs as logprobs_reference
@@ -99,7 +99,7 @@ def _decoded(backends: dict[Tiling, AttentionBackend], *given: Any, tiling: Tili
 
 def _attended(backend: AttentionBackend, rows: AttentionBatch, q: torch.Tensor, caches: torch.Tensor) -> Tensors:
     backend.plan(rows)
-    return [backend.attend(q, caches[0], caches[1], scale=q.shape[2] ** -0.5)]
+    return [backend.attend(q, caches[0], caches[1], AttentionParams(scale=q.shape[2] ** -0.5))]
 
 
 def _latent_decodes(scale: Scale) -> Iterator[_Work]:
@@ -115,18 +115,18 @@ def _latent_prompts(scale: Scale) -> Iterator[_Work]:
         yield replace(work, size=f"prompt {count}")
 
 
-def _latents(scale: Scale, rows: list[tuple[int, int]], make: Callable[[Tiling], LatentBackend]) -> _Work:
+def _latents(scale: Scale, rows: list[tuple[int, int]], make: Callable[[Tiling], AttentionBackend]) -> _Work:
     """Return one layer of DeepSeek-V2-Lite, as in the stage `operations`."""
     heads, rank, width = 16, 512, 576
     batch = make_batch(rows, PAGE_SIZE, scale.device)
     pages = int(batch.page_table.max()) + 1
     cache = torch.randn(pages, PAGE_SIZE, width, device=scale.device).to(scale.dtype)
     q = torch.randn(sum(batch.host_query_lens), heads, width, device=scale.device).to(scale.dtype)
-    backends: dict[Tiling, LatentBackend] = {}
+    backends: dict[Tiling, AttentionBackend] = {}
 
-    def attended(backend: LatentBackend) -> Tensors:
+    def attended(backend: AttentionBackend) -> Tensors:
         backend.plan(batch)
-        return [backend.attend(q, cache, rank=rank, scale=width**-0.5)]
+        return [backend.attend(q, *latent_caches(cache, rank), AttentionParams(scale=width**-0.5))]
 
     def run(tiling: Tiling) -> Tensors:
         return attended(backends.setdefault(tiling, make(tiling)))

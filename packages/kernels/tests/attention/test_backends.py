@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.select import attention_backend, backend_names
 from tercet.kernels.errors import UnavailableBackendError
@@ -96,10 +96,11 @@ def test_equals_the_reference(name: str, case: Case) -> None:
     q = torch.randn(sum(batch.host_query_lens), case.heads, case.head_dim).to(case.dtype)
     sinks = torch.randn(case.heads) if case.sinks else None
     reference, backend = ReferenceAttention(), attention_backend(name, CPU)()
+    params = AttentionParams(scale=0.4, window=case.window, softcap=case.softcap, sinks=sinks)
     outputs = []
     for attention in (backend, reference):
         attention.plan(batch)
-        outputs.append(attention.attend(q, k, v, scale=0.4, window=case.window, softcap=case.softcap, sinks=sinks))
+        outputs.append(attention.attend(q, k, v, params))
     assert outputs[0].dtype == case.dtype
     step = torch.finfo(case.dtype).eps
     torch.testing.assert_close(outputs[0], outputs[1], rtol=2 * step, atol=max(4e-6, step))
@@ -119,7 +120,7 @@ def test_a_cache_of_8_bits_means_its_numbers(name: str, dtype: torch.dtype) -> N
     outputs = []
     for keys, values in ((k, v), (k.to(dtype), v.to(dtype))):
         backend.plan(batch)
-        outputs.append(backend.attend(q, keys, values, scale=0.01, window=70))
+        outputs.append(backend.attend(q, keys, values, AttentionParams(scale=0.01, window=70)))
     if name in ("torch_native", "reference"):
         assert torch.equal(outputs[0], outputs[1])
     else:  # other tiles, or native kernels for the wide ones alone: another order of sums of numbers up to 448
@@ -142,11 +143,11 @@ def test_a_row_with_nan_in_its_cache_harms_no_other(name: str) -> None:
     q = torch.randn(sum(batch.host_query_lens), 4, 8)
     backend = attention_backend(name, CPU)()
     backend.plan(batch)
-    healthy = backend.attend(q, k, v, scale=1.0)
+    healthy = backend.attend(q, k, v, AttentionParams(scale=1.0))
     used = -(-MIXED[1][1] // PAGE)
     k[batch.page_table[1, :used]] = float("nan")
     v[batch.page_table[1, :used]] = float("nan")
-    poisoned = backend.attend(q, k, v, scale=1.0)
+    poisoned = backend.attend(q, k, v, AttentionParams(scale=1.0))
     assert poisoned[1].isnan().all()
     others = [token for token in range(len(q)) if token != 1]
     assert torch.equal(poisoned[others], healthy[others])
@@ -164,7 +165,8 @@ def test_stale_nan_past_the_end_of_a_row_is_never_seen(name: str) -> None:
     backend.plan(batch)
     q = torch.randn(sum(batch.host_query_lens), 4, 8)
     for window in (0, 3):
-        out = backend.attend(q, k.view(64, PAGE, 2, 8), v.view(64, PAGE, 2, 8), scale=1.0, window=window)
+        params = AttentionParams(scale=1.0, window=window)
+        out = backend.attend(q, k.view(64, PAGE, 2, 8), v.view(64, PAGE, 2, 8), params)
         assert out.isfinite().all()
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tercet.kernels.attention import flashinfer, select
-from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.flashinfer import FlashInferAttention, GraphMemory, pages_of
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.select import graph_backend, is_verified
@@ -40,10 +40,11 @@ def compare(
     k, v = torch.randn(2, pages, size, 2, 64).to(dtype).unbind()
     reference = ReferenceAttention()
     reference.plan(batch)
+    params = AttentionParams(scale=0.2, **options)
     for _ in range(2):
         q = torch.randn(sum(batch.host_query_lens), heads, 64).to(dtype)
-        actual = backend.attend(q, k, v, scale=0.2, **options)
-        torch.testing.assert_close(actual, reference.attend(q, k, v, scale=0.2, **options), rtol=2e-3, atol=2e-3)
+        actual = backend.attend(q, k, v, params)
+        torch.testing.assert_close(actual, reference.attend(q, k, v, params), rtol=2e-3, atol=2e-3)
 
 
 def attend(library: Any, rows: list[tuple[int, int]], page_size: int = 4, **options: Any) -> None:
@@ -111,7 +112,8 @@ def test_a_graph_reads_the_step_it_replays(library: Any) -> None:
         backend.plan(fixed)
         q = torch.randn(rows, 8, 64).half()
         k, v = torch.randn(2, 100, 4, 2, 64).half().unbind()
-        recorded = backend.attend(q, k, v, scale=0.2)
+        params = AttentionParams(scale=0.2)
+        recorded = backend.attend(q, k, v, params)
         run = library.made[-1].run
         for lengths in ([9, 4, 17, 24][:rows], [1, 24, 2, 3][:rows]):
             batch = make_batch([(1, length) for length in lengths], 4, CPU)
@@ -121,7 +123,7 @@ def test_a_graph_reads_the_step_it_replays(library: Any) -> None:
             run(q, (k, v), out=recorded)  # what the graph does
             reference = ReferenceAttention()
             reference.plan(batch)
-            torch.testing.assert_close(recorded, reference.attend(q, k, v, scale=0.2), rtol=2e-3, atol=2e-3)
+            torch.testing.assert_close(recorded, reference.attend(q, k, v, params), rtol=2e-3, atol=2e-3)
     assert [wrapper.plans for wrapper in library.made] == [3, 3]
     assert all(wrapper.use_cuda_graph for wrapper in library.made)
     assert len({wrapper.buffers[1].data_ptr() for wrapper in library.made}) == 1
@@ -148,7 +150,7 @@ def test_a_graph_of_each_cache_group_has_its_own_memory(library: Any, monkeypatc
             backend = make()
             backend.plan(graph(rows, 6))
             cache = torch.zeros(100, 4, 1, 64).half()
-            backend.attend(torch.zeros(rows, 4, 64).half(), cache, cache, scale=1.0)
+            backend.attend(torch.zeros(rows, 4, 64).half(), cache, cache, AttentionParams(scale=1.0))
     assert len({wrapper.buffers[1].data_ptr() for wrapper in library.made}) == 2
     assert graph_backend(TorchNativeAttention) is None
 

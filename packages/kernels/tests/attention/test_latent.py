@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tercet.kernels.attention import latent
-from tercet.kernels.attention.api import AttentionBatch
-from tercet.kernels.attention.latent import LatentBackend, LatentSizes, latent_backend, latent_backend_names
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams
+from tercet.kernels.attention.latent import LatentSizes, latent_backend, latent_backend_names, latent_caches
 from tercet.kernels.attention.reference import ReferenceLatent
 from tercet.kernels.attention.torch_native import TorchNativeLatent
 from tercet.kernels.errors import UnavailableBackendError
@@ -18,6 +18,8 @@ from tercet.kernels.triton import missing_triton
 CPU = torch.device("cpu")
 MISSING = {"cpu": missing_library(), "triton": missing_triton(CPU)}
 BACKENDS = [name for name in latent_backend_names() if not MISSING.get(name)]
+
+PARAMS = AttentionParams(scale=0.3)
 
 Rows = tuple[tuple[int, int], ...]
 """(new tokens, tokens after the step) of each."""
@@ -73,7 +75,7 @@ def scattered(rows: Rows, page_size: int) -> tuple[AttentionBatch, int]:
     return replace(batch, page_table=table, slot_mapping=slots), pages
 
 
-def planned(name: str, batch: AttentionBatch) -> LatentBackend:
+def planned(name: str, batch: AttentionBatch) -> AttentionBackend:
     backend = latent_backend(name, CPU)()
     backend.plan(batch)
     return backend
@@ -92,7 +94,7 @@ def test_equals_the_reference(name: str, case: Case) -> None:
     reference = ReferenceLatent()
     reference.plan(batch)
     given, wanted = (
-        attention.attend(q, cache, rank=case.rank, scale=2 * width**-0.5)
+        attention.attend(q, *latent_caches(cache, case.rank), AttentionParams(scale=2 * width**-0.5))
         for attention in (planned(name, batch), reference)
     )
     assert given.dtype == case.dtype
@@ -108,8 +110,8 @@ def test_queries_may_be_a_part_of_something_wider(name: str) -> None:
     cache = torch.randn(pages, 16, 48)
     wide = torch.randn(sum(batch.host_query_lens), 7, 48)
     backend = planned(name, batch)
-    part = backend.attend(wide[:, 2:5], cache, rank=32, scale=0.1)
-    assert torch.equal(part, backend.attend(wide[:, 2:5].contiguous(), cache, rank=32, scale=0.1))
+    part = backend.attend(wide[:, 2:5], *latent_caches(cache, 32), PARAMS)
+    assert torch.equal(part, backend.attend(wide[:, 2:5].contiguous(), *latent_caches(cache, 32), PARAMS))
 
 
 @pytest.mark.parametrize("name", BACKENDS)
@@ -124,12 +126,12 @@ def test_one_plan_serves_every_layer_and_the_next_begins_anew(name: str) -> None
     batch, pages = scattered(MIXED, 16)
     q, caches = torch.randn(sum(batch.host_query_lens), 3, 48), torch.randn(2, pages, 16, 48)
     backend = planned(name, batch)
-    first, second = (backend.attend(q, cache, rank=32, scale=0.3) for cache in caches)
-    assert torch.equal(second, planned(name, batch).attend(q, caches[1], rank=32, scale=0.3))
+    first, second = (backend.attend(q, *latent_caches(cache, 32), PARAMS) for cache in caches)
+    assert torch.equal(second, planned(name, batch).attend(q, *latent_caches(caches[1], 32), PARAMS))
     backend.plan(scattered(((1, 3),), 16)[0])
-    backend.attend(q[:1], caches[0], rank=32, scale=0.3)
+    backend.attend(q[:1], *latent_caches(caches[0], 32), PARAMS)
     backend.plan(batch)
-    assert torch.equal(first, backend.attend(q, caches[0], rank=32, scale=0.3))
+    assert torch.equal(first, backend.attend(q, *latent_caches(caches[0], 32), PARAMS))
 
 
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # by Triton's interpreter
@@ -140,9 +142,9 @@ def test_a_row_with_nan_in_its_cache_harms_no_other(name: str, poisoned: int) ->
     batch, pages = scattered(MIXED, 16)
     cache, q = torch.randn(pages, 16, 48), torch.randn(sum(batch.host_query_lens), 3, 48)
     backend = planned(name, batch)
-    healthy = backend.attend(q, cache, rank=32, scale=0.3)
+    healthy = backend.attend(q, *latent_caches(cache, 32), PARAMS)
     cache[batch.page_table[poisoned, : -(-MIXED[poisoned][1] // 16)]] = torch.nan
-    sick = backend.attend(q, cache, rank=32, scale=0.3)
+    sick = backend.attend(q, *latent_caches(cache, 32), PARAMS)
     mine = torch.zeros(len(q), dtype=torch.bool)
     mine[batch.query_start[poisoned] : batch.query_start[poisoned + 1]] = True
     assert sick[mine].isnan().all()
@@ -158,14 +160,14 @@ def test_stale_nan_past_the_end_of_a_row_is_never_seen(name: str) -> None:
         position = torch.arange(kv_len)
         cache[batch.page_table[row, position // 16].long() * 16 + position % 16] = torch.randn(kv_len, 48)
     q = torch.randn(sum(batch.host_query_lens), 3, 48)
-    assert planned(name, batch).attend(q, cache.view(pages, 16, 48), rank=32, scale=0.3).isfinite().all()
+    assert planned(name, batch).attend(q, *latent_caches(cache.view(pages, 16, 48), 32), PARAMS).isfinite().all()
 
 
 @pytest.mark.parametrize("name", [*BACKENDS, "reference"])
 def test_there_is_nothing_to_attend_to_before_a_plan(name: str) -> None:
     backend = ReferenceLatent() if name == "reference" else latent_backend(name, CPU)()
     with pytest.raises(RuntimeError, match="before plan"):
-        backend.attend(torch.zeros(1, 1, 48), torch.zeros(1, 16, 48), rank=32, scale=1.0)
+        backend.attend(torch.zeros(1, 1, 48), *latent_caches(torch.zeros(1, 16, 48), 32), AttentionParams(scale=1.0))
 
 
 @pytest.mark.parametrize("name", ["flashinfer", "cpu2"])

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear, pack_linears
@@ -205,7 +206,7 @@ def run_plain(model: Model, adapters: list[LayerAdapters], ids: torch.Tensor, ro
         q, k = apply_rope(q, k, positions, rope_cache(64, HEAD_DIM, 1e4))
         cache = torch.zeros(2, 80, PAGE_SIZE, KV_HEADS, HEAD_DIM)
         store_kv(k, v, cache[0], cache[1], batch.slot_mapping)
-        seen = attention.attend(q, cache[0], cache[1], scale=HEAD_DIM**-0.5)
+        seen = attention.attend(q, cache[0], cache[1], AttentionParams(scale=HEAD_DIM**-0.5))
         hidden = hidden + multiply("o", seen.flatten(1))
         gated = act_and_mul(multiply("gate_up", rmsnorm(hidden, norms["post_norm"], EPS)), model.kind.gate)
         hidden = hidden + multiply("down", gated)

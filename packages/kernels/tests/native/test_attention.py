@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.native.library import Library
@@ -28,7 +28,7 @@ def attend(
     q = torch.randn(1000, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(4))
     first = batch.host_kv_lens[0] - batch.host_query_lens[0]
     backend.plan(batch)
-    return backend.attend(q[first : first + tokens], k, v, scale=0.2, window=window)
+    return backend.attend(q[first : first + tokens], k, v, AttentionParams(scale=0.2, window=window))
 
 
 @pytest.mark.parametrize("rows", [[(1, 600)], [(1, 900), (1, 3), (1, 258)], [(40, 300), (1, 1), (33, 700)]])
@@ -79,13 +79,13 @@ def test_nothing_outside_the_cache_is_read(change: dict[str, torch.Tensor], mess
     backend, cache = CpuAttention(library), torch.zeros(1, PAGE, 1, 4)
     backend.plan(batch)
     with pytest.raises(ValueError, match=message):
-        backend.attend(torch.zeros(3, 2, 4), cache, cache, scale=1.0)
+        backend.attend(torch.zeros(3, 2, 4), cache, cache, AttentionParams(scale=1.0))
 
 
 def test_shapes_that_do_not_fit_are_refused(library: Library) -> None:
     backend, cache = CpuAttention(library), torch.zeros(2, PAGE, 2, 4)
     with pytest.raises(RuntimeError, match="before plan"):
-        backend.attend(torch.zeros(1, 2, 4), cache, cache, scale=1.0)
+        backend.attend(torch.zeros(1, 2, 4), cache, cache, AttentionParams(scale=1.0))
     backend.plan(make_batch([(1, 3)], PAGE, CPU))
     for q, k in [
         (torch.zeros(1, 3, 4), cache),
@@ -95,4 +95,4 @@ def test_shapes_that_do_not_fit_are_refused(library: Library) -> None:
         (torch.zeros(1, 2, 4), cache.transpose(1, 2)),
     ]:
         with pytest.raises(ValueError, match=r"fit|queries|contiguous"):
-            backend.attend(q, k, k, scale=1.0)
+            backend.attend(q, k, k, AttentionParams(scale=1.0))

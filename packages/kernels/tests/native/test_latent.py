@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.cpu import CpuLatent
+from tercet.kernels.attention.latent import latent_caches
 from tercet.kernels.attention.torch_native import TorchNativeLatent
 from tercet.kernels.native.library import Library
 from tercet.kernels.tools.check import make_batch
@@ -22,7 +23,8 @@ def attend(
     q = torch.randn(1000, heads, WIDTH, generator=torch.Generator().manual_seed(4))
     first = batch.host_kv_lens[0] - batch.host_query_lens[0]
     backend.plan(batch)
-    return backend.attend(q[first : first + sum(batch.host_query_lens)], cache, rank=RANK, scale=0.1)
+    new = q[first : first + sum(batch.host_query_lens)]
+    return backend.attend(new, *latent_caches(cache, RANK), AttentionParams(scale=0.1))
 
 
 @pytest.mark.parametrize("rows", [[(1, 600)], [(1, 900), (1, 3), (1, 258)], [(20, 300), (1, 1), (13, 700)]])
@@ -58,7 +60,7 @@ def test_nothing_outside_the_cache_is_read(library: Library) -> None:
     backend = CpuLatent(library)
     backend.plan(batch)
     with pytest.raises(ValueError, match="a page is not in the cache"):
-        backend.attend(torch.zeros(1, 2, 48), torch.zeros(2, PAGE, 48), rank=32, scale=1.0)
+        backend.attend(torch.zeros(1, 2, 48), *latent_caches(torch.zeros(2, PAGE, 48), 32), AttentionParams(scale=1.0))
 
 
 def test_shapes_that_do_not_fit_are_refused(library: Library) -> None:
@@ -73,4 +75,4 @@ def test_shapes_that_do_not_fit_are_refused(library: Library) -> None:
         (q, cache, 0),
     ]:
         with pytest.raises(ValueError, match=r"fit|queries|contiguous"):
-            backend.attend(queries, vectors, rank=rank, scale=1.0)
+            backend.attend(queries, vectors[:, :, None], torch.zeros(2, PAGE, 1, rank), AttentionParams(scale=1.0))

@@ -9,7 +9,7 @@ import torch
 
 from packages.kernels.tests.quick_interpreter import quicken
 from packages.scheduler.tests.executor.encoders import Make, maker
-from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
@@ -42,7 +42,7 @@ class Attending:
         self.calls.append(len(input_ids))
         x = self.table[input_ids] + positions[:, None] / 10
         heads = x.view(len(x), 2, 4)
-        return x + batch.attend(0, heads, heads[:, :1], -heads[:, :1], scale=1.0).flatten(1)
+        return x + batch.attend(0, heads, heads[:, :1], -heads[:, :1], AttentionParams(scale=1.0)).flatten(1)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden @ self.table.T

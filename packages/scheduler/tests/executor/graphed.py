@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBackend
+from tercet.kernels.attention.api import AttentionBackend, AttentionParams
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.rope import rope_cache
 from tercet.protocol.messages.values import SamplingParams, pack_ints
@@ -112,7 +112,7 @@ class Rotating:
     """A model of one layer, whose operations are given: they rotate what is new, and store it."""
 
     def __init__(self, ops: LayerOps) -> None:
-        self.ops = ops
+        self.ops, self.params = ops, AttentionParams(scale=0.25)
         self.embedding = torch.randn(50, 4, 16, generator=torch.Generator().manual_seed(3))
         self.table = rope_cache(32, 16, 100.0)
         self.norms = torch.linspace(0.5, 1.5, 16), torch.linspace(1.5, 0.5, 16), 1e-6
@@ -120,7 +120,7 @@ class Rotating:
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         q, k, v = torch.split(self.embedding[input_ids], [2, 1, 1], 1)
         heads = q, k, v
-        return self.ops.attend(batch, 0, heads, positions, self.table, self.norms, scale=0.25, window=0).flatten(1)
+        return self.ops.attend(batch, 0, heads, positions, self.table, self.norms, self.params).flatten(1)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden

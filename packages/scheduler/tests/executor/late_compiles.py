@@ -23,7 +23,6 @@ from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.staging import Array, HostToDevice, pack_into, starts, unpack
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.latent_backends import LatentAttentionBackend
 from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.warmup import ordinary_plans
@@ -66,7 +65,7 @@ def runner_of(directory: Path, places: int) -> ModelRunner:
         bank.attach(model)
         adapters = StepAdapters(bank, SLOTS, CPU)
     rank = 0 if config.latent is None else config.latent.rank
-    backend: Any = triton.TritonAttention if not rank else lambda: LatentAttentionBackend(triton_latent.TritonLatent())
+    backend: Any = triton_latent.TritonLatent if rank else triton.TritonAttention
     shape = KVShape(page_size=16, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=torch.bfloat16, rank=rank)
     pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=1)], shape, CPU, spare=True)
     runner = ModelRunner(

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from tercet.kernels.attention.api import NewTokens
+from tercet.kernels.attention.api import AttentionParams, NewTokens
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.scheduler.executor.forward_batch import ForwardMode
 
@@ -55,8 +55,8 @@ def test_parts_one_after_another_give_what_the_step_gives(cuts: list[int], atten
 class Rotating(TorchNativeAttention):
     """A backend that rotates what is new, or says so."""
 
-    def attend_new(self, q: torch.Tensor, *_: Any, scale: float, **__: Any) -> torch.Tensor:
-        return q * scale
+    def attend_new(self, q: torch.Tensor, _keys: Any, _values: Any, _new: Any, params: AttentionParams) -> torch.Tensor:
+        return q * params.scale
 
 
 @pytest.mark.parametrize(
@@ -78,8 +78,8 @@ def test_only_in_a_step_of_decodes_may_a_backend_rotate(
         k=q, v=q, positions=batch.positions, table=torch.ones(20, 4), norms=None, eps=0.0, scales=(1.0, 1.0)
     )
     if rotates:
-        assert torch.equal(batch.attend_new(0, q, new, scale=3.0), q * 3)
+        assert torch.equal(batch.attend_new(0, q, new, AttentionParams(scale=3.0)), q * 3)
     else:
         with pytest.raises(RuntimeError, match="rotates"):
-            batch.attend_new(0, q, new, scale=3.0)
+            batch.attend_new(0, q, new, AttentionParams(scale=3.0))
     assert batch.part(slice(0, 1)).rotates(0) == (backend is Rotating), "what is left may be a decode alone"

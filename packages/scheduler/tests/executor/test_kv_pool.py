@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from tercet.kernels.attention.api import AttentionParams
 from tercet.scheduler.core.plan import PageCopy
 from tercet.scheduler.executor.forward_batch import ForwardMode
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
@@ -91,10 +92,10 @@ def test_attention_sees_the_multiples_of_the_scales(steps: Any) -> None:
     served.pool = pool
     batch = served.step([(0, 6, 6), (1, 3, 3)])
     q, k, v = torch.randn(3, 9, 2, 4, generator=torch.Generator().manual_seed(0)).unbind()
-    for options in ({}, {"softcap": 2.0, "window": 2}):
-        out = batch.attend(0, q, k[:, :1] * 9, v[:, :1], scale=0.7, **options)
+    for params in (AttentionParams(scale=0.7), AttentionParams(scale=0.7, softcap=2.0, window=2)):
+        out = batch.attend(0, q, k[:, :1] * 9, v[:, :1], params)
         meant = [cache.float() * scale for cache, scale in zip(pool.layer(0), scales, strict=True)]
-        expected = served.backend.attend(q, *meant, scale=0.7, **options)
+        expected = served.backend.attend(q, *meant, params)
         torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
         assert (meant[0].flatten(0, 1)[batch.attention[0].slot_mapping] - k[:, :1] * 9).abs().max() < 1
 

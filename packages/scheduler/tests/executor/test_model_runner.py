@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.protocol.messages.values import Logprobs, SamplingParams, pack_ints, unpack_floats, unpack_ints
@@ -41,7 +42,7 @@ class TinyModel(nn.Module):
             heads = self.qkv[layer](x).view(len(x), -1, HEAD_DIM)
             q, k, v = heads.split([HEADS, KV_HEADS, KV_HEADS], 1)
             q, k = apply_rope(q, k, positions, self.rope)
-            seen = batch.attend(layer, q, k, v, scale=1.0, window=window)
+            seen = batch.attend(layer, q, k, v, AttentionParams(scale=1.0, window=window))
             x = torch.tanh(x + self.out[layer](seen.flatten(1)) * 3)
         return x
 
@@ -54,11 +55,11 @@ class Attends:
     """Dense causal attention over one whole sequence."""
 
     def attend(
-        self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float, window: int = 0
+        self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
     ) -> torch.Tensor:
-        count = len(q)
+        count, window = len(q), params.window
         k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
-        scores = torch.einsum("qhd,khd->hqk", q, k) * scale
+        scores = torch.einsum("qhd,khd->hqk", q, k) * params.scale
         back = torch.arange(count)[:, None] - torch.arange(count)
         hidden = (back < 0) | ((back >= window) if window else torch.zeros_like(back, dtype=torch.bool))
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from tercet.kernels.attention.api import AttentionParams
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.smoke_test import run_smoke_test
 from tercet.scheduler.model_files import ModelError
@@ -40,7 +41,7 @@ class Attends:
         x = self.embedded(input_ids, positions)
         for layer in self.layers:
             heads = x.view(-1, 4, 8)
-            x = x + batch.attend(layer, heads, heads[:, :2], heads[:, 2:], scale=0.3).flatten(1)
+            x = x + batch.attend(layer, heads, heads[:, :2], heads[:, 2:], AttentionParams(scale=0.3)).flatten(1)
         return x
 
     def embedded(self, input_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,15 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 from packages.kernels.tests.triton.wide_tables import with_wide_table
 from tercet.kernels.attention import triton_latent as backend
 from tercet.kernels.attention import triton_plan
+from tercet.kernels.attention.api import AttentionParams
+from tercet.kernels.attention.latent import latent_caches
 from tercet.kernels.attention.reference import ReferenceLatent
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.tools.check import make_batch
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.linear import fp8
+
+PARAMS = AttentionParams(scale=0.15)
 
 Rows = list[tuple[int, int]]
 
@@ -27,7 +31,7 @@ def check(device: torch.device, rows: Rows, heads: int = 4, rank: int = 32, rope
     outputs = []
     for attention in (backend.TritonLatent(), ReferenceLatent()):
         attention.plan(batch)
-        outputs.append(attention.attend(q, cache, rank=rank, scale=0.15).cpu())
+        outputs.append(attention.attend(q, *latent_caches(cache, rank), PARAMS).cpu())
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-6, atol=4e-6)
 
 
@@ -57,10 +61,10 @@ def test_counters_are_left_as_they_were(device: torch.device, monkeypatch: pytes
     attention, batch = backend.TritonLatent(), make_batch([(1, 300), (1, 5)], 16, device)
     attention.plan(batch)
     q, cache = torch.randn(2, 20, 48, device=device), torch.randn(20, 16, 48, device=device)
-    first = attention.attend(q, cache, rank=32, scale=0.15)
+    first = attention.attend(q, *latent_caches(cache, 32), PARAMS)
     assert attention._plan.finished is not None
     assert not attention._plan.finished.any()
-    assert torch.equal(attention.attend(q, cache, rank=32, scale=0.15), first)
+    assert torch.equal(attention.attend(q, *latent_caches(cache, 32), PARAMS), first)
 
 
 def test_a_decode_reads_lengths_and_pages_on_the_device(device: torch.device) -> None:
@@ -71,12 +75,12 @@ def test_a_decode_reads_lengths_and_pages_on_the_device(device: torch.device) ->
     attention.plan(batch)
     batch.kv_lens.copy_(torch.tensor([17, 250]))
     batch.page_table.copy_(batch.page_table.flip(0))
-    given = attention.attend(q, cache, rank=32, scale=0.15)
+    given = attention.attend(q, *latent_caches(cache, 32), PARAMS)
     later = make_batch([(1, 17), (1, 250)], 16, device)
     later.page_table.copy_(batch.page_table[:, : later.page_table.shape[1]])
     reference = ReferenceLatent()
     reference.plan(later)
-    wanted = reference.attend(q, cache, rank=32, scale=0.15)
+    wanted = reference.attend(q, *latent_caches(cache, 32), PARAMS)
     torch.testing.assert_close(given.cpu(), wanted.cpu(), rtol=1e-6, atol=4e-6)
 
 
@@ -99,7 +103,7 @@ def test_every_way_of_cutting_it_up(decodes: Tiling, extends: Tiling, device: to
     attention, reference = backend.TritonLatent(decodes, extends), ReferenceLatent()
     attention.plan(batch)
     reference.plan(batch)
-    actual, expected = (each.attend(q, cache, rank=32, scale=0.15).cpu() for each in (attention, reference))
+    actual, expected = (each.attend(q, *latent_caches(cache, 32), PARAMS).cpu() for each in (attention, reference))
     torch.testing.assert_close(actual, expected, rtol=2e-3, atol=2e-3)
 
 
@@ -115,7 +119,7 @@ def test_8_bits_with_and_without_the_instruction(
     for given in (cache, cache.float()):
         attention = backend.TritonLatent()
         attention.plan(batch)
-        outputs.append(attention.attend(q, given, rank=32, scale=0.1))
+        outputs.append(attention.attend(q, *latent_caches(given, 32), PARAMS))
     assert torch.equal(outputs[0], outputs[1])
 
 
@@ -132,4 +136,4 @@ def test_what_does_not_fit_is_refused(device: torch.device) -> None:
         (q, cache, 0),
     ]:
         with pytest.raises(ValueError, match=r"contiguous|do not fit"):
-            attention.attend(queries, vectors, rank=rank, scale=1.0)
+            attention.attend(queries, *latent_caches(vectors, rank), AttentionParams(scale=1.0))

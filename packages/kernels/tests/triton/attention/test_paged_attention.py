@@ -13,6 +13,7 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 from packages.kernels.tests.triton.wide_tables import with_wide_table
 from tercet.kernels.attention import triton as backend
 from tercet.kernels.attention import triton_plan
+from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.triton_plan import choose_splits, cut_tiles, list_splits
 from tercet.kernels.device import default_device
@@ -50,8 +51,8 @@ def check(
     outputs = []
     for attention in (backend.TritonAttention(), ReferenceAttention()):
         attention.plan(batch)
-        scale = head_dim**-0.5
-        outputs.append(attention.attend(q, k, v, scale=scale, window=window, softcap=softcap, sinks=given))
+        params = AttentionParams(scale=head_dim**-0.5, window=window, softcap=softcap, sinks=given)
+        outputs.append(attention.attend(q, k, v, params))
     step = torch.finfo(dtype).eps
     capped = 2 * softcap * torch.finfo(torch.float32).eps  # a capped score is a difference of numbers of that size
     atol = max(4e-6, 2 * step, capped)
@@ -153,7 +154,7 @@ def test_8_bits_with_and_without_the_instruction(widens: bool, monkeypatch: pyte
     for keys, values in ((k, v), (k.float(), v.float())):
         attention = backend.TritonAttention()
         attention.plan(batch)
-        outputs.append(attention.attend(q, keys, values, scale=0.1))
+        outputs.append(attention.attend(q, keys, values, AttentionParams(scale=0.1)))
     assert torch.equal(outputs[0], outputs[1])
 
 
@@ -163,7 +164,7 @@ def test_what_is_not_contiguous_is_refused() -> None:
     attention.plan(batch)
     cache = torch.zeros(1, 4, 2, 16, device=DEVICE)
     with pytest.raises(ValueError, match="contiguous"):
-        attention.attend(torch.zeros(1, 2, 32, device=DEVICE)[..., ::2], cache, cache, scale=1.0)
+        attention.attend(torch.zeros(1, 2, 32, device=DEVICE)[..., ::2], cache, cache, AttentionParams(scale=1.0))
 
 
 GRID = list(

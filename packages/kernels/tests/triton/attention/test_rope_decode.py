@@ -16,7 +16,7 @@ pytest.importorskip("triton", reason="these are Triton's kernels")
 from packages.kernels.tests.triton.wide_tables import with_wide_table
 from tercet.kernels.attention import triton as backend
 from tercet.kernels.attention import triton_plan
-from tercet.kernels.attention.api import AttentionBatch, NewTokens, RotatingBackend
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams, NewTokens, RotatingBackend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.device import default_device
 from tercet.kernels.ops.rope import rope_cache
@@ -52,9 +52,9 @@ class Case:
     scales: tuple[float, float] = (1.0, 1.0)
 
     @property
-    def options(self) -> dict[str, float | int | torch.Tensor | None]:
+    def params(self) -> AttentionParams:
         sinks = torch.linspace(-2, 2, self.heads[0], device=DEVICE) if self.sinks else None
-        return {"scale": self.head_dim**-0.5, "window": self.window, "softcap": self.softcap, "sinks": sinks}
+        return AttentionParams(scale=self.head_dim**-0.5, window=self.window, softcap=self.softcap, sinks=sinks)
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +94,7 @@ class Step:
         """(the output, the caches), of new tokens that are rotated and stored by the kernel that attends."""
         caches, attention = self.caches.clone(), backend.TritonAttention()
         attention.plan(self.batch)
-        return attention.attend_new(self.q, caches[0], caches[1], self.new, **case.options), caches  # type: ignore[arg-type]
+        return attention.attend_new(self.q, caches[0], caches[1], self.new, case.params), caches
 
     def two_kernels(self, case: Case) -> tuple[torch.Tensor, torch.Tensor]:
         """The same by `rope_store` and `attend`."""
@@ -102,7 +102,7 @@ class Step:
         attention.plan(self.batch)
         given = (self.q, new.k, new.v, new.positions, new.table, caches[0], caches[1], self.batch.slot_mapping)
         q = rope_store(*given, norms=new.norms, eps=new.eps, scales=new.scales)
-        return attention.attend(q, caches[0], caches[1], **case.options), caches  # type: ignore[arg-type]
+        return attention.attend(q, caches[0], caches[1], case.params, case.scales[0]), caches
 
 
 @pytest.mark.usefixtures("unwritten_is_no_number")
@@ -208,7 +208,7 @@ def test_only_decodes_are_rotated() -> None:
     attention = backend.TritonAttention()
     attention.plan(make_batch([(1, 4), (3, 3)], 16, DEVICE))
     with pytest.raises(ValueError, match="more than one new token"):
-        attention.attend_new(step.q, step.caches[0], step.caches[1], step.new, scale=1.0)
+        attention.attend_new(step.q, step.caches[0], step.caches[1], step.new, AttentionParams(scale=1.0))
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_what_is_no_whole_head_is_refused(change: Callable[[NewTokens], NewToken
     attention = backend.TritonAttention()
     attention.plan(step.batch)
     with pytest.raises(ValueError, match="heads of"):
-        attention.attend_new(step.q, step.caches[0], step.caches[1], change(step.new), scale=1.0)
+        attention.attend_new(step.q, step.caches[0], step.caches[1], change(step.new), AttentionParams(scale=1.0))
 
 
 def test_it_is_known_which_backends_rotate() -> None:

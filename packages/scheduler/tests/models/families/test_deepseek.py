@@ -16,6 +16,8 @@ from packages.scheduler.tests.conftest import LATENT
 from packages.scheduler.tests.executor.graphed import Tape, init
 from packages.scheduler.tests.models.families.test_families import Paged, load, some_tokens
 from packages.scheduler.tests.models.test_hugging_face import assert_alike, changed, expected, generate, options
+from tercet.kernels.attention.api import AttentionParams
+from tercet.kernels.attention.latent import latent_backend
 from tercet.kernels.attention.torch_native import TorchNativeLatent
 from tercet.kernels.native.library import missing_library
 from tercet.kernels.ops import sampler_ops
@@ -23,7 +25,6 @@ from tercet.protocol.messages.values import unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, StepResult
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.latent_backends import LatentAttentionBackend, latent_attention_backend
 from tercet.scheduler.executor.loading import shape_of
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.tp_worker import TpModelWorker
@@ -184,10 +185,10 @@ class LateReading(TorchNativeLatent):
 
     capturable = True
 
-    def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
+    def attend(self, *given: Any) -> torch.Tensor:
         assert self._batch is not None
         self.plan(replace(self._batch, host_kv_lens=self._batch.kv_lens.tolist()))
-        return super().attend(q, cache, rank=rank, scale=scale)
+        return super().attend(*given)
 
 
 def run(model: Any, tape: Tape | None) -> list[StepResult]:
@@ -195,7 +196,7 @@ def run(model: Any, tape: Tape | None) -> list[StepResult]:
     config = model.config
     shape = KVShape(page_size=4, kv_heads=1, head_dim=config.head_dim, dtype=config.dtype, rank=config.latent.rank)
     pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=24)], shape, CPU, spare=True)
-    backends = [lambda: LatentAttentionBackend(LateReading())]
+    backends = [LateReading]
     runner = ModelRunner(
         model,
         pool,
@@ -239,7 +240,7 @@ def test_the_worst_step_is_rehearsed(checkpoints: Checkpoints) -> None:
     assert config.latent is not None
     profile_run(
         model,
-        latent_attention_backend("torch_native", CPU),
+        latent_backend("torch_native", CPU),
         sampler_ops,
         KVShape(page_size=4, kv_heads=1, head_dim=config.head_dim, dtype=config.dtype, rank=config.latent.rank),
         layers=range(config.layers),
@@ -297,9 +298,9 @@ def test_what_latents_do_not_do_is_refused_by_name(
 
 @pytest.mark.parametrize("options", [{"window": 3}, {"softcap": 2.0}, {"sinks": torch.zeros(2)}])
 def test_what_no_latents_have_is_refused(options: dict[str, Any]) -> None:
-    backend = latent_attention_backend("torch_native", CPU)()
+    backend, params = latent_backend("torch_native", CPU)(), AttentionParams(scale=1.0, **options)
     with pytest.raises(ValueError, match="no windows, soft caps or sinks"):
-        backend.attend(torch.zeros(1, 2, 6), torch.zeros(1, 4, 1, 6), torch.zeros(1, 4, 1, 4), scale=1.0, **options)
+        backend.attend(torch.zeros(1, 2, 6), torch.zeros(1, 4, 1, 6), torch.zeros(1, 4, 1, 4), params)
 
 
 def test_another_attention_over_latents_is_refused(checkpoints: Checkpoints, tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.latent import latent_backend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.latent_backends import latent_attention_backend
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.rope_config import RopeConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
@@ -52,7 +52,7 @@ class Paged:
             dtype=config.dtype,
             rank=0 if latent is None else latent.rank,
         )
-        self.backend = TorchNativeAttention() if latent is None else latent_attention_backend("torch_native", CPU)()
+        self.backend = TorchNativeAttention() if latent is None else latent_backend("torch_native", CPU)()
         self.pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=pages)], shape, CPU)
         shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(0))
         self.pages = shuffled.view(sequences, MAX_PAGES).to(torch.int32)

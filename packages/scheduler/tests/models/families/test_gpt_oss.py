@@ -13,6 +13,7 @@ from transformers import GptOssConfig
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from packages.scheduler.tests.loaded_model import load
+from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.moe import QuantizedExperts
 from tercet.scheduler.core.config import CoreConfig
@@ -79,9 +80,12 @@ def options(directory: Path, **given: Any) -> WorkerOptions:
 class FinishedChoice:
     """A step that is one whole prompt."""
 
-    def attend(self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
-        scale, window, sinks = how["scale"], how["window"], how["sinks"]
-        assert how["softcap"] == 0
+    def attend(
+        self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
+    ) -> torch.Tensor:
+        scale, window, sinks = params.scale, params.window, params.sinks
+        assert params.softcap == 0
+        assert sinks is not None
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
         ago = torch.arange(len(q))[:, None] - torch.arange(len(q))
         seen = (ago >= 0) & ((ago < window) | (window == 0))

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="the fused operations are Triton's")
 
 from packages.kernels.tests.quick_interpreter import quicken
 from tercet.kernels.attention.api import NewTokens
+from tercet.kernels.attention.latent import latent_backend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.device import default_device
@@ -25,7 +26,6 @@ from tercet.kernels.triton.sampling import sampler_ops as fused_ops
 from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.latent_backends import latent_attention_backend
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.layer_ops import TORCH, TritonLayerOps, layer_ops, set_ops
@@ -62,7 +62,7 @@ def generate(
     runner = ModelRunner(
         model,
         KVPool([KVGroup(name="full", layers=range(config.layers), pages=8)], shape, DEVICE, scales=scales),
-        backend if latent is None else latent_attention_backend("triton" if fused else "torch_native", DEVICE),
+        backend if latent is None else latent_backend("triton" if fused else "torch_native", DEVICE),
         slots=2,
         context_length=16,
         vocab_size=config.vocab_size,

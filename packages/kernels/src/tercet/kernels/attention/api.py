@@ -45,6 +45,21 @@ class AttentionBatch:
         return next((row for row, length in enumerate(self.host_query_lens) if length != 1), self.rows)
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AttentionParams:
+    """Parameters of attention in one layer, made once, when the layer is built.
+
+    A token sees all tokens up to itself, or with `window` > 0 itself and the `window - 1` tokens before it.
+    `softcap` > 0 turns a score s into softcap * tanh(s / softcap). `sinks` adds a score without a value to each head's
+    softmax.
+    """
+
+    scale: float
+    window: int = 0
+    softcap: float = 0.0
+    sinks: torch.Tensor | None = None  # [heads]
+
+
 class AttentionBackend(Protocol):
     """Implementation of attention. An instance belongs to one cache group and holds the plan of one step."""
 
@@ -66,19 +81,14 @@ class AttentionBackend(Protocol):
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
+        key_scale: float = 1.0,
     ) -> torch.Tensor:
         """Return the attention of q [tokens, heads, head_dim] over caches [pages, page_size, kv_heads, head_dim].
 
         The caches already contain the keys and values of the new tokens. Their dtype may differ from that of q and may
-        be float8_e4m3fn; values are not scaled. A token sees all tokens up to itself, or with `window` > 0 itself and
-        the `window - 1` tokens before it. `softcap` > 0 turns a score s into softcap * tanh(s / softcap). `sinks`
-        [heads] adds a score without a value to each head's softmax. The result is [tokens, heads, head_dim] in q's
-        dtype.
+        be float8_e4m3fn; cached keys are multiplied by `key_scale`, values are not scaled. The result is [tokens,
+        heads, head_dim] in q's dtype.
         """
         ...
 
@@ -101,20 +111,11 @@ class RotatingBackend(AttentionBackend, Protocol):
     """Backend that also normalizes, rotates and caches new tokens in a step that has decodes only."""
 
     def attend_new(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        new: NewTokens,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, new: NewTokens, params: AttentionParams
     ) -> torch.Tensor:
         """Normalize and rotate queries and new keys, store keys and values, and attend.
 
-        Keys and values go to the batch's `slot_mapping`; rows whose results are not used may share a slot. Raises
-        ValueError if a row has more than one new token.
+        Keys and values go to the batch's `slot_mapping`; rows whose results are not used may share a slot. Cached keys
+        are multiplied by the first of `new.scales`. Raises ValueError if a row has more than one new token.
         """
         ...

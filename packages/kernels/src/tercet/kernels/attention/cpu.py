@@ -4,7 +4,8 @@ import ctypes
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams
+from tercet.kernels.attention.latent import latent_rank
 from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
 from tercet.kernels.native import abi
 from tercet.kernels.native.library import Library, load_library
@@ -32,69 +33,63 @@ class CpuAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
+        key_scale: float = 1.0,
     ) -> torch.Tensor:
         """Compute `AttentionBackend.attend`. Raises ValueError for pages that are not in the cache."""
         if self._batch is None:
             raise RuntimeError("attend was called before plan")
         if k_cache.dtype not in (torch.float32, torch.bfloat16):
             self._torch.plan(self._batch)
-            return self._torch.attend(q, k_cache, v_cache, scale=scale, window=window, softcap=softcap, sinks=sinks)
+            return self._torch.attend(q, k_cache, v_cache, params, key_scale)
         tokens, heads, _ = q.shape
         query, out = q.float().contiguous(), torch.empty(q.shape)
         if tokens != self._rows.tokens:
             raise ValueError(f"{tokens} queries for a batch of {self._rows.tokens} tokens")
-        if sinks is not None:
-            sinks = sinks.float().contiguous()
+        sinks = None if params.sinks is None else params.sinks.float().contiguous()
         cache = cache_of(k_cache, v_cache, self._batch.page_size)
         if heads % cache.kv_heads or q.shape[2] != cache.head_dim or (sinks is not None and sinks.shape != (heads,)):
             raise ValueError(f"queries {list(q.shape)} do not fit keys {list(k_cache.shape)}")
-        scoring = abi.Scoring(scale, softcap, window, None if sinks is None else sinks.data_ptr())
+        pointer = None if sinks is None else sinks.data_ptr()
+        scoring = abi.Scoring(params.scale * key_scale, params.softcap, params.window, pointer)
         structs = ctypes.byref(cache), ctypes.byref(self._rows), ctypes.byref(scoring)
         self._attend(query.data_ptr(), *structs, heads, out.data_ptr())
         return out.to(q.dtype)
 
 
-class CpuLatent:
-    """Native `LatentBackend`: attention to one KV head, whose values are the first elements of its keys.
-
-    Caches in other dtypes than float32 and bfloat16 go to plain torch.
-    """
-
-    capturable = False
+class CpuLatent(CpuAttention):
+    """Native CPU backend of latent attention."""
 
     def __init__(self, library: Library | None = None) -> None:
         """Raise UnavailableBackendError if the library was not built."""
-        self._attend = (library or load_library()).functions.attend
-        self._batch: AttentionBatch | None = None
-        self._rows = abi.Rows()
+        super().__init__(library)
         self._torch = TorchNativeLatent()
 
-    def plan(self, batch: AttentionBatch) -> None:
-        """See `LatentBackend.plan`."""
-        self._batch = batch
-        self._rows = rows_of(batch)
-
-    def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
-        """Compute `LatentBackend.attend`. Raises ValueError for pages that are not in the cache."""
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        params: AttentionParams,
+        key_scale: float = 1.0,
+    ) -> torch.Tensor:
+        """Compute `AttentionBackend.attend`. Raises ValueError for pages that are not in the cache."""
         if self._batch is None:
             raise RuntimeError("attend was called before plan")
-        if cache.dtype not in (torch.float32, torch.bfloat16):
+        rank = latent_rank(v_cache, params)
+        if k_cache.dtype not in (torch.float32, torch.bfloat16):
             self._torch.plan(self._batch)
-            return self._torch.attend(q, cache, rank=rank, scale=scale)
+            return self._torch.attend(q, k_cache, v_cache, params, key_scale)
         tokens, heads, width = q.shape
         query, out = q.float().contiguous(), torch.empty(tokens, heads, rank)
         if tokens != self._rows.tokens:
             raise ValueError(f"{tokens} queries for a batch of {self._rows.tokens} tokens")
-        vectors = cache_of(cache[:, :, None], cache[:, :, None], self._batch.page_size)
+        vectors = cache_of(k_cache, k_cache, self._batch.page_size)
         if width != vectors.head_dim or not 0 < rank <= width:
-            raise ValueError(f"queries {list(q.shape)} of rank {rank} do not fit a cache {list(cache.shape)}")
+            raise ValueError(f"queries {list(q.shape)} of rank {rank} do not fit a cache {list(k_cache.shape)}")
         vectors.value_dim = rank
-        structs = ctypes.byref(vectors), ctypes.byref(self._rows), ctypes.byref(abi.Scoring(scale, 0.0, 0, None))
+        scoring = abi.Scoring(params.scale * key_scale, 0.0, 0, None)
+        structs = ctypes.byref(vectors), ctypes.byref(self._rows), ctypes.byref(scoring)
         self._attend(query.data_ptr(), *structs, heads, out.data_ptr())
         return out.to(q.dtype)
 

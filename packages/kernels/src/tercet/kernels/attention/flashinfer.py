@@ -17,7 +17,7 @@ from typing import Any, Protocol, cast
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams
 
 _WORKSPACE = 256 << 20
 _HEAD_DIMS = (64, 128, 256)
@@ -171,11 +171,8 @@ class FlashInferAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
+        key_scale: float = 1.0,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
         batch = self._batch
@@ -183,9 +180,10 @@ class FlashInferAttention:
             raise RuntimeError("attend was called before plan")
         heads, head_dim = q.shape[1:]
         known = head_dim in _HEAD_DIMS and q.dtype in (torch.float16, torch.bfloat16) and q.dtype == k_cache.dtype
-        if sinks is not None or not known:
-            return self._other.attend(q, k_cache, v_cache, scale=scale, window=window, softcap=softcap, sinks=sinks)
-        shape = _Shape(heads, k_cache.shape[2], head_dim, q.dtype, scale, window, softcap)
+        if params.sinks is not None or not known:
+            return self._other.attend(q, k_cache, v_cache, params, key_scale)
+        scale = params.scale * key_scale
+        shape = _Shape(heads, k_cache.shape[2], head_dim, q.dtype, scale, params.window, params.softcap)
         if shape not in self._planned:
             self._plan_shape(batch, shape)
             self._planned.add(shape)

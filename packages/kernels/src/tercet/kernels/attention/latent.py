@@ -3,17 +3,19 @@
 Multi-head latent attention (DeepSeek-V2, https://arxiv.org/abs/2405.04434, section 2.1) caches `rank` elements, from
 which both keys and values are projected, and `rope` elements of a rotated key that heads share. A model that absorbs
 the key projection into its queries and applies the value projection to the result can attend to the cached vectors
-directly. This module has the interface, and backends by name.
+directly.
+
+A backend is an `AttentionBackend` over caches with one head, see `latent_caches`. Scores are products with whole
+vectors, values are the first `rank` elements, and the result is [tokens, heads, rank].
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Protocol
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.api import AttentionBackend, AttentionParams
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.triton import missing_triton
@@ -35,26 +37,23 @@ class LatentSizes:
     cached: torch.dtype
 
 
-class LatentBackend(Protocol):
-    """Implementation of latent attention. An instance belongs to one cache group and holds the plan of one step."""
+def latent_caches(vectors: torch.Tensor, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cached vectors [pages, page_size, rank + rope] as caches of keys and values with one head.
 
-    @property
-    def capturable(self) -> bool:
-        """True if a decode may be captured in a CUDA graph: see `AttentionBackend.capturable`."""
-        ...
+    The values are a view of the keys.
+    """
+    keys = vectors[:, :, None]
+    return keys, keys[..., :rank]
 
-    def plan(self, batch: AttentionBatch) -> None:
-        """Prepare a step; called once, before `attend` of the first layer."""
-        ...
 
-    def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
-        """Return the attention of q [tokens, heads, rank + rope] over a cache [pages, page_size, rank + rope].
+def latent_rank(v_cache: torch.Tensor, params: AttentionParams) -> int:
+    """Return the number of a key's elements that are its value.
 
-        The cache already contains the vectors of the new tokens; its dtype may differ from that of q. Scores are
-        products with whole vectors; values are the first `rank` elements. The result is [tokens, heads, rank] in q's
-        dtype.
-        """
-        ...
+    Raises ValueError for windows, soft caps and sinks, which no such model has.
+    """
+    if params.window or params.softcap or params.sinks is not None:
+        raise ValueError("attention over latents has no windows, soft caps or sinks")
+    return v_cache.shape[3]
 
 
 def latent_backend_names() -> list[str]:
@@ -62,7 +61,7 @@ def latent_backend_names() -> list[str]:
     return sorted(_BACKENDS)
 
 
-def latent_backend(name: str, device: torch.device, sizes: LatentSizes | None = None) -> Callable[[], LatentBackend]:
+def latent_backend(name: str, device: torch.device, sizes: LatentSizes | None = None) -> Callable[[], AttentionBackend]:
     """Return a factory of backends, to be called once for each cache group.
 
     `auto` selects the fastest that runs here. Without `sizes`, shared memory is not checked. Raises
@@ -80,7 +79,7 @@ def latent_backend(name: str, device: torch.device, sizes: LatentSizes | None = 
     if name == "triton" and (missing := _no_triton(device, sizes)):
         raise UnavailableBackendError(f"backend 'triton' of latent attention: {missing}")
     module, _, attribute = _BACKENDS[name].partition(":")
-    factory: Callable[[], LatentBackend] = getattr(import_module(module), attribute)
+    factory: Callable[[], AttentionBackend] = getattr(import_module(module), attribute)
     return factory
 
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams
+from tercet.kernels.attention.latent import latent_rank
 
 
 class ReferenceAttention:
@@ -22,11 +23,8 @@ class ReferenceAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
+        key_scale: float = 1.0,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
         batch = self._batch
@@ -34,6 +32,7 @@ class ReferenceAttention:
             raise RuntimeError("attend was called before plan")
         out = torch.empty(q.shape, dtype=torch.float64)
         group = q.shape[1] // k_cache.shape[2]
+        scale, window, softcap, sinks = params.scale * key_scale, params.window, params.softcap, params.sinks
         token = 0
         for row in range(batch.rows):
             kv_len, query_len = batch.host_kv_lens[row], batch.host_query_lens[row]
@@ -54,32 +53,30 @@ class ReferenceAttention:
         return out.to(q.dtype)
 
 
-class ReferenceLatent:
-    """Reference `LatentBackend` in float64."""
+class ReferenceLatent(ReferenceAttention):
+    """Reference of latent attention in float64."""
 
-    capturable = False
-
-    def __init__(self) -> None:
-        self._batch: AttentionBatch | None = None
-
-    def plan(self, batch: AttentionBatch) -> None:
-        """See `LatentBackend.plan`."""
-        self._batch = batch
-
-    def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
-        """See `LatentBackend.attend`."""
-        batch = self._batch
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        params: AttentionParams,
+        key_scale: float = 1.0,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`."""
+        batch, rank = self._batch, latent_rank(v_cache, params)
         if batch is None:
             raise RuntimeError("attend was called before plan")
         out = torch.empty(*q.shape[:2], rank, dtype=torch.float64)
         token = 0
         for row in range(batch.rows):
             kv_len, query_len = batch.host_kv_lens[row], batch.host_query_lens[row]
-            vectors = _gather(cache, batch, row, range(kv_len))
+            vectors = _gather(k_cache[:, :, 0], batch, row, range(kv_len))
             for position in range(kv_len - query_len, kv_len):
                 seen = vectors[: position + 1]
                 for head in range(q.shape[1]):
-                    weights = torch.softmax(seen @ q[token, head].double() * scale, dim=0)
+                    weights = torch.softmax(seen @ q[token, head].double() * (params.scale * key_scale), dim=0)
                     out[token, head] = weights @ seen[:, :rank]
                 token += 1
         return out.to(q.dtype)

@@ -5,11 +5,12 @@ a batched row repeats that row's own last token, so a NaN in a row's cache canno
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams
+from tercet.kernels.attention.latent import latent_rank
 
 _SCORES = 1 << 20
 """Maximum number of scores in memory, which bounds a long extend to a few times 4 MiB."""
@@ -37,26 +38,6 @@ class _Extend:
     first: int
     last: int
     index: torch.Tensor  # int64 [kv_len]
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class _Options:
-    scale: float
-    softcap: float
-    sinks: torch.Tensor | None
-
-    def weights(self, scores: torch.Tensor, hidden: torch.Tensor, head: slice) -> torch.Tensor:
-        """Return the softmax of float32 scores [..., group, queries, keys] of the query heads `head`.
-
-        Scores are masked where `hidden`. Overwrites the scores.
-        """
-        if self.softcap:
-            scores = scores.div_(self.softcap).tanh_().mul_(self.softcap)
-        scores = scores.masked_fill_(hidden, float("-inf"))
-        if self.sinks is None:
-            return torch.softmax(scores, dim=-1)
-        sinks = self.sinks[head].float().view(-1, 1, 1).expand(*scores.shape[:-1], 1)
-        return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
 
 
 class _Scratch:
@@ -105,64 +86,69 @@ class TorchNativeAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
+        key_scale: float = 1.0,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
+        if key_scale != 1.0:
+            params = replace(params, scale=params.scale * key_scale)
+        gather = self._scratch.gather
+        out = torch.empty_like(q)
+        for decodes in self._padded_decodes(k_cache, params.window):
+            k, v = gather("k", k_cache, decodes.index), gather("v", v_cache, decodes.index)
+            out[decodes.rows] = _decode(q[decodes.rows], k, v, decodes.padding, params).to(q.dtype)
+        for extend in self._extends:
+            k, v = gather("k", k_cache, extend.index), gather("v", v_cache, extend.index)
+            _extend(q, k, v, extend, params, out)
+        return out
+
+    def _padded_decodes(self, k_cache: torch.Tensor, window: int) -> list[_Decodes]:
         if self._batch is None:
             raise RuntimeError("attend was called before plan")
         if window not in self._decodes:
             most = max(1, _GATHERED // k_cache[0, 0].numel())
             self._decodes[window] = _pad_decodes(self._batch, window, most)
-        options = _Options(scale=scale, softcap=softcap, sinks=sinks)
-        gather = self._scratch.gather
-        out = torch.empty_like(q)
-        for decodes in self._decodes[window]:
-            k, v = gather("k", k_cache, decodes.index), gather("v", v_cache, decodes.index)
-            out[decodes.rows] = _decode(q[decodes.rows], k, v, decodes.padding, options).to(q.dtype)
-        for extend in self._extends:
-            k, v = gather("k", k_cache, extend.index), gather("v", v_cache, extend.index)
-            _extend(q, k, v, extend, window, options, out)
-        return out
+        return self._decodes[window]
 
 
-class TorchNativeLatent:
-    """Plain-torch `LatentBackend`: heads share one KV head, whose values are the first elements of its keys."""
+class TorchNativeLatent(TorchNativeAttention):
+    """Plain-torch backend of latent attention, which gathers each vector once."""
 
-    capturable = False
-
-    def __init__(self) -> None:
-        self._batch: AttentionBatch | None = None
-        self._decodes: list[_Decodes] | None = None
-        self._extends: list[_Extend] = []
-        self._scratch = _Scratch()
-
-    def plan(self, batch: AttentionBatch) -> None:
-        """Locate the vectors of extends. Decodes are located at the first layer, when their size is known."""
-        self._batch = batch
-        self._decodes = None
-        self._extends = _find_extends(batch)
-
-    def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
-        """See `LatentBackend.attend`."""
-        if self._batch is None:
-            raise RuntimeError("attend was called before plan")
-        if self._decodes is None:
-            self._decodes = _pad_decodes(self._batch, 0, max(1, _GATHERED // cache.shape[2]))
-        options = _Options(scale=scale, softcap=0.0, sinks=None)
-        keyed = cache[:, :, None]  # [pages, page_size, 1, rank + rope]
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        params: AttentionParams,
+        key_scale: float = 1.0,
+    ) -> torch.Tensor:
+        """See `AttentionBackend.attend`."""
+        rank = latent_rank(v_cache, params)
+        if key_scale != 1.0:
+            params = replace(params, scale=params.scale * key_scale)
         out = q.new_empty(*q.shape[:2], rank)
-        for decodes in self._decodes:
-            vectors = self._scratch.gather("vectors", keyed, decodes.index)
-            result = _decode(q[decodes.rows], vectors, vectors[..., :rank], decodes.padding, options)
+        for decodes in self._padded_decodes(k_cache, 0):
+            vectors = self._scratch.gather("vectors", k_cache, decodes.index)
+            result = _decode(q[decodes.rows], vectors, vectors[..., :rank], decodes.padding, params)
             out[decodes.rows] = result.to(q.dtype)
         for extend in self._extends:
-            vectors = self._scratch.gather("vectors", keyed, extend.index)
-            _extend(q, vectors, vectors[..., :rank], extend, 0, options, out)
+            vectors = self._scratch.gather("vectors", k_cache, extend.index)
+            _extend(q, vectors, vectors[..., :rank], extend, params, out)
         return out
+
+
+def _softmax(scores: torch.Tensor, hidden: torch.Tensor, head: slice, params: AttentionParams) -> torch.Tensor:
+    """Return the softmax of float32 scores [..., group, queries, keys] of the query heads `head`.
+
+    Scores are masked where `hidden`. Overwrites the scores.
+    """
+    if params.softcap:
+        scores = scores.div_(params.softcap).tanh_().mul_(params.softcap)
+    scores = scores.masked_fill_(hidden, float("-inf"))
+    if params.sinks is None:
+        return torch.softmax(scores, dim=-1)
+    sinks = params.sinks[head].float().view(-1, 1, 1).expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, sinks], dim=-1), dim=-1)[..., :-1]
 
 
 def _find_extends(batch: AttentionBatch) -> list[_Extend]:
@@ -211,7 +197,7 @@ def _pad(batch: AttentionBatch, rows: list[int], lengths: list[int]) -> _Decodes
 
 
 def _decode(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, padding: torch.Tensor, options: _Options
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, padding: torch.Tensor, params: AttentionParams
 ) -> torch.Tensor:
     """Return the attention of one token for each row: q [n, heads, head_dim] -> float32 [n, heads, head_dim].
 
@@ -221,12 +207,12 @@ def _decode(
     kv_heads = keys.shape[1]
     group = heads // kv_heads
     k, v = (x.view(rows, -1, kv_heads, x.shape[2]) for x in (keys, values))
-    query = q.float().view(rows, kv_heads, group, head_dim) * options.scale
+    query = q.float().view(rows, kv_heads, group, head_dim) * params.scale
     out = torch.empty(rows, kv_heads, group, v.shape[3], device=q.device)
     for head in range(kv_heads):  # one batched product over rows for each head: avoids a transposed copy
         scores = torch.bmm(query[:, head], k[:, :, head].transpose(1, 2))  # [n, group, keys]
         mine = slice(head * group, (head + 1) * group)
-        weights = options.weights(scores[:, :, None], padding[:, None], mine)[:, :, 0]
+        weights = _softmax(scores[:, :, None], padding[:, None], mine, params)[:, :, 0]
         out[:, head] = torch.bmm(weights, v[:, :, head])
     return out.view(rows, heads, -1)
 
@@ -236,8 +222,7 @@ def _extend(
     keys: torch.Tensor,
     values: torch.Tensor,
     extend: _Extend,
-    window: int,
-    options: _Options,
+    params: AttentionParams,
     out: torch.Tensor,
 ) -> None:
     """Write the attention of a row's new tokens to `out`, in blocks of queries that bound the memory of scores."""
@@ -247,6 +232,7 @@ def _extend(
     v = values.transpose(0, 1)  # [kv_heads, keys, head_dim]
     before = kv_len - (extend.last - extend.first)
     block = max(1, _SCORES // (heads * kv_len))
+    window = params.window
     for first in range(extend.first, extend.last, block):
         last = min(first + block, extend.last)
         queries = last - first
@@ -257,9 +243,9 @@ def _extend(
         hidden = seen > positions[:, None]  # [queries, keys]
         if window:
             hidden |= seen <= positions[:, None] - window
-        query = q[first:last].float().view(queries, kv_heads, -1, head_dim).permute(1, 2, 0, 3) * options.scale
+        query = q[first:last].float().view(queries, kv_heads, -1, head_dim).permute(1, 2, 0, 3) * params.scale
         folded = query.reshape(kv_heads, -1, head_dim)  # [kv_heads, group * queries, head_dim]
         scores = torch.bmm(folded, k[:, :, start:stop]).view(heads, queries, -1)
-        weights = options.weights(scores, hidden, slice(None)).view(kv_heads, -1, stop - start)
+        weights = _softmax(scores, hidden, slice(None), params).view(kv_heads, -1, stop - start)
         result = torch.bmm(weights, v[:, start:stop]).view(heads, queries, -1)
         out[first:last] = result.transpose(0, 1).to(q.dtype)

@@ -5,7 +5,7 @@ from functools import cache
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch, NewTokens
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams, NewTokens
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.attention.paged_attention import decode_kernel, extend_kernel
 from tercet.kernels.triton.attention.rope import require_whole_heads
@@ -114,33 +114,21 @@ class TritonAttention:
         q: torch.Tensor,
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
+        key_scale: float = 1.0,
     ) -> torch.Tensor:
         """See `AttentionBackend.attend`."""
         batch, k_cache, v_cache = self._ready(q, k_cache, v_cache)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        options = _options(q, k_cache, batch.page_size, window, softcap)
+        options, scale = _options(q, k_cache, batch.page_size, params), params.scale * key_scale
         if batch.decodes:
-            self._decode(batch, q, k_cache, v_cache, out, sinks, scale, options)
+            self._decode(batch, q, k_cache, v_cache, out, params.sinks, scale, options)
         if batch.decodes < batch.rows:
-            self._extend(batch, q, k_cache, v_cache, out, sinks, scale, options)
+            self._extend(batch, q, k_cache, v_cache, out, params.sinks, scale, options)
         return out
 
     def attend_new(
-        self,
-        q: torch.Tensor,
-        k_cache: torch.Tensor,
-        v_cache: torch.Tensor,
-        new: NewTokens,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, new: NewTokens, params: AttentionParams
     ) -> torch.Tensor:
         """Compute `RotatingBackend.attend_new`."""
         batch, k_cache, v_cache = self._ready(q, k_cache, v_cache)
@@ -148,8 +136,8 @@ class TritonAttention:
             raise ValueError("a row of more than one new token: only decodes are rotated as they attend")
         require_whole_heads(new.table, q, new.k, new.v)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-        options = _options(q, k_cache, batch.page_size, window, softcap)
-        self._decode(batch, q, k_cache, v_cache, out, sinks, scale, options, new)
+        options, scale = _options(q, k_cache, batch.page_size, params), params.scale * new.scales[0]
+        self._decode(batch, q, k_cache, v_cache, out, params.sinks, scale, options, new)
         return out
 
     def _ready(
@@ -233,16 +221,14 @@ class TritonAttention:
         )
 
 
-def _options(
-    q: torch.Tensor, k_cache: torch.Tensor, page_size: int, window: int, softcap: float
-) -> dict[str, int | float]:
+def _options(q: torch.Tensor, k_cache: torch.Tensor, page_size: int, params: AttentionParams) -> dict[str, int | float]:
     """Return the compile-time constants of decodes and extends."""
     return {
         "GROUP": q.shape[1] // k_cache.shape[2],
         "HEAD_DIM": q.shape[2],
         "PAGE_SIZE": page_size,
-        "WINDOW": window,
-        "SOFTCAP": softcap,
+        "WINDOW": params.window,
+        "SOFTCAP": params.softcap,
         "BLOCK_D": max(16, power_of_two(q.shape[2])),
     }
 

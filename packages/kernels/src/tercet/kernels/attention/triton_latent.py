@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
-from tercet.kernels.attention.latent import LatentSizes
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams
+from tercet.kernels.attention.latent import LatentSizes, latent_rank
 from tercet.kernels.attention.triton_plan import TritonPlan
 from tercet.kernels.triton.attention.latent_attention import latent_decode_kernel, latent_extend_kernel
 from tercet.kernels.triton.launch import Tiling, cdiv, pdl_options, power_of_two, shared_memory
@@ -66,7 +66,7 @@ class _Blocks:
 
 
 class TritonLatent:
-    """Triton `LatentBackend`. Its decodes may be captured in a graph."""
+    """Triton backend of latent attention. Its decodes may be captured in a graph."""
 
     capturable = True
 
@@ -77,12 +77,20 @@ class TritonLatent:
         self._extends = extends
 
     def plan(self, batch: AttentionBatch) -> None:
-        """See `LatentBackend.plan`."""
+        """See `AttentionBackend.plan`."""
         self._plan.set_batch(batch)
 
-    def attend(self, q: torch.Tensor, cache: torch.Tensor, *, rank: int, scale: float) -> torch.Tensor:
-        """Compute `LatentBackend.attend`. Raises ValueError for tensors that are not contiguous or do not fit."""
-        batch = self._plan.batch
+    def attend(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        params: AttentionParams,
+        key_scale: float = 1.0,
+    ) -> torch.Tensor:
+        """Compute `AttentionBackend.attend`. Raises ValueError for tensors that are not contiguous or do not fit."""
+        batch, rank, scale = self._plan.batch, latent_rank(v_cache, params), params.scale * key_scale
+        cache = k_cache[:, :, 0]
         if q.stride(2) != 1 or not cache.is_contiguous():
             raise ValueError("triton attention needs contiguous heads and caches")
         width = q.shape[2]

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 
+from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
@@ -125,7 +126,8 @@ def _attention(
     q = torch.randn(sum(batch.host_query_lens), HEADS, HEAD_DIM, device=device).to(dtype)
     backend = attention_backend(name, device)()
     backend.plan(batch)
-    return lambda: backend.attend(q, k, v, scale=HEAD_DIM**-0.5), 2.0 * k.numel() * dtype.itemsize
+    params = AttentionParams(scale=HEAD_DIM**-0.5)
+    return lambda: backend.attend(q, k, v, params), 2.0 * k.numel() * dtype.itemsize
 
 
 def _sampling(device: torch.device, rows: int = 4) -> Iterator[Figure]:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
-from tercet.kernels.attention.latent import latent_backend
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams
+from tercet.kernels.attention.latent import latent_backend, latent_caches
 from tercet.kernels.attention.reference import ReferenceAttention, ReferenceLatent
 from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.device import has_failed
@@ -51,11 +51,11 @@ def check_attention(name: str, device: torch.device) -> Pair:
     pages = int(batch.page_table.max()) + 1
     q = torch.randn(13, 6, 16, device=device)
     k, v = torch.randn(2, pages, 4, 2, 16, device=device).unbind()
+    params = AttentionParams(scale=0.25, window=7, softcap=5.0, sinks=torch.linspace(-1, 1, 6, device=device))
     outputs = []
     for backend in (attention_backend(name, device)(), ReferenceAttention()):
         backend.plan(batch)
-        sinks = torch.linspace(-1, 1, 6, device=device)
-        outputs.append(backend.attend(q, k, v, scale=0.25, window=7, softcap=5.0, sinks=sinks).to(device))
+        outputs.append(backend.attend(q, k, v, params).to(device))
     return outputs[0], outputs[1]
 
 
@@ -66,7 +66,7 @@ def check_latent(name: str, device: torch.device) -> Pair:
     outputs = []
     for backend in (latent_backend(name, device)(), ReferenceLatent()):
         backend.plan(batch)
-        outputs.append(backend.attend(q, cache, rank=24, scale=0.15).to(device))
+        outputs.append(backend.attend(q, *latent_caches(cache, 24), AttentionParams(scale=0.15)).to(device))
     return outputs[0], outputs[1]
 
 

@@ -5,8 +5,8 @@ from functools import partial
 
 import torch
 
-from tercet.kernels.attention.api import NewTokens
-from tercet.kernels.attention.latent import LatentSizes
+from tercet.kernels.attention.api import AttentionParams, NewTokens
+from tercet.kernels.attention.latent import LatentSizes, latent_caches
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.attention.triton_latent import TritonLatent, missing_memory
 from tercet.kernels.errors import UnavailableBackendError
@@ -64,7 +64,7 @@ def _attention(
     backend = TritonAttention()
     backend.plan(batch)
     given = torch.zeros(HEADS, dtype=dtype) if sinks else None
-    backend.attend(q, cache, cache, scale=0.1, window=window, softcap=softcap, sinks=given)
+    backend.attend(q, cache, cache, AttentionParams(scale=0.1, window=window, softcap=softcap, sinks=given))
 
 
 def _latent(
@@ -88,7 +88,7 @@ def _latent(
     backend = TritonLatent()
     backend.plan(batch)
     q = torch.empty(sum(batch.host_query_lens), heads, rank + turned, dtype=dtype)
-    backend.attend(q, cache, rank=rank, scale=0.1)
+    backend.attend(q, *latent_caches(cache, rank), AttentionParams(scale=0.1))
 
 
 def _latent_rope(heads: int = 16, dtype: torch.dtype = BF16) -> None:
@@ -125,7 +125,7 @@ def _rope_decode(
     backend = TritonAttention()
     backend.plan(batch)
     given = torch.zeros(HEADS, dtype=dtype) if sinks else None
-    backend.attend_new(q, cache, cache, new, scale=0.1, window=window, sinks=given)
+    backend.attend_new(q, cache, cache, new, AttentionParams(scale=0.1, window=window, sinks=given))
 
 
 def _rope(

@@ -7,7 +7,7 @@ from itertools import product
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.native.library import load_library
 from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear
@@ -164,8 +164,9 @@ def _run_layer(
     store_kv(k, v, cache[0], cache[1], batch.slot_mapping)
     attention = ReferenceAttention()
     attention.plan(batch)
-    scale, window = kind.attention_scale, layer.window
-    seen = attention.attend(q, cache[0], cache[1], scale=scale, window=window, softcap=kind.softcap, sinks=layer.sinks)
+    scale = kind.attention_scale
+    params = AttentionParams(scale=scale, window=layer.window, softcap=kind.softcap, sinks=layer.sinks)
+    seen = attention.attend(q, cache[0], cache[1], params)
     hidden = hidden + _normed(linear(seen.float().flatten(1), layer.o), layer.norms[4:5])
     gated = act_and_mul(linear(rmsnorm(hidden, layer.norms[1], _EPS), layer.gate_up), kind.gate)
     return hidden + _normed(linear(gated, layer.down), layer.norms[5:6])

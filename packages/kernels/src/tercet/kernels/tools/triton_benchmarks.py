@@ -5,6 +5,8 @@ from functools import partial
 
 import torch
 
+from tercet.kernels.attention.api import AttentionParams
+from tercet.kernels.attention.latent import latent_caches
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.attention.triton_latent import TritonLatent
 from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, LoRAWeights, Segment
@@ -111,20 +113,21 @@ def _attending(device: torch.device, dtype: torch.dtype, batch_rows: list[tuple[
     q = torch.randn(sum(batch.host_query_lens), HEADS, HEAD_DIM, device=device).to(dtype)
     backend = TritonAttention()
     backend.plan(batch)
-    return _seconds(lambda: backend.attend(q, k, v, scale=HEAD_DIM**-0.5), device)
+    params = AttentionParams(scale=HEAD_DIM**-0.5)
+    return _seconds(lambda: backend.attend(q, k, v, params), device)
 
 
 def _latent(device: torch.device, dtype: torch.dtype, rows: int, context: int) -> Iterator[Figure]:
     """Measure the sizes of DeepSeek-V2-Lite: 16 heads over vectors of 512 + 64 elements."""
     heads, rank, width = 16, 512, 576
-    seconds = []
+    seconds, params = [], AttentionParams(scale=width**-0.5)
     for batch_rows in ([(1, context)] * rows, [(context, context)]):
         batch = make_batch(batch_rows, PAGE_SIZE, device)
         cache = torch.randn(int(batch.page_table.max()) + 1, PAGE_SIZE, width, device=device).to(dtype)
         q = torch.randn(sum(batch.host_query_lens), heads, width, device=device).to(dtype)
         backend = TritonLatent()
         backend.plan(batch)
-        seconds.append(_seconds(partial(backend.attend, q, cache, rank=rank, scale=width**-0.5), device))
+        seconds.append(_seconds(partial(backend.attend, q, *latent_caches(cache, rank), params), device))
     yield Figure("fused latent decode", seconds[0], 1.0 * rows * context * width * dtype.itemsize, "GB/s")
     seen = 2.0 * heads * (width + rank) * context * (context + 1) / 2
     yield Figure("fused latent extend", seconds[1], seen, "GFLOP/s")

@@ -8,6 +8,8 @@ from collections.abc import Callable
 
 import torch
 
+from tercet.kernels.attention.api import AttentionParams
+from tercet.kernels.attention.latent import latent_caches
 from tercet.kernels.attention.reference import ReferenceAttention, ReferenceLatent
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.attention.triton_latent import TritonLatent
@@ -49,7 +51,7 @@ def _attention(device: torch.device) -> Pair:
     outputs = []
     for backend in (TritonAttention(), ReferenceAttention()):
         backend.plan(batch)
-        outputs.append(backend.attend(q, k, v, scale=128**-0.5).to(device))
+        outputs.append(backend.attend(q, k, v, AttentionParams(scale=128**-0.5)).to(device))
     return outputs[0], outputs[1]
 
 
@@ -64,8 +66,8 @@ def _many_decodes(device: torch.device) -> Pair:
         k, v = _randn(device, 2, pages, 16, kv_heads, 64).unbind()
         backend.plan(batch)
         reference.plan(batch)
-        actual.append(backend.attend(q, k, v, scale=64**-0.5))
-        expected.append(reference.attend(q, k, v, scale=64**-0.5).to(device))
+        actual.append(backend.attend(q, k, v, AttentionParams(scale=64**-0.5)))
+        expected.append(reference.attend(q, k, v, AttentionParams(scale=64**-0.5)).to(device))
     return torch.cat(actual), torch.cat(expected)
 
 
@@ -77,7 +79,7 @@ def _latent(device: torch.device) -> Pair:
     outputs = []
     for backend in (TritonLatent(), ReferenceLatent()):
         backend.plan(batch)
-        outputs.append(backend.attend(q, cache, rank=512, scale=192**-0.5).to(device))
+        outputs.append(backend.attend(q, *latent_caches(cache, 512), AttentionParams(scale=192**-0.5)).to(device))
     return outputs[0], outputs[1]
 
 

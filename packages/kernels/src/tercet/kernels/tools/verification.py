@@ -7,7 +7,7 @@ from functools import partial
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBackend, NewTokens, RotatingBackend
+from tercet.kernels.attention.api import AttentionBackend, AttentionParams, NewTokens, RotatingBackend
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.errors import DeviceFailedError
@@ -34,6 +34,11 @@ class Case:
     window: int
     softcap: float
 
+    @property
+    def params(self) -> AttentionParams:
+        """Parameters of the layer."""
+        return AttentionParams(scale=self.head_dim**-0.5, window=self.window, softcap=self.softcap)
+
     def run(self, backend: AttentionBackend, device: torch.device, dtype: torch.dtype) -> Pair:
         """Return (the result of `attend`, the reference) for a step of all `_ROWS`."""
         batch = make_batch(_ROWS, self.page_size, device)
@@ -44,8 +49,7 @@ class Case:
         outputs = []
         for attention in (backend, ReferenceAttention()):
             attention.plan(batch)
-            scale = self.head_dim**-0.5
-            outputs.append(attention.attend(q, k, v, scale=scale, window=self.window, softcap=self.softcap).to(device))
+            outputs.append(attention.attend(q, k, v, self.params).to(device))
         return outputs[0], outputs[1]
 
     def run_new(self, backend: RotatingBackend, device: torch.device, dtype: torch.dtype, *, norms: bool) -> Pair:
@@ -60,17 +64,16 @@ class Case:
         one = torch.linspace(0.5, 1.5, dim, device=device).to(dtype)
         weights = (one, one.flip(0)) if norms else None
         new = NewTokens(k=k, v=v, positions=positions, table=table, norms=weights, eps=1e-6, scales=(1.0, 1.0))
-        stored, scale = caches.clone(), dim**-0.5
-        window, softcap = self.window, self.softcap
+        stored = caches.clone()
         backend.plan(batch)
-        actual = backend.attend_new(q, keys, values, new, scale=scale, window=window, softcap=softcap)
+        actual = backend.attend_new(q, keys, values, new, self.params)
         if weights is not None:
             q, k = rmsnorm(q, weights[0], new.eps), rmsnorm(k, weights[1], new.eps)
         q, k = apply_rope(q, k, positions, table)
         store_kv(k, v, stored[0], stored[1], batch.slot_mapping)
         reference = ReferenceAttention()
         reference.plan(batch)
-        expected = reference.attend(q, stored[0], stored[1], scale=scale, window=window, softcap=softcap)
+        expected = reference.attend(q, stored[0], stored[1], self.params)
         return torch.cat([actual.flatten(), caches.flatten()]), torch.cat(
             [expected.flatten().to(device), stored.flatten()]
         )

@@ -6,7 +6,7 @@ from enum import Enum, auto
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, NewTokens, RotatingBackend
+from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams, NewTokens, RotatingBackend
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.models.layers.layer_ops import LayerCache
@@ -95,59 +95,30 @@ class ForwardBatch:
         )
 
     def attend(
-        self,
-        layer_id: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
     ) -> torch.Tensor:
         """Store k and v [tokens, kv_heads, head_dim] in the cache, then attend with q [tokens, heads, head_dim]."""
         group = self.pool.group_of[layer_id]
         self.pool.store(layer_id, k, v, self.attention[group].slot_mapping)
-        return self.attend_cached(layer_id, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        return self.attend_cached(layer_id, q, params)
 
     def cache_of(self, layer_id: int) -> LayerCache:
         """Return a layer's cache, for kernels that store new keys and values themselves."""
         slots = self.attention[self.pool.group_of[layer_id]].slot_mapping
         return LayerCache(*self.pool.layer(layer_id), slots, self.pool.scales_of(layer_id))
 
-    def attend_cached(
-        self,
-        layer_id: int,
-        q: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend_cached(self, layer_id: int, q: torch.Tensor, params: AttentionParams) -> torch.Tensor:
         """Attend with the new tokens' keys and values already in the cache. See `attend`."""
         keys, values = self.pool.layer(layer_id)
         key_scale, value_scale = self.pool.scales_of(layer_id)
         backend = self.backends[self.pool.group_of[layer_id]]
-        out = backend.attend(q, keys, values, scale=scale * key_scale, window=window, softcap=softcap, sinks=sinks)
-        return _scaled(out, value_scale)
+        return _scaled(backend.attend(q, keys, values, params, key_scale), value_scale)
 
     def rotates(self, layer_id: int) -> bool:
         """Return whether `attend_new` is available for a layer."""
         return self.rotating[self.pool.group_of[layer_id]] is not None
 
-    def attend_new(
-        self,
-        layer_id: int,
-        q: torch.Tensor,
-        new: NewTokens,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend_new(self, layer_id: int, q: torch.Tensor, new: NewTokens, params: AttentionParams) -> torch.Tensor:
         """Attend with unrotated queries and new tokens: the backend normalizes, rotates and stores them.
 
         Raise RuntimeError if the layer's backend cannot (see `rotates`).
@@ -156,10 +127,7 @@ class ForwardBatch:
         if backend is None:
             raise RuntimeError("no backend here rotates what is new")
         keys, values = self.pool.layer(layer_id)
-        key_scale, value_scale = self.pool.scales_of(layer_id)
-        scale *= key_scale
-        out = backend.attend_new(q, keys, values, new, scale=scale, window=window, softcap=softcap, sinks=sinks)
-        return _scaled(out, value_scale)
+        return _scaled(backend.attend_new(q, keys, values, new, params), new.scales[1])
 
 
 def _scaled(out: torch.Tensor, value_scale: float) -> torch.Tensor:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
@@ -155,10 +155,12 @@ class _CheckedBatch:
         self._expected = [shape.kv_heads, shape.head_dim]
         self.layers: list[int] = []
 
-    def attend(self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
+    def attend(
+        self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
+    ) -> torch.Tensor:
         for name, heads in (("keys", k), ("values", v)):
             if list(heads.shape[1:]) != self._expected:
                 shape = list(heads.shape[1:])
                 raise ModelError(f"{self._name}: layer {layer_id} has {name} {shape}, not {self._expected}")
         self.layers.append(layer_id)
-        return self._batch.attend(layer_id, q, k, v, **how)
+        return self._batch.attend(layer_id, q, k, v, params)

@@ -12,7 +12,7 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.cpu import CpuAttention
-from tercet.kernels.attention.latent import LatentSizes
+from tercet.kernels.attention.latent import LatentSizes, latent_backend
 from tercet.kernels.attention.select import attention_backend, graph_backend
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.store_kv import E4M3
@@ -23,7 +23,6 @@ from tercet.scheduler.device.oom import release_cached, require_memory
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.executor.latent_backends import latent_attention_backend
 from tercet.scheduler.executor.loading import (
     LoadedModel,
     check_replacement,
@@ -306,7 +305,7 @@ def _latent_backend(
     try:
         rope = shape.head_dim - shape.rank
         sizes = LatentSizes(rank=shape.rank, rope=rope, dtype=dtype, cached=shape.dtype)
-        return latent_attention_backend(options.attention_backend, device, sizes)
+        return latent_backend(options.attention_backend, device, sizes)
     except UnavailableBackendError as error:
         raise ValueError(str(error)) from error
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
+from tercet.kernels.attention.api import AttentionParams
 from tercet.scheduler.model_files import ModelError, read_header, read_json, weight_files
 from tercet.scheduler.models.attention_masks import attention_of, probe_windows
 from tercet.scheduler.models.config.architectures import named_architecture
@@ -150,6 +151,16 @@ class _Step(NamedTuple):
 
     batch: Batch
     windows: dict[int, int]
+    params: dict[int, AttentionParams]  # of layers that have run
+
+    def params_of(self, layer: int, scale: float, softcap: float | None, sinks: torch.Tensor | None) -> AttentionParams:
+        """Return the parameters of a layer: those of its last call, unless it has changed them."""
+        params, softcap = self.params.get(layer), softcap or 0.0
+        if params is None or params.scale != scale or params.softcap != softcap or params.sinks is not sinks:
+            window = self.windows.get(layer, 0)
+            params = AttentionParams(scale=scale, window=window, softcap=softcap, sinks=sinks)
+            self.params[layer] = params
+        return params
 
 
 class HuggingFaceCausalLM(nn.Module):
@@ -165,6 +176,7 @@ class HuggingFaceCausalLM(nn.Module):
             raise ModelError(f"{type(model).__name__} cannot be served: its head cannot run apart from its body")
         self.body = body
         self._windows = windows
+        self._params: dict[int, AttentionParams] = {}
         self._first = first
         self._given = _BodyOutput({name for name, _ in body.named_children()})
         setattr(model, model.base_model_prefix, self._given)
@@ -177,7 +189,7 @@ class HuggingFaceCausalLM(nn.Module):
             position_ids=positions[None] + self._first,
             use_cache=False,
             return_dict=True,
-            tercet_step=_Step(batch, self._windows),
+            tercet_step=_Step(batch, self._windows, self._params),
         )
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
@@ -271,17 +283,8 @@ def _attend(
         raise TypeError(f"its attention is given {', '.join(strange)}, which is not supported")
     layer: Any = module.layer_idx
     q, k, v = (heads[0].transpose(0, 1).contiguous() for heads in (query, key, value))
-    out = tercet_step.batch.attend(
-        layer,
-        q,
-        k,
-        v,
-        scale=q.shape[2] ** -0.5 if scaling is None else scaling,
-        window=tercet_step.windows.get(layer, 0),
-        softcap=softcap or 0.0,
-        sinks=s_aux,
-    )
-    return out[None], None
+    params = tercet_step.params_of(layer, q.shape[2] ** -0.5 if scaling is None else scaling, softcap, s_aux)
+    return tercet_step.batch.attend(layer, q, k, v, params)[None], None
 
 
 def _config(directory: Path) -> "PreTrainedConfig":

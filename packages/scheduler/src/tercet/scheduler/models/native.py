@@ -90,7 +90,7 @@ class NativeCausalLM:
         self._adapters = adapters
         self._library = library
         self._quantization = quantization
-        self._layers = [self._pack_layer(index, layer) for index, layer in enumerate(model.model.layers)]
+        self._layers = [self._pack_layer(layer) for layer in model.model.layers]
         self._norm = _norm(model.model.norm)
         embedding = model.model.embed_tokens.take()
         head = embedding if model.lm_head is None else model.lm_head.take()
@@ -129,14 +129,14 @@ class NativeCausalLM:
             eps=config.rms_norm_eps,
             gate=gates[0] if gates else "silu",  # mixtures have their own
             embedding_scale=body.embed_tokens.scale,
-            attention_scale=attention.scale,
-            softcap=attention.softcap,
+            attention_scale=attention.params.scale,
+            softcap=attention.params.softcap,
         )
         numbers = range(len(layers))
         adapters = None if self._adapters is None else list(map(self._adapters.of_layer, numbers))
         return NativeDecoder(weights, list(map(pool.layer, numbers)), adapters)
 
-    def _pack_layer(self, index: int, layer: nn.Module) -> DecoderLayer:
+    def _pack_layer(self, layer: nn.Module) -> DecoderLayer:
         norms, attention, mlp = _parts(layer)
         return DecoderLayer(
             qkv=self._pack(attention.qkv_proj),
@@ -150,7 +150,7 @@ class NativeCausalLM:
             mlp_norm=_norm(norms.after_mlp),
             sinks=None if attention.sinks is None else attention.sinks.data.float(),
             rope=attention.rotary.cache,
-            window=self._model.config.window_of(index),
+            window=attention.params.window,
         )
 
     def _pack_mlp(self, mlp: GatedMLP) -> PackedMLP:

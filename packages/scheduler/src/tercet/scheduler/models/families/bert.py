@@ -6,6 +6,7 @@ Module names are those of Hugging Face's checkpoints, except for the fused proje
 import torch
 from torch import nn
 
+from tercet.kernels.attention.api import AttentionParams
 from tercet.scheduler.models.config.encoder_config import BertShape
 from tercet.scheduler.models.layers.encoder_layers import LayerNorm, Table, activation
 from tercet.scheduler.models.layers.linear import FusedLinear, Linear
@@ -114,13 +115,14 @@ class _Attention(nn.Module):
         self._number = number
         self._heads = shape.num_attention_heads
         self._head_dim = size // self._heads
+        self._params = AttentionParams(scale=self._head_dim**-0.5)
         parts = {name: Cut.all(size) for name in ("query", "key", "value")}
         self.self = nn.ModuleDict({"qkv": FusedLinear(size, parts, bias=True, dtype=dtype)})
         self.output = _Output(size, shape, dtype)
 
     def forward(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
         q, k, v = self.self["qkv"](x).view(len(x), 3, self._heads, self._head_dim).unbind(1)
-        seen = packed.attend(self._number, q, k, v, scale=self._head_dim**-0.5)
+        seen = packed.attend(self._number, q, k, v, self._params)
         out: torch.Tensor = self.output(seen.flatten(1), x)
         return out
 

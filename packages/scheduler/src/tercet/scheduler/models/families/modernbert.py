@@ -6,6 +6,7 @@ Module names are those of Hugging Face's checkpoints.
 import torch
 from torch import nn
 
+from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.scheduler.models.config.encoder_config import ModernBertShape
 from tercet.scheduler.models.layers.encoder_layers import LayerNorm, Table, activation
@@ -97,7 +98,8 @@ class _Attention(nn.Module):
         self._number = number
         self._heads = shape.num_attention_heads
         self._head_dim = size // self._heads
-        self._window = shape.local_attention // 2 if shape.slides(number) else 0
+        window = shape.local_attention // 2 if shape.slides(number) else 0
+        self._params = AttentionParams(scale=self._head_dim**-0.5, window=window)
         self._rotary = rotary
         self.Wqkv = Linear(size, 3 * size, bias=shape.attention_bias, dtype=dtype)
         self.Wo = Linear(size, size, bias=shape.attention_bias, dtype=dtype)
@@ -105,7 +107,7 @@ class _Attention(nn.Module):
     def forward(self, x: torch.Tensor, packed: Packed) -> torch.Tensor:
         q, k, v = self.Wqkv(x).view(len(x), 3, self._heads, self._head_dim).unbind(1)
         q, k = self._rotary(q, k, packed.positions)
-        seen = packed.attend(self._number, q, k, v, scale=self._head_dim**-0.5, window=self._window)
+        seen = packed.attend(self._number, q, k, v, self._params)
         out: torch.Tensor = self.Wo(seen.flatten(1))
         return out
 

@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.ops.quantized import dequantize
 from tercet.scheduler.models.config.latent_config import LatentConfig
 from tercet.scheduler.models.config.model_config import ModelConfig
@@ -58,7 +59,8 @@ class LatentAttention(OpsModule):
         self.layer_id = layer_id
         self.latent = latent
         self.heads = len(held)
-        self.scale = latent.query_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        scale = latent.query_dim**-0.5 if config.attention_scale is None else config.attention_scale
+        self.params = AttentionParams(scale=scale)
         self.rotary = rotary
         linear = partial(FusedLinear, dtype=config.dtype, quantized=config.quantization is not None)
         queries = Cut.span(config.heads, held, latent.query_dim)
@@ -114,6 +116,6 @@ class LatentAttention(OpsModule):
         w_uk, w_uv = self.kv_b_proj.by_head
         new = NewLatents(cached, self.kv_a_layernorm.value, positions, self.rotary.cache)
         queries = LatentQueries(q_nope, q_pe, w_uk)
-        out = self.ops.attend_latents(batch, self.layer_id, queries, new, scale=self.scale)
+        out = self.ops.attend_latents(batch, self.layer_id, queries, new, self.params)
         out = torch.bmm(out.transpose(0, 1), w_uv.mT).transpose(0, 1)
         return self.o_proj.project_onto(out.flatten(1), residual, after)

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol, cast
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tercet.kernels.attention.api import NewTokens
+from tercet.kernels.attention.api import AttentionParams, NewTokens
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, add_lora
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, Routing, fused_moe, route
@@ -22,16 +22,7 @@ class Batch(Protocol):
     """The part of a step that a model needs."""
 
     def attend(
-        self,
-        layer_id: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
     ) -> torch.Tensor:
         """Cache k and v [tokens, kv_heads, head_dim], attend with q [tokens, heads, head_dim], and return q's shape."""
         ...
@@ -53,16 +44,7 @@ class CachedBatch(Batch, Protocol):
         """Return a layer's cache."""
         ...
 
-    def attend_cached(
-        self,
-        layer_id: int,
-        q: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend_cached(self, layer_id: int, q: torch.Tensor, params: AttentionParams) -> torch.Tensor:
         """Attend with the new tokens' keys and values already in the cache. See `attend`."""
         ...
 
@@ -70,17 +52,7 @@ class CachedBatch(Batch, Protocol):
         """Return whether `attend_new` is available: for decodes, over a `RotatingBackend`."""
         ...
 
-    def attend_new(
-        self,
-        layer_id: int,
-        q: torch.Tensor,
-        new: NewTokens,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+    def attend_new(self, layer_id: int, q: torch.Tensor, new: NewTokens, params: AttentionParams) -> torch.Tensor:
         """Attend with unrotated queries and new tokens. See `attend`."""
         ...
 
@@ -156,11 +128,7 @@ class LayerOps(Protocol):
         positions: torch.Tensor,
         table: torch.Tensor,
         norms: Norms | None,
-        *,
-        scale: float,
-        window: int,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         """Normalize and rotate queries and keys, cache keys and values, attend. `heads` are queries, keys and
         values.
@@ -168,7 +136,7 @@ class LayerOps(Protocol):
         ...
 
     def attend_latents(
-        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, *, scale: float
+        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, params: AttentionParams
     ) -> torch.Tensor:
         """Normalize latents, rotate their keys, cache both, attend. Return [tokens, heads, rank]."""
         ...
@@ -200,21 +168,17 @@ class TorchLayerOps:
         positions: torch.Tensor,
         table: torch.Tensor,
         norms: Norms | None,
-        *,
-        scale: float,
-        window: int,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         """See `LayerOps.attend`."""
         q, k, v = heads
         if norms is not None:
             q, k = (rmsnorm(x, weight, norms[2]) for x, weight in zip((q, k), norms[:2], strict=True))
         q, k = apply_rope(q, k, positions, table)
-        return batch.attend(layer_id, q, k, v, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        return batch.attend(layer_id, q, k, v, params)
 
     def attend_latents(
-        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, *, scale: float
+        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, params: AttentionParams
     ) -> torch.Tensor:
         """See `LayerOps.attend_latents`."""
         rank = queries.w_uk.shape[2]
@@ -222,7 +186,7 @@ class TorchLayerOps:
         vectors = torch.cat([rmsnorm(new.vectors[:, None, :rank], *new.norm), key], 2)
         absorbed = torch.bmm(queries.q_nope.transpose(0, 1), queries.w_uk).transpose(0, 1)
         q = torch.cat([absorbed, q_pe], 2)
-        return batch.attend(layer_id, q, vectors, vectors[..., :rank], scale=scale)
+        return batch.attend(layer_id, q, vectors, vectors[..., :rank], params)
 
 
 class TritonLayerOps:
@@ -255,11 +219,7 @@ class TritonLayerOps:
         positions: torch.Tensor,
         table: torch.Tensor,
         norms: Norms | None,
-        *,
-        scale: float,
-        window: int,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         """See `LayerOps.attend`."""
         cached = cast("CachedBatch", batch)
@@ -268,12 +228,12 @@ class TritonLayerOps:
         weights, eps = (norms[:2], norms[2]) if norms is not None else (None, 0.0)
         if cached.rotates(layer_id):
             new = NewTokens(k=k, v=v, positions=positions, table=table, norms=weights, eps=eps, scales=scales)
-            return cached.attend_new(layer_id, q, new, scale=scale, window=window, softcap=softcap, sinks=sinks)
+            return cached.attend_new(layer_id, q, new, params)
         q = self._rope_store(q, k, v, positions, table, keys, values, slots, norms=weights, eps=eps, scales=scales)
-        return cached.attend_cached(layer_id, q, scale=scale, window=window, softcap=softcap, sinks=sinks)
+        return cached.attend_cached(layer_id, q, params)
 
     def attend_latents(
-        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, *, scale: float
+        self, batch: Batch, layer_id: int, queries: LatentQueries, new: NewLatents, params: AttentionParams
     ) -> torch.Tensor:
         """See `LayerOps.attend_latents`."""
         cached = cast("CachedBatch", batch)
@@ -282,7 +242,7 @@ class TritonLayerOps:
         q = q_nope.new_empty(*q_nope.shape[:2], new.vectors.shape[1])
         torch.bmm(q_nope.transpose(0, 1), w_uk, out=q[..., : w_uk.shape[2]].transpose(0, 1))
         self._latent_rope_store(q, q_pe, *new, cache, slots)
-        return cached.attend_cached(layer_id, q, scale=scale)
+        return cached.attend_cached(layer_id, q, params)
 
 
 TORCH = TorchLayerOps()

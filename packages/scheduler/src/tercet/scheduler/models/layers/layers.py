@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import nn
 
+from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.rope import rope_cache
 from tercet.scheduler.models.config.model_config import ModelConfig
@@ -59,15 +60,12 @@ class Attention(OpsModule):
     ) -> None:
         super().__init__()
         self.layer_id = layer_id
-        self.window = config.window_of(layer_id)
         if shard.size > 1 and qk_norm == "projections":
             raise ValueError("heads that are normalised as one cannot be split over processes")
         held = shard.span(config.heads, "attention heads")
         kv_held = shard.shared_span(config.kv_heads, "key-value heads")
         self.heads, self.kv_heads = len(held), len(kv_held)
         self.head_dim = config.head_dim
-        self.scale = self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        self.softcap = config.softcap
         self.rotary = rotary
         queries = Cut.span(config.heads, held, self.head_dim)
         keys = Cut.span(config.kv_heads, kv_held, self.head_dim)
@@ -88,6 +86,12 @@ class Attention(OpsModule):
         )
         self.sinks = empty_parameter(self.heads, dtype=config.dtype) if sinks else None
         self.cuts = {"sinks": Cut.span(config.heads, held)}
+        self.params = AttentionParams(
+            scale=self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
+            window=config.window_of(layer_id),
+            softcap=config.softcap,
+            sinks=self.sinks,
+        )
 
     def process_weights_after_loading(self) -> None:
         """Reorder the norms of heads for half-split rotation (see `rotation`); `qkv_proj` reorders the heads."""
@@ -119,18 +123,7 @@ class Attention(OpsModule):
                 norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
             else:
                 q, k = self.q_norm(q.flatten(1)).view_as(q), self.k_norm(k.flatten(1)).view_as(k)
-        out = self.ops.attend(
-            batch,
-            self.layer_id,
-            (q, k, v),
-            positions,
-            self.rotary.cache,
-            norms,
-            scale=self.scale,
-            window=self.window,
-            softcap=self.softcap,
-            sinks=self.sinks,
-        )
+        out = self.ops.attend(batch, self.layer_id, (q, k, v), positions, self.rotary.cache, norms, self.params)
         return self.o_proj.project_onto(out.flatten(1), residual, after)
 
 

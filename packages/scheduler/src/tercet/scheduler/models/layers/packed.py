@@ -6,6 +6,8 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from tercet.kernels.attention.api import AttentionParams
+
 
 class Segment(NamedTuple):
     """Adjacent inputs of equal length, which form the rows of one tensor."""
@@ -38,27 +40,23 @@ class Packed:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        *,
-        scale: float,
-        window: int = 0,
-        softcap: float = 0.0,
-        sinks: torch.Tensor | None = None,
+        params: AttentionParams,
     ) -> torch.Tensor:
         """Attend with q [tokens, heads, head_dim] over k and v [tokens, kv_heads, head_dim]; return q's shape.
 
-        `window` is the number of tokens that a causal token sees, including itself, or that another token sees on
+        A window is the number of tokens that a causal token sees, including itself, or that another token sees on
         either side. Raise ValueError for soft caps and sinks, which no encoder has.
         """
-        if softcap or sinks is not None:
+        if params.softcap or params.sinks is not None:
             raise ValueError("attention over whole inputs has neither soft caps nor sinks")
         out = torch.empty_like(q)
         grouped = q.shape[1] != k.shape[1]
         for run in self.runs:
             queries, keys, values = (_rows(x, run).transpose(1, 2) for x in (q, k, v))
-            mask = self._mask(run.length, window)
+            mask = self._mask(run.length, params.window)
             causal = self._causal and mask is None
             seen = F.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=grouped
+                queries, keys, values, attn_mask=mask, is_causal=causal, scale=params.scale, enable_gqa=grouped
             )
             _rows(out, run).copy_(seen.transpose(1, 2))
         return out
