@@ -9,8 +9,7 @@ from functools import partial
 
 import torch
 
-from tercet.kernels.attention import select
-from tercet.kernels.attention.select import attention_backend, backend_names
+from tercet.kernels.attention.select import BACKENDS, attention_backend, backend_names
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.errors import UnavailableBackendError
 from tools.gpu_stages.kernels import ceilings_of
@@ -112,12 +111,12 @@ class _Apart:
 @contextmanager
 def _rotation_apart() -> Iterator[None]:
     """Let workers created inside use that for Triton's attention."""
-    before = select._BACKENDS["triton"]
-    select._BACKENDS["triton"] = f"{__name__}:{_Apart.__name__}"
+    [triton] = [backend for backend in BACKENDS if backend.name == "triton"]
+    before, triton.attention = triton.attention, f"{__name__}:{_Apart.__name__}"
     try:
         yield
     finally:
-        select._BACKENDS["triton"] = before
+        triton.attention = before
 
 
 def decoded(

@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 
-from tercet.kernels.attention.latent import latent_backend_names
 from tercet.kernels.attention.select import backend_names
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.tools.bench import Figure, ceilings, figures
@@ -55,7 +54,7 @@ def correctness(scale: Scale) -> Iterator[Results]:
 def _checks(device: torch.device) -> dict[str, Callable[[], Pair]]:
     found: dict[str, Callable[[], Pair]] = {}
     found |= {f"attention {name}": partial(check_attention, name, device) for name in backend_names()}
-    found |= {f"latent {name}": partial(check_latent, name, device) for name in latent_backend_names()}
+    found |= {f"latent {name}": partial(check_latent, name, device) for name in backend_names(latent=True)}
     return found | {name: partial(op, device) for name, op in {**OPS, **CHECKS}.items()}
 
 

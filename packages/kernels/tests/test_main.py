@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tercet.kernels.__main__ import main
-from tercet.kernels.attention.latent import latent_backend_names
+from tercet.kernels.attention import select
 from tercet.kernels.attention.select import backend_names
-from tercet.kernels.errors import BusyDeviceError, UnavailableBackendError
+from tercet.kernels.errors import BusyDeviceError
 from tercet.kernels.native.library import Library, load_library, missing_library
 from tercet.kernels.native.linear import PackedLinear, pack_linear
 from tercet.kernels.tools import check
@@ -43,7 +43,7 @@ def test_check_passes_here_and_names_everything(capsys: pytest.CaptureFixture[st
     passed = {line.removesuffix(" ok").strip() for line in lines if line.endswith(" ok")}
     missing = {"cpu": missing_library(), "triton": missing_triton(torch.device("cpu")), "flashinfer": "no GPU"}
     backends = {f"attention {name}" for name in backend_names() if not missing.get(name)}
-    backends |= {f"latent {name}" for name in latent_backend_names() if not missing.get(name)}
+    backends |= {f"latent {name}" for name in backend_names(latent=True) if not missing.get(name)}
     native = set() if missing_library() else set(checks.CHECKS)
     assert passed == {*backends, *check.OPS, *native}
 
@@ -60,15 +60,12 @@ def test_check_tells_which_native_kernels_run(capsys: pytest.CaptureFixture[str]
 def test_what_cannot_run_here_is_no_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def unavailable(*_: object) -> None:
-        raise UnavailableBackendError("libtercet_portable.so was not built")
-
-    monkeypatch.setattr("tercet.kernels.attention.select.load_library", unavailable)
+    monkeypatch.setattr(select, "missing_library", lambda: "libtercet_portable.so was not built")
     monkeypatch.setattr("tercet.kernels.__main__.missing_library", lambda: "it was not built")
     assert main(["check"]) == 0
     output = capsys.readouterr().out
     assert "native kernels none: it was not built\n" in output
-    assert f"{'attention cpu':24} not here: libtercet_portable.so was not built\n" in output
+    assert f"{'attention cpu':24} not here: attention backend 'cpu': libtercet_portable.so was not built\n" in output
 
 
 def test_check_fails_on_a_wrong_operation_and_says_which(

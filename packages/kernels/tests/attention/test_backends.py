@@ -177,7 +177,7 @@ def test_rows_of_one_token_lead() -> None:
 
 def test_auto_takes_what_there_is_and_a_bad_name_is_refused() -> None:
     assert attention_backend("auto", CPU) is attention_backend("torch_native" if missing_library() else "cpu", CPU)
-    with pytest.raises(UnavailableBackendError, match="'cpu' does not run on cuda"):
+    with pytest.raises(UnavailableBackendError, match="'cpu': it does not run on cuda"):
         attention_backend("cpu", torch.device("cuda"))
     refused = "'triton': (Triton's kernels do not run on meta|triton is not installed)"
     with pytest.raises(UnavailableBackendError, match=refused):

@@ -11,7 +11,7 @@ from tercet.kernels.attention import flashinfer, select
 from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.flashinfer import FlashInferAttention, GraphMemory, pages_of
 from tercet.kernels.attention.reference import ReferenceAttention
-from tercet.kernels.attention.select import graph_backend, is_verified
+from tercet.kernels.attention.select import graph_backend, is_verified, select_backend
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.tools.check import make_batch
 
@@ -171,9 +171,7 @@ def test_what_was_measured_is_verified_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("nvcc", "prebuilt"), [(True, False), (False, True), (False, False)])
-def test_its_kernels_come_from_a_compiler_or_a_package(
-    nvcc: bool, prebuilt: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_its_kernels_come_from_a_compiler_or_a_package(nvcc: bool, prebuilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashinfer, "which", lambda _: "/usr/bin/nvcc" if nvcc else None)
     monkeypatch.setattr(flashinfer, "find_spec", lambda _: object() if prebuilt else None)
     assert (flashinfer.missing_compiler() == "") == (nvcc or prebuilt)
@@ -181,10 +179,10 @@ def test_its_kernels_come_from_a_compiler_or_a_package(
 
 @pytest.mark.parametrize("ready", [True, False])
 def test_auto_takes_it_where_it_is_proven_and_ready(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "_no_flashinfer", lambda _: "")
+    monkeypatch.setattr(select, "missing_flashinfer", lambda: "")
     monkeypatch.setattr(select, "missing_compiler", lambda: "" if ready else "no nvcc")
     monkeypatch.setattr(select, "missing_triton", lambda _: "")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert select._fastest(torch.device("cuda")) == ("flashinfer" if ready else "triton")
+    assert select_backend("auto", torch.device("cuda")).name == ("flashinfer" if ready else "triton")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (8, 0))
-    assert select._fastest(torch.device("cuda")) == "triton"
+    assert select_backend("auto", torch.device("cuda")).name == "triton"

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from tercet.kernels.attention import latent
+from tercet.kernels.attention import select
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams
-from tercet.kernels.attention.latent import LatentSizes, latent_backend, latent_backend_names, latent_caches
+from tercet.kernels.attention.latent import LatentSizes, latent_caches
 from tercet.kernels.attention.reference import ReferenceLatent
+from tercet.kernels.attention.select import attention_backend, backend_names
 from tercet.kernels.attention.torch_native import TorchNativeLatent
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native.library import missing_library
@@ -17,8 +18,9 @@ from tercet.kernels.triton import missing_triton
 
 CPU = torch.device("cpu")
 MISSING = {"cpu": missing_library(), "triton": missing_triton(CPU)}
-BACKENDS = [name for name in latent_backend_names() if not MISSING.get(name)]
+BACKENDS = [name for name in backend_names(latent=True) if not MISSING.get(name)]
 
+SIZES = LatentSizes(rank=32, rope=16, dtype=torch.float32, cached=torch.float32)
 PARAMS = AttentionParams(scale=0.3)
 
 Rows = tuple[tuple[int, int], ...]
@@ -76,7 +78,7 @@ def scattered(rows: Rows, page_size: int) -> tuple[AttentionBatch, int]:
 
 
 def planned(name: str, batch: AttentionBatch) -> AttentionBackend:
-    backend = latent_backend(name, CPU)()
+    backend = attention_backend(name, CPU, SIZES)()
     backend.plan(batch)
     return backend
 
@@ -165,7 +167,7 @@ def test_stale_nan_past_the_end_of_a_row_is_never_seen(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*BACKENDS, "reference"])
 def test_there_is_nothing_to_attend_to_before_a_plan(name: str) -> None:
-    backend = ReferenceLatent() if name == "reference" else latent_backend(name, CPU)()
+    backend = ReferenceLatent() if name == "reference" else attention_backend(name, CPU, SIZES)()
     with pytest.raises(RuntimeError, match="before plan"):
         backend.attend(torch.zeros(1, 1, 48), *latent_caches(torch.zeros(1, 16, 48), 32), AttentionParams(scale=1.0))
 
@@ -173,22 +175,23 @@ def test_there_is_nothing_to_attend_to_before_a_plan(name: str) -> None:
 @pytest.mark.parametrize("name", ["flashinfer", "cpu2"])
 def test_a_name_that_cannot_do_it_is_refused(name: str) -> None:
     with pytest.raises(UnavailableBackendError, match=f"no backend '{name}' of latent attention: there are auto, "):
-        latent_backend(name, CPU)
+        attention_backend(name, CPU, SIZES)
 
 
 def test_native_kernels_are_a_processors() -> None:
-    with pytest.raises(UnavailableBackendError, match="'cpu' of latent attention does not run on cuda"):
-        latent_backend("cpu", torch.device("cuda"))
+    with pytest.raises(UnavailableBackendError, match="'cpu' of latent attention: it does not run on cuda"):
+        attention_backend("cpu", torch.device("cuda"), SIZES)
 
 
 def test_triton_says_where_it_cannot_run() -> None:
     refused = "'triton' of latent attention: (Triton's kernels do not run on meta|triton is not installed)"
     with pytest.raises(UnavailableBackendError, match=refused):
-        latent_backend("triton", torch.device("meta"))
+        attention_backend("triton", torch.device("meta"), SIZES)
 
 
 def test_auto_takes_what_there_is() -> None:
-    assert latent_backend("auto", CPU) is latent_backend("torch_native" if missing_library() else "cpu", CPU)
+    expected = attention_backend("torch_native" if missing_library() else "cpu", CPU, SIZES)
+    assert attention_backend("auto", CPU, SIZES) is expected
 
 
 @pytest.mark.parametrize(
@@ -206,11 +209,11 @@ def test_auto_takes_triton_only_where_a_gpu_has_the_memory(
 ) -> None:
     """In KiB, as the kernels were compiled: 108 for DeepSeek's vectors in float32."""
     triton_latent = pytest.importorskip("tercet.kernels.attention.triton_latent", reason="these are Triton's kernels")
-    monkeypatch.setattr(latent, "missing_triton", lambda _: "")
+    monkeypatch.setattr(select, "missing_triton", lambda _: "")
     monkeypatch.setattr(triton_latent, "shared_memory", lambda _: memory << 10)
     gpu, sizes = torch.device("cuda"), LatentSizes(rank=rank, rope=64, dtype=dtype, cached=cached)
-    found = latent_backend("auto", gpu, sizes)
+    found = attention_backend("auto", gpu, sizes)
     assert found is (triton_latent.TritonLatent if fits else TorchNativeLatent)
     if not fits:
         with pytest.raises(UnavailableBackendError, match="bytes of shared memory for vectors in float32, of 101376"):
-            latent_backend("triton", gpu, sizes)
+            attention_backend("triton", gpu, sizes)

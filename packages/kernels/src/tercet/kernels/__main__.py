@@ -8,7 +8,6 @@ from functools import partial
 
 import torch
 
-from tercet.kernels.attention.latent import latent_backend_names
 from tercet.kernels.attention.select import attention_backend, backend_names
 from tercet.kernels.device import default_device, describe_machine
 from tercet.kernels.errors import BusyDeviceError, DeviceFailedError, UnavailableBackendError
@@ -68,7 +67,7 @@ def _check() -> int:
     _print_line(f"{'native kernels':14} {f'none: {missing}' if missing else describe_library(load_library())}")
     checks: dict[str, Callable[[], Pair]] = {}
     checks |= {f"attention {name}": partial(check_attention, name, device) for name in backend_names()}
-    checks |= {f"latent {name}": partial(check_latent, name, device) for name in latent_backend_names()}
+    checks |= {f"latent {name}": partial(check_latent, name, device) for name in backend_names(latent=True)}
     checks |= {name: partial(op, device) for name, op in OPS.items()}
     if not missing:
         checks |= native_checks.CHECKS

@@ -17,7 +17,6 @@ from packages.scheduler.tests.executor.graphed import Tape, init
 from packages.scheduler.tests.models.families.test_families import Paged, load, some_tokens
 from packages.scheduler.tests.models.test_hugging_face import assert_alike, changed, expected, generate, options
 from tercet.kernels.attention.api import AttentionParams
-from tercet.kernels.attention.latent import latent_backend
 from tercet.kernels.attention.torch_native import TorchNativeLatent
 from tercet.kernels.native.library import missing_library
 from tercet.kernels.ops import sampler_ops
@@ -240,7 +239,7 @@ def test_the_worst_step_is_rehearsed(checkpoints: Checkpoints) -> None:
     assert config.latent is not None
     profile_run(
         model,
-        latent_backend("torch_native", CPU),
+        TorchNativeLatent,
         sampler_ops,
         KVShape(page_size=4, kv_heads=1, head_dim=config.head_dim, dtype=config.dtype, rank=config.latent.rank),
         layers=range(config.layers),
@@ -298,7 +297,7 @@ def test_what_latents_do_not_do_is_refused_by_name(
 
 @pytest.mark.parametrize("options", [{"window": 3}, {"softcap": 2.0}, {"sinks": torch.zeros(2)}])
 def test_what_no_latents_have_is_refused(options: dict[str, Any]) -> None:
-    backend, params = latent_backend("torch_native", CPU)(), AttentionParams(scale=1.0, **options)
+    backend, params = TorchNativeLatent(), AttentionParams(scale=1.0, **options)
     with pytest.raises(ValueError, match="no windows, soft caps or sinks"):
         backend.attend(torch.zeros(1, 2, 6), torch.zeros(1, 4, 1, 6), torch.zeros(1, 4, 1, 4), params)
 

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch
-from tercet.kernels.attention.latent import latent_backend
-from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
@@ -52,7 +51,7 @@ class Paged:
             dtype=config.dtype,
             rank=0 if latent is None else latent.rank,
         )
-        self.backend = TorchNativeAttention() if latent is None else latent_backend("torch_native", CPU)()
+        self.backend = TorchNativeAttention() if latent is None else TorchNativeLatent()
         self.pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=pages)], shape, CPU)
         shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(0))
         self.pages = shuffled.view(sequences, MAX_PAGES).to(torch.int32)

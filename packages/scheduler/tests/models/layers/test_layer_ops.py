@@ -12,9 +12,9 @@ pytest.importorskip("triton", reason="the fused operations are Triton's")
 
 from packages.kernels.tests.quick_interpreter import quicken
 from tercet.kernels.attention.api import NewTokens
-from tercet.kernels.attention.latent import latent_backend
-from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
 from tercet.kernels.attention.triton import TritonAttention
+from tercet.kernels.attention.triton_latent import TritonLatent
 from tercet.kernels.device import default_device
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.triton import missing_triton
@@ -57,12 +57,12 @@ def generate(
     latent, dtype = config.latent, cached or config.dtype
     rank = 0 if latent is None else latent.rank
     shape = KVShape(page_size=4, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=dtype, rank=rank)
-    backend = TritonAttention if fused else TorchNativeAttention
+    whole, of_latents = (TritonAttention, TritonLatent) if fused else (TorchNativeAttention, TorchNativeLatent)
     scales = {0: (0.7, 1.3)} if cached else None
     runner = ModelRunner(
         model,
         KVPool([KVGroup(name="full", layers=range(config.layers), pages=8)], shape, DEVICE, scales=scales),
-        backend if latent is None else latent_backend("triton" if fused else "torch_native", DEVICE),
+        whole if latent is None else of_latents,
         slots=2,
         context_length=16,
         vocab_size=config.vocab_size,

@@ -9,22 +9,11 @@ A backend is an `AttentionBackend` over caches with one head, see `latent_caches
 vectors, values are the first `rank` elements, and the result is [tokens, heads, rank].
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 
 import torch
 
-from tercet.kernels.attention.api import AttentionBackend, AttentionParams
-from tercet.kernels.errors import UnavailableBackendError
-from tercet.kernels.native.library import load_library, missing_library
-from tercet.kernels.triton import missing_triton
-
-_BACKENDS = {
-    "cpu": "tercet.kernels.attention.cpu:CpuLatent",
-    "torch_native": "tercet.kernels.attention.torch_native:TorchNativeLatent",
-    "triton": "tercet.kernels.attention.triton_latent:TritonLatent",
-}
+from tercet.kernels.attention.api import AttentionParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,46 +43,3 @@ def latent_rank(v_cache: torch.Tensor, params: AttentionParams) -> int:
     if params.window or params.softcap or params.sinks is not None:
         raise ValueError("attention over latents has no windows, soft caps or sinks")
     return v_cache.shape[3]
-
-
-def latent_backend_names() -> list[str]:
-    """Return the names that `latent_backend` accepts besides `auto`."""
-    return sorted(_BACKENDS)
-
-
-def latent_backend(name: str, device: torch.device, sizes: LatentSizes | None = None) -> Callable[[], AttentionBackend]:
-    """Return a factory of backends, to be called once for each cache group.
-
-    `auto` selects the fastest that runs here. Without `sizes`, shared memory is not checked. Raises
-    UnavailableBackendError for a name that does not exist or is not available on this device.
-    """
-    if name == "auto":
-        name = _fastest(device, sizes)
-    if name not in _BACKENDS:
-        names = ", ".join(latent_backend_names())
-        raise UnavailableBackendError(f"no backend {name!r} of latent attention: there are auto, {names}")
-    if name == "cpu":
-        if device.type != "cpu":
-            raise UnavailableBackendError(f"backend 'cpu' of latent attention does not run on {device.type}")
-        load_library()
-    if name == "triton" and (missing := _no_triton(device, sizes)):
-        raise UnavailableBackendError(f"backend 'triton' of latent attention: {missing}")
-    module, _, attribute = _BACKENDS[name].partition(":")
-    factory: Callable[[], AttentionBackend] = getattr(import_module(module), attribute)
-    return factory
-
-
-def _fastest(device: torch.device, sizes: LatentSizes | None) -> str:
-    """Return "cpu" or "triton" where their kernels run, otherwise "torch_native"."""
-    if device.type == "cpu":
-        return "torch_native" if missing_library() else "cpu"
-    return "torch_native" if _no_triton(device, sizes) else "triton"
-
-
-def _no_triton(device: torch.device, sizes: LatentSizes | None) -> str:
-    """Return why the Triton kernels cannot run; empty if they can."""
-    if (missing := missing_triton(device)) or sizes is None:
-        return missing
-    from tercet.kernels.attention.triton_latent import missing_memory
-
-    return missing_memory(device, sizes)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 
 from tercet.kernels.attention.api import AttentionBatch, AttentionParams
-from tercet.kernels.attention.latent import latent_backend, latent_caches
+from tercet.kernels.attention.latent import LatentSizes, latent_caches
 from tercet.kernels.attention.reference import ReferenceAttention, ReferenceLatent
 from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.device import has_failed
@@ -63,8 +63,9 @@ def check_latent(name: str, device: torch.device) -> Pair:
     """Check a mixed batch over vectors of 40 elements. Raises the error of a backend that cannot run here."""
     batch = make_batch([(1, 9), (1, 30), (5, 5), (6, 20)], 4, device)
     q, cache = torch.randn(13, 6, 40, device=device), torch.randn(int(batch.page_table.max()) + 1, 4, 40, device=device)
+    sizes = LatentSizes(rank=24, rope=16, dtype=q.dtype, cached=cache.dtype)
     outputs = []
-    for backend in (latent_backend(name, device)(), ReferenceLatent()):
+    for backend in (attention_backend(name, device, sizes)(), ReferenceLatent()):
         backend.plan(batch)
         outputs.append(backend.attend(q, *latent_caches(cache, 24), AttentionParams(scale=0.15)).to(device))
     return outputs[0], outputs[1]

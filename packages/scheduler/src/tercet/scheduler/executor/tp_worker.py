@@ -12,7 +12,7 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.cpu import CpuAttention
-from tercet.kernels.attention.latent import LatentSizes, latent_backend
+from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.select import attention_backend, graph_backend
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.ops.store_kv import E4M3
@@ -305,7 +305,7 @@ def _latent_backend(
     try:
         rope = shape.head_dim - shape.rank
         sizes = LatentSizes(rank=shape.rank, rope=rope, dtype=dtype, cached=shape.dtype)
-        return latent_backend(options.attention_backend, device, sizes)
+        return attention_backend(options.attention_backend, device, sizes)
     except UnavailableBackendError as error:
         raise ValueError(str(error)) from error
 
