@@ -11,7 +11,7 @@ class Buffer {
     Buffer(const Buffer&) = delete;
     ~Buffer() { std::free(memory_); }
 
-    // At least `size` bytes on a page boundary, not initialised; what an earlier call gave is no longer valid.
+    // At least `size` bytes on a page boundary, not initialized; what an earlier call gave is no longer valid.
     char* bytes(int64_t size) {
         constexpr int64_t PAGE = 4096;
         if (size > size_) {

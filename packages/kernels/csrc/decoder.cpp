@@ -43,7 +43,7 @@ void embed(const Model& model, const Step& step, float* out) {
     });
 }
 
-// residual += the normalised rows of x.
+// residual += the normalized rows of x.
 void add_normed(const Model& model, const float* x, const float* norm, int64_t tokens, float* residual) {
     int64_t n = model.hidden;
     for_rows(tokens, n,
@@ -67,7 +67,7 @@ void multiply(const Linear& linear, const Adapters* adapters, const Inputs& x, c
     multiply(linear, x.rows, step.tokens, out);
 }
 
-// residual += x @ linear and what adapters add, normalised first where there is a norm.
+// residual += x @ linear and what adapters add, normalized first where there is a norm.
 void add(const Model& model, const Linear& linear, const Adapters* adapters, const Inputs& x, const float* norm,
          const Step& step, float* residual) {
     int64_t n = model.hidden;
@@ -77,7 +77,7 @@ void add(const Model& model, const Linear& linear, const Adapters* adapters, con
     add_normed(model, added, norm, step.tokens, residual);
 }
 
-// Normalised rows for a linear layer.
+// Normalized rows for a linear layer.
 Inputs normed(const Model& model, const Linear& next, const Adapters* adapters, const float* x, const float* weight,
               const Step& step) {
     Operand operand = workspace().operand_of(next, step.tokens);
@@ -150,7 +150,7 @@ void add_mlp(const Model& model, const Layer& layer, const Step& step, float* re
     add(model, down, layer.down_adapters, {gated.finish(), gated.floats()}, layer.mlp_norm, step, residual);
 }
 
-// Adds a layer's mixture to the residual, normalised first where there is a norm.
+// Adds a layer's mixture to the residual, normalized first where there is a norm.
 void add_experts(const Model& model, const Layer& layer, const Step& step, float* residual) {
     int64_t n = model.hidden;
     float* x = workspace().normed.floats(step.tokens * n);

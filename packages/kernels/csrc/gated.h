@@ -9,14 +9,14 @@
 #include "linear.h"
 #include "pool.h"
 
-// Gated rows go straight into the format that `down` reads; only quantised formats need all of a row before they know its
+// Gated rows go straight into the format that `down` reads; only quantized formats need all of a row before they know its
 // scale, and adapters of `down` read floats.
 class GatedRows {
   public:
     // Room for rows of up to `most` elements, kept as floats, too, if that is asked for.
     void begin(int64_t format, int64_t most, int64_t rows, bool as_floats = false) {
         format_ = format, sizes_.resize(size_t(rows));
-        through_floats_ = as_floats || is_quantised(format);
+        through_floats_ = as_floats || is_quantized(format);
         if (through_floats_) floats_ = {float_memory_.floats(rows * most), most};
         int64_t stride = operand_stride(format, most);
         operand_ = {memory_.bytes(stride * rows), stride, scales_.floats(rows)};

@@ -181,7 +181,7 @@ void fill_bytes(const float* x, int64_t k, const Operand& operand, int64_t m) {
     auto* row = reinterpret_cast<Bytes::Input*>(operand.rows + m * operand.stride);
     int64_t whole = k / 4 * 4;  // what is past k meets weights of zero
     std::memset(row + whole, 0, size_t(operand.stride) - size_t(whole) * sizeof(Bytes::Input));
-    operand.scales[m] = quantise(x, k, [&](int64_t i, I32 steps, int64_t count) {
+    operand.scales[m] = quantize(x, k, [&](int64_t i, I32 steps, int64_t count) {
         for (int64_t lane = 0; lane < count; lane++)
             row[Bytes::place(i + lane)] = Bytes::Input(uint32_t(steps[lane]) + 128u);
     });
@@ -191,7 +191,7 @@ void fill_nibbles(const float* x, int64_t k, const Operand& operand, int64_t m) 
     auto* row = reinterpret_cast<int8_t*>(operand.rows + m * operand.stride);
     int64_t blocks = int4::blocks(k), inputs = blocks * int4::BLOCK;
     std::memset(row + k, 0, size_t(inputs - k));
-    operand.scales[m] = quantise(x, k, [&](int64_t i, I32 steps, int64_t count) {
+    operand.scales[m] = quantize(x, k, [&](int64_t i, I32 steps, int64_t count) {
         for (int64_t lane = 0; lane < count; lane++) row[i + lane] = int8_t(steps[lane]);
     });
     for (int64_t block = 0; block < blocks; block++) {

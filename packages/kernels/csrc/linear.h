@@ -6,7 +6,7 @@
 enum Format : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
 
 // Whose inputs are rounded to 8 bits with a scale for each row.
-inline bool is_quantised(int64_t format) { return format >= INT8; }
+inline bool is_quantized(int64_t format) { return format >= INT8; }
 
 // Weights [n, k], see pack.h. Arrays of n are padded to whole panels.
 struct Linear {
@@ -22,7 +22,7 @@ struct Linear {
 struct Operand {
     char* rows;
     int64_t stride;
-    float* scales;  // of quantised formats: what one step of each row means
+    float* scales;  // of quantized formats: what one step of each row means
 
     // Those from a row on.
     Operand from(int64_t row) const { return {rows + row * stride, stride, scales + row}; }

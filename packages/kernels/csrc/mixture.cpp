@@ -63,7 +63,7 @@ void route(const Mixture& mixture, const Operand& x, int64_t tokens) {
         if (scored)
             choose_scored(how, mine, memory + token * 2 * count, count, chosen, weight);
         else
-            choose_experts(mine, count, top_k, how.renormalise, chosen, weight);
+            choose_experts(mine, count, top_k, how.renormalize, chosen, weight);
         for (int64_t place = 0; how.scale != 1 && place < top_k; place++) weight[place] *= how.scale;
     });
     space.routing.group(experts, weights, weigh_shared(mixture, x, tokens), tokens, top_k, count);

@@ -8,7 +8,7 @@
 struct Choice {
     int64_t top_k;
     int64_t sigmoid;      // scores are sigmoids of logits, not a softmax
-    int64_t renormalise;  // nonzero: normalize the weights of a token's experts to a sum of 1
+    int64_t renormalize;  // nonzero: normalize the weights of a token's experts to a sum of 1
     int64_t groups, top_groups, group_best;
     float scale;              // of weights
     const float* correction;  // [experts], added to scores for selection; or null

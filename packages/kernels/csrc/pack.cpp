@@ -46,7 +46,7 @@ void pack_int8(const T* weight, int64_t n, int64_t k, int64_t first, int8_t* ste
         if (first + lane >= n) continue;
         int8_t* row = steps + lane * k;
         U32 sum = {};  // wraps where a row holds no numbers
-        scales[lane] = quantise(weight + (first + lane) * k, k, [&](int64_t i, I32 some, int64_t count) {
+        scales[lane] = quantize(weight + (first + lane) * k, k, [&](int64_t i, I32 some, int64_t count) {
             store_bytes(row + i, some, count);
             sum += bit_cast<U32>(some);  // zero past the end
         });
@@ -60,7 +60,7 @@ void pack_int8(const T* weight, int64_t n, int64_t k, int64_t first, int8_t* ste
 }
 
 // Rounds a block of 32 inputs to 4 bits, 8 more than they mean: of what is largest, the first becomes -8 or nearly,
-// because there is no 8. Returns what a step means, which is NaN as in `quantise`.
+// because there is no 8. Returns what a step means, which is NaN as in `quantize`.
 Bf16 round_block(const float* x, uint8_t* codes) {
     float most = largest(x, int4::BLOCK), extreme = most;
     for (int64_t i = int4::BLOCK - 1; i >= 0; i--)
@@ -128,7 +128,7 @@ int64_t packed_bytes(int64_t n, int64_t k, int64_t format) {
 
 void pack(const void* weight, int64_t source, int64_t n, int64_t k, const Packing& packing) {
     bool as_it_is = packing.format == source;
-    if (!as_it_is && !is_quantised(packing.format)) throw std::invalid_argument("weights are rounded to 8 or 4 bits");
+    if (!as_it_is && !is_quantized(packing.format)) throw std::invalid_argument("weights are rounded to 8 or 4 bits");
     if (source == FLOAT32)
         pack_rows(static_cast<const float*>(weight), as_it_is, n, k, packing);
     else

@@ -34,7 +34,7 @@ float largest(const T* x, int64_t k) {
 // Rounds a row to 8 bits: what is largest in it becomes 127 or -127, and put(i, steps, count) is told of LANES elements
 // from i on, of which `count` are in the row. Returns what a step means, which is NaN where `largest` is.
 template <class T, class Put>
-float quantise(const T* x, int64_t k, const Put& put) {
+float quantize(const T* x, int64_t k, const Put& put) {
     float scale = largest(x, k) / 127.0f;
     float divisor = scale >= FLT_MIN ? scale : FLT_MIN;  // a NaN among them, of which no step counts
     over(k, [&](int64_t i, auto get, auto) { put(i, nearest(get(x + i) / divisor), k - i < LANES ? k - i : LANES); });

@@ -12,7 +12,7 @@
 
 // Softmax of logits [count] in place, then the `top_k` that are likeliest; of equal ones the first come first. Where
 // they are no numbers, so are the weights, but experts are different ones all the same.
-inline void choose_experts(float* logits, int64_t count, int64_t top_k, bool renormalise, int32_t* experts,
+inline void choose_experts(float* logits, int64_t count, int64_t top_k, bool renormalize, int32_t* experts,
                            float* weights) {
     float most = *std::max_element(logits, logits + count), total = 0, chosen = 0;
     over(count, [&](int64_t i, auto get, auto put) { put(logits + i, exp(get(logits + i) - most)); });
@@ -27,7 +27,7 @@ inline void choose_experts(float* logits, int64_t count, int64_t top_k, bool ren
         chosen += weights[place];
         logits[best] = TAKEN;
     }
-    for (int64_t place = 0; renormalise && place < top_k; place++) weights[place] /= chosen;
+    for (int64_t place = 0; renormalize && place < top_k; place++) weights[place] /= chosen;
 }
 
 constexpr float OUT = -FLT_MAX;  // below every score
@@ -81,7 +81,7 @@ inline void choose_scored(const Choice& how, float* scores, float* memory, int64
         left[best] = TAKEN;
     }
     chosen += 1e-20f;
-    for (int64_t place = 0; how.renormalise && place < how.top_k; place++) weights[place] /= chosen;
+    for (int64_t place = 0; how.renormalize && place < how.top_k; place++) weights[place] /= chosen;
 }
 
 // The tokens of each expert, in their order, and what each of them weighs there. A thread that runs models keeps one.

@@ -85,7 +85,7 @@ def _launch(
 ) -> None:
     shape, strides = x.shape, x.stride()
     if strides[-1] != 1 or len(shape) > 3 or (residual is not None and not residual.is_contiguous()):
-        raise ValueError(f"rows of {list(shape)} with strides {strides} cannot be normalised")
+        raise ValueError(f"rows of {list(shape)} with strides {strides} cannot be normalized")
     size = shape[-1]
     rows = x.numel() // size
     inner, stride_outer, stride_inner = 1, strides[-2], 0
