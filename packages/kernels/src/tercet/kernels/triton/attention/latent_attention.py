@@ -107,17 +107,13 @@ def latent_decode_kernel(
     BLOCK_P: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Compute one split of one row and block of GROUP heads.
-
-    MULTIPLE_SPLITS splits of a row are merged by the last of them, or by a later kernel.
-    """
+    """Compute one split of one row and block of GROUP heads. The last of MULTIPLE_SPLITS, or a later kernel, merges."""
     block, split, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     pdl_wait(PDL)
     row, split, used, share, kv_len = assigned_split(split_list_ptr, kv_lens_ptr, row, split, 0, splits, BLOCK_N)
     index = tl.arange(0, BLOCK_M)
     head = block * GROUP + index
-    head_mask = (index < GROUP) & (head < HEADS)
-    row_head = row * HEADS + head
+    head_mask, row_head = (index < GROUP) & (head < HEADS), row * HEADS + head
     if split >= used:
         mark_empty_split(lse_ptr, finished_ptr, row_head, splits, split, head_mask)
         return
@@ -140,11 +136,10 @@ def latent_decode_kernel(
         tl.store(lse_ptr + place, top + tl.log2(total), mask=head_mask)
         tl.store(out_ptr + place[:, None] * RANK + dim[None, :], out, mask=kept)
         if finished_ptr is not None:
-            nothing = tl.full([BLOCK_M], NEG_INF, tl.float32)
-            finished_at = finished_ptr + row * tl.num_programs(0) + block
             merge_if_last(
-                finished_at, out_ptr, lse_ptr, merged_ptr, row_head, offsets, distance, used, nothing, kept, RANK
-            )
+                finished_ptr + row * tl.num_programs(0) + block, out_ptr, lse_ptr, merged_ptr, row_head, offsets,
+                distance, used, tl.full([BLOCK_M], NEG_INF, tl.float32), kept, RANK,
+            )  # fmt: skip
 
 
 @triton.jit(

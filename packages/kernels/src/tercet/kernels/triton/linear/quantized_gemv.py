@@ -172,10 +172,7 @@ def quantized_gemv_kernel(
     GROUPS: tl.constexpr,  # number of groups of 8 bytes read at a time from one row
     PDL: tl.constexpr,
 ):
-    """Compute the outputs of ROWS rows of the weight.
-
-    A group is what a thread reads at once; its columns share a scale.
-    """
+    """Compute the outputs of ROWS rows of the weight. A thread reads a group at once; its columns share a scale."""
     COLUMNS: tl.constexpr = 16 if FORMAT == "int4" else 8  # of a group
     EACH: tl.constexpr = SCALE_COLUMNS // COLUMNS  # groups that share a scale
     PIECES: tl.constexpr = SIZE // COLUMNS
@@ -185,8 +182,7 @@ def quantized_gemv_kernel(
     words_there = _rows_there(outputs, ROWS * GROUPS, GATE, EVEN, ROWS, GROUPS)
     start, further = _elements(outputs, STRIDE_SCALES, SCALE_ROWS, EACH, GATE, ROWS, GROUPS)
     PLACES: tl.constexpr = further.shape[0]
-    there = _rows_there(outputs, PLACES, GATE, EVEN, ROWS, GROUPS)
-    sums = tl.zeros([ROWS, GROUPS], tl.float32)
+    there, sums = _rows_there(outputs, PLACES, GATE, EVEN, ROWS, GROUPS), tl.zeros([ROWS, GROUPS], tl.float32)
     soon = tl.load(words_at, mask=words_there[:, None, None], other=0)
     if zeros_ptr is not None:  # needed as early as the codes
         zero_soon = tl.load(zeros_ptr + start + further, mask=there, other=0.0)
