@@ -11,7 +11,7 @@ from tercet.kernels.ops.philox import NoiseKey, gumbel_reference, uniform_refere
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.sampling import sampling
-from tercet.kernels.triton.sampling.noise import gumbel, gumbel_approximate, unit_interval
+from tercet.kernels.triton.sampling.scores import gumbel, gumbel_approximate, unit_interval
 
 OFF = (0, 1.0, 0.0)
 SEEDS = [0, 1, 42, 2**32, 2**64 - 1, 81985529216486895]
@@ -64,7 +64,7 @@ def test_unfiltered(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("tiling", sampling.TILINGS, ids=str)
-def test_draws_are_the_same_however_they_are_cut_up(tiling: Tiling, device: torch.device) -> None:
+def test_draws_do_not_depend_on_the_tiling(tiling: Tiling, device: torch.device) -> None:
     logits = torch.randn(4, tiling.block + 700, device=device)
     one = torch.ones(4, device=device)
     compare(logits, one, None, tiling)
@@ -161,7 +161,7 @@ def test_top_k_of_fewer_tokens_than_blocks_and_of_more(steps: int, device: torch
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_top_p_does_not_keep_is_drawn_again(dtype: torch.dtype, device: torch.device) -> None:
+def test_winners_outside_top_p_are_redrawn(dtype: torch.dtype, device: torch.device) -> None:
     """Of flat rows hardly any first draw stands, and what is kept lies in all blocks."""
     logits = (torch.randn(12, 1001, device=device) / 3).to(dtype)
     one, tiling = torch.ones(12, device=device), Tiling(128, 4)
@@ -172,7 +172,7 @@ def test_what_top_p_does_not_keep_is_drawn_again(dtype: torch.dtype, device: tor
 
 
 @pytest.mark.parametrize("on", [(5, 1.0, 0.2), (0, 0.5, 0.2), (0, 1.0, 0.2)])
-def test_what_is_off_in_every_row_need_not_be_looked_for(on: tuple[int, float, float], device: torch.device) -> None:
+def test_filters_that_are_off_in_every_row_can_be_skipped(on: tuple[int, float, float], device: torch.device) -> None:
     logits, noise = torch.randn(3, 500, device=device), keys(3, device)
     every, one = filters(device, *[on] * 3), torch.ones(3, device=device)
     said = Filters(every.top_k, every.top_p, every.min_p, any_top_k=on[0] > 0, any_top_p=on[1] < 1)

@@ -6,7 +6,6 @@ import triton.language as tl
 
 from tercet.kernels.triton.launch import Tiling, cdiv, pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
-from tercet.kernels.triton.sampling.ordering import key_of, token_of
 
 TILINGS = (
     Tiling(8192, 4),
@@ -24,6 +23,26 @@ TILINGS = (
 
 _COUNTS = (5, 20)
 """Numbers of candidates that kernels are compiled for, besides powers of two; requests are rounded up to these."""
+
+
+@triton.jit
+def ordered(x):
+    """Convert float32 to int32 of the same order: NaN is the largest, and the two zeros are equal."""
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
+    bits = tl.where((bits & 0x7FFFFFFF) > 0x7F800000, 0x7FFFFFFF, bits)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def key_of(x, token, vocab):
+    """Return unique int64 keys: by logit, then by id, where the lowest id is largest."""
+    return (ordered(x).to(tl.int64) << 32) + (vocab - 1 - token)
+
+
+@triton.jit
+def token_of(key, vocab):
+    """Return the token of a key."""
+    return vocab - 1 - (key & 0xFFFFFFFF)
 
 
 @triton.jit

@@ -16,8 +16,15 @@ from tercet.kernels.ops.philox import NoiseKey
 from tercet.kernels.ops.sampling import Filters
 from tercet.kernels.triton.launch import Tiling, cdiv, pdl_launch_next, pdl_options, pdl_wait, power_of_two
 from tercet.kernels.triton.launch_cache import launch
-from tercet.kernels.triton.sampling.noise import gumbel_approximate, row_uniforms
-from tercet.kernels.triton.sampling.scores import FARTHEST, NEVER, best_draw, highest_of, scaled_logits
+from tercet.kernels.triton.sampling.scores import (
+    FARTHEST,
+    NEVER,
+    best_draw,
+    gumbel_approximate,
+    highest_of,
+    row_uniforms,
+    scaled_logits,
+)
 from tercet.kernels.triton.sampling.top_k import LEVELS, allocate_limits, find_limits, top_k_limits
 from tercet.kernels.triton.sampling.top_p import MARGIN, preceding_mass_kernel, redraw_kernel
 

@@ -11,8 +11,14 @@ import triton
 import triton.language as tl
 
 from tercet.kernels.triton.launch import pdl_launch_next, pdl_wait
-from tercet.kernels.triton.sampling.noise import gumbel_approximate, row_uniforms
-from tercet.kernels.triton.sampling.scores import NEVER, best_draw, highest_of, scaled_logits
+from tercet.kernels.triton.sampling.scores import (
+    NEVER,
+    best_draw,
+    gumbel_approximate,
+    highest_of,
+    row_uniforms,
+    scaled_logits,
+)
 
 MARGIN = tl.constexpr(0.01)
 """Upper bound of the error of `gumbel_approximate`."""
