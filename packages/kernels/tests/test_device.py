@@ -88,7 +88,7 @@ def test_a_gpu_that_computes_is_taken() -> None:
         ),
     ],
 )
-def test_what_is_wrong_with_a_driver_is_told_as_torch_tells_it_when_asked(
+def test_driver_errors_have_the_text_of_torch(
     error: Exception, visible: str | None, why: str, cuda: pytest.MonkeyPatch
 ) -> None:
     def unavailable() -> bool:
@@ -105,7 +105,7 @@ def test_what_is_wrong_with_a_driver_is_told_as_torch_tells_it_when_asked(
     assert default_device() == torch.device("cpu")
 
 
-def test_a_torch_of_another_make_says_so(cuda: pytest.MonkeyPatch) -> None:
+def test_torch_builds_without_cuda_are_named(cuda: pytest.MonkeyPatch) -> None:
     cuda.setattr("torch.version.hip", "7.2")
     assert "is for AMD's GPUs" in missing_gpu()
     cuda.setattr("torch.version.hip", None)
@@ -128,7 +128,7 @@ def test_a_gpu_that_others_hold_is_no_missing_one(said: str, cuda: pytest.Monkey
     assert str(caught.value) == f"GPU 0 cannot be used now: {said}"
 
 
-def test_gpus_that_are_not_joined_yet_are_no_missing_ones(cuda: pytest.MonkeyPatch) -> None:
+def test_gpus_that_wait_for_fabric_manager_are_busy(cuda: pytest.MonkeyPatch) -> None:
     cuda.setattr("torch.cuda.is_available", lambda: False)
     cuda.setattr("torch.cuda.init", raising(RuntimeError("CUDA call failed. Error 802: system not yet initialized")))
     with pytest.raises(BusyDeviceError, match="Error 802: system not yet initialized"):

@@ -57,7 +57,7 @@ def test_check_tells_which_native_kernels_run(capsys: pytest.CaptureFixture[str]
     assert line.endswith(f"{library.threads} threads")
 
 
-def test_what_cannot_run_here_is_no_failure(
+def test_unavailable_backends_are_no_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(select, "missing_library", lambda: "libtercet_portable.so was not built")

@@ -18,14 +18,14 @@ def test_memory_is_zero_and_can_be_written(shape: tuple[int, int], dtype: torch.
     assert float(made.float().sum()) == 1
 
 
-def test_what_is_not_written_takes_no_memory() -> None:
+def test_unwritten_memory_is_not_resident() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     made = zeros((1 << 20, 2048), torch.float32)  # 8 GiB
     made[:1000] = 1
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 16  # KiB
 
 
-def test_memory_that_is_free_in_the_middle_of_the_heap_is_given_back() -> None:
+def test_free_heap_memory_is_returned_to_the_system() -> None:
     if platform.libc_ver()[0] != "glibc":
         pytest.skip("this C library does it by itself, or not at all")
     blocks = [bytearray(100_000) for _ in range(2_000)]  # 200 MB, each too small for a mapping of its own

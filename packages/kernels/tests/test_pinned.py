@@ -46,7 +46,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> Host:
 
 
 @pytest.mark.parametrize(("device", "taken"), [(GPU, 2), (CPU, 0)])
-def test_what_goes_to_a_gpu_or_comes_from_there_is_pinned(device: torch.device, taken: int, host: Host) -> None:
+def test_copies_to_and_from_a_gpu_are_pinned(device: torch.device, taken: int, host: Host) -> None:
     content = torch.tensor([1, 2])
     made, ready = pinned_empty((2, 3), torch.int32, device), pinned(content, device)
     assert (made.shape, made.dtype) == ((2, 3), torch.int32)
@@ -56,7 +56,7 @@ def test_what_goes_to_a_gpu_or_comes_from_there_is_pinned(device: torch.device, 
 
 
 @pytest.mark.parametrize("error", LACKS, ids=lambda error: type(error).__name__)
-def test_other_memory_does_where_none_can_be_pinned_and_the_log_says_so_once(
+def test_pageable_memory_is_used_and_logged_once_if_pinning_fails(
     error: Exception, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     host.error, content = error, torch.tensor([1, 2])

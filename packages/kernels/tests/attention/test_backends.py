@@ -108,7 +108,7 @@ def test_equals_the_reference(name: str, case: Case) -> None:
 
 @pytest.mark.parametrize("name", [*BACKENDS, "reference"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_cache_of_8_bits_means_its_numbers(name: str, dtype: torch.dtype) -> None:
+def test_fp8_caches_equal_wide_caches_of_their_values(name: str, dtype: torch.dtype) -> None:
     """Every one of the 254 finite codes is in the cache, and what is computed is what wide caches of them give."""
     torch.manual_seed(0)
     batch = make_batch((*MIXED, (1, 300), (40, 90)), 1024)
@@ -136,7 +136,7 @@ def test_a_long_extend_is_cut_into_blocks_without_a_seam(name: str, monkeypatch:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_row_with_nan_in_its_cache_harms_no_other(name: str) -> None:
+def test_nan_in_the_cache_of_a_row_reaches_no_other_row(name: str) -> None:
     torch.manual_seed(0)
     batch = make_batch(MIXED, 64)
     k, v = torch.randn(64, PAGE, 2, 8), torch.randn(64, PAGE, 2, 8)
@@ -175,7 +175,7 @@ def test_rows_of_one_token_lead() -> None:
     assert (batch.rows, batch.decodes, batch.max_query, batch.max_kv) == (6, 2, 7, 33)
 
 
-def test_auto_takes_what_there_is_and_a_bad_name_is_refused() -> None:
+def test_auto_takes_an_available_backend_and_unknown_names_are_refused() -> None:
     assert attention_backend("auto", CPU) is attention_backend("torch_native" if missing_library() else "cpu", CPU)
     with pytest.raises(UnavailableBackendError, match="'cpu': it does not run on cuda"):
         attention_backend("cpu", torch.device("cuda"))

@@ -76,7 +76,7 @@ def test_tensor_cores_by_query_heads_of_a_kv_head(library: Any, heads: int, tens
 
 
 @pytest.mark.parametrize("options", [{"dtype": torch.float32}, {"sinks": torch.zeros(8)}])
-def test_what_it_does_not_know_goes_elsewhere(library: Any, options: dict[str, Any]) -> None:
+def test_unsupported_inputs_go_to_the_other_backend(library: Any, options: dict[str, Any]) -> None:
     attend(library, DECODES + FRESH, **options)
     assert library.made == []
 
@@ -164,21 +164,21 @@ def test_pages_of_rows_with_and_without_tokens() -> None:
     assert {begin.dtype, pages.dtype, tail.dtype} == {torch.int32}
 
 
-def test_what_was_measured_is_verified_and_nothing_else() -> None:
+def test_only_recorded_results_count_as_verified() -> None:
     assert is_verified("flashinfer", (9, 0))
     assert not is_verified("flashinfer", (8, 0))
     assert not is_verified("triton", (8, 0))
 
 
 @pytest.mark.parametrize(("nvcc", "prebuilt"), [(True, False), (False, True), (False, False)])
-def test_its_kernels_come_from_a_compiler_or_a_package(nvcc: bool, prebuilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_come_from_nvcc_or_a_package(nvcc: bool, prebuilt: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flashinfer, "which", lambda _: "/usr/bin/nvcc" if nvcc else None)
     monkeypatch.setattr(flashinfer, "find_spec", lambda _: object() if prebuilt else None)
     assert (flashinfer.missing_compiler() == "") == (nvcc or prebuilt)
 
 
 @pytest.mark.parametrize("ready", [True, False])
-def test_auto_takes_it_where_it_is_proven_and_ready(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_takes_flashinfer_if_it_is_verified_and_compiled(ready: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(select, "missing_flashinfer", lambda: "")
     monkeypatch.setattr(select, "missing_compiler", lambda: "" if ready else "no nvcc")
     monkeypatch.setattr(select, "missing_triton", lambda _: "")

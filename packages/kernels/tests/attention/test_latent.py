@@ -106,7 +106,7 @@ def test_equals_the_reference(name: str, case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_queries_may_be_a_part_of_something_wider(name: str) -> None:
+def test_queries_may_be_a_view_of_a_wider_tensor(name: str) -> None:
     torch.manual_seed(0)
     batch, pages = scattered(MIXED, 16)
     cache = torch.randn(pages, 16, 48)
@@ -139,7 +139,7 @@ def test_one_plan_serves_every_layer_and_the_next_begins_anew(name: str) -> None
 @pytest.mark.filterwarnings("ignore:All-NaN slice encountered")  # by Triton's interpreter
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("poisoned", [1, 3])
-def test_a_row_with_nan_in_its_cache_harms_no_other(name: str, poisoned: int) -> None:
+def test_nan_in_the_cache_of_a_row_reaches_no_other_row(name: str, poisoned: int) -> None:
     torch.manual_seed(0)
     batch, pages = scattered(MIXED, 16)
     cache, q = torch.randn(pages, 16, 48), torch.randn(sum(batch.host_query_lens), 3, 48)
@@ -166,30 +166,30 @@ def test_stale_nan_past_the_end_of_a_row_is_never_seen(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*BACKENDS, "reference"])
-def test_there_is_nothing_to_attend_to_before_a_plan(name: str) -> None:
+def test_attend_before_plan_is_refused(name: str) -> None:
     backend = ReferenceLatent() if name == "reference" else attention_backend(name, CPU, SIZES)()
     with pytest.raises(RuntimeError, match="before plan"):
         backend.attend(torch.zeros(1, 1, 48), *latent_caches(torch.zeros(1, 16, 48), 32), AttentionParams(scale=1.0))
 
 
 @pytest.mark.parametrize("name", ["flashinfer", "cpu2"])
-def test_a_name_that_cannot_do_it_is_refused(name: str) -> None:
+def test_backends_without_latent_attention_are_refused(name: str) -> None:
     with pytest.raises(UnavailableBackendError, match=f"no backend '{name}' of latent attention: there are auto, "):
         attention_backend(name, CPU, SIZES)
 
 
-def test_native_kernels_are_a_processors() -> None:
+def test_native_kernels_need_a_cpu() -> None:
     with pytest.raises(UnavailableBackendError, match="'cpu' of latent attention: it does not run on cuda"):
         attention_backend("cpu", torch.device("cuda"), SIZES)
 
 
-def test_triton_says_where_it_cannot_run() -> None:
+def test_triton_names_a_device_where_it_cannot_run() -> None:
     refused = "'triton' of latent attention: (Triton's kernels do not run on meta|triton is not installed)"
     with pytest.raises(UnavailableBackendError, match=refused):
         attention_backend("triton", torch.device("meta"), SIZES)
 
 
-def test_auto_takes_what_there_is() -> None:
+def test_auto_takes_an_available_backend() -> None:
     expected = attention_backend("torch_native" if missing_library() else "cpu", CPU, SIZES)
     assert attention_backend("auto", CPU, SIZES) is expected
 

@@ -37,7 +37,7 @@ class Tiles:
         ("cpu", False, "cpu from the host's memory"),
     ],
 )
-def test_tiles_leave_from_pinned_memory_once(
+def test_tiles_are_copied_once_from_pinned_memory(
     device: str, scarce: bool, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From other memory the driver may wait for what runs."""

@@ -167,7 +167,7 @@ def test_a_nan_stays_in_its_row(library: Library, dtype: torch.dtype, quantizati
 
 
 @pytest.mark.parametrize(("dtype", "quantization"), FORMATS)
-def test_rows_come_back_as_they_went_in(library: Library, dtype: torch.dtype, quantization: Quantization) -> None:
+def test_packed_rows_are_read_back_as_rounded(library: Library, dtype: torch.dtype, quantization: Quantization) -> None:
     weight = torch.randn(50, 37).to(dtype)
     packed, index = pack_linear(library, weight, quantization=quantization), torch.tensor([49, 0, 17, 17])
     expected = weight.float()
@@ -189,7 +189,7 @@ def test_large_weights_outlive_what_they_were_packed_from(library: Library) -> N
     assert all(relative_error(each(x), expected) < 1e-5 for each in packed)
 
 
-def test_what_does_not_fit_is_refused(library: Library) -> None:
+def test_wrong_shapes_are_refused(library: Library) -> None:
     packed = pack_linear(library, torch.randn(8, 16))
     for x in (torch.randn(2, 15), torch.randn(16), torch.randn(2, 16).double()):
         with pytest.raises(ValueError, match=r"expected float32 \[m, 16\]"):

@@ -63,12 +63,12 @@ def run_merged(model: Model, library: Library, adapters: list[LayerAdapters]) ->
 
 
 @pytest.mark.parametrize("names", [*([name] for name in ALL), ["gate_up", "down"], ALL], ids="+".join)
-def test_tokens_have_what_merged_weights_give(library: Library, names: Sequence[str]) -> None:
+def test_adapters_equal_merged_weights(library: Library, names: Sequence[str]) -> None:
     run_merged(Model.random(), library, random_adapters(names))
 
 
 @pytest.mark.parametrize("gate", ["gelu_tanh", "clamped"])
-def test_norms_after_and_gates_see_what_adapters_add(library: Library, gate: Gate) -> None:
+def test_norms_and_gates_follow_the_adapters_sum(library: Library, gate: Gate) -> None:
     run_merged(Model.random(norms_after=True, gate=gate), library, random_adapters())
 
 
@@ -76,7 +76,7 @@ def test_layers_of_mixtures(library: Library) -> None:
     run_merged(Model.random(experts=3), library, random_adapters(["qkv", "o"]))
 
 
-def test_some_layers_have_none(library: Library) -> None:
+def test_layers_without_adapters(library: Library) -> None:
     nothing = LayerAdapters(None, None, None, None)
     run_merged(Model.random(), library, [nothing, *random_adapters(layers=1)])
 
@@ -141,7 +141,7 @@ def test_neither_other_tokens_nor_threads_nor_chunks_change_a_token(library: Lib
         assert torch.equal(torch.cat(parts), exact)
 
 
-def test_runs_are_cut_anywhere(library: Library) -> None:
+def test_segments_can_start_and_end_anywhere(library: Library) -> None:
     model, adapters, rows = Model.random(layers=1), random_adapters(layers=1), [(40, 40)]
     ids = random_ids(rows)
     whole = model.native(library, adapters)(ids, rows, lora_rows(rows, [1]))
@@ -150,7 +150,7 @@ def test_runs_are_cut_anywhere(library: Library) -> None:
         assert torch.equal(model.native(library, adapters)(ids, rows, lora), whole)
 
 
-def test_places_are_filled_between_steps(library: Library) -> None:
+def test_adapter_slots_can_change_between_steps(library: Library) -> None:
     model, adapters, rows = Model.random(layers=1), random_adapters(layers=1), [(6, 6)]
     native, ids, lora = model.native(library, adapters), random_ids([(6, 6)]), lora_rows([(6, 6)], [1])
     first = native(ids, rows, lora)
@@ -161,7 +161,7 @@ def test_places_are_filled_between_steps(library: Library) -> None:
     assert error(native(ids, rows, lora), model.merged(adapters, 1).native(library)(ids, rows)) < 1e-4
 
 
-def test_what_is_no_number_stays_with_its_tokens(library: Library) -> None:
+def test_nan_stays_in_its_tokens(library: Library) -> None:
     model, adapters, rows = Model.random(), random_adapters(), STEPS[0]
     ids, lora = random_ids(rows), lora_rows(rows, PLACES)
     right = by_row(model.native(library, adapters)(ids, rows, lora), rows)
@@ -172,7 +172,7 @@ def test_what_is_no_number_stays_with_its_tokens(library: Library) -> None:
         assert bool(wrong[row].isnan().all()) if place == 4 else torch.equal(wrong[row], right[row])
 
 
-def test_steps_without_runs_are_as_without_adapters(library: Library) -> None:
+def test_steps_without_segments_equal_steps_without_adapters(library: Library) -> None:
     model, rows = Model.random(), STEPS[0]
     ids = random_ids(rows)
     plain = model.native(library)(ids, rows)
@@ -197,7 +197,7 @@ def test_steps_without_runs_are_as_without_adapters(library: Library) -> None:
         [Segment(0, 3, 4), Segment(1, 0, 2)],
     ],
 )
-def test_runs_that_cannot_be_are_refused(library: Library, runs: list[Segment]) -> None:
+def test_invalid_segments_are_refused(library: Library, runs: list[Segment]) -> None:
     native = Model.random().native(library, random_adapters())
     with pytest.raises(ValueError, match=r"not at any place|not in the order of tokens"):
         native(torch.zeros(6, dtype=torch.int64), [(6, 6)], table_of(runs))

@@ -128,7 +128,7 @@ def test_a_shared_expert_without_a_gate_weighs_one(library: Library) -> None:
 
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("routing", CHOICES)
-def test_whatever_scores_are_the_experts_exist(library: Library, routing: Routing, strange: float) -> None:
+def test_experts_exist_for_any_scores(library: Library, routing: Routing, strange: float) -> None:
     weights = WeightUpdates.random(16, 48, 32)
     weights.router_bias.fill_(strange)
     x = torch.randn(20, 48)
@@ -229,7 +229,7 @@ def test_no_token_changes_another_nor_do_threads(library: Library, quantization:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_what_is_no_number_stays_with_its_token(library: Library, value: float) -> None:
+def test_nan_and_inf_stay_in_their_token(library: Library, value: float) -> None:
     weights = WeightUpdates.random(6, 40, 24)
     mixture, x = weights.pack(library, 3), torch.randn(8, 40)
     right = mixture(x)
@@ -240,7 +240,7 @@ def test_what_is_no_number_stays_with_its_token(library: Library, value: float) 
     assert wrong[3].isnan().any()
 
 
-def test_what_does_not_fit_together_is_refused(library: Library) -> None:
+def test_wrong_sizes_are_refused(library: Library) -> None:
     weights, other = WeightUpdates.random(4, 32, 16), WeightUpdates.random(1, 32, 20)
     for top_k in (0, 5):
         with pytest.raises(ValueError, match="of 4 experts"):

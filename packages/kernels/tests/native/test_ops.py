@@ -44,7 +44,7 @@ def test_silu_and_mul(native: NativeOps, shape: tuple[int, ...], dtype: torch.dt
     assert_close(native.silu_and_mul(x), silu_and_mul(x.float()))
 
 
-def test_silu_of_what_overflows_an_exponential(native: NativeOps) -> None:
+def test_silu_of_values_that_overflow_exp(native: NativeOps) -> None:
     gate = torch.tensor([-1e4, -100.0, -80.0, 0.0, 80.0, 100.0, 1e4, torch.nan, torch.inf])
     out = native.silu_and_mul(torch.cat([gate, torch.ones(9)])[None])[0]
     torch.testing.assert_close(out, torch.nn.functional.silu(gate), equal_nan=True, rtol=1e-5, atol=1e-6)
@@ -70,7 +70,7 @@ def test_rope_refuses_positions_without_angles(native: NativeOps) -> None:
 
 
 @pytest.mark.parametrize("vocab", [1, 15, 389, 1024, 5000])
-def test_largest_takes_the_first_of_equals_and_nan_above_all(native: NativeOps, vocab: int) -> None:
+def test_argmax_takes_the_first_of_equals_and_nan_above_all(native: NativeOps, vocab: int) -> None:
     logits = torch.randint(0, 20, (40, vocab)).float()
     logits[0] = -torch.inf
     logits[1, vocab // 2 :] = torch.nan
@@ -96,7 +96,7 @@ def test_gumbel_noise_is_the_same_to_the_bit(native: NativeOps) -> None:
     assert torch.equal(native.gumbel(key, rows, tokens), gumbel(key, rows, tokens))
 
 
-def test_what_the_library_must_not_be_handed_is_refused(native: NativeOps) -> None:
+def test_wrong_tensors_are_refused(native: NativeOps) -> None:
     with pytest.raises(TypeError, match="float32 and bfloat16"):
         native.rmsnorm(torch.zeros(2, 4, dtype=torch.float16), torch.zeros(4, dtype=torch.float16), 1.0)
     with pytest.raises(TypeError, match=r"expected torch\.bfloat16"):

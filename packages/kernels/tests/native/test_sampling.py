@@ -73,7 +73,7 @@ def test_equal_logits_are_kept_by_id(native: NativeOps) -> None:
     assert all(token in ids for token, ids in zip(drawn[::5].tolist(), kept, strict=True))
 
 
-def test_what_has_no_chance_is_never_drawn(native: NativeOps) -> None:
+def test_tokens_of_probability_zero_are_never_drawn(native: NativeOps) -> None:
     logits = torch.full((7, 30), -math.inf)
     logits[0, 3] = -5.0
     logits[2, 4] = math.nan
@@ -98,7 +98,7 @@ def test_a_temperature_that_is_no_number_draws_nothing(native: NativeOps) -> Non
     assert native.sample(torch.tensor([[0.0, 1.0, -2.0]] * 3), temperature, None, noise_of(3)).tolist() == [1, -1, 1]
 
 
-def test_what_does_not_fit_is_refused(native: NativeOps) -> None:
+def test_wrong_shapes_are_refused(native: NativeOps) -> None:
     with pytest.raises(ValueError, match="noise for 2 rows"):
         native.sample(torch.zeros(3, 5), torch.ones(3), None, noise_of(2))
     with pytest.raises(ValueError, match="expected shape"):

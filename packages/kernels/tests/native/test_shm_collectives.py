@@ -52,7 +52,7 @@ def test_gathers_are_in_the_order_of_ranks(size: int) -> None:
         assert all(torch.equal(whole, expected) for whole in together(size, run))
 
 
-def test_nobody_writes_over_what_others_still_read() -> None:
+def test_ranks_do_not_overwrite_buffers_that_others_read() -> None:
     """Each is late at other times."""
     turns = 200
 
@@ -71,7 +71,7 @@ def test_nobody_writes_over_what_others_still_read() -> None:
         torch.testing.assert_close(results, torch.cat(sums))
 
 
-def test_what_is_not_contiguous_is_left_as_it_was() -> None:
+def test_non_contiguous_inputs_are_unchanged() -> None:
     def run(meeting: ShmCollectives, rank: int) -> torch.Tensor:
         x = some(rank, 2, 4, 6)
         total = meeting.sum(x[:, ::2])

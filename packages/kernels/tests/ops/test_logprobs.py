@@ -25,7 +25,7 @@ def test_without_alternatives_only_the_chosen_is_reported() -> None:
     assert ids.shape == values.shape == (2, 0)
 
 
-def test_some_rows_are_scored_as_if_there_were_no_others() -> None:
+def test_rows_are_scored_independently() -> None:
     logits = torch.randn(4, 9, generator=torch.Generator().manual_seed(3))
     rows, tokens = torch.tensor([3, 1]), torch.tensor([0, 8])
     for actual, expected in zip(
@@ -55,6 +55,6 @@ def test_temporaries_are_those_of_a_block(top: int, given: list[int] | None, mon
     assert sizes == ([100] * (len(tokens) // 2) + last if top else [])
 
 
-def test_nothing_is_scored_of_no_rows() -> None:
+def test_no_rows_give_empty_results() -> None:
     chosen, ids, values = token_logprobs(torch.zeros(0, 8), torch.zeros(0, dtype=torch.int64), 3)
     assert (chosen.shape, ids.shape, values.shape) == ((0,), (0, 3), (0, 3))

@@ -65,7 +65,7 @@ def test_sums_are_rounded_once() -> None:
     assert torch.equal(out, exact.float().bfloat16())
 
 
-def test_what_only_a_table_says_is_not_taken_for_nothing() -> None:
+def test_rows_given_as_a_table_only_are_refused() -> None:
     weights, table = weights_of([4], (16,)), torch.tensor([[0, 0, 5]], dtype=torch.int32)
     with pytest.raises(RuntimeError, match="only a kernel"):
         add_lora(torch.zeros(5, 16), torch.ones(5, INPUTS), weights, LoRARows(None, table, [4]))

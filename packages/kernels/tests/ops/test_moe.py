@@ -73,7 +73,7 @@ def test_results_are_added_up_in_float32() -> None:
     assert out.item() == pytest.approx(1.5 * one.item(), rel=2**-8)
 
 
-def test_weights_are_the_routers() -> None:
+def test_weights_are_the_softmax_of_the_router() -> None:
     weights, experts = route(torch.tensor([[0.0, 2.0, 1.0]]), Routing(top_k=2, renormalize=True))
     assert experts.tolist() == [[1, 2]]
     assert weights.tolist() == [pytest.approx([1 / (1 + 2.718281828**-1), 1 / (1 + 2.718281828)])]

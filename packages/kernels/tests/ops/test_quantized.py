@@ -57,7 +57,7 @@ def test_rows_are_those_of_the_full_weight(kind: Format) -> None:
         ("mxfp4", 32, range(32, 96)),
     ],
 )
-def test_a_part_is_that_of_the_full_weight(kind: Format, width: int, columns: range) -> None:
+def test_a_part_equals_that_part_of_the_full_weight(kind: Format, width: int, columns: range) -> None:
     weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
     whole = quantize(weight, kind, (1, width))
     part = whole.part(range(3, 17), columns)
@@ -73,7 +73,7 @@ def test_a_part_is_that_of_the_full_weight(kind: Format, width: int, columns: ra
         ("fp8", (2, 32), range(96), "2 rows share a scale"),
     ],
 )
-def test_no_block_is_cut(kind: Format, block: tuple[int, int], columns: range, message: str) -> None:
+def test_parts_that_cut_a_block_are_refused(kind: Format, block: tuple[int, int], columns: range, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         quantize(torch.ones(40, 96), kind, block).part(range(8), columns)
 
@@ -104,5 +104,5 @@ def test_the_linear_layer_is_that_of_the_full_weight() -> None:
 @pytest.mark.parametrize(
     ("kind", "bytes_of_a_weight"), [("fp8", 1 + 4 / 32), ("int8", 1 + 4 / 32), ("int4", 0.5 + 8 / 32)]
 )
-def test_what_is_read_are_codes_and_scales_and_zeros_where_there_are(kind: Format, bytes_of_a_weight: float) -> None:
+def test_size_in_bytes_counts_codes_scales_and_zeros(kind: Format, bytes_of_a_weight: float) -> None:
     assert quantize(torch.randn(6, 64), kind, (1, 32)).nbytes == 6 * 64 * bytes_of_a_weight

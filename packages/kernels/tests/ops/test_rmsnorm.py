@@ -20,7 +20,7 @@ def test_half_precision_is_squared_in_float32() -> None:
     assert rmsnorm(x, torch.ones(4, dtype=torch.float16), 0.0).tolist() == [[1.0] * 4]
 
 
-def test_what_a_weight_of_float32_multiplies_is_not_rounded_before() -> None:
+def test_inputs_of_a_float32_weight_are_not_rounded_first() -> None:
     x, weight = torch.randn(40, 16).bfloat16(), torch.randn(16)
     expected = rmsnorm(x.float(), weight, 1e-6).bfloat16()
     assert torch.equal(rmsnorm(x, weight, 1e-6), expected)

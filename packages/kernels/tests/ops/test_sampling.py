@@ -94,7 +94,7 @@ def test_draws_what_the_slow_reference_draws(rows: list[Row], spread: float) -> 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**64 - 1), spread=st.sampled_from([0.0, 1.0, 8.0, 30.0]))
-def test_drawing_from_all_leaves_out_only_what_cannot_win(seed: int, spread: float) -> None:
+def test_unfiltered_draws_skip_only_tokens_that_cannot_win(seed: int, spread: float) -> None:
     logits = torch.randn(1, 300, generator=torch.Generator().manual_seed(seed % 1000)) * spread
     row = Row(seed=seed)
     assert draw(logits, [row], filtered=False) == [expected(logits[0].tolist(), row)]
@@ -109,7 +109,7 @@ def test_equal_logits_are_kept_and_drawn_by_id() -> None:
     assert kept(flat[0].tolist(), Row(top_k=5)).keys() == {0, 1, 2, 3, 4}
 
 
-def test_a_nucleus_wider_than_the_first_candidates_is_found_whole() -> None:
+def test_top_p_sets_wider_than_the_first_candidates_are_complete() -> None:
     vocab = 3000
     logits = torch.randn(3, vocab, generator=torch.Generator().manual_seed(3)) * 0.2
     logits[1, 5] = 9.0
@@ -147,7 +147,7 @@ def test_a_row_draws_alone_what_it_draws_in_a_batch() -> None:
     assert draw(logits[:1], rows[:1], filtered=False) == draw(logits[:1], rows[:1], filtered=True)
 
 
-def test_what_has_no_chance_is_never_drawn() -> None:
+def test_tokens_of_probability_zero_are_never_drawn() -> None:
     logits = torch.full((6, 30), -math.inf)
     logits[0, 3] = -5.0
     logits[2] = math.nan

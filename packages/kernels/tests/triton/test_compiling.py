@@ -66,7 +66,7 @@ def test_a_case_compiles(compiler: Compiler, case: str, architecture: int) -> No
         assert re.fullmatch(r".* sm\d\d \w+ +\d{4,} bytes, +\d+ shared ok", line), line
 
 
-def test_no_kernel_is_left_out(compiler: Compiler) -> None:
+def test_every_kernel_is_covered(compiler: Compiler) -> None:
     kernels = set()
     for path in KERNELS.rglob("*.py"):
         kernels |= set(re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE))
@@ -194,7 +194,7 @@ def test_a_split_counts_as_ended_when_all_of_its_threads_have_stored(architectur
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_what_is_no_number_stays_so_through_a_clamp(architecture: int) -> None:
+def test_nan_stays_nan_through_a_clamp(architecture: int) -> None:
     """Of a number and none an instruction for both gives the number, where an interpreter's numpy does not."""
     limits = re.findall(r"\b(?:min|max)\.(?!s32|u32)\S*", "\n".join(machine_code("clamped_kernel", architecture)))
     assert {"min.NaN.f32", "max.NaN.f32"} <= set(limits)
@@ -264,7 +264,7 @@ def test_the_newest_gpus_have_kernels(case: str, architecture: int) -> None:
     assert {*trouble(case, architecture).split()} == {"ok"}
 
 
-def test_tensor_cores_of_desks_read_registers_also_where_kernels_may_begin_early() -> None:
+def test_tensor_cores_of_workstation_gpus_read_registers_also_with_pdl() -> None:
     steps = """
 import torch
 from triton.backends.compiler import GPUTarget
@@ -287,7 +287,7 @@ def test_latent_attention_in_float32_is_compiled_where_it_would_be_launched() ->
     assert trouble("latent extend float32", 103) == "ok"
 
 
-def test_what_a_gpu_has_no_room_for_is_trouble() -> None:
+def test_too_much_shared_memory_is_reported() -> None:
     assert Compiled("x", "k", 80, 5000, 200_000).trouble == "200000 bytes of shared memory, of 166912"
     assert Compiled("x", "k", 90, 5000, 200_000).trouble == ""
     assert Compiled("x", "k", 90, 0, 0).trouble == "no machine code"

@@ -76,7 +76,9 @@ def at(accesses: list[dict[str, Any]], case: str, kernel: str, line: str) -> lis
 
 
 @pytest.mark.parametrize(("case", "kernel", "line", "size"), WIDE)
-def test_whole_vectors_are_moved(accesses: list[dict[str, Any]], case: str, kernel: str, line: str, size: int) -> None:
+def test_memory_accesses_are_vectorized(
+    accesses: list[dict[str, Any]], case: str, kernel: str, line: str, size: int
+) -> None:
     """A stride or a mask that the compiler knows too little of makes them a number each."""
     assert {each["size"] for each in at(accesses, case, kernel, line)} == {size}
 

@@ -112,7 +112,7 @@ def run(kernel: Any, programs: int, *args: torch.Tensor | int, **options: object
     kernel[(programs,)](*args, **options)
 
 
-def test_what_stays_in_its_memory_and_with_its_program_is_right() -> None:
+def test_accesses_within_bounds_and_without_races_pass() -> None:
     x = ints(64)
     run(shifted_kernel, 4, x, out := torch.zeros_like(x), 0, SIZE=16)
     assert torch.equal(out, x)
@@ -121,18 +121,18 @@ def test_what_stays_in_its_memory_and_with_its_program_is_right() -> None:
 
 
 @pytest.mark.parametrize("shift", [-1, 1, 2**20])
-def test_programs_that_leave_what_they_were_given(shift: int) -> None:
+def test_out_of_bounds_accesses_are_reported(shift: int) -> None:
     with pytest.raises(Exception, match="shifted_kernel: a program leaves the memory that it was given"):
         run(shifted_kernel, 4, ints(64), torch.zeros(64, dtype=torch.int32), shift, SIZE=16)
 
 
-def test_programs_that_read_what_others_write() -> None:
+def test_read_write_races_between_programs_are_reported() -> None:
     with pytest.raises(Exception, match="memory is read and written by programs 0 and 1"):
         run(shifted_kernel, 3, x := ints(64), x, 16, SIZE=16)
     run(shifted_kernel, 1, x, x, 16, SIZE=16)
 
 
-def test_programs_that_write_one_place() -> None:
+def test_write_races_between_programs_are_reported() -> None:
     run(one_place_kernel, 1, ints(1))
     run(alike_kernel, 3, ints(1), ints(3))
     with pytest.raises(Exception, match="memory is written by programs 0 and 1"):
@@ -147,13 +147,13 @@ def test_atomics_order_what_lies_around_them() -> None:
         run(counting_kernel, 4, parts, finished, out, COUNTS=False, SIZE=4)
 
 
-def test_numbers_may_change_where_they_are() -> None:
+def test_in_place_updates_pass() -> None:
     x = ints(8)
     run(halved_kernel, 1, x, SIZE=8)
     assert x.tolist() == [0, 0, 1, 0, 2, 0, 3, 0]
 
 
-def test_threads_of_one_program_keep_no_step() -> None:
+def test_threads_of_one_program_are_not_in_lockstep() -> None:
     x, out = torch.zeros(2, 16, dtype=torch.int32)
     run(counted_backwards_kernel, 1, x, out, BARRIER=True, SIZE=16)
     run(turned_kernel, 1, out, BARRIER=True, SIZE=16)
@@ -165,7 +165,7 @@ def test_threads_of_one_program_keep_no_step() -> None:
 
 
 @pytest.mark.parametrize("order", ["wrsn", "wnrs", "rwsn"])
-def test_kernels_that_wait_may_begin_early(order: str) -> None:
+def test_kernels_that_wait_may_use_pdl(order: str) -> None:
     x, out = ints(2), ints(2)
     run(early_kernel, 1, x[1:], out, ORDER=order, PDL=False)
     assert out.tolist() == [1, 1]
@@ -179,12 +179,12 @@ def test_kernels_that_wait_may_begin_early(order: str) -> None:
         ("rnws", "lets the next kernel begin before it has waited"),
     ],
 )
-def test_kernels_that_begin_early_wait_before_they_do_anything(order: str, wrong: str) -> None:
+def test_pdl_kernels_wait_before_other_work(order: str, wrong: str) -> None:
     with pytest.raises(Exception, match=wrong):
         run(early_kernel, 1, ints(1), ints(1), ORDER=order, PDL=False)
 
 
-def test_what_the_kernel_before_writes_is_waited_for() -> None:
+def test_reads_wait_for_writes_of_the_previous_kernel() -> None:
     x, between, out = torch.ones(3, 1, dtype=torch.int32)
     run(early_kernel, 1, x, between, ORDER="wrsn", PDL=False)
     run(early_kernel, 1, x, out, ORDER="rwsn", PDL=False)

@@ -39,6 +39,6 @@ def test_heads_inside_a_projection(device: torch.device) -> None:
     torch.testing.assert_close(rmsnorm.rmsnorm(heads, weight, EPS), reference.rmsnorm(heads, weight, EPS))
 
 
-def test_what_cannot_be_read_is_refused(device: torch.device) -> None:
+def test_unsupported_strides_are_refused(device: torch.device) -> None:
     with pytest.raises(ValueError, match="strides"):
         rmsnorm.rmsnorm(torch.zeros(4, 4, device=device).T, torch.ones(4, device=device), EPS)

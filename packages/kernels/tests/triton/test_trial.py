@@ -95,9 +95,7 @@ def test_an_older_gpu_is_not_tried(ampere: pytest.MonkeyPatch) -> None:
         (RuntimeError("PTXASError"), "RuntimeError: PTXASError"),
     ],
 )
-def test_what_is_wrong_is_told_in_a_line_with_what_to_do(
-    error: Exception, why: str, ampere: pytest.MonkeyPatch
-) -> None:
+def test_errors_are_one_line_that_says_what_to_do(error: Exception, why: str, ampere: pytest.MonkeyPatch) -> None:
     ampere.setattr(knobs.cache, "dir", "/kernels/cache")
     let_raise(ampere, error)
     assert missing_triton(GPU) == f"Triton cannot be used: {why}"

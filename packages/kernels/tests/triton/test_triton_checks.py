@@ -19,12 +19,12 @@ def test_a_check_finds_a_wrong_operation(device: torch.device, monkeypatch: pyte
     assert verdict(lambda: CHECKS["triton penalties, mask"](device)).startswith("AssertionError")
 
 
-def test_products_in_splits_are_checked(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_covers_split_k(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tercet.kernels.triton.linear.quantized.add_splits", lambda parts, bias, out: out.zero_())  # noqa: ARG005
     assert verdict(lambda: CHECKS["triton quantised"](device)).startswith("AssertionError")
 
 
-def test_lists_of_splits_are_checked(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_covers_split_lists(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that stays as it was for the first step is found."""
     monkeypatch.setattr(triton_plan.TritonPlan, "set_batch", _keep_lists)
     assert verdict(lambda: CHECKS["triton many decodes"](device)).startswith("AssertionError")

@@ -97,7 +97,7 @@ def test_tiles_of_several_tokens_and_of_some_heads(heads: int, device: torch.dev
 
 @pytest.mark.parametrize("decodes", backend.DECODE_TILINGS, ids=str)
 @pytest.mark.parametrize("extends", backend.EXTEND_TILINGS, ids=str)
-def test_every_way_of_cutting_it_up(decodes: Tiling, extends: Tiling, device: torch.device) -> None:
+def test_every_tiling_equals_the_reference(decodes: Tiling, extends: Tiling, device: torch.device) -> None:
     batch = make_batch([(1, 200), (1, 3), (33, 70)], 16, device)
     q, cache = torch.randn(35, 6, 48, device=device).half(), torch.randn(20, 16, 48, device=device).half()
     attention, reference = backend.TritonLatent(decodes, extends), ReferenceLatent()
@@ -123,7 +123,7 @@ def test_8_bits_with_and_without_the_instruction(
     assert torch.equal(outputs[0], outputs[1])
 
 
-def test_what_does_not_fit_is_refused(device: torch.device) -> None:
+def test_wrong_shapes_are_refused(device: torch.device) -> None:
     attention = backend.TritonLatent()
     attention.plan(make_batch([(1, 3)], 16, device))
     q, cache = torch.zeros(1, 2, 48, device=device), torch.zeros(1, 16, 48, device=device)

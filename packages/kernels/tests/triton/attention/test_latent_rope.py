@@ -42,7 +42,7 @@ def test_latents_are_normed_and_the_rest_is_rotated(
     assert (cache.flatten(0, 2)[others] == 3).all()
 
 
-def test_what_does_not_fit_is_refused(device: torch.device) -> None:
+def test_wrong_shapes_are_refused(device: torch.device) -> None:
     q, turned, new = given(2, 32, 16, device, torch.float32)
     norm, table = Norm(torch.ones(32, device=device), 1e-6), rope_cache(8, 16, 100.0).to(device)
     cache, index = torch.zeros(3, 4, 1, 48, device=device), torch.arange(TOKENS, device=device)

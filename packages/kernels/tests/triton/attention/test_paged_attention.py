@@ -158,7 +158,7 @@ def test_8_bits_with_and_without_the_instruction(widens: bool, monkeypatch: pyte
     assert torch.equal(outputs[0], outputs[1])
 
 
-def test_what_is_not_contiguous_is_refused() -> None:
+def test_non_contiguous_inputs_are_refused() -> None:
     batch = make_batch([(1, 3)], 4, DEVICE)
     attention = backend.TritonAttention()
     attention.plan(batch)

@@ -219,7 +219,7 @@ def test_only_decodes_are_rotated() -> None:
         lambda new: replace(new, v=new.v[..., ::2]),
     ],
 )
-def test_what_is_no_whole_head_is_refused(change: Callable[[NewTokens], NewTokens]) -> None:
+def test_tensors_without_whole_heads_are_refused(change: Callable[[NewTokens], NewTokens]) -> None:
     step = Step.of(Case())
     attention = backend.TritonAttention()
     attention.plan(step.batch)
@@ -227,7 +227,7 @@ def test_what_is_no_whole_head_is_refused(change: Callable[[NewTokens], NewToken
         attention.attend_new(step.q, step.caches[0], step.caches[1], change(step.new), AttentionParams(scale=1.0))
 
 
-def test_it_is_known_which_backends_rotate() -> None:
+def test_rotating_backends_are_recognized() -> None:
     assert isinstance(backend.TritonAttention(), RotatingBackend)
     assert not isinstance(TorchNativeAttention(), RotatingBackend)
 

@@ -56,7 +56,9 @@ def test_every_code_is_widened_to_what_it_means(dtype: torch.dtype, device: torc
     torch.testing.assert_close(out, codes.view(E4M3).to(dtype), rtol=0, atol=0, equal_nan=True)
 
 
-def test_bits_are_for_those_who_need_them(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp8_caches_are_raw_bits_only_without_the_instruction(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cache, wide = torch.zeros(2, 4, 1, 16, dtype=E4M3, device=device), torch.zeros(2, device=device)
     for widens, dtype in ((True, E4M3), (False, torch.uint8)):
         monkeypatch.setattr(fp8, "_widens", lambda _, widens=widens: widens)

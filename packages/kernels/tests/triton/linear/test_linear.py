@@ -23,7 +23,7 @@ def test_one_row(device: torch.device, size: int, outputs: int, biased: bool) ->
     torch.testing.assert_close(gemv(x, weight, bias), F.linear(x, weight, bias), rtol=4e-3, atol=4e-3)
 
 
-def test_what_the_kernel_does_not_know(device: torch.device) -> None:
+def test_unsupported_shapes_and_dtypes(device: torch.device) -> None:
     weight = made(device, 40, 512)
     assert not supports_gemv(made(device, 2, 512), weight)
     assert not supports_gemv(made(device, 512), weight)

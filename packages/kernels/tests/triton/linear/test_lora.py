@@ -81,7 +81,7 @@ def test_ranks_that_are_no_whole_blocks(rank: int, device: torch.device) -> None
 
 
 @pytest.mark.parametrize("longest", [1, 16, 17, 64])
-def test_runs_may_be_shorter_than_said(longest: int, device: torch.device) -> None:
+def test_segments_may_be_shorter_than_longest(longest: int, device: torch.device) -> None:
     own, runs = [16] * 3, [Segment(0, 3, 4), Segment(2, 4, 5)]
     weights, rows = weights_of(own, 16, (130, 20, 33), device), rows_of(runs, own, device)
     x = torch.randn(TOKENS, INPUTS, device=device)
@@ -124,7 +124,7 @@ def test_sums_are_rounded_once(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("empty", [(0, 0, 0), (2, 7, 7), (1 << 30, TOKENS, TOKENS)])
-def test_an_empty_run_does_nothing(empty: tuple[int, int, int], device: torch.device) -> None:
+def test_an_empty_segment_changes_nothing(empty: tuple[int, int, int], device: torch.device) -> None:
     """Nor reads anything, wherever its place would be: a step's table may be longer than its runs."""
     own = [16] * 3
     weights, rows = weights_of(own, 16, (130, 20, 33), device), rows_of(MIXED, own, device)
@@ -133,7 +133,7 @@ def test_an_empty_run_does_nothing(empty: tuple[int, int, int], device: torch.de
     assert_as_the_reference(torch.randn(TOKENS, INPUTS, device=device), weights, padded)
 
 
-def test_no_runs_launch_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_segments_launch_nothing(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lora, "lora_shrink_kernel", None)
     weights = weights_of([4], 4, (20,), device)
     assert_as_the_reference(torch.randn(TOKENS, INPUTS, device=device), weights, rows_of([], [4], device))
@@ -155,7 +155,7 @@ def test_rows_may_lie_apart(device: torch.device) -> None:
     assert torch.equal(around[:, 194:], before[:, 194:])
 
 
-def test_one_token_never_reaches_another(device: torch.device) -> None:
+def test_a_token_does_not_affect_others(device: torch.device) -> None:
     """Of a rank that is no whole block, so that what lies behind a token's is the next one's."""
     own = [20] * 3
     weights, rows = weights_of(own, 20, (130, 20, 33), device), rows_of(MIXED, own, device)
@@ -165,7 +165,7 @@ def test_one_token_never_reaches_another(device: torch.device) -> None:
     assert out.isnan().any(1).nonzero().flatten().tolist() == [2]
 
 
-def test_ranks_are_not_read(device: torch.device) -> None:
+def test_host_ranks_are_not_needed(device: torch.device) -> None:
     own = [16, 4, 8]
     weights, rows = weights_of(own, 16, (130, 20, 33), device), rows_of(MIXED, own, device)
     x, outs = torch.randn(TOKENS, INPUTS, device=device), torch.zeros(2, TOKENS, 183, device=device)
@@ -175,7 +175,7 @@ def test_ranks_are_not_read(device: torch.device) -> None:
     assert torch.equal(*outs)
 
 
-def test_what_the_kernels_do_not_know(device: torch.device) -> None:
+def test_non_contiguous_tensors_are_refused(device: torch.device) -> None:
     weights, rows = weights_of([4], 4, (20,), device), rows_of([Segment(0, 0, 1)], [4], device)
     x, out = torch.randn(1, 2 * INPUTS, device=device), torch.zeros(1, 20, device=device)
     turned = replace(weights, b=weights.b.transpose(1, 2).contiguous().transpose(1, 2))

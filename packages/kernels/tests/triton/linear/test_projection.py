@@ -74,7 +74,7 @@ def test_onto_a_residual(device: torch.device, weight_of: MakeWeight, rows: int)
 
 
 @pytest.mark.parametrize("weight_of", [kind for kind in KINDS if kind != "mxfp4"], indirect=True)
-def test_one_row_leaves_nothing_to_be_added(device: torch.device, weight_of: MakeWeight) -> None:
+def test_one_row_adds_the_residual_at_once(device: torch.device, weight_of: MakeWeight) -> None:
     x, weight = made(device, 1, 512), weight_of(512, 512)
     total, left = projection.project_onto(x, x, weight)
     assert left is None

@@ -105,7 +105,7 @@ def test_weights_in_full(kind: reference.Format, block: tuple[int, int], k: int,
     ],
 )
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
-def test_however_it_is_cut_up(
+def test_every_tiling_equals_the_reference(
     run: Callable[..., torch.Tensor], rows: int, tiling: Tiling, kind: reference.Format, device: torch.device
 ) -> None:
     weight = reference.quantize(torch.randn(70, 768, device=device), kind, (1, 128))
@@ -137,13 +137,13 @@ def test_every_code_and_scale_of_mxfp4(m: int, device: torch.device) -> None:
     assert torch.equal(linear_quantized(x, weight), reference.dequantize(weight).T.repeat(5, 1)[:m])
 
 
-def test_blocks_it_cannot_cut_are_refused(device: torch.device) -> None:
+def test_unsupported_block_sizes_are_refused(device: torch.device) -> None:
     weight = reference.quantize(torch.ones(4, 96, device=device), "int8", (1, 48))
     with pytest.raises(ValueError, match="blocks of 48 columns"):
         linear_quantized(torch.ones(1, 96, device=device), weight)
 
 
-def test_few_outputs_make_programs_enough_by_more_warps_for_a_row() -> None:
+def test_few_outputs_take_tilings_with_more_warps() -> None:
     full = torch.randn(64, 4096)
     for kind, block in QUANTISED:
         few = reference.quantize(full, kind, block)

@@ -41,7 +41,7 @@ def test_splits(
 
 @pytest.mark.usefixtures("unwritten_is_no_number")
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4", "mxfp4"])
-def test_few_outputs_are_split_unasked(kind: reference.Format, device: torch.device) -> None:
+def test_few_outputs_take_split_k(kind: reference.Format, device: torch.device) -> None:
     """Of inputs whose rows lie apart."""
     k = 2048 + 32
     assert quantised._cut(71, 32, k, PROCESSORS) == (Tiling(32, 4), 2)
@@ -87,7 +87,7 @@ def test_parts_are_added_in_their_order(device: torch.device) -> None:
         ("down", 128, 128, 4),
     ],
 )
-def test_few_outputs_make_programs_enough(layer: str, rows: int, block: int, splits: int) -> None:
+def test_few_outputs_give_enough_programs(layer: str, rows: int, block: int, splits: int) -> None:
     """For layers of Llama-3.1-8B on an H200: one to two programs for each of its multiprocessors."""
     n, k = LLAMA[layer]
     assert quantised._cut(n, rows, k, PROCESSORS) == (Tiling(block, 4), splits)
@@ -106,7 +106,7 @@ def test_there_are_no_more_splits_than_are_wanted_or_worth_it() -> None:
     assert splits_for(programs=1, rows=16, k=2047, wanted=185) == 1
 
 
-def test_more_blocks_are_under_way_where_they_have_room() -> None:
+def test_larger_shared_memory_allows_more_stages() -> None:
     room, little = 227 << 10, 99 << 10
     assert [quantised._stages(32, block, room, split=True) for block in (128, 64, 32)] == [4, 5, 5]
     assert quantised._stages(64, 128, room, split=True) == quantised._stages(16, 64, little, split=True) == 3

@@ -74,7 +74,7 @@ def test_published_experts(tokens: int, dtype: torch.dtype, gate: Gate, biased: 
 
 
 @pytest.mark.parametrize("tiling", expert_rows.TILINGS)
-def test_few_tokens_however_they_are_cut_up(tiling: Tiling, device: torch.device) -> None:
+def test_few_tokens_with_every_tiling(tiling: Tiling, device: torch.device) -> None:
     given, projections, biases = published(1, device, hidden=1056, top_k=1)
     actual = expert_rows.few_tokens(*given, *projections, gate="clamped", biases=biases, tiling=tiling)
     expected = reference.fused_moe(*given, *projections, gate="clamped", biases=biases)
@@ -161,7 +161,7 @@ def test_of_equal_scores_the_first_experts_of_the_first_groups_go_first(device: 
 
 
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf")])
-def test_whatever_logits_are_the_experts_exist(strange: float, device: torch.device) -> None:
+def test_experts_exist_for_any_logits(strange: float, device: torch.device) -> None:
     _, experts = route(torch.full((2, 5), strange, device=device), Routing(top_k=3, renormalize=True))
     assert experts.min() >= 0
     assert experts.max() < 5

@@ -30,7 +30,7 @@ def rows(device: torch.device, vocab: int = 9001) -> torch.Tensor:
 
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_largest_is_the_reference(dtype: torch.dtype, tiling: Tiling, device: torch.device) -> None:
+def test_argmax_equals_the_reference(dtype: torch.dtype, tiling: Tiling, device: torch.device) -> None:
     logits = rows(device, max(9001, tiling.block + 700)).to(dtype)
     values, tokens = argmax_with_values(logits, tiling=tiling)
     expected, ids = reference.argmax_with_values(logits)
@@ -40,9 +40,7 @@ def test_largest_is_the_reference(dtype: torch.dtype, tiling: Tiling, device: to
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_likeliest_is_none_where_no_logit_is_finite_or_one_is_too_large(
-    dtype: torch.dtype, device: torch.device
-) -> None:
+def test_greedy_gives_no_token_if_the_largest_logit_is_not_finite(dtype: torch.dtype, device: torch.device) -> None:
     logits = rows(device).to(dtype)
     tokens = greedy(logits)
     assert torch.equal(tokens, reference.greedy(logits))
@@ -51,7 +49,7 @@ def test_the_likeliest_is_none_where_no_logit_is_finite_or_one_is_too_large(
 
 
 @pytest.mark.parametrize("vocab", [1, 7, 513])
-def test_largest_of_rows_that_go_on_behind_the_vocabulary(vocab: int, device: torch.device) -> None:
+def test_argmax_ignores_columns_beyond_the_vocabulary(vocab: int, device: torch.device) -> None:
     rows = torch.randn(3, vocab + 3, device=device)
     rows[1] = -INF
     rows[2, vocab // 512] = 50.0
@@ -75,7 +73,7 @@ def test_all_of_a_small_vocabulary(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("tiling", LOGPROBS_TILINGS, ids=str)
-def test_logprobs_are_the_same_however_they_are_cut_up(tiling: Tiling, device: torch.device) -> None:
+def test_logprobs_do_not_depend_on_the_tiling(tiling: Tiling, device: torch.device) -> None:
     logits = torch.randn(3, max(9001, tiling.block + 700), device=device).mul(3)
     logits[1, 1:] = -INF
     tokens = torch.tensor([3, 0, 9000], device=device)
