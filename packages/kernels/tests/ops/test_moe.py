@@ -80,7 +80,7 @@ def test_weights_are_the_softmax_of_the_router() -> None:
     assert route(torch.zeros(1, 4), Routing(top_k=2, renormalize=False))[0].tolist() == [[0.25, 0.25]]
 
 
-def by_the_book(logits: torch.Tensor, routing: Routing, correction: torch.Tensor) -> dict[int, float]:
+def reference_route(logits: torch.Tensor, routing: Routing, correction: torch.Tensor) -> dict[int, float]:
     """The experts of one token and what they weigh, in float64."""
     scores = logits.double().sigmoid() if routing.score == "sigmoid" else logits.double().softmax(-1)
     corrected = (scores + correction).tolist()
@@ -108,7 +108,7 @@ def test_scores_are_corrected_grouped_and_scaled(routing: Routing) -> None:
     logits, correction = torch.randn(50, 16), torch.randn(16) / 10
     weights, experts = route(logits, routing, correction)
     for token in range(50):
-        expected = by_the_book(logits[token], routing, correction.double())
+        expected = reference_route(logits[token], routing, correction.double())
         assert sorted(experts[token].tolist()) == sorted(expected)
         for weight, expert in zip(weights[token].tolist(), experts[token].tolist(), strict=True):
             assert weight == pytest.approx(expected[expert], rel=1e-5)

@@ -20,15 +20,15 @@ def device() -> torch.device:
 
 @pytest.fixture(autouse=True)
 def _like_a_gpu() -> Iterator[None]:
-    """The same numbers every time, and no word from the interpreter's numpy where a GPU would say inf or NaN."""
+    """Fix the random seed, and silence numpy's warnings of overflows, which a GPU does not report."""
     torch.manual_seed(0)
     with np.errstate(all="ignore"):
         yield
 
 
 @pytest.fixture
-def unwritten_is_no_number() -> Iterator[None]:
-    """Memory that nobody has written holds what would show in a result."""
+def nan_in_unwritten_memory() -> Iterator[None]:
+    """Fill uninitialized memory with NaN, which would show in a result."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

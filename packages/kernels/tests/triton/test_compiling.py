@@ -260,7 +260,7 @@ def test_attention_is_cut_up_so_that_a_gpu_with_little_memory_has_room(case: str
 @pytest.mark.parametrize("case", ["decode fp8", "int4, many rows", "moe, fp8"])
 @pytest.mark.parametrize("architecture", [103, 120])
 def test_the_newest_gpus_have_kernels(case: str, architecture: int) -> None:
-    """Of servers and of desks, whose machine code is another compiler's."""
+    """Machine code of data-center and workstation GPUs comes from different compilers."""
     assert {*trouble(case, architecture).split()} == {"ok"}
 
 

@@ -17,7 +17,7 @@ def lines() -> dict[str, str]:
     By operation, how many kernels it launches, and how often Triton was asked when it was called once more.
     """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).with_name("launched_again.py"))]
+    command = [sys.executable, str(Path(__file__).with_name("launch_cache_program.py"))]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert not done.returncode, done.stderr
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())

@@ -27,7 +27,7 @@ def ampere(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
     kernels._tried.cache_clear()
 
 
-def let_raise(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def make_trial_raise(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def look_up(_: torch.device) -> float:
         raise error
 
@@ -57,7 +57,7 @@ def test_a_gpu_is_tried_once(ampere: pytest.MonkeyPatch) -> None:
 
 def test_an_older_gpu_is_not_tried(ampere: pytest.MonkeyPatch) -> None:
     ampere.setattr("torch.cuda.get_device_capability", lambda _: (7, 5))
-    let_raise(ampere, AssertionError("it was"))
+    make_trial_raise(ampere, AssertionError("it was"))
     assert missing_triton(GPU).endswith("capability 8.0 or later, and this has 7.5")
 
 
@@ -97,7 +97,7 @@ def test_an_older_gpu_is_not_tried(ampere: pytest.MonkeyPatch) -> None:
 )
 def test_errors_are_one_line_that_says_what_to_do(error: Exception, why: str, ampere: pytest.MonkeyPatch) -> None:
     ampere.setattr(knobs.cache, "dir", "/kernels/cache")
-    let_raise(ampere, error)
+    make_trial_raise(ampere, error)
     assert missing_triton(GPU) == f"Triton cannot be used: {why}"
 
 
@@ -122,7 +122,7 @@ def test_a_compiler_that_fails_may_lack_pythons_headers(
 )
 def test_a_device_that_fails_is_not_triton_missing(error: Exception, ampere: pytest.MonkeyPatch) -> None:
     """Its server would start on torch, and stay there."""
-    let_raise(ampere, error)
+    make_trial_raise(ampere, error)
     with pytest.raises(type(error)):
         missing_triton(GPU)
 

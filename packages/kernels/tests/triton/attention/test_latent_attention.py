@@ -45,7 +45,7 @@ def test_splits_merge_without_a_seam(
     check(device, [(1, 520), (1, 3), (1, 64), (1, 257)], heads=heads)
 
 
-@pytest.mark.usefixtures("unwritten_is_no_number")
+@pytest.mark.usefixtures("nan_in_unwritten_memory")
 @pytest.mark.parametrize("processors", [1, 64], ids=["merged by the last", "merged by a kernel"])
 def test_splits_that_a_row_has_no_keys_for_leave_nothing_behind(
     processors: int, device: torch.device, monkeypatch: pytest.MonkeyPatch

@@ -104,7 +104,7 @@ def test_a_long_row_is_split_and_those_beside_it_are_not(monkeypatch: pytest.Mon
     check([(1, 300), (1, 7), (1, 64), (1, 65), (1, 129), (1, 1)], sinks=True)
 
 
-@pytest.mark.usefixtures("unwritten_is_no_number")
+@pytest.mark.usefixtures("nan_in_unwritten_memory")
 @pytest.mark.parametrize("processors", [1, 64], ids=["merged by the last", "merged by a kernel"])
 @pytest.mark.parametrize("window", [0, 200])
 def test_splits_that_a_row_has_no_keys_for_leave_nothing_behind(

@@ -105,7 +105,7 @@ class Step:
         return attention.attend(q, caches[0], caches[1], case.params, case.scales[0]), caches
 
 
-@pytest.mark.usefixtures("unwritten_is_no_number")
+@pytest.mark.usefixtures("nan_in_unwritten_memory")
 @pytest.mark.parametrize("processors", [1, 64], ids=["merged by the last", "merged by a kernel"])
 @pytest.mark.parametrize("window", [0, 200])
 def test_splits_that_a_row_has_no_keys_for_leave_nothing_behind(

@@ -24,7 +24,7 @@ PROCESSORS = 132
 LLAMA = {"qkv": (6144, 4096), "o": (4096, 4096), "gate and up": (28672, 4096), "down": (4096, 14336)}
 
 
-@pytest.mark.usefixtures("unwritten_is_no_number")
+@pytest.mark.usefixtures("nan_in_unwritten_memory")
 @pytest.mark.parametrize(("kind", "block", "k"), WEIGHTS)
 @pytest.mark.parametrize(("m", "splits"), [(1, 2), (20, 4), (70, 8), (3, 16)])
 def test_splits(
@@ -39,7 +39,7 @@ def test_splits(
         assert torch.equal(actual, again)
 
 
-@pytest.mark.usefixtures("unwritten_is_no_number")
+@pytest.mark.usefixtures("nan_in_unwritten_memory")
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4", "mxfp4"])
 def test_few_outputs_take_split_k(kind: reference.Format, device: torch.device) -> None:
     """Of inputs whose rows lie apart."""

@@ -77,7 +77,7 @@ def options(directory: Path, **given: Any) -> WorkerOptions:
     return WorkerOptions(model=directory, device="cpu", page_size=4, slots=2, kv_cache_bytes=1 << 20, **given)
 
 
-class FinishedChoice:
+class PromptBatch:
     """A step that is one whole prompt."""
 
     def attend(
@@ -97,7 +97,7 @@ class FinishedChoice:
 @torch.inference_mode()
 def logits(model: CausalLM) -> torch.Tensor:
     tokens = torch.tensor(PROMPTS[0])
-    return model.compute_logits(model(tokens, torch.arange(len(tokens)), FinishedChoice()))
+    return model.compute_logits(model(tokens, torch.arange(len(tokens)), PromptBatch()))
 
 
 @torch.inference_mode()

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="untyped-decorator, no-untyped-def"
-"""What a GPU is given by launches, as a program: each case three times by `launch`, and once by Triton.
+"""Program that compares launches by `launch` with those by Triton: each case runs three times, and once by Triton.
 
-A driver that only knows what a GPU is like notes what it is to launch. The program says of each case whether that was
-the same, and how often Triton was asked by each of the three. Then it says of some operations how many kernels each
-launches, and how often Triton was asked when it was called once more.
+A stub driver records the launches. For each case the program prints whether they were equal, and how often each of the
+three called Triton. For some operations it prints how many kernels each launches, and how often a second call of it
+called Triton.
 """
 
 import sys
@@ -20,7 +20,7 @@ from tercet.kernels.tools.launch_specs import CASES
 from tercet.kernels.triton.launch_cache import launch
 
 OPERATIONS = ("moe, prefill", "moe, mxfp4, prefill", "sample, filters", "likeliest", "logprobs", "penalties")
-"""That run outside of graphs: those of a layer of a prefill, and those of a step's sampling."""
+"""Operations that run outside of graphs: of a layer of a prefill, and of a step's sampling."""
 
 launched: list[tuple[Any, ...]] = []
 
