@@ -3,10 +3,18 @@
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection
+from pathlib import Path
 
+import msgspec
 import pytest
 
-from tercet.protocol.messages.messages import BatchTokenIDOutput, Message, Rejected
+from tercet.protocol.messages.messages import (
+    BatchTokenIDOutput,
+    ControlReply,
+    Message,
+    Rejected,
+    UpdateWeightsFromDiskReq,
+)
 from tercet.protocol.messages.values import Grammar, GrammarKind, Held, Load, Phase, Role
 from tercet.protocol.node import Delivery, PeerDown
 from tercet.scheduler.core.config import CoreConfig
@@ -18,6 +26,7 @@ from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.ports import GrammarReader
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
+from tercet.scheduler.testing.fake_executor import Done
 
 
 class World:
@@ -29,6 +38,7 @@ class World:
         core: Scheduler | None = None,
         grammars: GrammarReader | None = None,
         prepare: Callable[[], bool] = lambda: False,
+        executor: FakeExecutor | None = None,
     ) -> None:
         capacity = small_capacity(grammars="some 1")
         ticks = itertools.count()
@@ -38,9 +48,12 @@ class World:
         self.waits: list[float | None] = []
         self.full = False
         self.sent: list[tuple[str, Message]] = []
+        self.weights: list[tuple[str, int]] = []
+        """Announced directories of weights, and the number of messages sent before."""
+        executor = executor or FakeExecutor(capacity)
         self.loop = SchedulerLoop(
             self.core,
-            FakeExecutor(capacity),
+            executor,
             self.drain,
             BacklogSender(self.send, lambda: next(ticks) * 0.05),
             self.board,
@@ -48,6 +61,8 @@ class World:
             overlap=overlap,
             grammars=grammars,
             prepare=prepare,
+            weights=executor.weights,
+            on_weights_loaded=lambda path: self.weights.append((path, len(self.sent))),
         )
 
     def drain(self, wait: float | None) -> list[Delivery]:
@@ -243,6 +258,28 @@ def test_a_grammar_that_cannot_be_read_is_a_refusal_whether_it_was_pending_or_kn
         (rid, "invalid_grammar", "The grammar is refused: it is bad.") for rid in ("a", "b")
     ]
     assert (world.core.counters.steps, reader.kept) == (0, set())
+
+
+class FaultyExecutor(FakeExecutor):
+    """An executor that cannot load weights."""
+
+    def submit(self, plan: Plan) -> Done:
+        done = super().submit(plan)
+        return Done(msgspec.structs.replace(done.value, fault="it is bad")) if plan.weights else done
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("fault", ["", "it is bad"])
+def test_loaded_weights_are_announced_before_the_update_is_answered(fault: str, overlap: int, tmp_path: Path) -> None:
+    capacity = small_capacity(grammars="some 1")
+    world = World(overlap, executor=FaultyExecutor(capacity) if fault else None)
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=5, ignore_eos=True)))
+    world.mail.append(Delivery("frontend-0", UpdateWeightsFromDiskReq(id="w", path=str(tmp_path))))
+    while not (replies := [each for _, each in world.sent if isinstance(each, ControlReply)]):
+        world.loop.turn()
+    assert replies == [ControlReply(id="w", ok=not fault, message=fault)]
+    place = [isinstance(each, ControlReply) for _, each in world.sent].index(True)
+    assert world.weights == ([] if fault else [(str(tmp_path), place)])
 
 
 class Hanging:

@@ -21,6 +21,7 @@ from tercet.protocol.node import Delivery, PeerDown, PeerUp
 from tercet.scheduler.async_loader import of_adapters, of_grammars
 from tercet.scheduler.core.events import Arrival, Drain, MaskReady, PeerGone, WeightsRead
 from tercet.scheduler.core.outputs import Outgoing
+from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.ports import AdapterReader, GrammarReader, LateMasks, Pending, Runner, WeightsReader
 from tercet.scheduler.status import StatusBoard
@@ -77,10 +78,12 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         adapters: AdapterReader | None = None,
         weights: WeightsReader | None = None,
         prepare: Callable[[], bool] = lambda: False,
+        on_weights_loaded: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Create the loop.
 
         `prepare` does part of the work that makes later steps faster; it returns whether more is left.
+        `on_weights_loaded` is called with the directory of other weights that serve from now on.
         """
         self._core = core
         self._executor = executor
@@ -95,7 +98,8 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._forget_adapter = (lambda _: None) if adapters is None else adapters.forget
         self._weights = weights
         self._prepare = prepare
-        self._in_flight: deque[Pending[ResultT]] = deque()
+        self._on_weights_loaded = on_weights_loaded
+        self._in_flight: deque[tuple[PlanT, Pending[ResultT]]] = deque()
         self._published = float("-inf")
         self._stuck = False
         """The last turn could plan no step: waiting choices need memory that blocked requests hold."""
@@ -127,12 +131,20 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
             outbox.send(core.handle(*arrivals))
         if plan := core.schedule(self._clock()):
             self._board.begin_step()
-            in_flight.append(self._executor.submit(plan))
+            in_flight.append((plan, self._executor.submit(plan)))
         self._stuck = not plan and not in_flight
         if in_flight and (not plan or len(in_flight) > self._overlap):
-            outbox.send(core.commit(in_flight.popleft().result()))
+            outbox.send(self._commit(*in_flight.popleft()))
             self._board.end_step(more=bool(in_flight))
         self._publish()
+
+    def _commit(self, plan: PlanT, pending: Pending[ResultT]) -> list[Outgoing]:
+        """Commit a step, and announce the weights that it loaded before peers get the answers to the update."""
+        result = pending.result()
+        outgoing = self._core.commit(result)
+        if isinstance(plan, Plan) and plan.weights and isinstance(result, StepResult) and not result.fault:
+            self._on_weights_loaded(plan.weights)
+        return outgoing
 
     def _wait(self) -> float | None:
         """Return the seconds to wait for a message: 0 while a step or some preparation can run."""

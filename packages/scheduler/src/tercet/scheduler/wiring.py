@@ -27,7 +27,6 @@ from tercet.protocol.system.private_files import open_private
 from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.protocol.transport.security import Security
 from tercet.scheduler.__about__ import __version__
-from tercet.scheduler.announcing import AnnouncingExecutor
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeResult
@@ -165,12 +164,13 @@ class SchedulerProcess:
         limits = _limits(found, executor.capacity, tokens)
         loop = self._build_loop(
             core if log is None else RecordingScheduler(core, log),
-            AnnouncingExecutor(executor, lambda path: self._announce(replace(found, weights=Path(path)), limits)),
+            executor,
             grammars=executor.grammars,
             late_masks=executor.late_masks,
             adapters=executor.adapters,
             weights=executor.weights,
             prepare=executor.prepare,
+            on_weights_loaded=lambda path: self._announce(replace(found, weights=Path(path)), limits),
         )
         return loop, limits
 
