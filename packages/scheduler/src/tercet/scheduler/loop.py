@@ -18,12 +18,22 @@ from tercet.protocol.messages.messages import (
 )
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter, Phase
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
-from tercet.scheduler.async_loader import of_adapters, of_grammars
-from tercet.scheduler.core.events import Arrival, Drain, MaskReady, PeerGone, WeightsRead
+from tercet.scheduler.async_loader import AsyncLoader
+from tercet.scheduler.core.events import (
+    AdapterPending,
+    AdapterRead,
+    Arrival,
+    Drain,
+    GrammarPending,
+    GrammarRead,
+    MaskReady,
+    PeerGone,
+    WeightsRead,
+)
 from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.outbox import BacklogSender
-from tercet.scheduler.ports import AdapterReader, GrammarReader, LateMasks, Pending, Runner, WeightsReader
+from tercet.scheduler.ports import LateMasks, LoadedAdapter, Pending, Runner
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)
@@ -73,10 +83,10 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         clock: Callable[[], float],
         *,
         overlap: int = 0,
-        grammars: GrammarReader | None = None,
+        grammars: AsyncLoader[Grammar, object] | None = None,
         late_masks: LateMasks | None = None,
-        adapters: AdapterReader | None = None,
-        weights: WeightsReader | None = None,
+        adapters: AsyncLoader[LoRAAdapter, LoadedAdapter] | None = None,
+        weights: AsyncLoader[str, None] | None = None,
         prepare: Callable[[], bool] = lambda: False,
         on_weights_loaded: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -92,10 +102,9 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._board = board
         self._clock = clock
         self._overlap = overlap
-        self._grammars = of_grammars(grammars, core.grammars)
+        self._grammars = grammars
         self._late_masks = late_masks
-        self._adapters = of_adapters(adapters, core.adapters)
-        self._forget_adapter = (lambda _: None) if adapters is None else adapters.forget
+        self._adapters = adapters
         self._weights = weights
         self._prepare = prepare
         self._on_weights_loaded = on_weights_loaded
@@ -117,13 +126,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def turn(self) -> None:
         """Handle arrived messages, submit the next step, and commit the oldest one."""
         core, outbox, in_flight = self._core, self._outbox, self._in_flight
-        events = [
-            *outbox.flush(),
-            *self._grammars.pop_events(),
-            *self._adapters.pop_events(),
-            *self._ready_masks(),
-            *self._checked_weights(),
-        ]
+        events = [*outbox.flush(), *self._loaded()]
         if self.draining and self._board.drain():
             events.append(Arrival("", Drain()))
         arrivals = [*events, *self._arrivals(0 if events else self._wait())]
@@ -161,27 +164,46 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
 
     @property
     def _loading(self) -> bool:
-        """Return whether a loader is busy, so that the loop must poll it."""
-        others = (self._late_masks, self._weights)
-        return self._grammars.busy or self._adapters.busy or any(each is not None and each.busy for each in others)
+        """Return whether something is being loaded, so that the loop must poll it."""
+        loaders = (self._grammars, self._adapters, self._late_masks, self._weights)
+        return any(each is not None and each.busy for each in loaders)
 
-    def _ready_masks(self) -> list[Arrival]:
-        return (
-            []
-            if self._late_masks is None
-            else [Arrival("", MaskReady(*each)) for each in self._late_masks.take_ready()]
-        )
+    def _loaded(self) -> list[Arrival]:
+        """Return events for the grammars, adapters, masks and weights that became available since the last call."""
+        events: list[Arrival] = []
+        if self._grammars is not None and self._grammars.busy:
+            events += [_grammar_read(self._grammars, each) for each in self._grammars.pop_loaded()]
+        if self._adapters is not None and self._adapters.busy:
+            events += [_adapter_read(self._adapters, each) for each in self._adapters.pop_loaded()]
+        if self._late_masks is not None and self._late_masks.busy:
+            events += [Arrival("", MaskReady(*each)) for each in self._late_masks.pop_ready()]
+        if self._weights is not None and self._weights.busy:
+            weights = self._weights
+            events += [Arrival("", WeightsRead(each, weights.error_of(each))) for each in weights.pop_loaded()]
+        return events
 
-    def _checked_weights(self) -> list[Arrival]:
-        return [] if self._weights is None else [Arrival("", WeightsRead(*each)) for each in self._weights.take_read()]
+    def _request(self, grammar: Grammar | None, adapter: LoRAAdapter | None) -> list[Arrival]:
+        """Load what a message needs. Return events for the core: each is pending, or it is loaded."""
+        events: list[Arrival] = []
+        if grammar is not None and (grammars := self._grammars) is not None:
+            loaded = grammars.request(grammar)
+            events.append(_grammar_read(grammars, grammar) if loaded else Arrival("", GrammarPending(grammar)))
+        if adapter is not None and (adapters := self._adapters) is not None:
+            loaded = adapters.request(adapter)
+            events.append(_adapter_read(adapters, adapter) if loaded else Arrival("", AdapterPending(adapter)))
+        return events
 
     def _publish(self, *, now: bool = False) -> None:
         time = self._clock()
         if now or time - self._published >= PUBLISH_INTERVAL:
             self._published = time
             self._board.publish(self._core.load(), self._core.held())
-            self._grammars.drop_unused()
-            self._adapters.drop_unused()
+            if self._grammars is not None:
+                self._grammars.retain(self._core.grammars())
+            if self._adapters is not None:
+                self._adapters.retain(self._core.adapters())
+            if self._weights is not None:
+                self._weights.retain(())
 
     def _arrivals(self, wait: float | None) -> list[Arrival]:
         """Convert deliveries into arrivals for the core, and request the loading of grammars, adapters and weights."""
@@ -190,18 +212,16 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
             match message:
                 case TokenizedGenerateReqInput():
                     arrivals.append(Arrival(source, message, at))
-                    arrivals += [
-                        *self._grammars.request(message.sampling.grammar),
-                        *self._adapters.request(message.lora),
-                    ]
+                    arrivals += self._request(message.sampling.grammar, message.lora)
                 case LoadLoRAAdapterReq(adapter=adapter):
-                    arrivals += [Arrival(source, message), *self._adapters.request(adapter)]
+                    arrivals += [Arrival(source, message), *self._request(None, adapter)]
                 case UpdateWeightsFromDiskReq(path=path):
                     arrivals.append(Arrival(source, message))
                     if self._weights is not None:
-                        self._weights.want(path)
+                        self._weights.request(path)
                 case UnloadLoRAAdapterReq(adapter=adapter):
-                    self._forget_adapter(adapter)
+                    if self._adapters is not None:
+                        self._adapters.unload(adapter)
                     arrivals.append(Arrival(source, message))
                 case TokenizedEmbeddingReqInput():
                     arrivals.append(Arrival(source, message, at))
@@ -216,3 +236,12 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                 case _:
                     pass  # membership messages, which the node has handled
         return arrivals
+
+
+def _grammar_read(loader: AsyncLoader[Grammar, object], grammar: Grammar) -> Arrival:
+    return Arrival("", GrammarRead(grammar, loader.error_of(grammar)))
+
+
+def _adapter_read(loader: AsyncLoader[LoRAAdapter, LoadedAdapter], adapter: LoRAAdapter) -> Arrival:
+    loaded = loader.value_of(adapter)
+    return Arrival("", AdapterRead(adapter, loader.error_of(adapter), "" if loaded is None else loaded.sha256))

@@ -118,7 +118,7 @@ class Driver:
         """Run one turn of the loop; return False if there was no work."""
         late = self.executor.late_masks
         if late is not None and late.busy:
-            self.send(*(MaskReady(*each) for each in late.take_ready()))
+            self.send(*(MaskReady(*each) for each in late.pop_ready()))
         plan = self.core.schedule()
         self.check()
         if plan is not None:
@@ -129,7 +129,7 @@ class Driver:
             self.check()
             return True
         if plan is None and late is not None and late.busy:
-            ready = late.take_ready(_LONGEST_WAIT)
+            ready = late.pop_ready(_LONGEST_WAIT)
             self.send(*(MaskReady(*each) for each in ready))
             return bool(ready)
         return plan is not None
