@@ -32,9 +32,9 @@ from tercet.protocol.messages.values import (
     pack_ints,
     unpack_ints,
 )
-from tercet.scheduler.core.adapters import AdapterLoadRequests
 from tercet.scheduler.core.admission import RequestIntake
 from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.control import AdapterLoadRequests, WeightUpdate
 from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.events import (
     AdapterPending,
@@ -60,7 +60,6 @@ from tercet.scheduler.core.request import Req, finish_after
 from tercet.scheduler.core.request_table import RequestTable
 from tercet.scheduler.core.speculation.verification import DraftVerifier
 from tercet.scheduler.core.validation import invalid_ids
-from tercet.scheduler.core.weight_update import WeightUpdate
 
 
 class Scheduler:
