@@ -25,7 +25,6 @@ from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.loop import SchedulerLoop
-from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 from tercet.scheduler.testing.fake_executor import Done
@@ -57,7 +56,7 @@ class World:
             self.core,
             executor,
             self.drain,
-            BacklogSender(self.send, lambda: next(ticks) * 0.05),
+            self.send,
             self.board,
             lambda: next(ticks) * 0.05,
             overlap=overlap,

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from tercet.protocol.backlog import BacklogSender, Outgoing, Send
 from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
@@ -27,12 +28,12 @@ from tercet.scheduler.core.events import (
     GrammarPending,
     GrammarRead,
     MaskReady,
+    PeerBlocked,
+    PeerDrained,
     PeerGone,
     WeightsRead,
 )
-from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Plan, StepResult
-from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.ports import LateMasks, LoadedAdapter, Pending, Runner
 from tercet.scheduler.status import StatusBoard
 
@@ -42,7 +43,10 @@ PUBLISH_INTERVAL = 0.2
 """Seconds between two reports of load and held requests; heartbeats repeat the last report."""
 RETRY_INTERVAL = 0.005
 """Seconds an idle loop waits before it retries a blocked peer's backlog or polls its loaders."""
-
+BACKLOG_TIMEOUT = 30.0
+"""Seconds without an accepted message after which a peer's backlog is dropped: it never connected, or does not read."""
+MAX_BACKLOG = 20_000
+"""Limit of messages kept for one peer. Only a peer that sends requests and never reads gets there; more are dropped."""
 
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")
@@ -78,7 +82,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         core: Core[PlanT, ResultT],
         executor: Runner[PlanT, ResultT],
         drain: Receive,
-        outbox: BacklogSender,
+        send: Send,
         board: StatusBoard,
         clock: Callable[[], float],
         *,
@@ -98,7 +102,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._core = core
         self._executor = executor
         self._drain = drain
-        self._outbox = outbox
+        self.outbox = BacklogSender(send, MAX_BACKLOG, clock, patience=BACKLOG_TIMEOUT)
         self._board = board
         self._clock = clock
         self._overlap = overlap
@@ -120,13 +124,15 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def run(self) -> None:
         """Serve until stopped. A step's exception is not caught: the process dies, and its supervisor restarts it."""
         self._board.enter(Phase.IDLE)
-        while not self.stopping and not (self.draining and self._core.empty and not self._outbox.backlog):
+        while not self.stopping and not (self.draining and self._core.empty and not self.outbox.backlog):
             self.turn()
 
     def turn(self) -> None:
         """Handle arrived messages, submit the next step, and commit the oldest one."""
-        core, outbox, in_flight = self._core, self._outbox, self._in_flight
-        events = [*outbox.flush(), *self._loaded()]
+        core, outbox, in_flight = self._core, self.outbox, self._in_flight
+        changes = outbox.flush()
+        events = [Arrival(peer, PeerBlocked(peer) if blocked else PeerDrained(peer)) for peer, blocked in changes]
+        events += self._loaded()
         if self.draining and self._board.drain():
             events.append(Arrival("", Drain()))
         arrivals = [*events, *self._arrivals(0 if events else self._wait())]
@@ -154,7 +160,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         if self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
-        if self._outbox.backlog or self._core.runnable or self._loading:
+        if self.outbox.backlog or self._core.runnable or self._loading:
             return RETRY_INTERVAL
         self._publish(now=True)
         self._board.enter(Phase.COMPILING)
@@ -229,7 +235,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                     arrivals.append(Arrival(source, message))
                 case PeerDown(peer, _, reason):
                     logger.info("peer %s disconnected: reason=%s", peer, reason)
-                    self._outbox.forget(peer)
+                    self.outbox.forget(peer)
                     arrivals.append(Arrival(peer, PeerGone(peer)))  # for every role: any peer may have sent requests
                 case PeerUp(peer):
                     logger.info("peer %s connected", peer)

@@ -38,7 +38,6 @@ from tercet.scheduler.event_log import RecordingScheduler
 from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes
 from tercet.scheduler.loop import Core, PlanT, ResultT, SchedulerLoop
 from tercet.scheduler.model_files import ModelError, file_hashes, tokenizer_files
-from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.ports import Runner
 from tercet.scheduler.resolved_model import ResolvedModel, identity_of, on_gpu, resolve_served_model
 from tercet.scheduler.status import StatusBoard
@@ -202,10 +201,9 @@ class SchedulerProcess:
     def _build_loop(
         self, core: Core[PlanT, ResultT], executor: Runner[PlanT, ResultT], **more: Any
     ) -> SchedulerLoop[PlanT, ResultT]:
-        outbox = BacklogSender(self._node.send, time.monotonic)
         overlap = self._schedule.steps_ahead(gpu=on_gpu(self._model))
-        drain, board = self._node.drain, self._board
-        return SchedulerLoop(core, executor, drain, outbox, board, time.monotonic, overlap=overlap, **more)
+        node, board = self._node, self._board
+        return SchedulerLoop(core, executor, node.drain, node.send, board, time.monotonic, overlap=overlap, **more)
 
     def _core_config(self) -> CoreConfig:
         schedule = self._schedule

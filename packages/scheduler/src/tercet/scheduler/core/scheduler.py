@@ -7,6 +7,7 @@ an event log. `schedule` may be called again before the last plan's result is co
 from collections import deque
 from typing import assert_never
 
+from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
@@ -51,7 +52,7 @@ from tercet.scheduler.core.events import (
     WeightsRead,
 )
 from tercet.scheduler.core.memory import KVMemory
-from tercet.scheduler.core.outputs import FastPathRows, Outgoing, Outputs
+from tercet.scheduler.core.outputs import FastPathRows, Outputs
 from tercet.scheduler.core.plan import Capacity, Plan, Row, StepResult
 from tercet.scheduler.core.planner import Planner
 from tercet.scheduler.core.policy import POLICIES

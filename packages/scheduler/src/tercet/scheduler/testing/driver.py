@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import BatchTokenIDOutput, FirstRow, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import (
     FinishReason,
@@ -19,7 +20,6 @@ from tercet.protocol.messages.values import (
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, CoreMessage, MaskReady
 from tercet.scheduler.core.invariants import violations
-from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.ports import Executor, Pending
