@@ -5,7 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tercet.detokenizer.stop import StopMatcher, StopStrings
+from tercet.detokenizer.choice import StopMatcher, StopStrings
 
 few = st.text(alphabet="abc", max_size=6)
 
