@@ -14,7 +14,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.loop import DetokenizerLoop
-from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard as TextBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -38,7 +37,6 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.loop import SchedulerLoop
-from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeExecutor, small_capacity
 
@@ -180,8 +178,7 @@ class SchedulerPart:
         self.executor = executor
         self.core = Scheduler(CoreConfig(token_budget=24), executor.capacity)
         self.board = StatusBoard(clock)
-        outbox = BacklogSender(port.send, clock)
-        self.loop = SchedulerLoop(self.core, executor, port.drain, outbox, self.board, clock, overlap=overlap)
+        self.loop = SchedulerLoop(self.core, executor, port.drain, port.send, self.board, clock, overlap=overlap)
 
     def turn(self) -> None:
         self.loop.turn()
@@ -196,8 +193,7 @@ class DetokenizerPart:
         store = TokenizerStore()
         self.manager = DetokenizerManager(store)
         self.board = TextBoard(self.manager, clock)
-        outbox = FrontendOutbox(port, 100, self.manager.counters)
-        self.loop = DetokenizerLoop(port, self.manager, store, outbox, self.board, clock)
+        self.loop = DetokenizerLoop(port, self.manager, store, self.board, clock, 100)
 
     def turn(self) -> None:
         self.loop.turn(0)

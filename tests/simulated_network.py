@@ -15,12 +15,10 @@ from tercet.protocol.config import NodeConfig
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.messages import Heartbeat, Message
 from tercet.protocol.messages.values import Role
-from tercet.protocol.node_core import Answer, NodeCore
-from tercet.protocol.sockets import GOODBYE_TIME, Sockets
+from tercet.protocol.node_core import GOODBYE_TIME, Answer, NodeCore, Sockets
 from tercet.protocol.transport.channel import Connection, Inbox, Outbox, Received
-from tercet.protocol.transport.endpoints import bind_address
+from tercet.protocol.transport.endpoints import Resolver, bind_address
 from tercet.protocol.transport.poller import Poller
-from tercet.protocol.transport.resolver import Resolver
 
 QUEUE = 60
 """Messages that wait at either end of a connection."""

@@ -9,7 +9,6 @@ from tokenizers import Tokenizer
 
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.loop import MIN_DRAIN_SECONDS, DetokenizerLoop
-from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard as TextBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -42,7 +41,6 @@ from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.loop import SchedulerLoop
-from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeEncoder, FakeExecutor, small_capacity
 from tests.lossy_simulation import InlineExecutor, tokenizer_file
@@ -132,14 +130,13 @@ class SchedulerPart(Part):
         self.dies_in_step = False
         self.dies_sending: int | None = None
         super().__init__(network, clock, Role.SCHEDULER, peer, SchedulerInbox)
-        self._outbox = BacklogSender(self._send, clock)
         self._overlap = overlap
         self._build()
 
     def _build(self) -> None:
         executor = FakeExecutor(CAPACITY, before_step=self._before_step, grammar=script)
         self.core = Scheduler(CoreConfig(token_budget=24), CAPACITY)
-        args = self._drain, self._outbox, self.status, self.clock
+        args = self._drain, self._send, self.status, self.clock
         self.loop: SchedulerLoop[Plan, StepResult] | SchedulerLoop[EncodePlan, EncodeResult] = SchedulerLoop(
             self.core, executor, *args, overlap=self._overlap
         )
@@ -184,7 +181,7 @@ class SchedulerPart(Part):
 
     @property
     def loop_is_empty(self) -> bool:
-        return not self.held and not self._outbox.backlog
+        return not self.held and not self.loop.outbox.backlog
 
     def _answer(self, source: str, message: Message) -> tuple[Message, bytes]:
         assert isinstance(message, TokenizerFilesReq)
@@ -214,7 +211,7 @@ class EncoderPart(SchedulerPart):
     def _build(self) -> None:
         encoder = FakeEncoder(ENCODES, before_step=self._before_step)
         self.encodes = EmbeddingScheduler(CoreConfig(token_budget=24), ENCODES)
-        args = self._drain, self._outbox, self.status, self.clock
+        args = self._drain, self._send, self.status, self.clock
         self.loop = SchedulerLoop(self.encodes, encoder, *args, overlap=self._overlap)
         limits = ModelLimits(
             model="e",
@@ -247,8 +244,7 @@ class DetokenizerPart(Part):
         self._arrived: list[Delivery] = []
         self._leaves_at: float | None = None
         super().__init__(network, clock, Role.DETOKENIZER, peer, DetokenizerInbox)
-        self.outbox = FrontendOutbox(self, 100, self.manager.counters)
-        self.loop = DetokenizerLoop(self, self.manager, store, self.outbox, self.status, clock)
+        self.loop = DetokenizerLoop(self, self.manager, store, self.status, clock, 100)
 
     def heartbeat(self, peer: str) -> Heartbeat:
         return self.status.heartbeat(peer)
@@ -262,7 +258,7 @@ class DetokenizerPart(Part):
             self.status.drain()
             self._leaves_at = self.clock() + MIN_DRAIN_SECONDS
         busy = self.loop.turn(0)
-        busy = busy or bool(len(self.manager)) or bool(len(self.outbox))
+        busy = busy or bool(len(self.manager)) or bool(self.loop.outbox.backlog)
         if self._leaves_at is not None and self.clock() >= self._leaves_at and not busy:
             self.leave("stopping")
 

@@ -8,12 +8,13 @@ import signal
 import sys
 from collections.abc import Callable
 
-from tercet.protocol.messages.values import unpack_ints
+from tercet.protocol.messages.values import Grammar, LoRAAdapter, unpack_ints
 from tercet.scheduler.__main__ import main
+from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.executor_factory import EXECUTORS, build_torch
-from tercet.scheduler.ports import AdapterReader, Advance, Executor, GrammarReader, LateMasks, Pending, WeightsReader
+from tercet.scheduler.ports import Advance, Executor, LateMasks, LoadedAdapter, Pending
 from tercet.scheduler.resolved_model import ResolvedModel
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -30,7 +31,7 @@ class FragileExecutor:
         return self._executor.capacity
 
     @property
-    def adapters(self) -> AdapterReader | None:
+    def adapters(self) -> AsyncLoader[LoRAAdapter, LoadedAdapter] | None:
         return self._executor.adapters
 
     @property
@@ -38,11 +39,11 @@ class FragileExecutor:
         return self._executor.late_masks
 
     @property
-    def grammars(self) -> GrammarReader | None:
+    def grammars(self) -> AsyncLoader[Grammar, object] | None:
         return self._executor.grammars
 
     @property
-    def weights(self) -> WeightsReader:
+    def weights(self) -> AsyncLoader[str, None]:
         return self._executor.weights
 
     def submit(self, plan: Plan) -> Pending[StepResult]:

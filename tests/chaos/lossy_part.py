@@ -8,7 +8,7 @@ import runpy
 import sys
 from collections.abc import Sequence
 
-from tercet.protocol import sockets
+from tercet.protocol import node_core
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.transport.channel import Outbox
 
@@ -23,6 +23,6 @@ class LossyOutbox(Outbox):
 
 
 if __name__ == "__main__":
-    vars(sockets)["Outbox"] = LossyOutbox
+    vars(node_core)["Outbox"] = LossyOutbox
     _, module, *sys.argv[1:] = sys.argv
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -10,7 +10,6 @@ import pytest
 from packages.detokenizer.tests.batches import batch
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.loop import MIN_DRAIN_SECONDS, RETRY_SECONDS, TOKENIZER_TIMEOUT_SECONDS, DetokenizerLoop
-from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.detokenizer.vocabulary import Vocabulary
@@ -42,8 +41,7 @@ class Bench:
         self.node, self.clock, self.tokenizers = node or FakeNode(), clock or ScriptedClock(), TokenizerStore()
         self.manager = DetokenizerManager(self.tokenizers)
         self.board = StatusBoard(self.manager, self.clock)
-        outbox = FrontendOutbox(self.node, max_backlog, self.manager.counters)
-        self.loop = DetokenizerLoop(self.node, self.manager, self.tokenizers, outbox, self.board, self.clock)
+        self.loop = DetokenizerLoop(self.node, self.manager, self.tokenizers, self.board, self.clock, max_backlog)
 
     def feed(self, source: str, message: Message | PeerUp | PeerDown, *frames: bytes) -> None:
         self.node.feed(Delivery(source, message, tuple(memoryview(frame) for frame in frames)))

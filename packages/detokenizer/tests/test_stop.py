@@ -5,7 +5,7 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tercet.detokenizer.stop import StopMatcher, StopStrings, stop_strings
+from tercet.detokenizer.choice import StopMatcher, StopStrings, stop_strings
 
 few = st.text(alphabet="abc", max_size=6)
 

@@ -81,10 +81,10 @@ class Running:
         """Give damaged weights: looked at and, whatever comes of that, loaded."""
         damage(directory, random)
         desk = self._worker.weights
-        desk.want(str(directory))
-        while not (looked := desk.take_read()):
+        desk.request(str(directory))
+        while not desk.pop_loaded():
             time.sleep(0.001)
-        [(_, fault)] = looked
+        fault = desk.error_of(str(directory))
         told = self._worker._replace(directory) if not fault or random.random() < 0.2 else fault
         if not told:
             assert self._worker._replace(self._sample) == ""
@@ -98,14 +98,14 @@ class Running:
         damage(directory, random)
         desk, adapter = self._worker.adapters, LoRAAdapter(str(directory))
         assert desk is not None
-        desk.want(adapter)
-        while not desk.take_read():
+        desk.request(adapter)
+        while not desk.pop_loaded():
             time.sleep(0.001)
-        error = desk._read[adapter].exception()
+        error = desk.get(adapter).exception()
         assert error is None or isinstance(error, AdapterError), error
-        assert bool(error) == (not desk.sha256(adapter))
-        told = desk.fault(adapter)
-        desk.keep(())
+        assert bool(error) == (desk.value_of(adapter) is None)
+        told = desk.error_of(adapter)
+        desk.retain(())
         return told
 
     def _ask(self) -> list[int]:

@@ -97,8 +97,8 @@ class Server(Driver):
         if path is not None:
             desk = self.worker.adapters
             assert desk is not None
-            desk.want(LoRAAdapter(str(path)))
-            lora = LoRAAdapter(str(path), desk.sha256(LoRAAdapter(str(path))))
+            desk.request(LoRAAdapter(str(path)))
+            lora = LoRAAdapter(str(path), desk.get(LoRAAdapter(str(path))).result().sha256)
         wanted = request(
             rid,
             PROMPTS[prompt],
@@ -184,13 +184,13 @@ def test_an_adapter_is_read_before_it_is_planned(base: Path, adapters: dict[str,
     desk = server.worker.adapters
     assert desk is not None
     unread = LoRAAdapter(str(adapters["first"]))
-    assert not desk.want(unread)
-    while not desk.take_read():
+    assert not desk.request(unread)
+    while not desk.pop_loaded():
         pass
-    lora = LoRAAdapter(unread.path, desk.sha256(unread))
+    lora = LoRAAdapter(unread.path, desk.get(unread).result().sha256)
     server.send(request("a", PROMPTS["short"], lora=lora), AdapterPending(lora))
     assert server.core.schedule() is None
-    server.send(AdapterRead(lora, desk.fault(lora), desk.sha256(lora)))
+    server.send(AdapterRead(lora, desk.error_of(lora), desk.get(lora).result().sha256))
     server.run()
     assert ("a", 0) in server.finishes
     server.close()

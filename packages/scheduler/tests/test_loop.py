@@ -3,21 +3,31 @@
 import itertools
 from collections import deque
 from collections.abc import Callable, Collection
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 
-from tercet.protocol.messages.messages import BatchTokenIDOutput, Message, Rejected
+from tercet.protocol.messages.messages import (
+    BatchTokenIDOutput,
+    ControlReply,
+    Message,
+    Rejected,
+    UpdateWeightsFromDiskReq,
+)
 from tercet.protocol.messages.values import Grammar, GrammarKind, Held, Load, Phase, Role
 from tercet.protocol.node import Delivery, PeerDown
+from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.loop import SchedulerLoop
-from tercet.scheduler.outbox import BacklogSender
-from tercet.scheduler.ports import GrammarReader
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
+from tercet.scheduler.testing.fake_executor import Done
 
 
 class World:
@@ -27,8 +37,9 @@ class World:
         self,
         overlap: int = 0,
         core: Scheduler | None = None,
-        grammars: GrammarReader | None = None,
+        grammars: AsyncLoader[Grammar, object] | None = None,
         prepare: Callable[[], bool] = lambda: False,
+        executor: FakeExecutor | None = None,
     ) -> None:
         capacity = small_capacity(grammars="some 1")
         ticks = itertools.count()
@@ -38,16 +49,21 @@ class World:
         self.waits: list[float | None] = []
         self.full = False
         self.sent: list[tuple[str, Message]] = []
+        self.weights: list[tuple[str, int]] = []
+        """Announced directories of weights, and the number of messages sent before."""
+        executor = executor or FakeExecutor(capacity)
         self.loop = SchedulerLoop(
             self.core,
-            FakeExecutor(capacity),
+            executor,
             self.drain,
-            BacklogSender(self.send, lambda: next(ticks) * 0.05),
+            self.send,
             self.board,
             lambda: next(ticks) * 0.05,
             overlap=overlap,
             grammars=grammars,
             prepare=prepare,
+            weights=executor.weights,
+            on_weights_loaded=lambda path: self.weights.append((path, len(self.sent))),
         )
 
     def drain(self, wait: float | None) -> list[Delivery]:
@@ -184,57 +200,50 @@ def test_blocked_requests_give_way_and_the_loop_then_waits() -> None:
     assert violations(world.core) == []
 
 
-class Reader:
-    """Reads a grammar when it is told to."""
+class ManualExecutor(Executor):
+    """Threads of which every call ends when the test sets the result of its future."""
 
     def __init__(self) -> None:
-        self.wanted: list[Grammar] = []
-        self.read: list[Grammar] = []
-        self.kept: set[Grammar] = set()
-        self.faults: dict[Grammar, str] = {}
+        self.result: Future[Any] = Future()
+        self.keys: list[Grammar] = []
 
-    @property
-    def busy(self) -> bool:
-        return bool(self.wanted)
+    def submit(self, call: Callable[..., Any], /, *given: Any, **named: Any) -> Future[Any]:
+        self.keys += given
+        return self.result
 
-    def want(self, grammar: Grammar) -> bool:
-        if grammar in self.read:
-            return True
-        self.wanted.append(grammar)
-        return False
 
-    def take_read(self) -> list[Grammar]:
-        read = [each for each in self.wanted if each in self.read]
-        self.wanted = [each for each in self.wanted if each not in self.read]
-        return read
+class Loader(AsyncLoader[Grammar, object]):
+    """Loader that notes what was retained last."""
 
-    def fault(self, grammar: Grammar) -> str:
-        return self.faults.get(grammar, "")
+    kept: Collection[Grammar] = ()
 
-    def keep(self, wanted: Collection[Grammar]) -> None:
-        self.kept = {*wanted}
+    def retain(self, needed: Collection[Grammar]) -> None:
+        self.kept = {*needed}
+        super().retain(needed)
 
 
 def test_a_grammar_is_read_before_it_is_planned_and_kept_while_it_is_followed() -> None:
-    grammar, reader = Grammar(GrammarKind.REGEX, "a*"), Reader()
-    world = World(grammars=reader)
+    grammar, threads = Grammar(GrammarKind.REGEX, "a*"), ManualExecutor()
+    loader = Loader(lambda _: None, threads)
+    world = World(grammars=loader)
     world.mail.append(Delivery("frontend-0", request("a", [1, 2], max_new_tokens=3, ignore_eos=True, grammar=grammar)))
     for _ in range(5):
         world.loop.turn()
-    assert (reader.wanted, reader.kept, world.core.counters.steps) == ([grammar], {grammar}, 0)
+    assert (threads.keys, loader.kept, world.core.counters.steps) == ([grammar], {grammar}, 0)
     assert world.waits[1:] == pytest.approx([0.005] * 4)
-    reader.read = [grammar]
+    threads.result.set_result(None)
     world.loop.run()
     assert world.core.counters.steps == 3
-    assert reader.kept == set()
+    assert loader.kept == set()
 
 
 def test_a_grammar_that_cannot_be_read_is_a_refusal_whether_it_was_pending_or_known_so() -> None:
-    grammar, reader = Grammar(GrammarKind.REGEX, "a*"), Reader()
-    world = World(grammars=reader)
+    grammar, threads = Grammar(GrammarKind.REGEX, "a*"), ManualExecutor()
+    loader = Loader(lambda _: None, threads)
+    world = World(grammars=loader)
     world.mail.append(Delivery("frontend-0", request("a", [1, 2], grammar=grammar)))
     world.loop.turn()
-    reader.read, reader.faults = [grammar], {grammar: "it is bad"}
+    threads.result.set_exception(ValueError("it is bad"))
     world.loop.turn()
     world.mail.append(Delivery("frontend-0", request("b", [1, 2], grammar=grammar)))
     world.loop.run()
@@ -242,7 +251,29 @@ def test_a_grammar_that_cannot_be_read_is_a_refusal_whether_it_was_pending_or_kn
     assert [(each.rid, each.code, each.message) for each in refused] == [
         (rid, "invalid_grammar", "The grammar is refused: it is bad.") for rid in ("a", "b")
     ]
-    assert (world.core.counters.steps, reader.kept) == (0, set())
+    assert (world.core.counters.steps, loader.kept) == (0, set())
+
+
+class FaultyExecutor(FakeExecutor):
+    """An executor that cannot load weights."""
+
+    def submit(self, plan: Plan) -> Done:
+        done = super().submit(plan)
+        return Done(msgspec.structs.replace(done.value, fault="it is bad")) if plan.weights else done
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("fault", ["", "it is bad"])
+def test_loaded_weights_are_announced_before_the_update_is_answered(fault: str, overlap: int, tmp_path: Path) -> None:
+    capacity = small_capacity(grammars="some 1")
+    world = World(overlap, executor=FaultyExecutor(capacity) if fault else None)
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=5, ignore_eos=True)))
+    world.mail.append(Delivery("frontend-0", UpdateWeightsFromDiskReq(id="w", path=str(tmp_path))))
+    while not (replies := [each for _, each in world.sent if isinstance(each, ControlReply)]):
+        world.loop.turn()
+    assert replies == [ControlReply(id="w", ok=not fault, message=fault)]
+    place = [isinstance(each, ControlReply) for _, each in world.sent].index(True)
+    assert world.weights == ([] if fault else [(str(tmp_path), place)])
 
 
 class Hanging:

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,15 +20,15 @@ from packages.scheduler.tests.models.test_hugging_face import make
 from tercet.protocol.messages.messages import ControlReply
 from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.__main__ import EXIT_CONFIG, main
+from tercet.scheduler.async_loader import AsyncLoader, ReadingThreads, ReadTimeoutError
 from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.executor.lora.adapter_files import Adapter
-from tercet.scheduler.executor.lora.loader import AdapterLoader
+from tercet.scheduler.executor.lora.adapters import adapter_loader
 from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.executor.weights_loader import WeightsLoader
+from tercet.scheduler.executor.weights_loader import weights_loader
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import FileTooLargeError, ModelError, read_file, read_header, reading
-from tercet.scheduler.reading_threads import ReadingThreads, ReadTimeoutError
 from tercet.scheduler.testing import Driver
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
 
@@ -136,18 +137,14 @@ def test_whatever_looking_at_weights_raises_is_a_fault_of_one_line(error: Except
     def check(path: str) -> None:
         raise error
 
-    desk = WeightsLoader(check)
-    desk.want("/new")
-    [(_, fault)] = told(desk)
+    desk = weights_loader(check)
+    desk.request("/new")
+    end = time.monotonic() + 10
+    while not desk.pop_loaded():
+        assert time.monotonic() < end
+    fault = desk.error_of("/new")
     assert fault
     assert "\n" not in fault
-
-
-def told(desk: WeightsLoader) -> list[tuple[str, str]]:
-    end = time.monotonic() + 10
-    while not (read := [*desk.take_read()]):
-        assert time.monotonic() < end
-    return read
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -221,7 +218,7 @@ def test_adapters_are_regular_files_of_bounded_size(checkpoints: Checkpoints, tm
     base = checkpoints("llama")
     with serving(base, max_loras=1, max_lora_rank=8) as run:
         desk = run.executor.adapters
-        assert isinstance(desk, AdapterLoader)
+        assert isinstance(desk, AsyncLoader)
         for name in ("adapter_config.json", "adapter_model.safetensors"):
             piped = with_pipe(write_adapter(tmp_path / f"pipe {name}", base), name)
             assert "is not a regular file" in fault_of(desk, piped)
@@ -235,13 +232,13 @@ def test_adapters_are_regular_files_of_bounded_size(checkpoints: Checkpoints, tm
         assert fault_of(desk, write_adapter(tmp_path / "good", base)) == ""
 
 
-def fault_of(desk: AdapterLoader, path: Path) -> str:
+def fault_of(desk: AsyncLoader[LoRAAdapter, object], path: Path) -> str:
     adapter = LoRAAdapter(str(path))
-    desk.want(adapter)
+    desk.request(adapter)
     end = time.monotonic() + 10
-    while not desk.take_read():
+    while not desk.pop_loaded():
         assert time.monotonic() < end
-    return desk.fault(adapter)
+    return desk.error_of(adapter)
 
 
 @contextmanager
@@ -256,16 +253,16 @@ def stuck() -> Iterator[Callable[..., Any]]:
 
 def test_threads_that_are_lost_are_replaced_and_not_waited_for() -> None:
     with stuck() as call:
-        threads = ReadingThreads[Any](1, "read", patience=0.05)
-        lost = [threads.submit(call) for _ in range(3)]
+        threads = ReadingThreads(1, "read", patience=0.05)
+        lost: list[Future[Any]] = [threads.submit(call) for _ in range(3)]
         assert threads.submit(lambda: "read").result(10) == "read"
         for each in lost:
             with pytest.raises(ReadTimeoutError, match=r"not read within 0\.05 s"):
                 each.result(10)
         begun = time.monotonic()
         threads.submit(call)
-        waits = threads.submit(call)
-        threads.close()
+        waits: Future[Any] = threads.submit(call)
+        threads.shutdown()
         assert time.monotonic() - begun < 5
         assert waits.cancelled()
 
@@ -278,18 +275,18 @@ def test_an_adapter_that_hangs_keeps_no_other_from_being_read() -> None:
                 call()
             return Adapter("1" * 64, 4, {})
 
-        desk = AdapterLoader(read, spare=2, timeout=0.05)
+        desk = adapter_loader(read, spare=2, timeout=0.05)
         for number in range(8):
-            desk.want(LoRAAdapter("/hangs", str(number) * 64))
-        desk.want(LoRAAdapter("/good"))
+            desk.request(LoRAAdapter("/hangs", str(number) * 64))
+        desk.request(LoRAAdapter("/good"))
         read_by_now: list[LoRAAdapter] = []
         end = time.monotonic() + 10
         while desk.busy:
             assert time.monotonic() < end
-            read_by_now += desk.take_read()
+            read_by_now += desk.pop_loaded()
         assert len(read_by_now) == 9
-        assert desk.sha256(LoRAAdapter("/good")) == "1" * 64
-        assert "not read within" in desk.fault(LoRAAdapter("/hangs", "0" * 64))
+        assert desk.get(LoRAAdapter("/good")).result().sha256 == "1" * 64
+        assert "not read within" in desk.error_of(LoRAAdapter("/hangs", "0" * 64))
         desk.close()
 
 

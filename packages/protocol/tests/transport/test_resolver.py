@@ -7,20 +7,20 @@ from pathlib import Path
 import pytest
 
 from tercet.protocol.messages.values import Role
-from tercet.protocol.transport.resolver import INTERVAL, Resolver
+from tercet.protocol.transport.endpoints import RESOLVE_INTERVAL, Resolver
 
 
 def test_files_are_looked_at_twice_a_second(tmp_path: Path) -> None:
     resolver = Resolver({f"ipc://{tmp_path}/scheduler-*": None, "tcp://127.0.0.1:5000": Role.DETOKENIZER})
     assert resolver.poll(0.0) == {"tcp://127.0.0.1:5000": Role.DETOKENIZER}
     (tmp_path / "scheduler-0.aa.ipc").touch()
-    assert resolver.poll(0.9 * INTERVAL) is None
-    assert resolver.poll(INTERVAL) == {
+    assert resolver.poll(0.9 * RESOLVE_INTERVAL) is None
+    assert resolver.poll(RESOLVE_INTERVAL) == {
         "tcp://127.0.0.1:5000": Role.DETOKENIZER,
         f"ipc://{tmp_path}/scheduler-0.aa.ipc": None,
     }
     (tmp_path / "scheduler-0.aa.ipc").unlink()
-    assert resolver.poll(2 * INTERVAL) == {"tcp://127.0.0.1:5000": Role.DETOKENIZER}
+    assert resolver.poll(2 * RESOLVE_INTERVAL) == {"tcp://127.0.0.1:5000": Role.DETOKENIZER}
 
 
 def test_a_slow_name_server_does_not_hold_up_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,7 @@ def test_an_event_log_replays_late_masks(overlap: int) -> None:
         if in_flight and (not plan or len(in_flight) > overlap):
             core.commit(in_flight.pop(0).result())
         if not in_flight or overlap:
-            ready = run.late_masks.take_ready()
+            ready = run.late_masks.pop_ready()
             told += len(ready)
             core.handle(*(Arrival("", MaskReady(*each)) for each in ready))
     assert told > 1

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
@@ -36,7 +37,6 @@ from tercet.protocol.messages.values import (
 )
 from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.events import AdapterPending, AdapterRead, CoreMessage, PeerBlocked, PeerDrained, PeerGone
-from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable
 
+from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import AbortReq, BatchTokenIDOutput, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, CoreMessage
-from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 

@@ -172,12 +172,11 @@ def test_there_is_never_memory_for_two_models(checkpoints: Callable[[str], Path]
 def refusal(run: Driver, path: Path) -> str:
     worker = run.executor
     assert isinstance(worker, TpModelWorker)
-    worker.weights.want(str(path))
-    while not (looked := worker.weights.take_read()):
+    worker.weights.request(str(path))
+    while not (looked := worker.weights.pop_loaded()):
         assert worker.weights.busy
-    [(where, fault)] = looked
-    assert where == str(path)
-    return fault
+    assert looked == [str(path)]
+    return worker.weights.error_of(str(path))
 
 
 @pytest.mark.parametrize("backend", ["torch_native", NATIVE])

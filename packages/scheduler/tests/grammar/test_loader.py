@@ -8,9 +8,7 @@ import pytest
 
 from packages.scheduler.tests.grammar.test_cache import Counting, Tape, grammar
 from tercet.protocol.messages.values import Grammar
-from tercet.scheduler.grammar import loader as desk
-from tercet.scheduler.grammar.cache import GrammarCache
-from tercet.scheduler.grammar.loader import GrammarLoader
+from tercet.scheduler.grammar.cache import GrammarCache, GrammarLoader, grammar_loader
 from tercet.scheduler.grammar.port import GrammarError
 
 A, B, C = grammar("a"), grammar("b"), grammar("c")
@@ -40,38 +38,38 @@ def cache(backend: Slow) -> GrammarCache[Tape]:
 
 @pytest.fixture
 def reader(backend: Slow, cache: GrammarCache[Tape]) -> Iterator[GrammarLoader]:
-    desk = GrammarLoader(cache)
-    yield desk
+    loader = grammar_loader(cache)
+    yield loader
     backend.let.set()
-    desk.close()
+    loader.close()
 
 
 def settle(reader: GrammarLoader, *grammars: Grammar) -> None:
     """Wait until they are read."""
     for each in grammars:
-        reader.reading(each).exception(10)
+        reader.get(each).exception(10)
 
 
 def test_nobody_waits_for_a_grammar_and_it_is_told_once(reader: GrammarLoader, backend: Slow) -> None:
-    assert not reader.want(A)
-    assert not reader.want(A)
-    assert reader.fault(A) == ""
-    assert (reader.busy, reader.take_read()) == (True, [])
+    assert not reader.request(A)
+    assert not reader.request(A)
+    assert reader.error_of(A) == ""
+    assert (reader.busy, reader.pop_loaded()) == (True, [])
     backend.let.set()
     settle(reader, A)
-    assert (reader.take_read(), reader.take_read(), reader.busy) == ([A], [], False)
-    assert reader.fault(A) == reader.fault(B) == ""
-    assert reader.want(A)
+    assert (reader.pop_loaded(), reader.pop_loaded(), reader.busy) == ([A], [], False)
+    assert reader.error_of(A) == reader.error_of(B) == ""
+    assert reader.request(A)
     assert backend.compiled == ["a"]
 
 
 def test_every_copy_begins_anew(reader: GrammarLoader, backend: Slow) -> None:
     backend.let.set()
-    reader.want(A)
-    one = reader.copy(reader.reading(A))
+    reader.request(A)
+    one = reader.get(A).result().copy()
     one.advance([1])
     assert isinstance(one, Tape)
-    other = reader.copy(reader.reading(A))
+    other = reader.get(A).result().copy()
     assert isinstance(other, Tape)
     assert (one.tokens, other.tokens) == ([1], [])
 
@@ -79,18 +77,18 @@ def test_every_copy_begins_anew(reader: GrammarLoader, backend: Slow) -> None:
 def test_what_the_cache_has_is_read_at_once(reader: GrammarLoader, backend: Slow, cache: GrammarCache[Tape]) -> None:
     backend.let.set()
     cache.matcher(A)
-    assert reader.want(A)
+    assert reader.request(A)
     assert not reader.busy
 
 
 def test_a_grammar_that_cannot_be_read_fails_where_it_is_followed(reader: GrammarLoader, backend: Slow) -> None:
     bad = grammar("bad")
-    reader.want(bad)
+    reader.request(bad)
     backend.let.set()
     settle(reader, bad)
-    assert reader.take_read() == [bad]
-    assert reader.fault(bad) == "bad"
-    read: Future[object] = reader.reading(bad)  # type: ignore[assignment]
+    assert reader.pop_loaded() == [bad]
+    assert reader.error_of(bad) == "bad"
+    read: Future[object] = reader.get(bad)  # type: ignore[assignment]
     assert isinstance(read.exception(), GrammarError)
 
 
@@ -100,30 +98,29 @@ def test_kept_is_what_is_wanted_whatever_else_comes(
     monkeypatch.setattr("tercet.scheduler.grammar.cache.MOST_GRAMMARS", 1)
     backend.let.set()
     for each in (A, B):
-        reader.want(each)
+        reader.request(each)
         settle(reader, each)
-    reader.keep([A])
-    reader.want(C)
+    reader.pop_loaded()
+    reader.retain([A])
+    reader.request(C)
     settle(reader, C)
-    assert reader.want(A)
+    assert reader.request(A)
     assert backend.compiled == ["a", "b", "c"]
-    assert not reader.want(B)
+    assert not reader.request(B)
 
 
-def test_too_many_wait_until_some_are_wanted_no_longer(
-    reader: GrammarLoader, backend: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(desk, "MOST_READ", 1)
+def test_too_many_wait_until_some_are_wanted_no_longer(reader: GrammarLoader, backend: Slow) -> None:
+    reader._most = 1
     for each in (A, B, C):
-        reader.want(each)
+        reader.request(each)
     backend.let.set()
     settle(reader, A)
-    assert reader.take_read() == [A]
-    reader.keep([A, C])
-    assert reader.take_read() == [B], "told of, because nobody waits for it any more"
+    assert reader.pop_loaded() == [A]
+    reader.retain([A, C])
+    assert reader.pop_loaded() == [B], "told of, because nobody waits for it any more"
     backend.let.clear()
-    reader.keep([C])
+    reader.retain([C])
     backend.let.set()
     settle(reader, C)
-    assert reader.take_read() == [C]
+    assert reader.pop_loaded() == [C]
     assert backend.compiled == ["a", "c"]

@@ -14,7 +14,6 @@ from tercet.detokenizer.config import DetokenizerConfig
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.errors import ConfigError
 from tercet.detokenizer.loop import DetokenizerLoop
-from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
 from tercet.protocol.errors import AddressError, ChannelError, KeysError
@@ -45,8 +44,7 @@ def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
     manager = DetokenizerManager(tokenizers, config.max_choices)
     board = StatusBoard(manager, SuspendAwareClock())
     node = ThreadNode(links, DetokenizerInbox, board.heartbeat, {Heartbeat: unanswered})
-    outbox = FrontendOutbox(node, config.max_backlog, manager.counters)
-    loop = DetokenizerLoop(node, manager, tokenizers, outbox, board, time.monotonic)
+    loop = DetokenizerLoop(node, manager, tokenizers, board, time.monotonic, config.max_backlog)
     on_signals((signal.SIGTERM, signal.SIGINT), loop.stop)
     if config.parent_fd is not None:
         exit_with_parent(config.parent_fd)

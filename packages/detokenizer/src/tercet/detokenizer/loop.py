@@ -7,9 +7,9 @@ from typing import Protocol
 
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.errors import TokenizerError
-from tercet.detokenizer.outbox import FrontendOutbox
 from tercet.detokenizer.status import StatusBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
+from tercet.protocol.backlog import BacklogSender
 from tercet.protocol.messages.messages import AbortReq, BatchTokenIDOutput, Ready, TokenizerFiles, TokenizerFilesReq
 from tercet.protocol.messages.values import Role
 from tercet.protocol.node import Delivery, PeerDown, PeerUp, Sender
@@ -43,14 +43,14 @@ class DetokenizerLoop:
         node: Node,
         manager: DetokenizerManager,
         tokenizers: TokenizerStore,
-        outbox: FrontendOutbox,
         board: StatusBoard,
         clock: Callable[[], float],
+        max_backlog: int,
     ) -> None:
         self._node = node
         self._manager = manager
         self._tokenizers = tokenizers
-        self._outbox = outbox
+        self.outbox = BacklogSender(node.send, max_backlog, clock, counters=manager.counters)
         self._board = board
         self._clock = clock
         self._awaited_tokenizers: dict[str, float] = {}
@@ -70,7 +70,7 @@ class DetokenizerLoop:
         while busy and self._stops < 2 and (spent := self._clock() - began) < drain_grace:
             tokens = self.turn(RETRY_SECONDS)
             lingering = bool(self._frontends) and spent < MIN_DRAIN_SECONDS
-            busy = tokens or lingering or bool(self._manager) or bool(self._outbox)
+            busy = tokens or lingering or bool(self._manager) or bool(self.outbox.backlog)
 
     def stop(self) -> None:
         """Drain and then end `run`; a second call ends it at once. Call it from one other thread."""
@@ -79,7 +79,7 @@ class DetokenizerLoop:
 
     def seconds_until_due(self) -> float | None:
         """Return the seconds until there is work without a new message; None if no such work is due."""
-        if self._outbox:
+        if self.outbox.backlog:
             return RETRY_SECONDS
         if self._awaited_tokenizers:
             return max(RETRY_SECONDS, min(self._awaited_tokenizers.values()) - self._clock())
@@ -93,7 +93,7 @@ class DetokenizerLoop:
         for delivery in deliveries:
             tokens |= isinstance(delivery.message, BatchTokenIDOutput)
             self._receive(delivery)
-        self._outbox.retry()
+        self.outbox.flush()
         self._request_tokenizers()
         self._board.end()
         return tokens
@@ -118,8 +118,7 @@ class DetokenizerLoop:
                 pass  # events of peers that the detokenizer does not depend on
 
     def _detokenize(self, output: BatchTokenIDOutput, scheduler: str) -> None:
-        for frontend, text in self._manager.handle(output, scheduler, self._frontends):
-            self._outbox.send(frontend, text)
+        self.outbox.send(self._manager.handle(output, scheduler, self._frontends))
 
     def _request_tokenizers(self) -> None:
         """Request tokenizers from new schedulers, and again from those that did not answer."""
@@ -146,6 +145,6 @@ class DetokenizerLoop:
         self._pending_batches.pop(peer, None)
         self._frontends.discard(peer)
         self._tokenizers.drop_scheduler(peer)
-        self._outbox.drop(peer)
+        self.outbox.forget(peer)
         if count := self._manager.drop_peer(peer):
             logger.info("peer %s is down: dropped choices=%d", peer, count)

@@ -12,10 +12,10 @@ from typing import BinaryIO
 
 import msgspec
 
+from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival
-from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 

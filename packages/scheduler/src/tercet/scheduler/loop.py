@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
+from tercet.protocol.backlog import BacklogSender, Outgoing, Send
 from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
@@ -18,11 +19,22 @@ from tercet.protocol.messages.messages import (
 )
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter, Phase
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
-from tercet.scheduler.async_loader import of_adapters, of_grammars
-from tercet.scheduler.core.events import Arrival, Drain, MaskReady, PeerGone, WeightsRead
-from tercet.scheduler.core.outputs import Outgoing
-from tercet.scheduler.outbox import BacklogSender
-from tercet.scheduler.ports import AdapterReader, GrammarReader, LateMasks, Pending, Runner, WeightsReader
+from tercet.scheduler.async_loader import AsyncLoader
+from tercet.scheduler.core.events import (
+    AdapterPending,
+    AdapterRead,
+    Arrival,
+    Drain,
+    GrammarPending,
+    GrammarRead,
+    MaskReady,
+    PeerBlocked,
+    PeerDrained,
+    PeerGone,
+    WeightsRead,
+)
+from tercet.scheduler.core.plan import Plan, StepResult
+from tercet.scheduler.ports import LateMasks, LoadedAdapter, Pending, Runner
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)
@@ -31,7 +43,10 @@ PUBLISH_INTERVAL = 0.2
 """Seconds between two reports of load and held requests; heartbeats repeat the last report."""
 RETRY_INTERVAL = 0.005
 """Seconds an idle loop waits before it retries a blocked peer's backlog or polls its loaders."""
-
+BACKLOG_TIMEOUT = 30.0
+"""Seconds without an accepted message after which a peer's backlog is dropped: it never connected, or does not read."""
+MAX_BACKLOG = 20_000
+"""Limit of messages kept for one peer. Only a peer that sends requests and never reads gets there; more are dropped."""
 
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")
@@ -67,35 +82,37 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         core: Core[PlanT, ResultT],
         executor: Runner[PlanT, ResultT],
         drain: Receive,
-        outbox: BacklogSender,
+        send: Send,
         board: StatusBoard,
         clock: Callable[[], float],
         *,
         overlap: int = 0,
-        grammars: GrammarReader | None = None,
+        grammars: AsyncLoader[Grammar, object] | None = None,
         late_masks: LateMasks | None = None,
-        adapters: AdapterReader | None = None,
-        weights: WeightsReader | None = None,
+        adapters: AsyncLoader[LoRAAdapter, LoadedAdapter] | None = None,
+        weights: AsyncLoader[str, None] | None = None,
         prepare: Callable[[], bool] = lambda: False,
+        on_weights_loaded: Callable[[str], None] = lambda _: None,
     ) -> None:
         """Create the loop.
 
         `prepare` does part of the work that makes later steps faster; it returns whether more is left.
+        `on_weights_loaded` is called with the directory of other weights that serve from now on.
         """
         self._core = core
         self._executor = executor
         self._drain = drain
-        self._outbox = outbox
+        self.outbox = BacklogSender(send, MAX_BACKLOG, clock, patience=BACKLOG_TIMEOUT)
         self._board = board
         self._clock = clock
         self._overlap = overlap
-        self._grammars = of_grammars(grammars, core.grammars)
+        self._grammars = grammars
         self._late_masks = late_masks
-        self._adapters = of_adapters(adapters, core.adapters)
-        self._forget_adapter = (lambda _: None) if adapters is None else adapters.forget
+        self._adapters = adapters
         self._weights = weights
         self._prepare = prepare
-        self._in_flight: deque[Pending[ResultT]] = deque()
+        self._on_weights_loaded = on_weights_loaded
+        self._in_flight: deque[tuple[PlanT, Pending[ResultT]]] = deque()
         self._published = float("-inf")
         self._stuck = False
         """The last turn could plan no step: waiting choices need memory that blocked requests hold."""
@@ -107,19 +124,15 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def run(self) -> None:
         """Serve until stopped. A step's exception is not caught: the process dies, and its supervisor restarts it."""
         self._board.enter(Phase.IDLE)
-        while not self.stopping and not (self.draining and self._core.empty and not self._outbox.backlog):
+        while not self.stopping and not (self.draining and self._core.empty and not self.outbox.backlog):
             self.turn()
 
     def turn(self) -> None:
         """Handle arrived messages, submit the next step, and commit the oldest one."""
-        core, outbox, in_flight = self._core, self._outbox, self._in_flight
-        events = [
-            *outbox.flush(),
-            *self._grammars.pop_events(),
-            *self._adapters.pop_events(),
-            *self._ready_masks(),
-            *self._checked_weights(),
-        ]
+        core, outbox, in_flight = self._core, self.outbox, self._in_flight
+        changes = outbox.flush()
+        events = [Arrival(peer, PeerBlocked(peer) if blocked else PeerDrained(peer)) for peer, blocked in changes]
+        events += self._loaded()
         if self.draining and self._board.drain():
             events.append(Arrival("", Drain()))
         arrivals = [*events, *self._arrivals(0 if events else self._wait())]
@@ -127,19 +140,27 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
             outbox.send(core.handle(*arrivals))
         if plan := core.schedule(self._clock()):
             self._board.begin_step()
-            in_flight.append(self._executor.submit(plan))
+            in_flight.append((plan, self._executor.submit(plan)))
         self._stuck = not plan and not in_flight
         if in_flight and (not plan or len(in_flight) > self._overlap):
-            outbox.send(core.commit(in_flight.popleft().result()))
+            outbox.send(self._commit(*in_flight.popleft()))
             self._board.end_step(more=bool(in_flight))
         self._publish()
+
+    def _commit(self, plan: PlanT, pending: Pending[ResultT]) -> list[Outgoing]:
+        """Commit a step, and announce the weights that it loaded before peers get the answers to the update."""
+        result = pending.result()
+        outgoing = self._core.commit(result)
+        if isinstance(plan, Plan) and plan.weights and isinstance(result, StepResult) and not result.fault:
+            self._on_weights_loaded(plan.weights)
+        return outgoing
 
     def _wait(self) -> float | None:
         """Return the seconds to wait for a message: 0 while a step or some preparation can run."""
         if self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
-        if self._outbox.backlog or self._core.runnable or self._loading:
+        if self.outbox.backlog or self._core.runnable or self._loading:
             return RETRY_INTERVAL
         self._publish(now=True)
         self._board.enter(Phase.COMPILING)
@@ -149,27 +170,46 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
 
     @property
     def _loading(self) -> bool:
-        """Return whether a loader is busy, so that the loop must poll it."""
-        others = (self._late_masks, self._weights)
-        return self._grammars.busy or self._adapters.busy or any(each is not None and each.busy for each in others)
+        """Return whether something is being loaded, so that the loop must poll it."""
+        loaders = (self._grammars, self._adapters, self._late_masks, self._weights)
+        return any(each is not None and each.busy for each in loaders)
 
-    def _ready_masks(self) -> list[Arrival]:
-        return (
-            []
-            if self._late_masks is None
-            else [Arrival("", MaskReady(*each)) for each in self._late_masks.take_ready()]
-        )
+    def _loaded(self) -> list[Arrival]:
+        """Return events for the grammars, adapters, masks and weights that became available since the last call."""
+        events: list[Arrival] = []
+        if self._grammars is not None and self._grammars.busy:
+            events += [_grammar_read(self._grammars, each) for each in self._grammars.pop_loaded()]
+        if self._adapters is not None and self._adapters.busy:
+            events += [_adapter_read(self._adapters, each) for each in self._adapters.pop_loaded()]
+        if self._late_masks is not None and self._late_masks.busy:
+            events += [Arrival("", MaskReady(*each)) for each in self._late_masks.pop_ready()]
+        if self._weights is not None and self._weights.busy:
+            weights = self._weights
+            events += [Arrival("", WeightsRead(each, weights.error_of(each))) for each in weights.pop_loaded()]
+        return events
 
-    def _checked_weights(self) -> list[Arrival]:
-        return [] if self._weights is None else [Arrival("", WeightsRead(*each)) for each in self._weights.take_read()]
+    def _request(self, grammar: Grammar | None, adapter: LoRAAdapter | None) -> list[Arrival]:
+        """Load what a message needs. Return events for the core: each is pending, or it is loaded."""
+        events: list[Arrival] = []
+        if grammar is not None and (grammars := self._grammars) is not None:
+            loaded = grammars.request(grammar)
+            events.append(_grammar_read(grammars, grammar) if loaded else Arrival("", GrammarPending(grammar)))
+        if adapter is not None and (adapters := self._adapters) is not None:
+            loaded = adapters.request(adapter)
+            events.append(_adapter_read(adapters, adapter) if loaded else Arrival("", AdapterPending(adapter)))
+        return events
 
     def _publish(self, *, now: bool = False) -> None:
         time = self._clock()
         if now or time - self._published >= PUBLISH_INTERVAL:
             self._published = time
             self._board.publish(self._core.load(), self._core.held())
-            self._grammars.drop_unused()
-            self._adapters.drop_unused()
+            if self._grammars is not None:
+                self._grammars.retain(self._core.grammars())
+            if self._adapters is not None:
+                self._adapters.retain(self._core.adapters())
+            if self._weights is not None:
+                self._weights.retain(())
 
     def _arrivals(self, wait: float | None) -> list[Arrival]:
         """Convert deliveries into arrivals for the core, and request the loading of grammars, adapters and weights."""
@@ -178,18 +218,16 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
             match message:
                 case TokenizedGenerateReqInput():
                     arrivals.append(Arrival(source, message, at))
-                    arrivals += [
-                        *self._grammars.request(message.sampling.grammar),
-                        *self._adapters.request(message.lora),
-                    ]
+                    arrivals += self._request(message.sampling.grammar, message.lora)
                 case LoadLoRAAdapterReq(adapter=adapter):
-                    arrivals += [Arrival(source, message), *self._adapters.request(adapter)]
+                    arrivals += [Arrival(source, message), *self._request(None, adapter)]
                 case UpdateWeightsFromDiskReq(path=path):
                     arrivals.append(Arrival(source, message))
                     if self._weights is not None:
-                        self._weights.want(path)
+                        self._weights.request(path)
                 case UnloadLoRAAdapterReq(adapter=adapter):
-                    self._forget_adapter(adapter)
+                    if self._adapters is not None:
+                        self._adapters.unload(adapter)
                     arrivals.append(Arrival(source, message))
                 case TokenizedEmbeddingReqInput():
                     arrivals.append(Arrival(source, message, at))
@@ -197,10 +235,19 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                     arrivals.append(Arrival(source, message))
                 case PeerDown(peer, _, reason):
                     logger.info("peer %s disconnected: reason=%s", peer, reason)
-                    self._outbox.forget(peer)
+                    self.outbox.forget(peer)
                     arrivals.append(Arrival(peer, PeerGone(peer)))  # for every role: any peer may have sent requests
                 case PeerUp(peer):
                     logger.info("peer %s connected", peer)
                 case _:
                     pass  # membership messages, which the node has handled
         return arrivals
+
+
+def _grammar_read(loader: AsyncLoader[Grammar, object], grammar: Grammar) -> Arrival:
+    return Arrival("", GrammarRead(grammar, loader.error_of(grammar)))
+
+
+def _adapter_read(loader: AsyncLoader[LoRAAdapter, LoadedAdapter], adapter: LoRAAdapter) -> Arrival:
+    loaded = loader.value_of(adapter)
+    return Arrival("", AdapterRead(adapter, loader.error_of(adapter), "" if loaded is None else loaded.sha256))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
 from tercet.protocol.messages.values import Grammar, LoRAAdapter
+from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 
@@ -34,47 +35,12 @@ class Runner(Protocol[PlanT_contra, ResultT_co]):
         ...
 
 
-WantedT = TypeVar("WantedT")
-
-
-class Reader(Protocol[WantedT]):
-    """Background loader of items that choices need before they are planned. Each item is read once for all choices."""
+class LoadedAdapter(Protocol):
+    """A loaded adapter, as the loop sees it."""
 
     @property
-    def busy(self) -> bool:
-        """Return whether `take_read` will return items, now or later."""
-        ...
-
-    def want(self, wanted: WantedT) -> bool:
-        """Return whether an item is read. If it is not, start reading it; `take_read` reports the end."""
-        ...
-
-    def take_read(self) -> list[WantedT]:
-        """Return items that were requested before they were read and are read now; each is returned once."""
-        ...
-
-    def fault(self, read: WantedT) -> str:
-        """Return why a read item is unusable, as a message for its sender; empty if it is usable."""
-        ...
-
-    def keep(self, wanted: Collection[WantedT]) -> None:
-        """Forget all other items."""
-        ...
-
-
-GrammarReader = Reader[Grammar]
-"""Implemented in `tercet.scheduler.grammar.loader`."""
-
-
-class AdapterReader(Reader[LoRAAdapter], Protocol):
-    """Reader of adapters, implemented in `tercet.scheduler.executor.lora.loader`."""
-
-    def sha256(self, adapter: LoRAAdapter) -> str:
-        """Return the hash of a read adapter's files; empty if reading failed."""
-        ...
-
-    def forget(self, adapter: LoRAAdapter) -> None:
-        """Do not keep an adapter for future requests."""
+    def sha256(self) -> str:
+        """Return the hash of the adapter's files."""
         ...
 
 
@@ -83,31 +49,14 @@ class LateMasks(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Return whether `take_ready` will return choices, now or later."""
+        """Return whether `pop_ready` will return choices, now or later."""
         ...
 
-    def take_ready(self, wait: float = 0.0) -> Collection[tuple[int, int]]:
+    def pop_ready(self, wait: float = 0.0) -> Collection[tuple[int, int]]:
         """Return (slot, step) of choices that sat out since that step and can be planned again; each is returned once.
 
         Waits up to `wait` seconds for the first.
         """
-        ...
-
-
-class WeightsReader(Protocol):
-    """Checker of weights, implemented in `tercet.scheduler.executor.weights_loader`."""
-
-    @property
-    def busy(self) -> bool:
-        """Return whether `take_read` will return paths, now or later."""
-        ...
-
-    def want(self, path: str) -> None:
-        """Start checking whether the weights of a directory can be loaded."""
-        ...
-
-    def take_read(self) -> Collection[tuple[str, str]]:
-        """Return each checked path and why its weights cannot be loaded; the reason is empty if they can."""
         ...
 
 
@@ -120,8 +69,8 @@ class Executor(Runner[Plan, StepResult], Protocol):
         ...
 
     @property
-    def grammars(self) -> GrammarReader | None:
-        """Return the reader of grammars, which choices need before they are planned; None if not supported."""
+    def grammars(self) -> AsyncLoader[Grammar, object] | None:
+        """Return the loader of grammars, which choices need before they are planned; None if not supported."""
         ...
 
     @property
@@ -130,13 +79,13 @@ class Executor(Runner[Plan, StepResult], Protocol):
         ...
 
     @property
-    def adapters(self) -> AdapterReader | None:
-        """Return the reader of adapters; None if adapters are not supported."""
+    def adapters(self) -> AsyncLoader[LoRAAdapter, LoadedAdapter] | None:
+        """Return the loader of adapters; None if adapters are not supported."""
         ...
 
     @property
-    def weights(self) -> WeightsReader:
-        """Return the checker of weights, used before a plan loads them."""
+    def weights(self) -> AsyncLoader[str, None]:
+        """Return the loader that checks the weights in a directory before a plan loads them."""
         ...
 
     def prepare(self) -> bool:

@@ -27,7 +27,6 @@ from tercet.protocol.system.private_files import open_private
 from tercet.protocol.system.process import gc_disabled_during_imports
 from tercet.protocol.transport.security import Security
 from tercet.scheduler.__about__ import __version__
-from tercet.scheduler.announcing import AnnouncingExecutor
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeResult
@@ -39,7 +38,6 @@ from tercet.scheduler.event_log import RecordingScheduler
 from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes
 from tercet.scheduler.loop import Core, PlanT, ResultT, SchedulerLoop
 from tercet.scheduler.model_files import ModelError, file_hashes, tokenizer_files
-from tercet.scheduler.outbox import BacklogSender
 from tercet.scheduler.ports import Runner
 from tercet.scheduler.resolved_model import ResolvedModel, identity_of, on_gpu, resolve_served_model
 from tercet.scheduler.status import StatusBoard
@@ -165,12 +163,13 @@ class SchedulerProcess:
         limits = _limits(found, executor.capacity, tokens)
         loop = self._build_loop(
             core if log is None else RecordingScheduler(core, log),
-            AnnouncingExecutor(executor, lambda path: self._announce(replace(found, weights=Path(path)), limits)),
+            executor,
             grammars=executor.grammars,
             late_masks=executor.late_masks,
             adapters=executor.adapters,
             weights=executor.weights,
             prepare=executor.prepare,
+            on_weights_loaded=lambda path: self._announce(replace(found, weights=Path(path)), limits),
         )
         return loop, limits
 
@@ -202,10 +201,9 @@ class SchedulerProcess:
     def _build_loop(
         self, core: Core[PlanT, ResultT], executor: Runner[PlanT, ResultT], **more: Any
     ) -> SchedulerLoop[PlanT, ResultT]:
-        outbox = BacklogSender(self._node.send, time.monotonic)
         overlap = self._schedule.steps_ahead(gpu=on_gpu(self._model))
-        drain, board = self._node.drain, self._board
-        return SchedulerLoop(core, executor, drain, outbox, board, time.monotonic, overlap=overlap, **more)
+        node, board = self._node, self._board
+        return SchedulerLoop(core, executor, node.drain, node.send, board, time.monotonic, overlap=overlap, **more)
 
     def _core_config(self) -> CoreConfig:
         schedule = self._schedule

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import BatchTokenIDOutput, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import (
     FinishReason,
@@ -20,7 +21,6 @@ from tercet.protocol.messages.values import (
 )
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival
-from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay

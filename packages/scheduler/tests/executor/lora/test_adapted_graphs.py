@@ -66,7 +66,7 @@ def run(attending: Any, pool: KVPool, graphs: Graphs | None) -> tuple[list[StepR
     """Three choices: one with an adapter, one with none, one with another, which goes; a fourth takes its place."""
     bank = Bank(2)
     adapters = StepAdapters(cast("LoRABank", bank), SLOTS, torch.device("cpu"))
-    adapters.loader._read_files = lambda adapter: Adapter("", int(adapter.path[-1]), {})
+    adapters.loader._load = lambda adapter: Adapter("", int(adapter.path[-1]), {})
     model = Adding(attending, bank)
     runner = ModelRunner(
         model,

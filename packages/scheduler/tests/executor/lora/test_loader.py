@@ -7,7 +7,7 @@ import pytest
 
 from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.executor.lora.adapter_files import Adapter, AdapterError
-from tercet.scheduler.executor.lora.loader import AdapterLoader
+from tercet.scheduler.executor.lora.adapters import AdapterLoader, adapter_loader
 
 
 def named(name: str) -> LoRAAdapter:
@@ -37,8 +37,13 @@ class Files:
 def have(loader: AdapterLoader, *adapters: LoRAAdapter) -> None:
     """Want adapters, and wait for them."""
     for each in adapters:
-        loader.want(each)
+        loader.request(each)
     settle(loader)
+
+
+def sha256_of(loader: AdapterLoader, adapter: LoRAAdapter) -> str:
+    loaded = loader.value_of(adapter)
+    return "" if loaded is None else loaded.sha256
 
 
 def settle(loader: AdapterLoader) -> list[LoRAAdapter]:
@@ -47,37 +52,37 @@ def settle(loader: AdapterLoader) -> list[LoRAAdapter]:
     deadline = time.monotonic() + 10
     while loader.busy:
         assert time.monotonic() < deadline
-        read += loader.take_read()
+        read += loader.pop_loaded()
     return read
 
 
 def test_an_adapter_is_read_once_and_told_once() -> None:
     files = Files()
     files.may.clear()
-    loader = AdapterLoader(files, spare=2)
-    assert [loader.want(A), loader.want(A), loader.want(B)] == [False] * 3
-    assert loader.take_read() == []
+    loader = adapter_loader(files, spare=2)
+    assert [loader.request(A), loader.request(A), loader.request(B)] == [False] * 3
+    assert loader.pop_loaded() == []
     files.may.set()
     assert {*settle(loader)} == {A, B}
     assert {*files.read} == {A, B}
     assert len(files.read) == 2
-    assert loader.want(A)
-    assert (loader.fault(A), loader.sha256(A), loader.get(A).rank) == ("", A.sha256, 4)
+    assert loader.request(A)
+    assert (loader.error_of(A), sha256_of(loader, A), loader.get(A).result().rank) == ("", A.sha256, 4)
     assert not loader.busy
     loader.close()
 
 
 def test_what_fails_is_told_in_one_line_and_tried_again() -> None:
     files = Files()
-    loader = AdapterLoader(files, spare=2)
+    loader = adapter_loader(files, spare=2)
     bad = named("bad")
     have(loader, bad)
-    assert loader.fault(bad).startswith("it is bad xxx")
-    assert len(loader.fault(bad)) == 400
-    assert loader.sha256(bad) == ""
+    assert loader.error_of(bad).startswith("it is bad xxx")
+    assert len(loader.error_of(bad)) == 400
+    assert sha256_of(loader, bad) == ""
     with pytest.raises(AdapterError):
-        loader.get(bad)
-    loader.keep(())
+        loader.get(bad).result()
+    loader.retain(())
     have(loader, bad)
     assert files.read == [bad, bad]
     loader.close()
@@ -85,27 +90,27 @@ def test_what_fails_is_told_in_one_line_and_tried_again() -> None:
 
 def test_what_lies_at_a_path_is_looked_at_anew_each_time_and_known_by_its_contents() -> None:
     files = Files()
-    loader = AdapterLoader(files, spare=2)
+    loader = adapter_loader(files, spare=2)
     path = LoRAAdapter("/adapters/a")
     for sha256 in ("1" * 64, "2" * 64):
         files.sha256 = sha256
-        assert not loader.want(path)
+        assert not loader.request(path)
         assert settle(loader) == [path]
-        assert loader.sha256(path) == sha256
+        assert sha256_of(loader, path) == sha256
     assert files.read == [path, path]
-    assert loader.want(LoRAAdapter("/adapters/a", "2" * 64))
-    assert loader.want(LoRAAdapter("/adapters/a", "1" * 64))  # who has it goes on with it
+    assert loader.request(LoRAAdapter("/adapters/a", "2" * 64))
+    assert loader.request(LoRAAdapter("/adapters/a", "1" * 64))  # who has it goes on with it
     assert files.read == [path, path]
     loader.close()
 
 
 def test_some_that_nobody_has_are_kept() -> None:
     files = Files()
-    loader = AdapterLoader(files, spare=1)
+    loader = adapter_loader(files, spare=1)
     for each in (A, B, C):
         have(loader, each)
-    loader.want(B)
-    loader.keep([A])
+    loader.request(B)
+    loader.retain([A])
     have(loader, A, B)
     assert files.read == [A, B, C]
     have(loader, C)
@@ -115,16 +120,16 @@ def test_some_that_nobody_has_are_kept() -> None:
 
 def test_what_is_unloaded_stays_for_those_who_have_it_and_for_nobody_else() -> None:
     files = Files()
-    loader = AdapterLoader(files, spare=2)
+    loader = adapter_loader(files, spare=2)
     have(loader, A)
-    loader.forget(A)
-    loader.keep([A])
-    assert loader.get(A).rank == 4
+    loader.unload(A)
+    loader.retain([A])
+    assert loader.get(A).result().rank == 4
     assert files.read == [A]
-    loader.keep([])
+    loader.retain([])
     have(loader, A)
     assert files.read == [A, A]
-    loader.keep([])
+    loader.retain([])
     have(loader, A)
     assert files.read == [A, A]
     loader.close()
@@ -132,20 +137,20 @@ def test_what_is_unloaded_stays_for_those_who_have_it_and_for_nobody_else() -> N
 
 def test_no_more_are_read_than_there_is_room_for_and_the_others_wait_in_line() -> None:
     files = Files()
-    loader = AdapterLoader(files, spare=2, most=2)
+    loader = adapter_loader(files, spare=2, most=2)
     have(loader, A)
     have(loader, B)
-    assert not loader.want(C)
+    assert not loader.request(C)
     for _ in range(3):
-        loader.keep([A, B, C])
-        assert loader.take_read() == []
-    loader.keep([A, C])  # which makes room, for there is none to spare
+        loader.retain([A, B, C])
+        assert loader.pop_loaded() == []
+    loader.retain([A, C])  # which makes room, for there is none to spare
     assert settle(loader) == [C]
     assert files.read == [A, B, C]
-    assert not loader.want(B)
-    loader.keep([A, C])  # whoever wanted it is gone
-    assert loader.take_read() == [B]
-    assert (loader.fault(B), loader.sha256(B)) == ("", "")
+    assert not loader.request(B)
+    loader.retain([A, C])  # whoever wanted it is gone
+    assert loader.pop_loaded() == [B]
+    assert (loader.error_of(B), sha256_of(loader, B)) == ("", "")
     assert files.read == [A, B, C]
     loader.close()
 
@@ -153,9 +158,9 @@ def test_no_more_are_read_than_there_is_room_for_and_the_others_wait_in_line() -
 def test_what_is_being_read_is_not_forgotten() -> None:
     files = Files()
     files.may.clear()
-    loader = AdapterLoader(files, spare=0)
-    loader.want(A)
-    loader.keep([])
+    loader = adapter_loader(files, spare=0)
+    loader.request(A)
+    loader.retain([])
     files.may.set()
     assert settle(loader) == [A]
     assert files.read == [A]

@@ -118,13 +118,13 @@ def test_a_late_mask_leaves_the_others_theirs_and_is_used_when_it_is_there(made:
     outcome = rows.advance([-1, 0, 6], [2, 2, 2])
     assert (outcome.deferred, outcome.errors, outcome.complete) == ([0], {}, [])
     assert grammars.busy
-    assert grammars.take_ready() == []
+    assert grammars.pop_ready() == []
     rows = begun(grammars, 6, [1])
     wait_for(grammars, 1)
     assert rows.masks().tolist() == [[6]]
     assert not rows.advance([1], [3]).deferred
     backend.go.set()
-    assert grammars.take_ready(LONG) == [(0, 5)]
+    assert grammars.pop_ready(LONG) == [(0, 5)]
     assert not grammars.busy
     rows = begun(grammars, 7, [0, 1])
     wait_for(grammars, 1)
@@ -144,7 +144,7 @@ def test_masks_are_the_same_however_often_they_are_asked_for(made: Made) -> None
     assert grammars.threads.submit(grammars._constraints[0].account, int).done.wait(LONG)  # type: ignore[union-attr]
     assert rows.masks().tolist() == [[0]]
     assert rows.advance([-1], [2]).deferred == [0]
-    assert grammars.take_ready(LONG) == [(0, 0)]
+    assert grammars.pop_ready(LONG) == [(0, 0)]
 
 
 @pytest.mark.parametrize("later", [[None], [None, 1], [None, 5], [None, 1, 2]])
@@ -156,14 +156,14 @@ def test_other_guesses_than_those_of_a_late_mask_sit_out(later: list[int | None]
     assert rows.masks().tolist() == [[0], [0]]
     assert rows.advance([-1, -1], [2, 3]).deferred == [0]
     backend.go.set()
-    assert grammars.take_ready(LONG) == [(0, 0)]
+    assert grammars.pop_ready(LONG) == [(0, 0)]
     rows = begun(grammars, 1, [0] * len(later), later)
     right = later[1:2] == [1]
     assert rows.masks().tolist() == ([[3], [6], [0]] if right else [[3], [0]])[: len(later)]
     outcome = rows.advance([1, 2, -1][: len(later)], [2, 3, 4][: len(later)])
     assert outcome.deferred == ([2] if len(later) == 3 else [])
     if outcome.deferred:
-        assert grammars.take_ready() == [(0, 1)], "nothing has to be waited for"
+        assert grammars.pop_ready() == [(0, 1)], "nothing has to be waited for"
     else:
         rows = begun(grammars, 2, [0])
         wait_for(grammars, 0)
@@ -179,7 +179,7 @@ def test_a_request_that_has_spent_its_time_ends(made: Made) -> None:
     late = rows.advance([-1 if not mask[0] else 0 for mask in rows.masks().tolist()], [2, 2, 2]).deferred
     assert late
     while grammars.busy:
-        grammars.take_ready(LONG)
+        grammars.pop_ready(LONG)
     rows = begun(grammars, 1, [0, 1, 2])
     masks = rows.masks().tolist()
     assert masks[:2] == [[0], [0]]
@@ -194,7 +194,7 @@ def test_a_mask_that_never_comes_ends_its_choice(made: Made) -> None:
     rows.masks()
     assert rows.advance([-1], [2]).deferred == [0]
     assert backend.begun.wait(LONG)
-    assert grammars.take_ready() == [(0, 0)]
+    assert grammars.pop_ready() == [(0, 0)]
     rows = begun(grammars, 1, [0])
     assert rows.masks().tolist() == [[0]]
     assert rows.advance([-1], [2]).errors == {0: SPENT}

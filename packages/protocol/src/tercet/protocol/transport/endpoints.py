@@ -5,6 +5,8 @@ import ipaddress
 import os
 import re
 import socket
+import threading
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,6 +19,10 @@ IPC_PATH_LIMIT = 107
 PEER_ID_LIMIT = 64
 """Characters."""
 
+RESOLVE_INTERVAL = 0.5
+"""Seconds between two resolutions."""
+NAME_RESOLVE_INTERVAL = 2.0
+"""Seconds between two queries to a name server."""
 _ANYWHERE = "192.0.2.1"
 """Address in no network (RFC 5737): the route to it is the default route."""
 
@@ -190,3 +196,40 @@ def supervised_id(role: Role, number: int) -> str:
 def is_supervised_id(peer: str) -> bool:
     """Return whether a supervisor of this machine gave this peer id; ids of other peers have other suffixes."""
     return re.fullmatch(r"[a-z]+-\d+", peer) is not None
+
+
+class Resolver:
+    """Resolver of a list of specs. Files are listed in place; DNS names are resolved in a short-lived thread."""
+
+    def __init__(self, specs: Mapping[str, Role | None]) -> None:
+        self._roles = dict(specs)
+        names = [spec for spec in specs if isinstance(target := parse(spec), Tcp) and not target.is_literal]
+        self._local = [spec for spec in specs if spec not in names]
+        self._names = names
+        self._found: dict[str, Role | None] = {}
+        self._thread: threading.Thread | None = None
+        self._due = self._names_due = float("-inf")
+
+    @property
+    def deadline(self) -> float:
+        """Time at which a name server's answer may be there; new files are found at the next poll."""
+        return self._due if self._thread and self._thread.is_alive() else float("inf")
+
+    def poll(self, now: float) -> dict[str, Role | None] | None:
+        """Return every address with the role expected there, or None if the interval has not passed."""
+        if now < self._due:
+            return None
+        self._due = now + RESOLVE_INTERVAL
+        if self._names and now >= self._names_due and not (self._thread and self._thread.is_alive()):
+            self._names_due = now + NAME_RESOLVE_INTERVAL
+            self._thread = threading.Thread(target=self._look_up, name="tercet-resolver", daemon=True)
+            self._thread.start()
+        if self._thread and self._thread.is_alive():
+            self._due = now + RESOLVE_INTERVAL / 10
+        return self._found | self._resolve(self._local)
+
+    def _look_up(self) -> None:
+        self._found = self._resolve(self._names)
+
+    def _resolve(self, specs: list[str]) -> dict[str, Role | None]:
+        return {address: self._roles[spec] for spec in specs for address in resolve(spec)}

@@ -1,30 +1,78 @@
-"""Fair-share policy: the tenant with the least service goes next.
+"""Fair shares of tenants: the policy by service, and slots and pages that every policy keeps for tenants without any.
 
-No tenant waits behind all requests of another. The policy is the Virtual Token Counter of "Fairness in Serving Large
-Language Models" (Sheng et al., OSDI 2024, https://arxiv.org/abs/2401.00588). Each tenant has a counter of the tokens it
-was served. When there is room, the tenant with the lowest counter gets it, with its earliest choice. A prompt is
-charged as a whole when it is admitted, without its cached tokens. An output token is charged when it is known, so that
-a rejected draft token costs its tenant nothing. Recomputation after a retraction is not charged, either.
+Under the policy no tenant waits behind all requests of another. It is the Virtual Token Counter of "Fairness in Serving
+Large Language Models" (Sheng et al., OSDI 2024, https://arxiv.org/abs/2401.00588). Each tenant has a counter of the
+tokens it was served. When there is room, the tenant with the lowest counter gets it, with its earliest choice. A prompt
+is charged as a whole when it is admitted, without its cached tokens. An output token is charged when it is known, so
+that a rejected draft token costs its tenant nothing. Recomputation after a retraction is not charged, either.
 
-A tenant that begins to wait is lifted to the lowest counter of the waiting tenants, so that it cannot save up service.
+A tenant that begins to wait is lifted to the lowest counter of the waiting tenants. Otherwise it could save up service
+while it requests little, and come before others for as long once it requests much. The same holds for a tenant with
+only running choices.
 
 While two tenants wait, their counters therefore differ by at most U, the longest prompt plus all output that can run at
 a time, and the service they get in that time differs by at most 2 U.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
+from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
-from tercet.scheduler.core.token_counters import Account, VirtualTokenCounters
 
 PROMPT_TOKEN = 1
 OUTPUT_TOKEN = 2
 """Costs of a token. A prompt token is computed beside many others, an output token has a step of its own."""
-
 MOST_SKIPPED = 32
 """Limit of skipped choices of one tenant before a step looks at other tenants; a step looks at a limited number."""
+SHARE = 8
+
+
+@dataclass(slots=True)
+class Account:
+    """Service of a tenant, and the number of its waiting and started choices."""
+
+    served: int = 0
+    waiting: int = 0
+    begun: int = 0
+
+
+class VirtualTokenCounters:
+    """Accounts of all tenants, except those without choices here that would be lifted on their return."""
+
+    def __init__(self) -> None:
+        self.by_tenant: dict[str, Account] = {}
+        self._last = Account()
+        """Account of the tenant that was the last to wait."""
+
+    def __getitem__(self, tenant: str) -> Account:
+        return self.by_tenant[tenant]
+
+    def joined(self, tenant: str) -> None:
+        """Count one more waiting choice. If it is the tenant's only one, lift the tenant."""
+        account = self.by_tenant.get(tenant)
+        if account is None or not account.waiting:
+            level = self._level()
+            self.by_tenant = {
+                name: each for name, each in self.by_tenant.items() if each.waiting or each.begun or each.served > level
+            }
+            account = self.by_tenant.setdefault(tenant, Account())
+            account.served = max(account.served, level)
+        account.waiting += 1
+
+    def left(self, tenant: str) -> None:
+        """Count one waiting choice less."""
+        account = self.by_tenant[tenant]
+        account.waiting -= 1
+        if not account.waiting:
+            self._last = account
+
+    def _level(self) -> int:
+        """Return the minimum counter of a tenant that begins to wait. It never falls."""
+        return min((each.served for each in self.by_tenant.values() if each.waiting), default=self._last.served)
 
 
 class FairShare:
@@ -114,3 +162,43 @@ class _Line:
         """Return the sort key of lines. If service is equal, the tenant with fewer started choices goes first."""
         account = self._account
         return self.skipped // MOST_SKIPPED, account.served, account.begun, self.reqs[self.place].arrival
+
+
+class SlotShares:
+    """Slots and pages of each tenant while a step admits choices.
+
+    A tenant takes up to `SHARE` times as many slots as it leaves free, and leaves one page free for each `SHARE` it
+    holds. A tenant that floods the scheduler alone therefore has all but a ninth of it, and the first request of
+    another tenant neither waits for an answer of the flood to end nor queues behind it. This is the dynamic threshold
+    of the queue (`queue.room`) with another factor. Requests without a tenant come from a server without keys and may
+    take all.
+    """
+
+    def __init__(self, running: Iterable[Req], memory: KVMemory) -> None:
+        self._memory = memory
+        self._slots: Counter[str] = Counter()
+        self._pages: Counter[str] = Counter()
+        self._newcomers = False
+        for req in running:
+            self.took(req)
+
+    def took(self, req: Req) -> None:
+        """Count a choice that has got a slot."""
+        self._slots[req.tenant] += 1
+        self._pages[req.tenant] += len(req.pages[0])
+
+    def only_newcomers(self) -> None:
+        """Admit only tenants without a slot from now on: pages are short."""
+        self._newcomers = True
+
+    def may_run(self, tenant: str) -> bool:
+        """Return whether a tenant may take one more slot."""
+        own, free = self._slots[tenant], len(self._memory.free_slots)
+        if not own or not tenant:
+            return free > 0 and not (own and self._newcomers)
+        left = free - 1 if self._slots.total() + free > SHARE else free  # the last is for a tenant that has none
+        return not self._newcomers and own < SHARE * left
+
+    def kept_pages(self, tenant: str) -> int:
+        """Return how many pages a tenant must leave to others."""
+        return self._pages[tenant] // SHARE if tenant else 0

@@ -2,12 +2,10 @@
 
 from collections import Counter
 
-from tercet.scheduler.core.fair_share import FairShare
-from tercet.scheduler.core.prefix_cache import Node
-from tercet.scheduler.core.radix_cache import RadixCache
+from tercet.scheduler.core.fair_share import Account, FairShare
+from tercet.scheduler.core.prefix_cache import Node, RadixCache
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.core.token_counters import Account
 
 
 def violations(core: Scheduler) -> list[str]:

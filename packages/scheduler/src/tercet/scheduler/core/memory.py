@@ -8,12 +8,138 @@ gave up before wait in `deferred_free` until that step.
 from collections import deque
 from collections.abc import Iterable
 
-from tercet.scheduler.core.adapters import AdapterSlots
-from tercet.scheduler.core.pages import PageLists, PagePools
-from tercet.scheduler.core.plan import Capacity, PageCopy, PageUpdate
-from tercet.scheduler.core.prefix_cache import ChunkCache, PrefixCache
-from tercet.scheduler.core.radix_cache import RadixCache
+from tercet.protocol.messages.values import LoRAAdapter
+from tercet.scheduler.core.plan import AdapterLoad, Capacity, PageCopy, PageUpdate
+from tercet.scheduler.core.prefix_cache import ChunkCache, PageLists, PrefixCache, RadixCache
 from tercet.scheduler.core.request import Req
+
+
+class PagePool:
+    """Pages of one cache group. A page is free exactly if it has no holder."""
+
+    def __init__(self, pages: int) -> None:
+        self.size = pages
+        self.free_pages = list(range(pages - 1, -1, -1))
+        self.holders = [0] * pages
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` free pages, each with one holder. The caller must check that there are enough."""
+        if count > len(self.free_pages):
+            raise ValueError(f"{count} pages asked for, {len(self.free_pages)} free")
+        if count == 0:
+            return []
+        taken = self.free_pages[-count:]
+        del self.free_pages[-count:]
+        for page in taken:
+            self.holders[page] = 1
+        return taken
+
+    def hold(self, pages: Iterable[int]) -> None:
+        """Add a holder to pages that already have one."""
+        for page in pages:
+            if not self.holders[page]:
+                raise ValueError(f"page {page} is free and cannot be shared")
+            self.holders[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Remove one holder of each page."""
+        holders, free = self.holders, self.free_pages
+        for page in pages:
+            left = holders[page] - 1
+            if left < 0:
+                raise ValueError(f"page {page} is released twice")
+            holders[page] = left
+            if left == 0:
+                free.append(page)
+
+
+class PagePools:
+    """Pools of all cache groups; a token's page is taken in every pool at once."""
+
+    def __init__(self, sizes: Iterable[int]) -> None:
+        self.groups = [PagePool(size) for size in sizes]
+        self._free = [pool.free_pages for pool in self.groups]
+        self.total = min(pool.size for pool in self.groups)
+
+    @property
+    def free(self) -> int:
+        """Pages that can be taken in every group."""
+        return min(map(len, self._free))
+
+    def allocate(self, count: int) -> PageLists:
+        """Take `count` pages in every group."""
+        return [pool.allocate(count) for pool in self.groups]
+
+    def hold(self, pages: PageLists) -> None:
+        """Add a holder to each page."""
+        for pool, group in zip(self.groups, pages, strict=True):
+            pool.hold(group)
+
+    def release(self, pages: PageLists) -> None:
+        """Remove a holder of each page."""
+        for pool, group in zip(self.groups, pages, strict=True):
+            pool.release(group)
+
+
+class AdapterSlots:
+    """Allocation of the adapter slots. An adapter without users stays in its slot until another adapter needs the slot.
+
+    The least recently used one is replaced first. A plan in flight may still read it, so a choice releases its adapter
+    only when no plan in flight names the choice.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._empty = list(range(count - 1, -1, -1))
+        self._slots: dict[LoRAAdapter, int] = {}
+        self.users: dict[LoRAAdapter, int] = {}
+        """Number of running choices of each adapter that has any."""
+        self._idle: dict[LoRAAdapter, None] = {}
+        """Adapters in a slot without users, least recently used first."""
+        self.loads: list[AdapterLoad] = []
+        """Loads that the next plan must carry."""
+
+    @property
+    def count(self) -> int:
+        return len(self._empty) + len(self._slots)
+
+    def slot_of(self, adapter: LoRAAdapter) -> int:
+        """Return the slot of an adapter, now or with the next plan; -1 if it has none."""
+        return self._slots.get(adapter, -1)
+
+    def has_room(self, adapter: LoRAAdapter | None) -> bool:
+        """Return whether `take` would find a slot."""
+        return adapter is None or adapter in self._slots or bool(self._empty or self._idle)
+
+    def take(self, adapter: LoRAAdapter) -> int:
+        """Return the slot of an adapter for one more user. Only valid if `has_room`."""
+        if adapter not in self._slots:
+            self._slots[adapter] = place = self._empty.pop() if self._empty else self._evict()
+            self.loads.append(AdapterLoad(place, adapter))
+        self._idle.pop(adapter, None)
+        self.users[adapter] = self.users.get(adapter, 0) + 1
+        return self._slots[adapter]
+
+    def release(self, adapter: LoRAAdapter) -> None:
+        """Remove one user."""
+        self.users[adapter] -= 1
+        if not self.users[adapter]:
+            del self.users[adapter]
+            self._idle[adapter] = None
+
+    def reset(self) -> None:
+        """Empty all slots. No adapter may have users."""
+        self._empty = list(range(self.count - 1, -1, -1))
+        self._slots.clear()
+        self._idle.clear()
+        self.loads = []
+
+    def _evict(self) -> int:
+        """Return the slot of the least recently used adapter without users, and cancel its pending load."""
+        adapter = next(iter(self._idle))
+        del self._idle[adapter]
+        place = self._slots.pop(adapter)
+        self.loads = [load for load in self.loads if load.place != place]
+        return place
 
 
 class KVMemory:

@@ -3,12 +3,10 @@
 from array import array
 from collections.abc import Sequence
 
+from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import BatchTokenIDOutput, FirstRow, Message
 from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
 from tercet.scheduler.core.request import Req
-
-Outgoing = tuple[str, Message, *tuple[bytes, ...]]
-"""(peer, message, its raw frames)"""
 
 _NO_LOGPROB = float("nan")
 

@@ -1,9 +1,25 @@
-"""Port of the prefix cache, and the implementation that caches nothing."""
+"""Prefix cache: its port, the radix tree, and the implementation that caches nothing.
 
+The radix tree is over token ids at page granularity (after SGLang's RadixAttention, arXiv:2312.07104). Keys are int32
+bytes, so that an edge of any length is compared with one `memcmp` (`bytes.startswith`) and a child is found by the
+bytes of its first page. Each salt has a tree of its own.
+
+Eviction order costs nothing to maintain: `_unlocked` lists every node that no choice uses, least recently used first,
+and a use moves the nodes of its path to the end *deepest first*. A node is therefore always younger than its children,
+and the oldest one is always a leaf.
+"""
+
+from collections import OrderedDict
 from dataclasses import dataclass
+from itertools import islice
 from typing import NamedTuple, Protocol
 
-from tercet.scheduler.core.pages import PageLists
+PageLists = list[list[int]]
+"""Page ids, one list for each cache group."""
+_FEW = 64
+"""Maximum edges of a node that are searched for one that begins with less than a page."""
+_CUTS = 64
+"""Approximate maximum number of pieces in which a long leaf is evicted."""
 
 
 class Node:
@@ -122,3 +138,220 @@ class ChunkCache:
 
     def evict(self, count: int) -> PageLists:  # noqa: ARG002
         return [[] for _ in self._none]
+
+
+class RadixCache:
+    """Prefix cache. The tree holds every page in it once. It never frees a page itself: `evict` returns them."""
+
+    def __init__(self, page_size: int, groups: int = 1) -> None:
+        self._stride = 4 * page_size
+        """Bytes of key in a page."""
+        self._groups = groups
+        self.roots: dict[str, Node] = {}
+        self._unlocked: OrderedDict[Node, None] = OrderedDict()
+        self._cached = 0
+        self._evictable = 0
+        self._version = 0
+
+    @property
+    def evictable(self) -> int:
+        """Pages of nodes that no choice uses."""
+        return self._evictable
+
+    @property
+    def cached(self) -> int:
+        """Pages in all trees."""
+        return self._cached
+
+    @property
+    def version(self) -> int:
+        """Number that changes whenever the result of `measure` may change."""
+        return self._version
+
+    @property
+    def unlocked(self) -> list[Node]:
+        """Nodes that no choice uses, in eviction order."""
+        return list(self._unlocked)
+
+    def measure(self, salt: str, key: bytes) -> int:
+        """Return the number of cached pages of `key`, without side effects."""
+        if salt not in self.roots:
+            return 0
+        node, position, inside = self._walk(salt, key)
+        return (position + (self._shared(node, key, position) if inside else 0)) // self._stride
+
+    def match(self, salt: str, key: bytes) -> Match:
+        """Return the longest cached prefix of `key`, in whole pages; an edge that matches in part is split."""
+        node, position, inside = self._walk(salt, key)
+        if inside:
+            shared = self._shared(node, key, position)
+            node = self._split(node, shared)
+            position += shared
+        self._touch(node)
+        return Match(node, position // self._stride, self._path_pages(node))
+
+    def upcoming(self, salt: str, key: bytes, most: int) -> bytes:
+        """Return up to `most` tokens that followed the whole of `key`, in the last cached of a few prefixes."""
+        if salt not in self.roots:
+            return b""
+        node, position, inside = self._walk(salt, key)
+        rest = key[position:]
+        if not inside and len(rest) >= self._stride:
+            return b""
+        for edge in [node] if inside else islice(reversed(node.children.values()), _FEW):
+            if edge.key.startswith(rest) and len(edge.key) > len(rest):
+                return edge.key[len(rest) : len(rest) + 4 * most]
+        return b""
+
+    def lock(self, node: Node) -> None:
+        """Protect a node and all above it from eviction."""
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            if at.locks == 0:
+                del self._unlocked[at]
+                self._evictable -= len(at.pages[0])
+            at.locks += 1
+            at = at.parent
+        if at is not None:
+            at.locks += 1
+
+    def unlock(self, node: Node) -> None:
+        """Undo one `lock`; nodes without users become evictable, as the most recently used."""
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            at.locks -= 1
+            if at.locks == 0:
+                self._unlocked[at] = None
+                self._evictable += len(at.pages[0])
+            at = at.parent
+        if at is not None:
+            at.locks -= 1
+            self._drop_root(at)
+
+    def insert(self, salt: str, key: bytes, pages: PageLists) -> Inserted:
+        """Add `key` (whole pages); the tree takes over the hold on the pages it did not have."""
+        match = self.match(salt, key)
+        node, existing = match.node, match.count
+        start = existing * self._stride
+        if start < len(key):
+            leaf = Node(node, key[start:], [group[existing : len(key) // self._stride] for group in pages], salt)
+            node.children[leaf.key[: self._stride]] = leaf
+            self._unlocked[leaf] = None
+            self._cached += len(leaf.pages[0])
+            self._evictable += len(leaf.pages[0])
+            self._touch(leaf)
+            self._version += 1
+            node = leaf
+        return Inserted(node, existing)
+
+    def evict(self, count: int) -> PageLists:
+        """Drop least recently used leaves until `count` pages are returned, or nothing evictable is left.
+
+        The last leaf is cut, not dropped, if part of it is enough. A long leaf is cut by more than requested: pages are
+        often requested one by one, and each cut copies the rest.
+        """
+        freed: PageLists = [[] for _ in range(self._groups)]
+        self._version += count > 0
+        while count > 0 and self._unlocked:
+            leaf = next(iter(self._unlocked))
+            size = len(leaf.pages[0])
+            cut = min(max(count, size // _CUTS), size)
+            for pages, group in zip(leaf.pages, freed, strict=True):
+                group.extend(pages[size - cut :])
+            count -= cut
+            self._cached -= cut
+            self._evictable -= cut
+            if cut == size:
+                self._remove(leaf)
+            else:
+                leaf.key = leaf.key[: (size - cut) * self._stride]
+                leaf.pages = [pages[: size - cut] for pages in leaf.pages]
+        return freed
+
+    def _walk(self, salt: str, key: bytes) -> tuple[Node, int, bool]:
+        """Follow whole edges while they match.
+
+        Returns (node, bytes matched before it, whether the match ends inside its edge).
+        """
+        stride = self._stride
+        node = self.roots.get(salt)
+        if node is None:
+            node = self.roots[salt] = Node(None, b"", [[] for _ in range(self._groups)], salt)
+        position, end = 0, len(key) - len(key) % stride
+        while position < end:
+            child = node.children.get(key[position : position + stride])
+            if child is None:
+                break
+            if not key.startswith(child.key, position):
+                return child, position, True
+            position += len(child.key)
+            node = child
+        return node, position, False
+
+    def _shared(self, node: Node, key: bytes, position: int) -> int:
+        """Return the bytes of whole pages that the edge of `node` shares with `key` from `position`.
+
+        A binary search of memcmps: each compares only bytes that the ones before it have not, so that all together copy
+        and compare the edge once or twice.
+        """
+        stride, edge = self._stride, node.key
+        low, high = 1, min(len(edge), len(key) - position) // stride
+        while low < high:
+            middle = (low + high + 1) // 2
+            if key.startswith(edge[low * stride : middle * stride], position + low * stride):
+                low = middle
+            else:
+                high = middle - 1
+        return low * self._stride
+
+    def _split(self, node: Node, at: int) -> Node:
+        """Cut the edge of `node` after `at` bytes; return the new upper node."""
+        parent = node.parent
+        if parent is None:
+            raise ValueError("a root has no edge to split")
+        count = at // self._stride
+        upper = Node(parent, node.key[:at], [pages[:count] for pages in node.pages], node.salt)
+        upper.locks = node.locks
+        parent.children[upper.key[: self._stride]] = upper
+        node.parent, node.key = upper, node.key[at:]
+        node.pages = [pages[count:] for pages in node.pages]
+        upper.children[node.key[: self._stride]] = node
+        if not upper.locks:
+            self._unlocked[upper] = None
+            self._touch(upper)
+        return upper
+
+    def _touch(self, node: Node) -> None:
+        """Make the path to `node` the most recently used, deepest first."""
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            if not at.locks:
+                self._unlocked.move_to_end(at)
+            at = at.parent
+
+    def _path_pages(self, node: Node) -> PageLists:
+        """Return all pages from the root down to `node`."""
+        path = []
+        at: Node | None = node
+        while at is not None and at.parent is not None:
+            path.append(at)
+            at = at.parent
+        path.reverse()
+        pages: PageLists = [[] for _ in range(self._groups)]
+        for step in path:
+            for group, own in zip(pages, step.pages, strict=True):
+                group.extend(own)
+        return pages
+
+    def _remove(self, leaf: Node) -> None:
+        parent = leaf.parent
+        if parent is None or leaf.children:
+            raise ValueError("only a leaf can be evicted")
+        del parent.children[leaf.key[: self._stride]]
+        del self._unlocked[leaf]
+        self._drop_root(parent)
+
+    def _drop_root(self, node: Node) -> None:
+        """Remove an empty tree, so that salts use no memory once their prefixes are gone."""
+        if node.parent is None and not node.children and not node.locks:
+            self.roots.pop(node.salt, None)

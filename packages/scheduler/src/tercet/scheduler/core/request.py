@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, unpack_array
-from tercet.scheduler.core.pages import PageLists
-from tercet.scheduler.core.prefix_cache import Node, PrefixCache
+from tercet.scheduler.core.prefix_cache import Node, PageLists, PrefixCache
 from tercet.scheduler.core.speculation.draft_policy import DraftPolicy
 
 

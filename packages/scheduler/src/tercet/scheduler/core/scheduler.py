@@ -7,6 +7,7 @@ an event log. `schedule` may be called again before the last plan's result is co
 from collections import deque
 from typing import assert_never
 
+from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
@@ -32,9 +33,9 @@ from tercet.protocol.messages.values import (
     pack_ints,
     unpack_ints,
 )
-from tercet.scheduler.core.adapters import AdapterLoadRequests
 from tercet.scheduler.core.admission import RequestIntake
 from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.control import AdapterLoadRequests, WeightUpdate
 from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.events import (
     AdapterPending,
@@ -51,7 +52,7 @@ from tercet.scheduler.core.events import (
     WeightsRead,
 )
 from tercet.scheduler.core.memory import KVMemory
-from tercet.scheduler.core.outputs import FastPathRows, Outgoing, Outputs
+from tercet.scheduler.core.outputs import FastPathRows, Outputs
 from tercet.scheduler.core.plan import Capacity, Plan, Row, StepResult
 from tercet.scheduler.core.planner import Planner
 from tercet.scheduler.core.policy import POLICIES
@@ -60,7 +61,6 @@ from tercet.scheduler.core.request import Req, finish_after
 from tercet.scheduler.core.request_table import RequestTable
 from tercet.scheduler.core.speculation.verification import DraftVerifier
 from tercet.scheduler.core.validation import invalid_ids
-from tercet.scheduler.core.weight_update import WeightUpdate
 
 
 class Scheduler:

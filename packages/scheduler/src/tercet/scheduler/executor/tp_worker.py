@@ -31,8 +31,7 @@ from tercet.scheduler.executor.loading import (
     sampling_ops,
     shape_of,
 )
-from tercet.scheduler.executor.lora.adapters import StepAdapters, adapter_loader_of
-from tercet.scheduler.executor.lora.loader import AdapterLoader
+from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.sampler import Sampler
@@ -40,10 +39,10 @@ from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.warmup import compile_mask_kernels, ordinary_plans
-from tercet.scheduler.executor.weights_loader import WeightsLoader
+from tercet.scheduler.executor.weights_loader import weights_loader
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.grammar.backends import grammar_backend
-from tercet.scheduler.grammar.loader import GrammarLoader
+from tercet.scheduler.grammar.cache import GrammarLoader
 from tercet.scheduler.model_files import tokenizer_files
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, with_context_length
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
@@ -116,7 +115,7 @@ class TpModelWorker:
             self._runner = self._runner_of(loaded)
             if device.type == "cuda":
                 self._warm_up(loaded.model)
-        self.weights = WeightsLoader(self._check)
+        self.weights = weights_loader(self._check)
         self._capacity = _capacity(options, config, ends, self._pool, self._grammars)
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
@@ -151,7 +150,7 @@ class TpModelWorker:
         """Run a step whose result rank 0 returns. Raise the error of its forward pass."""
         self._execute(plan)
         if self._adapter_loader is not None and plan.adapters:
-            self._adapter_loader.keep(())  # rank 0 tracks which choices still use an adapter
+            self._adapter_loader.retain(())  # rank 0 tracks which choices still use an adapter
 
     def force(self, slot: int, first: int, tokens: Sequence[int]) -> None:
         """Append forced tokens that rank 0's grammars have determined. See `ModelRunner.force`."""

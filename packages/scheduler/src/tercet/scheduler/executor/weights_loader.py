@@ -1,11 +1,11 @@
-"""A loader that checks new weights before the old ones are released, so that no step waits for the check."""
+"""Loader that checks new weights before the old ones are released, so that no step waits for the check."""
 
 import logging
-from collections.abc import Callable, Collection
-from concurrent.futures import Future
+import sys
+from collections.abc import Callable
 
 from tercet.protocol.json_files import error_line
-from tercet.scheduler.reading_threads import ReadingThreads
+from tercet.scheduler.async_loader import AsyncLoader, ReadingThreads
 
 logger = logging.getLogger(__name__)
 
@@ -13,41 +13,16 @@ _TIMEOUT = 600.0
 """Timeout in seconds for checking a checkpoint. It reads headers and tied tensors."""
 
 
-class WeightsLoader:
-    """The `WeightsReader` port. Results are not cached, because the files at a path may change."""
+def weights_loader(check: Callable[[str], None], timeout: float = _TIMEOUT) -> AsyncLoader[str, None]:
+    """Return a loader whose keys are directories. Each request checks one again, because its files may change.
 
-    def __init__(self, check: Callable[[str], None], timeout: float = _TIMEOUT) -> None:
-        """Create a loader; `check` raises for a directory whose weights cannot be loaded, with any exception."""
-        self._check = check
-        self._checks: dict[str, Future[None]] = {}
-        self._thread = ReadingThreads[None](1, "look at weights", timeout)
-
-    @property
-    def busy(self) -> bool:
-        """Return whether `take_read` has a result, now or later."""
-        return bool(self._checks)
-
-    def want(self, path: str) -> None:
-        """Check the weights at a path, unless a check of it is running."""
-        if path not in self._checks:
-            self._checks[path] = self._thread.submit(self._check, path)
-
-    def take_read(self) -> Collection[tuple[str, str]]:
-        """Return each checked path with the reason why its weights cannot be loaded; empty if they can."""
-        over = {path: look for path, look in self._checks.items() if look.done()}
-        for path in over:
-            del self._checks[path]
-        return [(path, _fault(look)) for path, look in over.items()]
-
-    def close(self) -> None:
-        """Stop checking."""
-        self._thread.close()
+    `check` raises for a directory whose weights cannot be loaded, with any exception.
+    """
+    threads = ReadingThreads(1, "look at weights", timeout)
+    return AsyncLoader(check, threads, most=sys.maxsize, reloads=lambda _: True, describe=_fault)
 
 
-def _fault(look: Future[None]) -> str:
-    error = look.exception()
-    if error is None:
-        return ""
+def _fault(error: BaseException) -> str:
     if isinstance(error, ValueError | OSError):
         return error_line(error)
     logger.warning("weights: check failed", exc_info=error)

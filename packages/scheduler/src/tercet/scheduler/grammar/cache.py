@@ -1,15 +1,21 @@
-"""Cache of compiled grammars."""
+"""Cache of compiled grammars, and their loader."""
 
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
 from typing import Generic
 
 from tercet.protocol.messages.values import Grammar
-from tercet.scheduler.grammar.port import GrammarBackend, M
+from tercet.scheduler.async_loader import AsyncLoader
+from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, M, Matcher
 
 MOST_GRAMMARS = 128
 MOST_TEXT = 4 << 20
 """Maximum characters of all cached grammars, which bounds the size of their compiled forms, too."""
+_THREADS = 2
+_LONGEST_ERROR = 400
+
+GrammarLoader = AsyncLoader[Grammar, Matcher]
 
 
 class GrammarCache(Generic[M]):
@@ -46,3 +52,20 @@ class GrammarCache(Generic[M]):
                 dropped, _ = self._kept.popitem(last=False)
                 self._text -= len(dropped.text)
             return compiled.copy()
+
+
+def grammar_loader(cache: GrammarCache[M]) -> GrammarLoader:
+    """Return a loader of matchers at the beginning, of which each choice needs a copy."""
+
+    def known(grammar: Grammar) -> M | None:
+        try:
+            return cache.known(grammar)
+        except GrammarError:  # the error of a copy; loading it again reports it
+            return None
+
+    threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="read grammar")
+    return AsyncLoader(cache.matcher, threads, known=known, describe=_describe)
+
+
+def _describe(error: BaseException) -> str:
+    return " ".join(str(error).split())[:_LONGEST_ERROR]

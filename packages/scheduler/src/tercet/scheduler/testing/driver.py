@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import BatchTokenIDOutput, FirstRow, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import (
     FinishReason,
@@ -19,7 +20,6 @@ from tercet.protocol.messages.values import (
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, CoreMessage, MaskReady
 from tercet.scheduler.core.invariants import violations
-from tercet.scheduler.core.outputs import Outgoing
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.ports import Executor, Pending
@@ -118,7 +118,7 @@ class Driver:
         """Run one turn of the loop; return False if there was no work."""
         late = self.executor.late_masks
         if late is not None and late.busy:
-            self.send(*(MaskReady(*each) for each in late.take_ready()))
+            self.send(*(MaskReady(*each) for each in late.pop_ready()))
         plan = self.core.schedule()
         self.check()
         if plan is not None:
@@ -129,7 +129,7 @@ class Driver:
             self.check()
             return True
         if plan is None and late is not None and late.busy:
-            ready = late.take_ready(_LONGEST_WAIT)
+            ready = late.pop_ready(_LONGEST_WAIT)
             self.send(*(MaskReady(*each) for each in ready))
             return bool(ready)
         return plan is not None

@@ -2,13 +2,17 @@
 
 import hashlib
 from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
 
 from tercet.protocol.messages.values import Logprobs, LoRAAdapter, SamplingParams, pack_floats, pack_ints, unpack_ints
+from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, Row, SlotInit, StepResult
-from tercet.scheduler.executor.weights_loader import WeightsLoader
+from tercet.scheduler.executor.weights_loader import weights_loader
 
+_T = TypeVar("_T")
 _MASK = (1 << 61) - 1
 
 ScriptedGrammar = Callable[[Sequence[int]], tuple[Sequence[int], bool]]
@@ -57,29 +61,24 @@ class Done:
         return self.value
 
 
-class FakeAdapters:
-    """Reader that reads any adapter at once. The hash of its files is the expected one, or made of the path alone."""
+class _InlineExecutor(Executor):
+    """Threads that run each call when it is submitted."""
 
-    busy = False
+    def submit(self, call: Callable[..., _T], /, *given: Any, **named: Any) -> Future[_T]:
+        future: Future[_T] = Future()
+        future.set_result(call(*given, **named))
+        return future
 
-    def want(self, adapter: LoRAAdapter) -> bool:  # noqa: ARG002
-        return True
 
-    def take_read(self) -> list[LoRAAdapter]:
-        return []
+@dataclass(frozen=True)
+class _FakeAdapter:
+    """An adapter whose hash is the expected one, or made of the path alone."""
 
-    def fault(self, adapter: LoRAAdapter) -> str:  # noqa: ARG002
-        return ""
+    sha256: str
 
-    def sha256(self, adapter: LoRAAdapter) -> str:
-        """Return the expected hash, or one of the path."""
-        return adapter.sha256 or hashlib.sha256(adapter.path.encode()).hexdigest()
 
-    def keep(self, wanted: Collection[LoRAAdapter]) -> None:
-        pass
-
-    def forget(self, adapter: LoRAAdapter) -> None:
-        pass
+def _load_adapter(adapter: LoRAAdapter) -> _FakeAdapter:
+    return _FakeAdapter(adapter.sha256 or hashlib.sha256(adapter.path.encode()).hexdigest())
 
 
 class FakeLateMasks:
@@ -95,7 +94,7 @@ class FakeLateMasks:
         """Return whether a mask was late."""
         return bool(self.waiting)
 
-    def take_ready(self, wait: float = 0.0) -> list[tuple[int, int]]:  # noqa: ARG002
+    def pop_ready(self, wait: float = 0.0) -> list[tuple[int, int]]:  # noqa: ARG002
         """Return (slot, step) of all late masks, unless they are held back."""
         if self.held_back:
             return []
@@ -151,7 +150,8 @@ class FakeExecutor:
         defers: Callable[[Plan, Row], bool] = lambda _, __: False,
     ) -> None:
         """Create an executor. `defers` returns whether the mask of a sampling row with a grammar is late."""
-        self.weights = WeightsLoader(_check_directory)
+        self.weights = weights_loader(_check_directory)
+        self.adapters = AsyncLoader(_load_adapter, _InlineExecutor()) if capacity.adapters else None
         self._loaded = weights
         self._capacity = capacity
         self._verify = verify
@@ -177,11 +177,6 @@ class FakeExecutor:
     @property
     def late_masks(self) -> FakeLateMasks:
         return self._late
-
-    @property
-    def adapters(self) -> FakeAdapters | None:
-        """Return the reader of adapters if there are adapter slots."""
-        return FakeAdapters() if self._capacity.adapters else None
 
     def prepare(self) -> bool:
         return False

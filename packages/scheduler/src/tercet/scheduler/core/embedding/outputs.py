@@ -2,10 +2,10 @@
 
 from array import array
 
+from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import BatchEmbeddingOutput, Message
 from tercet.protocol.messages.values import FinishReason, pack_floats, pack_ints
 from tercet.scheduler.core.embedding.req import EmbeddingReq
-from tercet.scheduler.core.outputs import Outgoing
 
 
 class VectorBatch:

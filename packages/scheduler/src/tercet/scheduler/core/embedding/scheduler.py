@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import assert_never
 
+from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
@@ -55,7 +56,6 @@ from tercet.scheduler.core.events import (
     PeerGone,
     WeightsRead,
 )
-from tercet.scheduler.core.outputs import Outgoing
 
 _NOT_FINITE = FinishReason(FinishType.ERROR, message="the model gave no finite numbers")
 

@@ -1,21 +1,30 @@
 """The adapters of a worker: loaded from files, installed in a bank's slots, and referenced by the rows of a step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
 import torch
 
 from tercet.kernels.ops.lora import LONGEST_RUN, LoRARows, Segment
+from tercet.protocol.json_files import error_line
+from tercet.protocol.messages.values import LoRAAdapter
+from tercet.scheduler.async_loader import MOST_LOADED, AsyncLoader, ReadingThreads
 from tercet.scheduler.core.plan import AdapterLoad, Row, SlotInit
 from tercet.scheduler.device.staging import Array, HostToDevice
-from tercet.scheduler.executor.lora.adapter_files import read_adapter
-from tercet.scheduler.executor.lora.loader import MOST_READ, AdapterLoader
+from tercet.scheduler.executor.lora.adapter_files import Adapter, read_adapter
 from tercet.scheduler.models.layers.lora import LoRABank
 
 _NONE = -1
 _READ_BYTES = 4 << 30
 """Maximum host memory of loaded adapters, unless the adapter slots need more."""
+_THREADS = 4
+"""Threads: a slow download does not keep others from reading local files."""
+_TIMEOUT = 120.0
+"""Timeout in seconds for reading or downloading an adapter. Then its thread is abandoned."""
+_LONGEST_ERROR = 400
+
+AdapterLoader = AsyncLoader[LoRAAdapter, Adapter]
 
 
 def adapter_loader_of(bank: LoRABank) -> AdapterLoader:
@@ -23,8 +32,23 @@ def adapter_loader_of(bank: LoRABank) -> AdapterLoader:
     some = next(iter(bank.weights.values()))
     read = partial(read_adapter, targets=bank.targets, most=some.rank, dtype=some.a.dtype)
     places = len(bank.ranks)
-    most = max(2 * places, min(MOST_READ, _READ_BYTES * places // bank.bytes))
-    return AdapterLoader(read, spare=places, most=most)
+    most = max(2 * places, min(MOST_LOADED, _READ_BYTES * places // bank.bytes))
+    return adapter_loader(read, spare=places, most=most)
+
+
+def adapter_loader(
+    read: Callable[[LoRAAdapter], Adapter], spare: int, most: int = MOST_LOADED, timeout: float = _TIMEOUT
+) -> AdapterLoader:
+    """Return a loader of adapters. One requested without a hash is read again, and stored under its hash as well."""
+    return AsyncLoader(
+        read,
+        ReadingThreads(_THREADS, "read adapter", timeout),
+        most=most,
+        spare=spare,
+        alias=lambda adapter, read: adapter if adapter.sha256 else LoRAAdapter(adapter.path, read.sha256),
+        reloads=lambda adapter: not adapter.sha256,
+        describe=partial(error_line, longest=_LONGEST_ERROR),
+    )
 
 
 class StepAdapters:
@@ -45,7 +69,7 @@ class StepAdapters:
     def load(self, loads: Sequence[AdapterLoad]) -> None:
         """Install adapters in their slots. Raise AdapterError for one that cannot be read."""
         for place, adapter in ((load.place, load.adapter) for load in loads):
-            read = self.loader.get(adapter)
+            read = self.loader.get(adapter).result()
             self._bank.install(place, read.layers, read.rank)
         if loads:
             self._last = None

@@ -9,19 +9,19 @@ from dataclasses import replace
 import torch
 
 from tercet.kernels.native.library import available_cores
+from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.device.cpu_threads import allowed_cores, bind_to_cores, core_share
 from tercet.scheduler.device.devices import first_gpu, select_device, slow_dtype
-from tercet.scheduler.executor.lora.loader import AdapterLoader
+from tercet.scheduler.executor.lora.adapters import AdapterLoader
 from tercet.scheduler.executor.ranks.collectives import ProgressCollectives, collectives_of
 from tercet.scheduler.executor.ranks.rank_messages import Forced, Prepare, RankStep
 from tercet.scheduler.executor.ranks.worker_group import WorkerGroup
 from tercet.scheduler.executor.ranks.worker_process import OnEnd
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.tp_worker import PendingStep, TpModelWorker
-from tercet.scheduler.executor.weights_loader import WeightsLoader
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.grammar.loader import GrammarLoader
+from tercet.scheduler.grammar.cache import GrammarLoader
 from tercet.scheduler.model_files import served_dtype
 from tercet.scheduler.models.layers.shard import Shard
 from tercet.scheduler.models.weights.weights import Progress
@@ -100,7 +100,7 @@ class Ranks:
         return self._worker.adapters
 
     @property
-    def weights(self) -> WeightsLoader:
+    def weights(self) -> AsyncLoader[str, None]:
         """The loader that checks weights before all ranks load them."""
         return self._worker.weights
 

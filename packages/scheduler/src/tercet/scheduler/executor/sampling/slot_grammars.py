@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from threading import Lock
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,8 +17,7 @@ from tercet.protocol.grammar_limits import FREE_SECONDS, SECONDS_PER_TOKEN
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.sampling.mask_threads import Account, Job, MaskThreads
-from tercet.scheduler.grammar.cache import GrammarCache
-from tercet.scheduler.grammar.loader import GrammarLoader
+from tercet.scheduler.grammar.cache import GrammarCache, grammar_loader
 from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, Masks, Matcher
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _LONGEST_LATE = 30.0
 class _Constraint:
     """The grammar of one slot. Its first job creates the matcher and advances it by the known output."""
 
-    reading: Future[Matcher]
+    compiled: Future[Matcher]
     output: Sequence[int]
     account: Account
     end: int
@@ -118,7 +118,8 @@ class SlotGrammars:
         token.
         """
         self._backend = backend
-        self.loader = GrammarLoader(GrammarCache(backend))
+        self.loader = grammar_loader(GrammarCache(backend))
+        self._copying = Lock()
         self._fast_forward = fast_forward
         self._free_seconds = free_seconds
         self._constraints: list[_Constraint | None] = [None] * slots
@@ -138,10 +139,10 @@ class SlotGrammars:
 
     @property
     def busy(self) -> bool:
-        """Return whether `take_ready` has a result, now or later."""
+        """Return whether `pop_ready` has a result, now or later."""
         return bool(self._late)
 
-    def take_ready(self, wait: float = 0.0) -> list[tuple[int, int]]:
+    def pop_ready(self, wait: float = 0.0) -> list[tuple[int, int]]:
         """Return (slot, step) of choices that were deferred in that step and can be planned again; each once.
 
         Wait up to `wait` seconds for the first. A choice that has used up its processor time or waited too long is
@@ -177,7 +178,7 @@ class SlotGrammars:
                 continue
             self._constrained.add(init.slot)
             self._constraints[init.slot] = _Constraint(
-                reading=self.loader.reading(sampling.grammar),
+                compiled=self.loader.get(sampling.grammar),
                 output=np.frombuffer(init.tokens, dtype="<i4")[init.prompt_tokens :].tolist(),
                 account=self._accounts.setdefault(init.request, Account()),
                 end=init.prompt_tokens + sampling.max_new_tokens,
@@ -270,7 +271,9 @@ class SlotGrammars:
 
     def _matcher(self, constraint: _Constraint) -> Matcher:
         """Create the matcher of a slot. Raise GrammarError."""
-        matcher = self.loader.copy(constraint.reading)
+        compiled = constraint.compiled.result()
+        with self._copying:
+            matcher = compiled.copy()
         if constraint.output:
             matcher.advance(constraint.output)
         return matcher

@@ -1,12 +1,43 @@
-"""Weight update from disk: the weights are checked first, then due, then loaded by a plan of their own."""
+"""Control requests of frontends that are answered later: adapters to load, and a weight update from disk."""
 
-from tercet.protocol.messages.messages import ControlReply, UpdateWeightsFromDiskReq
-from tercet.scheduler.core.events import WeightsRead
+from collections.abc import Iterator
+
+from tercet.protocol.messages.messages import ControlReply, LoadLoRAAdapterReq, UpdateWeightsFromDiskReq
+from tercet.protocol.messages.values import LoRAAdapter
+from tercet.scheduler.core.events import AdapterRead, WeightsRead
 from tercet.scheduler.core.outputs import Outputs
 
 
+class AdapterLoadRequests:
+    """Load requests without an answer yet."""
+
+    def __init__(self) -> None:
+        self._asked: dict[LoRAAdapter, list[tuple[str, str]]] = {}
+
+    def __iter__(self) -> Iterator[LoRAAdapter]:
+        return iter(self._asked)
+
+    def note(self, source: str, order: LoadLoRAAdapterReq) -> None:
+        self._asked.setdefault(order.adapter, []).append((source, order.id))
+
+    def answer(self, read: AdapterRead, outputs: Outputs) -> None:
+        """Answer all load requests for an adapter that was read."""
+        for source, number in self._asked.pop(read.adapter, []):
+            outputs.send(source, ControlReply(id=number, ok=not read.fault, message=read.fault, sha256=read.sha256))
+
+    def drop_frontend(self, peer: str) -> None:
+        """Drop the load requests of a dead frontend."""
+        for adapter, askers in list(self._asked.items()):
+            self._asked[adapter] = left = [asker for asker in askers if asker[0] != peer]
+            if not left:
+                del self._asked[adapter]
+
+
 class WeightUpdate:
-    """Updates of one directory at a time. Requests for the same directory share the answer; others are rejected."""
+    """Weight updates, one directory at a time: it is checked first, then due, then loaded by a plan of its own.
+
+    Requests for the same directory share the answer; others are rejected.
+    """
 
     def __init__(self) -> None:
         self._path = ""

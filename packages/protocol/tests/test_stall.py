@@ -2,8 +2,8 @@
 
 import threading
 
+from tercet.protocol.aio import Stall, StallWatch
 from tercet.protocol.membership.heartbeat_timer import is_stuck
-from tercet.protocol.membership.stall import Stall, StallWatch
 from tercet.protocol.messages.messages import Heartbeat
 from tercet.protocol.messages.values import Phase
 

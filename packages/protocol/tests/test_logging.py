@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from tercet.protocol.counters import LinkCounters
+from tercet.protocol.logging import LinkCounters
 
 
 def test_counts_from_many_threads_add_up() -> None:
