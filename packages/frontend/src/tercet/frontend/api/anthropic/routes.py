@@ -21,7 +21,7 @@ from tercet.frontend.http.error_format import anthropic_error
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.request_id import request_id_of
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect, named_event
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel

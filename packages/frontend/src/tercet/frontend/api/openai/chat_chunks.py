@@ -11,7 +11,7 @@ from tercet.frontend.api.openai.logprobs import chat_logprob_steps, chat_logprob
 from tercet.frontend.api.openai.usage import chunk_suffix, usage
 from tercet.frontend.http.loop_turns import Steps
 from tercet.frontend.http.sse import DONE, event
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_ints
 

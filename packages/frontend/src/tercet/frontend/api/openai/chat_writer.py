@@ -6,8 +6,7 @@ from tercet.frontend.api.generation_response import FinishedChoice
 from tercet.frontend.api.openai.chat_chunks import ChatChunks
 from tercet.frontend.api.openai.chat_schema import ChatRequest
 from tercet.frontend.http.loop_turns import Steps, no_steps
-from tercet.frontend.manager.generation import Generation, GenerationUpdate
-from tercet.frontend.manager.req_state import ReqState, Update
+from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState, Update
 from tercet.frontend.model.served_model import ServedModel
 
 

@@ -28,8 +28,7 @@ from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.http.loop_turns import Steps, result_of
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import DONE, event
-from tercet.frontend.manager.generation import Generation, GenerationUpdate
-from tercet.frontend.manager.req_state import ReqState
+from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState
 from tercet.frontend.manager.request import GenerateRequest, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.fill_middle import FillFormat, fill_format

@@ -14,8 +14,7 @@ from tercet.frontend.api.openai.embedding_schema import ClassifyRequest, Embeddi
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import cancel_on_disconnect
-from tercet.frontend.manager.embedding_batch import EmbeddingBatch
-from tercet.frontend.manager.embedding_state import unpack_vector
+from tercet.frontend.manager.embedding_state import EmbeddingBatch, unpack_vector
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import Task, pack_floats

@@ -10,8 +10,7 @@ from tercet.frontend.api.openai.chat_schema import ChatRequest
 from tercet.frontend.chat.output_parser import Call, OutputParser, merge_events
 from tercet.frontend.chat.planner import ChatPlan
 from tercet.frontend.http.loop_turns import Steps, no_steps
-from tercet.frontend.manager.generation import Generation, GenerationUpdate
-from tercet.frontend.manager.req_state import ReqState, Update
+from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState, Update
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.parsers.events import (
     Event,

@@ -16,8 +16,7 @@ from tercet.frontend.api.openai.embeddings import json_response, model_for_task,
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import cancel_on_disconnect
-from tercet.frontend.manager.embedding_batch import EmbeddingBatch
-from tercet.frontend.manager.embedding_state import unpack_vector
+from tercet.frontend.manager.embedding_state import EmbeddingBatch, unpack_vector
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.embedding_request import PairInput, TextInput
 from tercet.frontend.model.sentence_files import Similarity, cosine, dot

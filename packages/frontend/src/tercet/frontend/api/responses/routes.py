@@ -26,7 +26,7 @@ from tercet.frontend.http.loop_turns import turns_of
 from tercet.frontend.http.query import flag, number, order
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
 logger = logging.getLogger(__name__)

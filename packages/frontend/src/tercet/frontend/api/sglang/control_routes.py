@@ -59,13 +59,13 @@ class ControlRoutes:
         body = await read_model(request, AbortRequest, self._body_limit)
         if body.abort_all:
             require_admin(request)
-            self._manager.abort_all()
+            self._manager.requests.abort_all()
         else:
             assert body.rid is not None
             rid = body.rid.removeprefix(next(filter(body.rid.startswith, _PREFIXES), ""))
             if not rid:
                 raise BadRequestError("'rid' must be the id of a request.", param="rid")
-            self._manager.abort(rid)
+            self._manager.requests.abort(rid)
         return _json({"success": True})
 
     async def flush_cache(self, request: Request) -> Response:
@@ -87,7 +87,7 @@ class ControlRoutes:
         if not body.model_path.startswith("/"):
             raise BadRequestError("'model_path' must be an absolute path.", param="model_path")
         if body.abort_all_requests:
-            self._manager.abort_all()
+            self._manager.requests.abort_all()
         weights = await self._manager.weights.update(body.model_path, body.model, rolling=bool(body.rolling))
         return _json({"success": True, "message": f"The weights are those of {body.model_path}.", "weights": weights})
 

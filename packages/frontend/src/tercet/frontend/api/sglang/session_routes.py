@@ -12,7 +12,7 @@ from tercet.frontend.api.sglang.session_store import SessionStore, Turn
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.request_body import read_model
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
