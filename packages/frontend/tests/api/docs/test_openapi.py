@@ -13,7 +13,6 @@ from pydantic import BaseModel, ValidationError
 from starlette.routing import Route
 
 from packages.frontend.tests import encoders
-from tercet.frontend.api.docs.examples import ANSWERS
 from tercet.frontend.api.docs.openapi import document
 from tercet.frontend.api.docs.operations import OPERATIONS
 from tercet.frontend.api.openai.completion_schema import CompletionRequest
@@ -93,7 +92,7 @@ async def ask(http: httpx2.AsyncClient, route: Operated, model: str, **ids: str)
     answer = await http.request(method, path.replace("{model:path}", model), json=body, headers=headers)
     assert answer.status_code == 200, answer.text
     told = answer.json() if OPERATIONS[route].media_type == "application/json" else answer.text
-    agree(ANSWERS[route], told, path)
+    agree(OPERATIONS[route].response, told, path)
 
 
 SCORES = {
@@ -149,7 +148,6 @@ def test_every_route_has_an_example_of_its_answer_and_a_shape_that_it_has() -> N
             Draft202012Validator(media["schema"]).validate(media["example"])
             if media["example"] is not None:
                 assert media["schema"], path
-    assert ANSWERS.keys() == OPERATIONS.keys()
 
 
 def test_every_example_is_a_body_that_its_route_accepts() -> None:
