@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.http.error_format import ANTHROPIC_ROUTES
+from tercet.frontend.http.route import Route
 
 _REF = "#/components/schemas/{model}"
 _REFUSALS = {
@@ -62,8 +63,7 @@ _ANTHROPIC_ERROR = {
 }
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-Route = tuple[str, str]
-"""Method and path."""
+MethodAndPath = tuple[str, str]
 
 
 class QueryParameter(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     media_type: str = "application/json"
 
 
-def document(operations: Mapping[Route, Operation]) -> dict[str, Any]:
+def document(operations: Mapping[MethodAndPath, Operation]) -> dict[str, Any]:
     """Return the OpenAPI document of all operations.
 
     `operations` is keyed by method and path, as the router writes them.
@@ -174,9 +174,13 @@ def _plain(path: str) -> tuple[str, list[str]]:
 class OpenApi:
     """The endpoint, which generates the document once."""
 
-    def __init__(self, operations: Mapping[Route, Operation]) -> None:
+    def __init__(self, operations: Mapping[MethodAndPath, Operation]) -> None:
         self._operations = operations
         self._body: bytes | None = None
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route("GET", "/openapi.json", self.read)]
 
     async def read(self, request: Request) -> Response:  # noqa: ARG002
         """Return the document, generated at the first request, since most servers never get one."""

@@ -12,6 +12,7 @@ from tercet.frontend.config.validation import LONGEST_PATH
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.http.auth import require_admin
 from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.route import Route
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.routing.control import Order
 from tercet.protocol.messages.messages import ContinueGenerationReq, FlushCacheReq, PauseGenerationReq
@@ -50,6 +51,16 @@ class ControlRoutes:
     def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
         self._manager = manager
         self._body_limit = body_limit
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/abort_request", self.abort_request),
+            Route("POST", "/flush_cache", self.flush_cache),
+            Route("POST", "/pause_generation", self.pause_generation),
+            Route("POST", "/continue_generation", self.continue_generation),
+            Route("POST", "/update_weights_from_disk", self.update_weights),
+        ]
 
     async def abort_request(self, request: Request) -> Response:
         """Abort a request on any frontend. Ids are unguessable, so a caller that knows one is entitled to it.
