@@ -5,8 +5,8 @@ from typing import Any
 import orjson
 
 from tercet.frontend.api.generation_response import FinishedChoice
-from tercet.frontend.api.openai.chat_chunks import ChatChunks
 from tercet.frontend.api.openai.chat_schema import ChatRequest
+from tercet.frontend.api.openai.chat_writer import ChatChunks
 from tercet.frontend.chat.output_parser import Call, OutputParser, merge_events
 from tercet.frontend.chat.planner import ChatPlan
 from tercet.frontend.http.loop_turns import Steps, no_steps
