@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tercet.frontend.errors import ApiError, ModelNotFoundError, UnavailableError
-from tercet.frontend.manager.embedding_batch import EmbeddingBatch
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.embedding_state import EmbeddingBatch
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.embedding_request import EmbeddingRequest, TokenInput
 from tercet.frontend.model.prompts import TokenPrompt

@@ -16,10 +16,11 @@ from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.loop import DetokenizerLoop
 from tercet.detokenizer.status import StatusBoard as TextBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import RoundRobin
-from tercet.frontend.routing.router import DataParallelController
 from tercet.protocol.membership.events import Delivery, PeerEvent, PeerReady, PeerUp
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.messages import (
@@ -224,9 +225,8 @@ class LossySimulation:
         }
         self.port = Port(self.wire, FRONTEND)
         pool = InlineExecutor()
-        self.manager = TokenizerManager(
-            FRONTEND, self.port, ModelRegistry(pool), DataParallelController(RoundRobin()), clock=self.clock
-        )
+        requests = RequestTable(FRONTEND, Dispatcher(self.port, RoundRobin()), clock=self.clock)
+        self.manager = TokenizerManager(self.port, ModelRegistry(pool), requests)
         self._ticks = 0
 
     async def begin(self, settle: Callable[[], Any]) -> None:

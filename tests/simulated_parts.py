@@ -11,11 +11,12 @@ from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.loop import MIN_DRAIN_SECONDS, DetokenizerLoop
 from tercet.detokenizer.status import StatusBoard as TextBoard
 from tercet.detokenizer.tokenizer_store import TokenizerStore
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import POLICIES
-from tercet.frontend.routing.router import DataParallelController
 from tercet.frontend.structured_output.checker import GrammarChecker
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.membership.events import Delivery
@@ -293,10 +294,9 @@ class FrontendPart(Part):
         self._started = network.now
         super().__init__(network, clock, Role.FRONTEND, peer, FrontendInbox)
         pool = InlineExecutor()
-        controller = DataParallelController(POLICIES[policy]())
-        self.manager = TokenizerManager(
-            peer, self.board, ModelRegistry(pool), controller, clock=SuspendAwareClock(clock)
-        )
+        dispatcher = Dispatcher(self.board, POLICIES[policy]())
+        requests = RequestTable(peer, dispatcher, clock=SuspendAwareClock(clock))
+        self.manager = TokenizerManager(self.board, ModelRegistry(pool), requests)
         self.manager.grammars = AnyGrammar()
 
     def heartbeat(self, peer: str) -> Heartbeat:

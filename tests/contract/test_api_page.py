@@ -77,11 +77,11 @@ def test_every_parameter_stands_in_the_table_of_its_route(path: str, body: type)
     for shared in re.findall(r"\(#([a-z-]+)\)", text):
         told |= rows(next(text for head, text in SECTIONS.items() if head.lower().replace(" ", "-") == shared))
     fields = {field.alias or name for name, field in body.model_fields.items()}  # type: ignore[attr-defined]
-    assert told.keys() == fields
+    assert told.keys() == fields, f"docs/api.md: the tables in the section of {path} must have exactly its parameters"
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
 def test_every_route_has_a_heading(method: str, path: str) -> None:
     headings = [head for head in SECTIONS if plain(path) in re.split(r"[ ,]+", head)]
-    assert len(headings) == 1
-    assert method in headings[0]
+    assert len(headings) == 1, f"docs/api.md: give {method} {path} a section, whose heading has the method and the path"
+    assert method in headings[0], f"docs/api.md: add {method} to the heading {headings[0]!r}"

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from tercet.frontend.manager.counters import RequestOutcome
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import TokenPrompt
 from tercet.protocol.messages.values import FinishReason, SamplingParams

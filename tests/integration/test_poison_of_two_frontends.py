@@ -8,13 +8,14 @@ import pytest
 from tokenizers import Tokenizer
 
 from tercet.frontend.errors import ServerError
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.prompts import TokenPrompt
+from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import RoundRobin
-from tercet.frontend.routing.router import DataParallelController
 from tercet.protocol.membership.events import PeerDown, PeerReady, PeerUp
 from tercet.protocol.messages.messages import Ready, TokenizerFiles
 from tercet.protocol.messages.values import ModelIdentity, ModelLimits, Role, SamplingParams, unpack_ints
@@ -76,11 +77,9 @@ class TwoFrontendSimulation:
         self._scheduler = self._new_scheduler()
         self.managers = {
             peer: TokenizerManager(
-                peer,
                 self._ports[peer],
                 ModelRegistry(pool),
-                DataParallelController(RoundRobin()),
-                clock=self._clock,
+                RequestTable(peer, Dispatcher(self._ports[peer], RoundRobin()), clock=self._clock),
             )
             for peer in FRONTENDS
         }

@@ -11,7 +11,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from packages.frontend.tests import encoders
 from tercet.frontend.config.config import HttpConfig
-from tercet.frontend.manager.latency import Histogram
+from tercet.frontend.manager.counters import Histogram
 from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, Token, serving
 from tercet.protocol.membership.events import Delivery, PeerUp
 from tercet.protocol.messages.messages import Heartbeat, MetricsReq, Series

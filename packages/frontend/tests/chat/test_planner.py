@@ -18,7 +18,7 @@ from tercet.frontend.manager.request import ParamNames
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.parsers.registry import ParserNames
-from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
+from tercet.frontend.routing.request_state import SingleWaiterEvent
 from tercet.protocol.messages.values import FinishReason, FinishType, ModelIdentity, ModelLimits, SamplingParams
 
 CHAT = "{% for m in messages %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endfor %}{{ tools }}"

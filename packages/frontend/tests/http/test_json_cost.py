@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tercet.frontend.http.json_cost import StructureCounter, StructureCounts, count_structural
+from tercet.frontend.http.request_body import StructureCounter, StructureCounts, count_structural
 
 VALUES = st.recursive(
     st.none() | st.integers(0, 9) | st.text('a"\\:,{[\n'),

@@ -17,9 +17,9 @@ from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import TokenPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.routing.peers import SchedulerPeer
+from tercet.frontend.routing.poison import fingerprint
 from tercet.frontend.routing.policies import CacheAware
-from tercet.frontend.routing.recovery import fingerprint
-from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
+from tercet.frontend.routing.request_state import SingleWaiterEvent
 from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.protocol.messages.messages import Message, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LoRAAdapter, ModelIdentity, ModelLimits, SamplingParams

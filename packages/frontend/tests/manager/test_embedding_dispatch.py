@@ -8,7 +8,7 @@ from typing import Any
 import httpx2
 
 from packages.frontend.tests import encoders
-from tercet.frontend.manager.embedding_batch import MAX_IN_FLIGHT
+from tercet.frontend.manager.embedding_state import MAX_IN_FLIGHT
 from tercet.frontend.model.embedding_request import EmbeddingRequest, TextInput
 from tercet.frontend.routing.policies import CacheAware
 from tercet.frontend.testing import EncodingEngine, Script, Served, managed, serving
@@ -163,7 +163,7 @@ async def test_an_abort_by_the_id_of_the_http_request_ends_all_its_inputs(http_o
             http_of(served).post("/v1/embeddings", json={"model": "encoder", "input": ["cat", "dog"]})
         )
         await until_held(fake, 2)
-        served.manager.abort(fake.asked()[0].rid.partition(".")[0])
+        served.manager.requests.abort(fake.asked()[0].rid.partition(".")[0])
         answer = await asking
         assert answer.json()["error"]["code"] == "request_aborted"
         assert len([message for _, message in fake.sent if isinstance(message, AbortReq)]) == 2
@@ -188,7 +188,7 @@ async def test_an_input_whose_vector_was_lost_is_asked_for_again() -> None:
 async def test_inputs_go_to_the_least_loaded_whatever_they_begin_with(http_of: Http) -> None:
     fake = engine(auto=False, schedulers=["scheduler-0", "scheduler-1"])
     async with serving(fake) as served:
-        served.manager._dispatcher._controller._policy = CacheAware()
+        served.manager.requests.dispatcher._policy = CacheAware()
         body = {"model": "encoder", "input": ["the cat sat on the mat"] * 10}
         asking = asyncio.create_task(http_of(served).post("/v1/embeddings", json=body))
         await until_held(fake, 10)
@@ -207,7 +207,7 @@ async def test_vectors_that_make_no_sense_are_passed_over(http_of: Http) -> None
         fake._from("scheduler-0", batch)
         fake._from("scheduler-0", batch, memoryview(frame[:-4]))
         fake._from("scheduler-0", batch, memoryview(frame), memoryview(frame))
-        assert not served.manager._states[request.rid].done
+        assert not served.manager.requests.states[request.rid].done
         fake.step()
         assert (await asking).status_code == 200
 

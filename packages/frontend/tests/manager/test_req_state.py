@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from tercet.frontend.errors import ServerError
-from tercet.frontend.manager.generation import Generation
 from tercet.frontend.manager.quota import ApiKeyQuota
-from tercet.frontend.manager.req_state import OutputRow, ReqState, Verdict, unpack_rows
+from tercet.frontend.manager.req_state import Generation, OutputRow, ReqState, Verdict, unpack_rows
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel

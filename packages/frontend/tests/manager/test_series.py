@@ -10,8 +10,7 @@ from prometheus_client import Metric, exposition, parser
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
-from tercet.frontend.manager.counters import Counters, Exchange, RequestOutcome
-from tercet.frontend.manager.latency import LENGTH_BOUNDS
+from tercet.frontend.manager.counters import LENGTH_BOUNDS, Counters, Exchange, RequestOutcome
 from tercet.frontend.manager.series import check_series, families_of, frontend_series
 from tercet.frontend.routing.peers import PeerRegistry
 from tercet.protocol.messages.codec import Codec, encode

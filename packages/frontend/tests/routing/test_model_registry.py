@@ -10,8 +10,7 @@ import pytest
 from tercet.frontend.errors import ModelNotFoundError, UnavailableError
 from tercet.frontend.model.served_model import ModelFiles, SamplingDefaults
 from tercet.frontend.routing.model_registry import ModelRegistry
-from tercet.frontend.routing.peers import SchedulerPeer
-from tercet.frontend.routing.weight_versions import WeightLineage
+from tercet.frontend.routing.peers import SchedulerPeer, WeightLineage
 from tercet.protocol.messages.messages import TokenizerFiles
 from tercet.protocol.messages.values import ModelIdentity, ModelLimits
 

@@ -7,10 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tercet.frontend.errors import ServerError, UnavailableError
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import RoundRobin
-from tercet.frontend.routing.router import DataParallelController
 from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, said, submit
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import AbortReq, Heartbeat, Rejected, TokenizedGenerateReqInput
@@ -239,8 +240,9 @@ async def test_it_is_told_once_when_requests_can_be_served(engine_of: EngineOf) 
         told.set()
 
     with ThreadPoolExecutor(1) as pool:
-        controller = DataParallelController(RoundRobin())
-        manager = TokenizerManager("f", engine, ModelRegistry(pool), controller, on_servable=tell)
+        requests = RequestTable("f", Dispatcher(engine, RoundRobin()))
+        manager = TokenizerManager(engine, ModelRegistry(pool), requests)
+        manager.start(tell)
         engine.deliver = manager.on_deliveries
         engine.scheduler_up(S)
         async with asyncio.timeout(10):
@@ -258,8 +260,9 @@ async def test_it_is_told_once_when_requests_can_be_served(engine_of: EngineOf) 
 async def test_files_that_come_last_make_it_servable(engine_of: EngineOf) -> None:
     engine, told = engine_of(script), asyncio.Event()
     with ThreadPoolExecutor(1) as pool:
-        controller = DataParallelController(RoundRobin())
-        manager = TokenizerManager("f", engine, ModelRegistry(pool), controller, on_servable=told.set)
+        requests = RequestTable("f", Dispatcher(engine, RoundRobin()))
+        manager = TokenizerManager(engine, ModelRegistry(pool), requests)
+        manager.start(told.set)
         engine.deliver = manager.on_deliveries
         engine.connect()
         assert not told.is_set()

@@ -7,9 +7,9 @@ import openai
 import pytest
 
 from tercet.frontend.errors import ServerError
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
-from tercet.frontend.routing.recovery import MAX_CRASHES, OFFER_TIMEOUT, fingerprint
+from tercet.frontend.routing.poison import MAX_CRASHES, OFFER_TIMEOUT, fingerprint
 from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, said, serving, submit
 from tercet.protocol.membership.events import Delivery, PeerDown
 from tercet.protocol.messages.messages import Heartbeat, TokenizedGenerateReqInput

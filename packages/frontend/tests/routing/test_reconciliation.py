@@ -9,9 +9,9 @@ from tercet.frontend.manager.req_state import OutputRow, ReqState
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
-from tercet.frontend.routing.cause import Cause
+from tercet.frontend.routing.dispatcher import Cause
 from tercet.frontend.routing.reconciliation import Findings, Reconciler
-from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
+from tercet.frontend.routing.request_state import SingleWaiterEvent
 from tercet.protocol.messages.messages import AbortReq, Heartbeat
 from tercet.protocol.messages.values import (
     FinishReason,

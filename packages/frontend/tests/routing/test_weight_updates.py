@@ -9,7 +9,7 @@ import httpx2
 import pytest
 
 from tercet.frontend.config.config import HttpConfig
-from tercet.frontend.routing.weight_versions import MAX_ENTRIES, WeightLineage
+from tercet.frontend.routing.peers import MAX_LINEAGE_ENTRIES, WeightLineage
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 from tercet.protocol.messages.messages import AbortReq, Heartbeat, Ready, UpdateWeightsFromDiskReq
 from tercet.protocol.messages.values import Load, ModelIdentity, Phase, Role
@@ -210,13 +210,13 @@ def test_weights_that_come_back_succeed_what_followed_them() -> None:
 
 def test_the_first_weights_and_the_last_are_remembered() -> None:
     weight_lineage = WeightLineage()
-    for number in range(MAX_ENTRIES + 500):
+    for number in range(MAX_LINEAGE_ENTRIES + 500):
         weight_lineage.record(str(number), str(number + 1), f"/{number + 1}")
-    last = str(MAX_ENTRIES + 500)
-    assert weight_lineage.latest("0") == weight_lineage.latest(str(MAX_ENTRIES)) == last
+    last = str(MAX_LINEAGE_ENTRIES + 500)
+    assert weight_lineage.latest("0") == weight_lineage.latest(str(MAX_LINEAGE_ENTRIES)) == last
     assert weight_lineage.latest("1") == "1"
     assert weight_lineage.path(last) == f"/{last}"
-    assert len(weight_lineage._latest) == MAX_ENTRIES
+    assert len(weight_lineage._latest) == MAX_LINEAGE_ENTRIES
     assert len(weight_lineage._paths) == 1
 
 

@@ -13,10 +13,11 @@ from tercet.frontend.config.validation import read_adapters
 from tercet.frontend.database import Database
 from tercet.frontend.lora.store import AdaptersInFile
 from tercet.frontend.manager.quota import ApiKeyQuota
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import POLICIES
-from tercet.frontend.routing.router import DataParallelController
 from tercet.frontend.server.app import build_app
 from tercet.frontend.server.listener import is_local, listening_socket, url_of
 from tercet.frontend.server.stores import Stores
@@ -74,8 +75,10 @@ class Frontend:
         self._node = AsyncNode(node_config, FrontendInbox, self._status, self._on_deliveries)
         clock = SuspendAwareClock()
         database = Database.open(config.store)
+        dispatcher = Dispatcher(
+            self._node, POLICIES[serving.routing_policy](), serving.recovery_timeout, serving.max_waiting
+        )
         self._manager = TokenizerManager(
-            link.peer,
             self._node,
             ModelRegistry(
                 self._pool,
@@ -86,15 +89,10 @@ class Frontend:
                 clock=clock,
                 on_unreadable=self._on_unreadable,
             ),
-            DataParallelController(POLICIES[serving.routing_policy]()),
-            serving.recovery_timeout,
-            serving.max_waiting,
-            self._on_servable,
-            clock,
-            quota=ApiKeyQuota.of(config.http),
-            lora=self._lora,
-            adapter_names=AdaptersInFile(database) if database else None,
-            siblings=link.sibling,
+            RequestTable(link.peer, dispatcher, ApiKeyQuota.of(config.http), clock),
+            self._lora,
+            AdaptersInFile(database) if database else None,
+            link.sibling,
         )
         self._stores = Stores(self._manager, ChatPlanner(serving), database) if database else None
         app = build_app(self._manager, config.http, serving, self._stores, local=is_local(self._listener))
@@ -106,7 +104,7 @@ class Frontend:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._drain)
         await self._node.start()
-        self._manager.start()
+        self._manager.start(self._on_servable)
         if self._stores is not None:
             self._stores.start()
         completing = None if self._adapters_ready else asyncio.create_task(self._require_adapters())

@@ -10,9 +10,8 @@ import pytest
 from tokenizers import Tokenizer
 
 from tercet.frontend.api.sglang.generate_writer import GenerateWriter
-from tercet.frontend.manager.generation import Generation, GenerationUpdate
 from tercet.frontend.manager.quota import ApiKeyQuota
-from tercet.frontend.manager.req_state import OutputRow, ReqState, Verdict
+from tercet.frontend.manager.req_state import Generation, GenerationUpdate, OutputRow, ReqState, Verdict
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel

@@ -13,8 +13,7 @@ from tercet.frontend.errors import ApiError, ServerError
 from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.loop_turns import Steps, turns_of
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect, event
-from tercet.frontend.manager.generation import Generation, GenerationUpdate
-from tercet.frontend.manager.req_state import ReqState
+from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.protocol.messages.values import FinishReason, Logprobs

@@ -8,9 +8,11 @@ from prometheus_client.exposition import choose_encoder
 from starlette.requests import Request
 from starlette.responses import Response
 
+from tercet.frontend.http.route import Route
 from tercet.frontend.manager.series import Kind, families_of, family_of
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
+METRICS_PATH = "/metrics"
 _GAUGES = {
     "queued": "Choices that wait in a scheduler.",
     "running": "Choices that a scheduler computes.",
@@ -58,6 +60,10 @@ class Metrics:
 
     def __init__(self, manager: TokenizerManager) -> None:
         self._manager = manager
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route("GET", METRICS_PATH, self.scrape)]
 
     async def scrape(self, request: Request) -> Response:
         """Return all metrics in the format that the Accept header prefers."""

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.error_format import uses_anthropic_format
 from tercet.frontend.http.query import number
+from tercet.frontend.http.route import Route
 from tercet.frontend.lora.registry import AdapterRegistry
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.routing.model_registry import ModelRegistry
@@ -22,6 +23,13 @@ class OpenAIServingModels:
     def __init__(self, models: ModelRegistry, adapters: AdapterRegistry) -> None:
         self._models = models
         self._adapters = adapters
+
+    @property
+    def routes(self) -> Sequence[Route]:
+        return [
+            Route("GET", "/v1/models", self.list),
+            Route("GET", "/v1/models/{model:path}", self.retrieve),
+        ]
 
     async def list(self, request: Request) -> Response:
         models = [*self._models, *await self._adapters.served()]

@@ -18,8 +18,7 @@ from tercet.frontend.config.validation import AUTOMATIC, NONE
 from tercet.frontend.constraints import Tokens
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.http.json_depth import MAX_JSON_DEPTH, is_within
-from tercet.frontend.manager.generation import Generation
-from tercet.frontend.manager.req_state import ReqState
+from tercet.frontend.manager.req_state import Generation, ReqState
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import ChatPrompt
 from tercet.frontend.model.served_model import ServedModel

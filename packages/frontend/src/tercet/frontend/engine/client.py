@@ -11,15 +11,16 @@ from typing import Any, Generic, TypeVar
 
 from tercet.frontend.api.generation_response import FinishedChoice, collect
 from tercet.frontend.lora.registry import LOAD_TIMEOUT
-from tercet.frontend.manager.embedding_batch import EmbeddingBatch
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.embedding_state import EmbeddingBatch
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import POLICIES
-from tercet.frontend.routing.router import DataParallelController
 from tercet.protocol.aio import AsyncNode
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.membership.events import Delivery
@@ -81,9 +82,9 @@ class EngineClient:
         specs = (f"{address}/scheduler-*", f"{address}/detokenizer-*")
         config = NodeConfig(Role.FRONTEND, "engine-0", address, connect=specs)
         self._node = AsyncNode(config, FrontendInbox, self._status, self._on_deliveries)
-        controller = DataParallelController(POLICIES["round_robin"]())
+        dispatcher = Dispatcher(self._node, POLICIES["round_robin"]())
         registry = ModelRegistry(self._pool, threads=_THREADS, on_unreadable=self._on_unreadable)
-        self._manager = TokenizerManager(config.peer, self._node, registry, controller, lora=lora)
+        self._manager = TokenizerManager(self._node, registry, RequestTable(config.peer, dispatcher), lora)
         self._adapter_timeout = LOAD_TIMEOUT * len(lora)
         self._thread.start()
         self.wait(self._start)

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import os
 import weakref
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, NotRequired, Self, TypedDict, overload
 
 import orjson
 
@@ -21,10 +21,59 @@ from tercet.frontend.manager.embedding_state import unpack_vector
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.supervisor.options import FrontendOptions, LogLevel, SchedulerOptions, ServeConfig, ServeOptions
 
-__all__ = ["Answer", "Engine", "EngineError"]
+__all__ = ["Completion", "Embedding", "Engine", "EngineError"]
 
-Answer = dict[str, Any]
-"""A response of /generate: index, text, output_ids, meta_info."""
+TokenScore = tuple[float | None, int, None]
+"""Log-probability, token id, and a null in place of the text. It is a list, as JSON has no tuples."""
+
+
+class Finish(TypedDict):
+    """Reason for the end of a choice."""
+
+    type: str
+    matched: int | str | None
+    """The token id or the stop string that ended it."""
+
+
+class MetaInfo(TypedDict):
+    """Facts about an answer. The log-probabilities are there with `return_logprob`."""
+
+    id: str
+    finish_reason: Finish | None
+    """None while a stream goes on."""
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    input_token_logprobs: NotRequired[list[TokenScore]]
+    input_top_logprobs: NotRequired[list[list[TokenScore] | None]]
+    output_token_logprobs: NotRequired[list[TokenScore]]
+    output_top_logprobs: NotRequired[list[list[TokenScore] | None]]
+
+
+class Completion(TypedDict):
+    """A response of /generate."""
+
+    index: int
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+
+
+class EmbeddingInfo(TypedDict):
+    """Facts about a vector."""
+
+    prompt_tokens: int
+
+
+class Embedding(TypedDict):
+    """The vector of a text."""
+
+    embedding: list[float]
+    meta_info: EmbeddingInfo
+
+
+Choices = Completion | Any
+"""Completion, or a list of them if the sampling parameters have n > 1, which types do not tell."""
 
 
 class Engine:
@@ -66,6 +115,43 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.shutdown()
 
+    @overload
+    def generate(
+        self,
+        prompt: Texts | None = None,
+        sampling_params: Sampling | None = None,
+        *,
+        input_ids: Ids | None = None,
+        stream: Literal[True],
+        **options: Any,
+    ) -> Generator[Completion, None, None]: ...
+
+    @overload
+    def generate(
+        self, prompt: str, sampling_params: Sampling | None = None, *, stream: Literal[False] = False, **options: Any
+    ) -> Choices: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Iterable[str],
+        sampling_params: Sampling | None = None,
+        *,
+        stream: Literal[False] = False,
+        **options: Any,
+    ) -> list[Choices]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Texts | None = None,
+        sampling_params: Sampling | None = None,
+        *,
+        input_ids: Ids | None = None,
+        stream: bool = False,
+        **options: Any,
+    ) -> Any: ...
+
     def generate(
         self,
         prompt: Texts | None = None,
@@ -88,6 +174,43 @@ class Engine:
             return self._iterate(self._stream(requests, options))
         answers = self._client.wait(partial(self._gather, requests, options, single=single))
         return answers[0] if single else answers
+
+    @overload
+    async def async_generate(
+        self,
+        prompt: Texts | None = None,
+        sampling_params: Sampling | None = None,
+        *,
+        input_ids: Ids | None = None,
+        stream: Literal[True],
+        **options: Any,
+    ) -> AsyncGenerator[Completion, None]: ...
+
+    @overload
+    async def async_generate(
+        self, prompt: str, sampling_params: Sampling | None = None, *, stream: Literal[False] = False, **options: Any
+    ) -> Choices: ...
+
+    @overload
+    async def async_generate(
+        self,
+        prompt: Iterable[str],
+        sampling_params: Sampling | None = None,
+        *,
+        stream: Literal[False] = False,
+        **options: Any,
+    ) -> list[Choices]: ...
+
+    @overload
+    async def async_generate(
+        self,
+        prompt: Texts | None = None,
+        sampling_params: Sampling | None = None,
+        *,
+        input_ids: Ids | None = None,
+        stream: bool = False,
+        **options: Any,
+    ) -> Any: ...
 
     async def async_generate(
         self,
@@ -121,7 +244,13 @@ class Engine:
         prompt = to_chat(messages, tools, self._model, add_generation_prompt=add_generation_prompt)
         return self._client.wait(partial(self._model.tokenize, prompt, must_fit=False))
 
-    def encode(self, prompt: Texts, *, truncate: int | None = None) -> Any:
+    @overload
+    def encode(self, prompt: str, *, truncate: int | None = None) -> Embedding: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def encode(self, prompt: Iterable[str], *, truncate: int | None = None) -> list[Embedding]: ...
+
+    def encode(self, prompt: Texts, *, truncate: int | None = None) -> Embedding | list[Embedding]:
         """Return the vector of a text, or a list of them for a list.
 
         A vector is `embedding`, with `prompt_tokens` in `meta_info`. The model must be one that embeds. Texts that are
@@ -129,7 +258,7 @@ class Engine:
         """
         request, single = to_inputs(prompt, self._model, truncate)
         batch = self._client.wait(partial(self._client.embed, request))
-        vectors = [
+        vectors: list[Embedding] = [
             {"embedding": list(unpack_vector(state.vector)), "meta_info": {"prompt_tokens": state.prompt_tokens}}
             for state in batch.states
         ]
@@ -169,34 +298,34 @@ class Engine:
             result_of(GenerateWriter(options.get("logprob_start_len")).full_response(generation, choices))
         )
 
-    def _stream(self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]) -> OutputStream[Answer]:
+    def _stream(self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]) -> OutputStream[Completion]:
         if len(requests) != 1:
             raise ValueError("one prompt can be streamed at a time")
         return OutputStream(self._stream_answers(requests[0], options))
 
     async def _stream_answers(
         self, request: GenerateRequest, options: Mapping[str, Any]
-    ) -> AsyncGenerator[Answer, None]:
+    ) -> AsyncGenerator[Completion, None]:
         form = GenerateWriter(options.get("logprob_start_len"))
         async with contextlib.aclosing(self._client.stream(request)) as arrivals:
             async for generation, choice in arrivals:
                 yield orjson.loads(result_of(form.full_response(generation, [choice])))
 
-    def _iterate(self, answers: OutputStream[Answer]) -> Iterator[Answer]:
+    def _iterate(self, answers: OutputStream[Completion]) -> Generator[Completion, None, None]:
         try:
             while (answer := self._client.wait(answers.next)) is not None:
                 yield answer
         finally:
             self._close_stream(answers)
 
-    async def _aiterate(self, answers: OutputStream[Answer]) -> AsyncGenerator[Answer, None]:
+    async def _aiterate(self, answers: OutputStream[Completion]) -> AsyncGenerator[Completion, None]:
         try:
             while (answer := await asyncio.wrap_future(self._client.run(answers.next))) is not None:
                 yield answer
         finally:
             self._close_stream(answers)
 
-    def _close_stream(self, answers: OutputStream[Answer]) -> None:
+    def _close_stream(self, answers: OutputStream[Completion]) -> None:
         """Close a stream without waiting, because an iterator may be garbage-collected in any thread."""
         with contextlib.suppress(EngineError):
             self._client.run(answers.close)

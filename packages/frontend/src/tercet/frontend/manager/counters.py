@@ -1,13 +1,23 @@
-"""Counters of one frontend, for /server_info and /metrics."""
+"""Counters of one frontend, and histograms per model, for /server_info and /metrics."""
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from tercet.frontend.manager.latency import LatencyMeasures
-from tercet.frontend.routing.cause import Cause
-from tercet.protocol.messages.values import Role
+from tercet.frontend.manager.req_state import OutputRow, ReqState
+from tercet.frontend.routing.dispatcher import Cause
+from tercet.frontend.routing.request_state import RequestState
+from tercet.protocol.messages.values import FinishType, Role
+
+FIRST_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+QUEUE_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+TOKEN_BOUNDS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.5, 1.0, 2.5, 5.0)
+REQUEST_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+"""Bucket bounds in seconds."""
+LENGTH_BOUNDS = tuple(float(1 << power) for power in range(21))
+"""Bucket bounds in tokens."""
 
 
 class RequestOutcome(StrEnum):
@@ -26,6 +36,69 @@ class Exchange(NamedTuple):
     route: str
     """Path template of the router, not the requested path, so the number of values is bounded."""
     status: int
+
+
+class Histogram:
+    """Histogram with upper bounds; the last bucket is unbounded."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.buckets = [0] * (len(bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float, times: int = 1) -> None:
+        """Add a value `times` times."""
+        self.buckets[bisect_left(self.bounds, value)] += times
+        self.sum += value * times
+
+
+@dataclass
+class LatencyMeasures:
+    """Histograms of one model since this frontend started. Only requests that end with an answer are observed."""
+
+    queue: Histogram = field(default_factory=lambda: Histogram(QUEUE_BOUNDS))
+    """Seconds from arrival at a scheduler to the first step, measured once per request."""
+    first_token: Histogram = field(default_factory=lambda: Histogram(FIRST_TOKEN_BOUNDS))
+    """Seconds from the tokenized prompt to the first token of any choice."""
+    between_tokens: Histogram = field(default_factory=lambda: Histogram(TOKEN_BOUNDS))
+    """Seconds between tokens of a choice; tokens that arrive together share the interval equally."""
+    request: Histogram = field(default_factory=lambda: Histogram(REQUEST_BOUNDS))
+    """Seconds from the tokenized prompt to the last token of all choices, or to the vector of an input."""
+    prompt_tokens: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
+    output_tokens: Histogram = field(default_factory=lambda: Histogram(LENGTH_BOUNDS))
+    """Tokens of all choices together."""
+    finishes: Counter[FinishType] = field(default_factory=Counter)
+    """Choices by finish reason."""
+
+    def observe_row(self, state: ReqState, row: OutputRow, now: float) -> None:
+        """Record an accepted row."""
+        if row.opening is not None and row.opening.queue_time is not None:
+            self.observe_queue_time(state, row.opening.queue_time)
+        count = len(row.token_ids)
+        if count:
+            choice = state.choices[row.index]
+            if len(choice.token_ids) > count:
+                self.between_tokens.observe((now - choice.last_token_at) / count, count)
+            elif state.output_tokens == count:
+                self.first_token.observe(now - state.started_at)
+            choice.last_token_at = now
+        if row.finish is not None:
+            self.finishes[row.finish.type] += 1
+            self.observe_request(state, now)
+
+    def observe_queue_time(self, state: RequestState, queue_time: float) -> None:
+        """Record the queue time of a request once; later attempts and other choices are not queue time."""
+        if state.queue_time is None:
+            state.queue_time = queue_time
+            self.queue.observe(queue_time)
+
+    def observe_request(self, state: RequestState, now: float) -> None:
+        """Record the total latency and the lengths if the request is done and did not fail."""
+        if state.done and state.error is None:
+            self.request.observe(now - state.started_at)
+            self.prompt_tokens.observe(state.prompt_tokens)
+            if state.has_text:
+                self.output_tokens.observe(state.output_tokens)
 
 
 @dataclass

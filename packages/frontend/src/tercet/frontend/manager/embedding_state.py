@@ -1,17 +1,21 @@
-"""State of one embedding input in flight."""
+"""Inputs of embedding, scoring and classification requests in flight."""
 
 import math
 import struct
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 
 from tercet.frontend.errors import RequestAbortedError, ServerError, from_rejection
+from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.manager.req_state import Verdict
 from tercet.frontend.model.embedding_request import EmbeddingRequest, EncodedInput
 from tercet.frontend.model.served_model import ServedModel
-from tercet.frontend.routing.request_state import RequestState
-from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
+from tercet.frontend.routing.request_state import RequestState, SingleWaiterEvent
 from tercet.protocol.messages.messages import BatchEmbeddingOutput, TokenizedEmbeddingReqInput
 from tercet.protocol.messages.values import FinishReason, FinishType, unpack_floats, unpack_ints
+
+MAX_IN_FLIGHT = 256
+"""Maximum number of inputs of one HTTP request that are at schedulers at the same time."""
 
 
 class EmbeddingState(RequestState):
@@ -95,6 +99,37 @@ class EmbeddingState(RequestState):
             deferred=deferred,
             tenant=self._tenant,
         )
+
+
+class EmbeddingBatch:
+    """Inputs of one request, in order; they share one event, and are sent in windows that do not fill a queue."""
+
+    def __init__(self, slot: RequestSlot) -> None:
+        self.slot = slot
+        self.wake = SingleWaiterEvent()
+        self.states: list[EmbeddingState] = []
+
+    async def run(self, start: Callable[[EmbeddingState], None]) -> None:
+        """Dispatch every input and wait for its vector. Raises the ApiError of the first input that fails."""
+        waiting, running = deque(self.states), list[EmbeddingState]()
+        while waiting or running:
+            while waiting and len(running) < MAX_IN_FLIGHT:
+                running.append(waiting.popleft())
+                start(running[-1])
+            await self.wake.wait()
+            for state in running:
+                if state.error is not None:
+                    raise state.error
+            running = [state for state in running if not state.done]
+
+    @property
+    def tokens(self) -> int:
+        return sum(state.prompt_tokens for state in self.states)
+
+    @property
+    def vectors(self) -> list[bytes]:
+        """Return the vector of each input; valid once `run` has returned."""
+        return [state.vector for state in self.states]
 
 
 def unpack_vectors(

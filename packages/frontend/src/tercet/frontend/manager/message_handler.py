@@ -3,23 +3,20 @@
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import assert_never, cast
 
 from tercet.frontend.errors import from_rejection
-from tercet.frontend.manager.counters import Counters
 from tercet.frontend.manager.embedding_state import EmbeddingState, unpack_vectors
 from tercet.frontend.manager.peer_metrics import PeerMetrics
 from tercet.frontend.manager.req_state import ACCEPTED, OutputRow, ReqState, Verdict, unpack_rows
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.model.served_model import context_of
-from tercet.frontend.routing.cause import Cause
 from tercet.frontend.routing.control import Control
-from tercet.frontend.routing.dispatcher import Dispatcher
+from tercet.frontend.routing.dispatcher import Cause
 from tercet.frontend.routing.model_registry import ModelRegistry
-from tercet.frontend.routing.peers import PeerRegistry, SchedulerPeer
+from tercet.frontend.routing.peers import SchedulerPeer
 from tercet.frontend.routing.reconciliation import Reconciler
-from tercet.frontend.routing.recovery import Recovery
-from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.membership.events import Delivery, PeerDown, PeerEvent, PeerReady, PeerUp
 from tercet.protocol.messages.messages import (
     BatchEmbeddingOutput,
@@ -54,28 +51,22 @@ class MessageHandler:
     def __init__(
         self,
         outbox: Sender,
-        fleet: PeerRegistry,
         models: ModelRegistry,
-        dispatcher: Dispatcher,
-        recovery: Recovery,
-        states: Mapping[str, RequestState],
-        counters: Counters,
+        requests: RequestTable,
         control: Control,
         peer_metrics: PeerMetrics,
-        clock: Callable[[], float],
         on_peers_changed: Callable[[], None],
     ) -> None:
         self._outbox = outbox
-        self._fleet = fleet
         self._models = models
-        self._dispatcher = dispatcher
-        self._recovery = recovery
+        self._states = requests.states
+        self._counters = requests.counters
+        self._clock = requests.clock
+        self._dispatcher = requests.dispatcher
+        self._fleet = requests.dispatcher.peers
         self._reconciler = Reconciler()
-        self._states = states
-        self._counters = counters
         self._control = control
         self._peer_metrics = peer_metrics
-        self._clock = clock
         self._on_peers_changed = on_peers_changed
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -153,43 +144,43 @@ class MessageHandler:
 
     def _on_vector(self, state: EmbeddingState, verdict: Verdict, queue_time: float, now: float) -> None:
         if verdict is Verdict.ABORTED:
-            self._recovery.redispatch(state, now, Cause.ABORTED)
+            self._dispatcher.redispatch(state, now, Cause.ABORTED)
         elif verdict is ACCEPTED:
             measures = self._counters.models[state.model.base]
             if not math.isnan(queue_time):
                 measures.observe_queue_time(state, queue_time)
             measures.observe_request(state, now)
-            self._dispatcher.release(state)
+            self._dispatcher.release_load(state)
             if state.exclusive:
-                self._recovery.retry(now)
+                self._dispatcher.retry(now)
 
     def _on_row(self, state: ReqState, row: OutputRow, now: float) -> None:
         verdict = state.accept(row)
         if verdict is ACCEPTED:
             self._counters.models[state.model.base].observe_row(state, row, now)
             if state.exclusive:
-                self._recovery.retry(now)  # dispatch the next exclusive request
+                self._dispatcher.retry(now)  # dispatch the next exclusive request
             if row.finish is not None and isinstance(row.finish.matched, str):
                 self._dispatcher.abort(state, [row.index], "stop string")
         elif verdict is Verdict.GAP:
             logger.warning(
                 "%s: tokens are missing, redispatching rid=%s position=%d", state.scheduler, state.rid, row.position
             )
-            self._recovery.redispatch(state, now, Cause.GAP)
+            self._dispatcher.redispatch(state, now, Cause.GAP)
         elif verdict is Verdict.ABORTED:
-            self._recovery.redispatch(state, now, Cause.ABORTED)
+            self._dispatcher.redispatch(state, now, Cause.ABORTED)
 
     def _on_exclusive_ready(self, source: str, message: ExclusiveReady) -> None:
         state = self._states.get(message.rid)
         if state is not None and not state.done and (state.attempt, state.scheduler) == (message.attempt, source):
-            self._recovery.grant_exclusive(state, self._clock())
+            self._dispatcher.grant_exclusive(state, self._clock())
 
     def _on_rejected(self, source: str, message: Rejected) -> None:
         state = self._states.get(message.rid)
         if state is None or state.attempt != message.attempt or state.scheduler != source:
             return
         state.scheduler, state.offered_by, state.refused = "", "", True
-        self._dispatcher.release(state)
+        self._dispatcher.release_load(state)
         scheduler = self._fleet.schedulers.get(source)
         if message.code == "draining" and scheduler is not None:
             scheduler.leaving = True  # its heartbeat will confirm this
@@ -199,9 +190,9 @@ class MessageHandler:
         # Waiting does not bring back adapter files that are gone.
         passes = message.code == "draining" or (state.output_tokens > 0 and message.code != "invalid_lora")
         if message.retry and elsewhere:
-            self._recovery.redispatch(state, self._clock(), Cause.REFUSED)
+            self._dispatcher.redispatch(state, self._clock(), Cause.REFUSED)
         elif message.retry and passes:
-            self._recovery.enqueue(state, self._clock())
+            self._dispatcher.enqueue(state, self._clock())
         else:
             limits = scheduler.limits if scheduler is not None and scheduler.limits is not None else state.model.limits
             state.fail(
@@ -227,7 +218,6 @@ class MessageHandler:
             return
         now, was_stuck = self._clock(), part.stuck
         self._fleet.heartbeat(source, heartbeat)
-        states = self._states.values()
         is_scheduler = isinstance(part, SchedulerPeer)
         if part.stuck and not was_stuck:
             logger.error("%s: stuck, redispatching its requests step_age=%.0fs", source, heartbeat.step_age)
@@ -236,8 +226,7 @@ class MessageHandler:
             )
             self._on_peers_changed()
         elif part.leaving:
-            here = [state for state in states if source in {state.scheduler, state.detokenizer}]
-            self._recovery.redispatch_draining(here, now)
+            self._dispatcher.on_draining(source, self._states.values(), now)
             self._on_peers_changed()
         if not part.stuck:
             self._reconcile(source, is_scheduler, heartbeat, now)
@@ -251,7 +240,7 @@ class MessageHandler:
             return
         for state, cause in findings.lost:
             logger.warning("%s: request lost, redispatching rid=%s cause=%s", source, state.rid, cause)
-            self._recovery.redispatch(state, now, cause)
+            self._dispatcher.redispatch(state, now, cause)
         for abort in findings.orphans:
             self._dispatcher.send_abort(source, abort)
 
@@ -270,7 +259,7 @@ class MessageHandler:
                     self._models.update(self._fleet.schedulers.values(), self._fleet.weight_lineage)
             case Role.DETOKENIZER:
                 self._fleet.detokenizer_ready(ready.peer)
-        self._recovery.retry(self._clock())
+        self._dispatcher.retry(self._clock())
         self._on_peers_changed()
 
     def _on_down(self, peer: str, reason: str) -> None:
@@ -286,7 +275,7 @@ class MessageHandler:
             cause = Cause.SCHEDULER_LEFT if left else Cause.SCHEDULER_DIED
             self._models.forget(peer)
             self._models.update(self._fleet.schedulers.values(), self._fleet.weight_lineage)
-            self._dispatcher.on_peer_down(peer)
+            self._dispatcher.forget_cache(peer)
             self._control.on_peer_down(peer)
         else:
             cause = Cause.DETOKENIZER_LEFT if left else Cause.DETOKENIZER_DIED
@@ -296,7 +285,7 @@ class MessageHandler:
         self._on_peers_changed()
 
     def _redispatch_lost(self, peer: str, is_scheduler: bool, cause: Cause) -> None:
-        lost = self._recovery.scheduler_lost if is_scheduler else self._recovery.detokenizer_lost
+        lost = self._dispatcher.on_scheduler_lost if is_scheduler else self._dispatcher.on_detokenizer_lost
         lost(peer, list(self._states.values()), self._clock(), cause)
 
     # Files.
@@ -304,7 +293,7 @@ class MessageHandler:
     async def _load(self, source: str, message: TokenizerFiles, frames: Sequence[memoryview]) -> None:
         await self._models.load(source, message, frames)
         self._models.update(self._fleet.schedulers.values(), self._fleet.weight_lineage)
-        self._recovery.retry(self._clock())
+        self._dispatcher.retry(self._clock())
         self._on_peers_changed()
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:

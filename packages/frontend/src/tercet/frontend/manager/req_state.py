@@ -1,20 +1,21 @@
-"""State of a generation request in flight, sufficient to answer its client and to resume it on another scheduler.
+"""Generation requests in flight. `ReqState` is sufficient to answer a client and to resume on another scheduler.
 
 Rows are accepted strictly in position order. A row that was seen before or belongs to an older attempt is dropped. A
 row beyond the next position is a gap: a message was lost, and the request has to be redispatched.
 """
 
 from array import array
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Iterator, Sequence
 from enum import Enum, auto
 
 import msgspec
 
-from tercet.frontend.errors import RequestAbortedError, ServerError, from_rejection
+from tercet.frontend.errors import ApiError, RequestAbortedError, ServerError, from_rejection
+from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.served_model import ServedModel
-from tercet.frontend.routing.request_state import RequestState
-from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
+from tercet.frontend.routing.request_state import RequestState, SingleWaiterEvent
 from tercet.protocol.messages.messages import BatchStrOutput, DecodeSpec, FirstTextRow, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import (
     FinishReason,
@@ -27,6 +28,10 @@ from tercet.protocol.messages.values import (
     unpack_ints,
 )
 
+MAX_PREDICTION_TOKENS = 32_768
+"""Maximum number of tokens of a prediction that are compared."""
+RUN = 3
+"""Consecutive equal tokens needed to realign the output with the prediction; the n-gram drafter needs as many."""
 _PROMPT_TAIL = 8
 _FAILURES = (FinishType.ERROR, FinishType.ABORT)
 """Finish types that fail the whole request."""
@@ -302,3 +307,94 @@ class ReqState(RequestState):
             prediction=pack_ints(self.prediction),
             tenant=request.tenant,
         )
+
+
+class GenerationUpdate(msgspec.Struct, frozen=True):
+    """Update of one choice of the prompt with the index `prompt`."""
+
+    prompt: int
+    update: Update
+
+
+class Generation:
+    """Request states that share one event, so their consumer receives all pending updates in one batch."""
+
+    def __init__(self, slot: RequestSlot) -> None:
+        self.slot = slot
+        self.wake = SingleWaiterEvent()
+        self.states: list[ReqState] = []
+
+    def notify_on_finish_only(self) -> None:
+        """Notify only when a choice has ended, for callers that need no part of an answer."""
+        for state in self.states:
+            state.finish_only = True
+
+    async def arrivals(self) -> AsyncIterator[list[GenerationUpdate]]:
+        """Yield non-empty lists of updates until every request is done. Raises the ApiError of a failed request."""
+        while True:
+            await self.wake.wait()
+            updates: list[GenerationUpdate] = []
+            error: ApiError | None = None
+            done = True
+            for prompt, state in enumerate(self.states):
+                updates += [GenerationUpdate(prompt, update) for update in state.pop_updates()]
+                # Read these before the yield: changes during the yield belong to the next round.
+                error, done = error or state.error, done and state.done
+            if updates:
+                yield updates
+            if error is not None:
+                raise error
+            if done:
+                return
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Return the number of prompt tokens, counting each prompt once, not once per choice."""
+        return sum(state.prompt_tokens for state in self.states)
+
+    @property
+    def cached_tokens(self) -> int:
+        """Return the number of prompt tokens found in the prefix cache."""
+        return sum(state.cached_tokens for state in self.states)
+
+    @property
+    def output_tokens(self) -> int:
+        return sum(state.output_tokens for state in self.states)
+
+    def prediction_tokens(self) -> tuple[int, int] | None:
+        """Return (accepted, rejected) predicted tokens, or None if no request has a prediction."""
+        pairs = [(state.prediction, choice) for state in self.states if state.prediction for choice in state.choices]
+        if not pairs:
+            return None
+        accepted = sum(predicted_tokens(prediction, choice.token_ids) for prediction, choice in pairs)
+        return accepted, sum(len(prediction) for prediction, _ in pairs) - accepted
+
+
+def predicted_tokens(prediction: Sequence[int], output: Sequence[int]) -> int:
+    """Return the number of predicted tokens that occur in the output in the same order.
+
+    The output is followed through the prediction. At a mismatch, matching continues at the next position of the
+    prediction that has the output's next `RUN` tokens. This may miss tokens, but its cost is linear in both lengths.
+    """
+    starts: dict[tuple[int, ...], list[int]] | None = None
+    found = at = 0
+    for position, token in enumerate(output):
+        if at >= len(prediction) or token != prediction[at]:
+            if starts is None:
+                starts = _run_starts(prediction)
+            known = starts.get(tuple(output[position : position + RUN]), [])
+            later = bisect_left(known, at)
+            if later == len(known):
+                continue
+            at = known[later]
+        found += 1
+        at += 1
+    return found
+
+
+def _run_starts(tokens: Sequence[int]) -> dict[tuple[int, ...], list[int]]:
+    """Return the start positions of each run of `RUN` tokens."""
+    starts: dict[tuple[int, ...], list[int]] = {}
+    for place in range(len(tokens) - RUN + 1):
+        starts.setdefault(tuple(tokens[place : place + RUN]), []).append(place)
+    return starts

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from tercet.frontend.manager.counters import Counters, RequestOutcome
-from tercet.frontend.manager.latency import Histogram, LatencyMeasures
-from tercet.frontend.routing.cause import Cause
+from tercet.frontend.manager.counters import Counters, Histogram, LatencyMeasures, RequestOutcome
+from tercet.frontend.routing.dispatcher import Cause
 from tercet.frontend.routing.peers import PeerRegistry
 from tercet.protocol.messages.messages import Series
 from tercet.protocol.messages.values import FinishType, HistogramSample, Role, Sample

@@ -1,17 +1,56 @@
-"""Tokenization of encoder inputs, including special tokens. CPU-bound: not for the event loop."""
+"""Tokenization of encoder inputs, including special tokens."""
 
+import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
-from tercet.frontend.model.embedding_request import EmbeddingRequest, EncodedInput, PairInput, TextInput, TokenInput
+from tercet.frontend.model.embedding_request import (
+    EmbeddingRequest,
+    EncodedInput,
+    PairInput,
+    TextInput,
+    TokenInput,
+    size_of,
+)
 from tercet.frontend.model.input_layout import Piece
 from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.model.tokenizer_pool import LONG
+from tercet.frontend.model.tokenizer_pool import Piece as PoolPiece
 from tercet.protocol.messages.values import pack_ints
+
+_INPUTS_PER_JOB = 64
+"""Inputs tokenized in one job: the threads are shared with all other prompts."""
+
+
+async def encode_all(request: EmbeddingRequest, model: ServedModel) -> list[EncodedInput]:
+    """Encode every input of a request in the threads of the tokenizer pool. Raises ApiError."""
+    encode = InputEncoder(request, model).encode
+    pieces = [PoolPiece(partial(encode, indices), size) for indices, size in _jobs_of(request)]
+    parts = await model.tokenizer_pool.run_all(pieces)
+    return list(itertools.chain.from_iterable(parts))
+
+
+def _jobs_of(request: EmbeddingRequest) -> Iterator[tuple[list[int], int]]:
+    """Yield the indices of inputs that are tokenized in one job, and their total number of characters."""
+    indices: list[int] = []
+    size = 0
+    for index, given in enumerate(request.inputs):
+        more = size_of(given)
+        if indices and (len(indices) == _INPUTS_PER_JOB or size + more >= LONG):
+            yield indices, size
+            indices, size = [], 0
+        indices.append(index)
+        size += more
+    yield indices, size
 
 
 class InputEncoder:
-    """Encoder of one request's inputs. A text shared by several pairs, the query, is tokenized once."""
+    """Encoder of one request's inputs. A text shared by several pairs, the query, is tokenized once.
+
+    Encoding is CPU-bound: not for the event loop.
+    """
 
     def __init__(self, request: EmbeddingRequest, model: ServedModel) -> None:
         self._request = request

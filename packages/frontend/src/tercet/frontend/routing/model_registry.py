@@ -11,8 +11,7 @@ from typing import NamedTuple
 from tercet.frontend.errors import ModelNotFoundError, UnavailableError
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.model.tokenizer_pool import TokenizerPool
-from tercet.frontend.routing.peers import SchedulerPeer
-from tercet.frontend.routing.weight_versions import WeightLineage
+from tercet.frontend.routing.peers import SchedulerPeer, WeightLineage
 from tercet.protocol.messages.messages import TokenizerFiles
 from tercet.protocol.messages.values import ModelIdentity, ModelLimits
 

@@ -8,7 +8,7 @@ this reason, the required number doubles.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tercet.frontend.routing.cause import Cause
+from tercet.frontend.routing.dispatcher import Cause
 from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.messages.messages import AbortReq, Heartbeat
 from tercet.protocol.messages.values import Held, Phase, unpack_ints

@@ -1,12 +1,36 @@
-"""Base class of requests in flight: identity, placement and dispatch history."""
+"""Base class of requests in flight: identity, placement and dispatch history, and the event for their consumer."""
 
+import asyncio
 from abc import ABC, abstractmethod
 
 from tercet.frontend.errors import ApiError
 from tercet.frontend.model.served_model import ServedModel
-from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LoRAAdapter
+
+
+class SingleWaiterEvent:
+    """Event for a single waiter. It is set for every token, and costs half as much as asyncio.Event."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def set(self) -> None:
+        """Wake the waiter, or make the next `wait` return at once."""
+        self._is_set = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def wait(self) -> None:
+        """Wait until the event is set, and clear it."""
+        if not self._is_set:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        self._is_set = False
 
 
 class RequestState(ABC):

@@ -1,6 +1,7 @@
 """The HTTP application: routes, error handlers and middleware."""
 
 import logging
+from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -9,6 +10,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from tercet.frontend.api.anthropic.routes import AnthropicServingMessages
+from tercet.frontend.api.docs.openapi import OpenApi
+from tercet.frontend.api.docs.operations import OPERATIONS
+from tercet.frontend.api.metrics import METRICS_PATH, Metrics
+from tercet.frontend.api.models import OpenAIServingModels
+from tercet.frontend.api.openai.chat import OpenAIServingChat
+from tercet.frontend.api.openai.completions import OpenAIServingCompletion
+from tercet.frontend.api.openai.embeddings import OpenAIServingEmbedding
+from tercet.frontend.api.openai.rerank import OpenAIServingRerank
+from tercet.frontend.api.responses.conversation_routes import OpenAIServingConversations
+from tercet.frontend.api.responses.routes import OpenAIServingResponses
+from tercet.frontend.api.sglang.adapter_routes import AdapterRoutes
+from tercet.frontend.api.sglang.control_routes import ControlRoutes
+from tercet.frontend.api.sglang.generate import GenerateRoutes
+from tercet.frontend.api.sglang.session_routes import SessionRoutes
+from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import HttpConfig, ServingConfig
 from tercet.frontend.database import StoreError
 from tercet.frontend.errors import (
@@ -24,11 +41,11 @@ from tercet.frontend.http.backpressure import response_budget
 from tercet.frontend.http.loop_turns import LoopTurns
 from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.request_id import request_id_of
+from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import ClientDisconnectedError
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.server.allowed_hosts import AllowedHosts
-from tercet.frontend.server.middleware import METRICS, OPEN_ROUTES, ROUTE, RequestMiddleware, error_response
-from tercet.frontend.server.routes import Endpoint, routes
+from tercet.frontend.server.middleware import OPEN_ROUTES, ROUTE, RequestMiddleware, error_response
 from tercet.frontend.server.stores import Stores
 
 logger = logging.getLogger(__name__)
@@ -63,14 +80,14 @@ def build_app(
         openapi_url=None,
         redirect_slashes=False,
     )
-    for method, path, endpoint in routes(manager, config, serving, stores):
-        app.add_route(path, _with_route(path, endpoint), methods=[method])
+    for route in _routes(manager, config, serving, stores):
+        app.add_route(route.path, _with_path(route), methods=[route.method])
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnectedError, _on_client_gone)
     app.add_exception_handler(StoreError, _on_store_error)
     app.add_exception_handler(Exception, _on_exception)
-    open_routes = OPEN_ROUTES | ({METRICS} if config.open_metrics else set())
+    open_routes = OPEN_ROUTES | ({METRICS_PATH} if config.open_metrics else set())
     api_keys = config.api_keys()
     app.state.body_budget = MemoryBudget(config.max_body_bytes)
     app.state.loop_turns = LoopTurns()
@@ -92,12 +109,39 @@ def build_app(
     )
 
 
-def _with_route(path: str, endpoint: Endpoint) -> Endpoint:
-    """Return the endpoint, wrapped to store its route in the scope for `RequestMiddleware`."""
+def _routes(
+    manager: TokenizerManager, config: HttpConfig, serving: ServingConfig, stores: Stores | None
+) -> list[Route]:
+    """Return the routes of all APIs. Raises ValueError for invalid options."""
+    planner, limit = ChatPlanner(serving), config.max_body_bytes
+    responses = stores.responses if stores else None
+    conversations = stores.conversations if stores else None
+    background = stores.background if stores else None
+    sessions = SessionRoutes(stores.sessions if stores else None, limit)
+    return [
+        *OpenAIServingChat(manager, limit, planner).routes,
+        *OpenAIServingCompletion(manager, limit).routes,
+        *OpenAIServingResponses(manager, planner, responses, background, conversations, limit).routes,
+        *OpenAIServingConversations(conversations, responses, limit).routes,
+        *OpenAIServingEmbedding(manager, limit).routes,
+        *OpenAIServingRerank(manager, limit).routes,
+        *OpenAIServingModels(manager.models, manager.adapters).routes,
+        *AnthropicServingMessages(manager, planner, limit).routes,
+        *GenerateRoutes(manager, sessions, limit, planner.reasoning_field).routes,
+        *sessions.routes,
+        *ControlRoutes(manager, limit).routes,
+        *AdapterRoutes(manager.adapters, limit).routes,
+        *Metrics(manager).routes,
+        *OpenApi(OPERATIONS).routes,
+    ]
+
+
+def _with_path(route: Route) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint, wrapped to store its path in the scope for `RequestMiddleware`."""
 
     async def respond(request: Request) -> Response:
-        request.scope[ROUTE] = path
-        return await endpoint(request)
+        request.scope[ROUTE] = route.path
+        return await route.endpoint(request)
 
     return respond
 

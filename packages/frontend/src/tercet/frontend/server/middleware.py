@@ -24,7 +24,6 @@ from tercet.frontend.server.allowed_hosts import AllowedHosts
 logger = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/live"})
-METRICS = "/metrics"
 ROUTE = "tercet.route"
 """Key of the scope for the path of the matched route, as the router writes it."""
 _OTHER = "other"

@@ -6,13 +6,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.prompts import TokenPrompt
+from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import RoundRobin
-from tercet.frontend.routing.router import DataParallelController
 from tercet.frontend.testing.engine import FakeEngine
 from tercet.protocol.messages.values import FinishReason, SamplingParams
 
@@ -27,15 +28,8 @@ async def managed(
     """Yield a manager whose engine's peers are up and whose model is ready; `step` of the engine advances it."""
     engine.auto = False
     with ThreadPoolExecutor(1) as pool:
-        manager = TokenizerManager(
-            "frontend-0",
-            engine,
-            ModelRegistry(pool),
-            DataParallelController(RoundRobin()),
-            recovery_timeout,
-            max_waiting,
-            clock=clock,
-        )
+        dispatcher = Dispatcher(engine, RoundRobin(), recovery_timeout, max_waiting)
+        manager = TokenizerManager(engine, ModelRegistry(pool), RequestTable("frontend-0", dispatcher, clock=clock))
         engine.deliver = manager.on_deliveries
         engine.connect()
         async with asyncio.timeout(10):

@@ -13,10 +13,11 @@ from tercet.frontend.config.validation import read_adapters
 from tercet.frontend.database import Database
 from tercet.frontend.lora.store import AdaptersInFile
 from tercet.frontend.manager.quota import ApiKeyQuota
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import RoundRobin
-from tercet.frontend.routing.router import DataParallelController
 from tercet.frontend.server.app import build_app
 from tercet.frontend.server.listener import listening_socket, url_of
 from tercet.frontend.server.stores import Stores
@@ -67,19 +68,15 @@ async def serving(
     """Serve on 127.0.0.1; with `connect`, the engine's peers are up and the model is ready."""
     with ThreadPoolExecutor(1) as pool:
         registry = ModelRegistry(pool, names)
-        controller = DataParallelController(RoundRobin())
+        dispatcher = Dispatcher(engine, RoundRobin(), recovery_timeout, max_waiting)
         database = Database.open(store)
         manager = TokenizerManager(
-            peer,
             engine,
             registry,
-            controller,
-            recovery_timeout,
-            max_waiting,
-            quota=ApiKeyQuota.of(http),
-            lora=read_adapters(config.lora),
-            adapter_names=AdaptersInFile(database) if database else None,
-            siblings=engine.siblings,
+            RequestTable(peer, dispatcher, ApiKeyQuota.of(http)),
+            read_adapters(config.lora),
+            AdaptersInFile(database) if database else None,
+            engine.siblings,
         )
         engine.deliver = manager.on_deliveries
         started, ended = asyncio.Event(), asyncio.Event()

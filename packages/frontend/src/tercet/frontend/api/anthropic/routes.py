@@ -20,8 +20,9 @@ from tercet.frontend.errors import ApiError, BadRequestError, ServerError
 from tercet.frontend.http.error_format import anthropic_error
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.request_id import request_id_of
+from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect, named_event
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel
@@ -42,6 +43,13 @@ class AnthropicServingMessages:
         self._manager = manager
         self._planner = planner
         self._body_limit = body_limit
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/messages", self.create),
+            Route("POST", "/v1/messages/count_tokens", self.count_tokens),
+        ]
 
     async def create(self, request: Request) -> Response:
         """Generate a message."""

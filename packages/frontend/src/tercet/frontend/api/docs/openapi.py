@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.__about__ import __version__
-from tercet.frontend.api.docs.examples import ANSWERS
 from tercet.frontend.http.error_format import ANTHROPIC_ROUTES
+from tercet.frontend.http.route import Route
 
 _REF = "#/components/schemas/{model}"
 _REFUSALS = {
@@ -63,8 +63,7 @@ _ANTHROPIC_ERROR = {
 }
 
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
-Route = tuple[str, str]
-"""Method and path."""
+MethodAndPath = tuple[str, str]
 
 
 class QueryParameter(msgspec.Struct, frozen=True):
@@ -82,6 +81,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     answer: str
     """Description of the response, in a phrase."""
+    response: Any
+    """Example of the response."""
     body: type[BaseModel] | None = None
     example: Mapping[str, Any] = {}
     """Request body that works on a server of the embedded model. Routes with an empty example need no fields."""
@@ -95,8 +96,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     media_type: str = "application/json"
 
 
-def document(operations: Mapping[Route, Operation], answers: Mapping[Route, Any] = ANSWERS) -> dict[str, Any]:
-    """Return the OpenAPI document of all operations, each with an example response.
+def document(operations: Mapping[MethodAndPath, Operation]) -> dict[str, Any]:
+    """Return the OpenAPI document of all operations.
 
     `operations` is keyed by method and path, as the router writes them.
     """
@@ -106,7 +107,7 @@ def document(operations: Mapping[Route, Operation], answers: Mapping[Route, Any]
     for (method, path), operation in operations.items():
         schema = refs[operation.body, "validation"] if operation.body else None
         plain, names = _plain(path)
-        paths.setdefault(plain, {})[method.lower()] = _describe(plain, operation, schema, names, answers[method, path])
+        paths.setdefault(plain, {})[method.lower()] = _describe(plain, operation, schema, names)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -124,9 +125,9 @@ def document(operations: Mapping[Route, Operation], answers: Mapping[Route, Any]
 
 
 def _describe(
-    path: str, operation: Operation, schema: Mapping[str, Any] | None, names: Sequence[str], answer: Any
+    path: str, operation: Operation, schema: Mapping[str, Any] | None, names: Sequence[str]
 ) -> dict[str, Any]:
-    content: dict[str, Any] = {operation.media_type: {"schema": _like(answer, operation), "example": answer}}
+    content: dict[str, Any] = {operation.media_type: {"schema": _like(operation), "example": operation.response}}
     if operation.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     responses: dict[str, Any] = {"200": {"description": operation.answer, "content": content}}
@@ -149,8 +150,9 @@ def _describe(
     return described
 
 
-def _like(answer: Any, operation: Operation) -> dict[str, Any]:
+def _like(operation: Operation) -> dict[str, Any]:
     """Return the schema of the outermost level of a response; deeper levels depend on the request."""
+    answer = operation.response
     if not isinstance(answer, dict):
         return _type_of(answer)
     fields = {name: _type_of(value) for name, value in answer.items()}
@@ -172,9 +174,13 @@ def _plain(path: str) -> tuple[str, list[str]]:
 class OpenApi:
     """The endpoint, which generates the document once."""
 
-    def __init__(self, operations: Mapping[Route, Operation]) -> None:
+    def __init__(self, operations: Mapping[MethodAndPath, Operation]) -> None:
         self._operations = operations
         self._body: bytes | None = None
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route("GET", "/openapi.json", self.read)]
 
     async def read(self, request: Request) -> Response:  # noqa: ARG002
         """Return the document, generated at the first request, since most servers never get one."""

@@ -17,6 +17,7 @@ from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.chat.template_variables import ALLOWED
 from tercet.frontend.errors import UnknownParameterError
 from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.route import Route
 from tercet.frontend.manager.request import ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel
@@ -31,6 +32,10 @@ class OpenAIServingChat:
         self._body_limit = body_limit
         self._planner = planner
         self._schema = chat_request(planner.reasoning_field)
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route("POST", "/v1/chat/completions", self.create)]
 
     async def create(self, request: Request) -> Response:
         """Generate chat completions."""

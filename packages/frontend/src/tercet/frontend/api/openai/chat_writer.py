@@ -1,18 +1,144 @@
-"""Fast writer of chat responses that are plain text: most chunks are built without intermediate objects."""
+"""Writer of chat responses that are plain text, and the chunk builder that it shares with `ParsedChatWriter`."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
 
 import orjson
 
 from tercet.frontend.api.generation_response import FinishedChoice
-from tercet.frontend.api.openai.chat_chunks import ChatChunks
 from tercet.frontend.api.openai.chat_schema import ChatRequest
+from tercet.frontend.api.openai.logprobs import chat_logprob_steps, chat_logprobs, prompt_logprob_steps, without_end
+from tercet.frontend.api.openai.usage import chunk_suffix, usage
 from tercet.frontend.http.loop_turns import Steps, no_steps
-from tercet.frontend.manager.generation import Generation, GenerationUpdate
-from tercet.frontend.manager.req_state import ReqState, Update
+from tercet.frontend.http.sse import DONE, event
+from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState, Update
 from tercet.frontend.model.served_model import ServedModel
+from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_ints
+
+
+class ChatChunks:
+    """Chunk builder of one HTTP request. A chunk is a prefix, serialized once, followed by the new part."""
+
+    def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
+        self.has_logprobs = bool(body.logprobs)
+        self.has_ids = bool(body.return_token_ids)
+        self._top = body.top_logprobs or 0
+        self._prompt_top = body.prompt_logprobs
+        self._names = model.files.token_bytes
+        self._shows_end = bool(body.include_stop_str_in_output)
+        self._include_usage = body.include_usage
+        self.continuous_usage = body.continuous_usage
+        self._head = {
+            "id": f"chatcmpl-{rid}",
+            "created": int(time.time()),
+            "model": body.model,
+            "system_fingerprint": model.fingerprint,
+        }
+        self._prefix = self._prefixed({})
+        self._set_counts(None)
+
+    def _prefixed(self, more: dict[str, Any]) -> bytes:
+        """Return the start of a chunk, up to its choices."""
+        head = orjson.dumps({**self._head, "object": "chat.completion.chunk", **more})
+        return b"data: " + head[:-1] + b',"choices":['
+
+    def set_usage(self, generation: Generation, reasoning_tokens: int = 0) -> None:
+        """Add the current token counts to the chunks from here on."""
+        self._set_counts(usage(generation, reasoning_tokens=reasoning_tokens, ended=False))
+
+    def _set_counts(self, counts: dict[str, Any] | None) -> None:
+        self._suffix = chunk_suffix(counts, include_usage=self._include_usage)
+        self._text_suffix = b'},"logprobs":null,"finish_reason":null}' + self._suffix
+
+    def first_chunk(self, generation: Generation, index: int, delta: bytes) -> bytes:
+        """Return the first chunk of a choice, with the prompt's token ids on request."""
+        chunk = self.chunk(index, delta)
+        if not self.has_ids:
+            return chunk
+        return self._prefixed({"prompt_token_ids": _prompt_ids(generation)}) + chunk.removeprefix(self._prefix)
+
+    def chunk(
+        self,
+        index: int,
+        delta: bytes,
+        logprobs: bytes = b"null",
+        reason: str | None = None,
+        token_ids: Sequence[int] | None = None,
+    ) -> bytes:
+        """Return an event for one choice. `delta` and `logprobs` are JSON; token ids are added on request."""
+        finish = b"null" if reason is None else b'"' + reason.encode() + b'"'
+        return b'%b{"index":%d,"delta":%b,"logprobs":%b,"finish_reason":%b%b}%b' % (
+            self._prefix,
+            index,
+            delta,
+            logprobs,
+            finish,
+            b"" if not self.has_ids or token_ids is None else b',"token_ids":' + orjson.dumps(list(token_ids)),
+            self._suffix,
+        )
+
+    def text_chunk(self, index: int, text: bytes) -> bytes:
+        """Return the event for plain text, the most common one. `text` is JSON."""
+        return b'%b{"index":%d,"delta":{"content":%b%b' % (self._prefix, index, text, self._text_suffix)
+
+    def logprobs(
+        self, token_ids: Sequence[int], parts: Sequence[Logprobs], finish: FinishReason | None
+    ) -> dict[str, Any] | None:
+        """Return the log-probabilities of all tokens on request, including those of reasoning and tool calls."""
+        if not self.has_logprobs:
+            return None
+        shown = token_ids if self._shows_end else without_end(token_ids, finish)
+        return chat_logprobs(self._names, shown, parts, self._top)
+
+    def logprob_steps(
+        self, token_ids: Sequence[int], parts: Sequence[Logprobs], finish: FinishReason | None
+    ) -> Steps[dict[str, Any] | None]:
+        """Return `logprobs` of a whole choice, written in steps."""
+        if not self.has_logprobs:
+            return None
+        shown = token_ids if self._shows_end else without_end(token_ids, finish)
+        return (yield from chat_logprob_steps(self._names, shown, parts, self._top))
+
+    def ids(self, token_ids: Sequence[int]) -> dict[str, list[int]]:
+        """Return the token ids of a whole choice on request, including a token that only ends the output."""
+        return {"token_ids": list(token_ids)} if self.has_ids else {}
+
+    def end(self, generation: Generation, reasoning_tokens: int = 0) -> bytes:
+        """Return the end of the stream, with a chunk of token counts on request."""
+        if not self._include_usage:
+            return DONE
+        counts = usage(generation, reasoning_tokens=reasoning_tokens)
+        return (
+            event(orjson.dumps({**self._head, "object": "chat.completion.chunk", "choices": [], "usage": counts}))
+            + DONE
+        )
+
+    def full_response(
+        self, generation: Generation, choices: list[dict[str, Any]], reasoning_tokens: int = 0
+    ) -> Steps[bytes]:
+        """Return a `chat.completion` object."""
+        counts = usage(generation, reasoning_tokens=reasoning_tokens)
+        answer = {**self._head, "object": "chat.completion", "choices": choices, "usage": counts}
+        if self.has_ids:
+            answer["prompt_token_ids"] = _prompt_ids(generation)
+        if self._prompt_top is not None:
+            [state] = generation.states
+            ids = unpack_ints(state.prompt_ids)
+            answer["prompt_logprobs"] = yield from prompt_logprob_steps(
+                self._names, ids, state.prompt_logprobs, self._prompt_top
+            )
+        yield
+        return orjson.dumps(answer)
+
+
+def _prompt_ids(generation: Generation) -> list[int]:
+    [state] = generation.states
+    return list(unpack_ints(state.prompt_ids))
 
 
 class ChatWriter:
-    """Writer of chat answers without parsing, for speed."""
+    """Writer of chat answers without parsing, for speed: most chunks are built without intermediate objects."""
 
     def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
         self._builder = ChatChunks(rid, body, model)

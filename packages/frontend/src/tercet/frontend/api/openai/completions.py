@@ -27,9 +27,9 @@ from tercet.frontend.api.openai.usage import chunk_suffix, usage
 from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.http.loop_turns import Steps, result_of
 from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import DONE, event
-from tercet.frontend.manager.generation import Generation, GenerationUpdate
-from tercet.frontend.manager.req_state import ReqState
+from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState
 from tercet.frontend.manager.request import GenerateRequest, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.fill_middle import FillFormat, fill_format
@@ -47,6 +47,10 @@ class OpenAIServingCompletion:
     def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
         self._manager = manager
         self._body_limit = body_limit
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route("POST", "/v1/completions", self.create)]
 
     async def create(self, request: Request) -> Response:
         """Generate completions."""

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from tercet.frontend.api.openai.embedding_schema import ClassifyRequest, EmbeddingCreate
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import cancel_on_disconnect
-from tercet.frontend.manager.embedding_batch import EmbeddingBatch
-from tercet.frontend.manager.embedding_state import unpack_vector
+from tercet.frontend.manager.embedding_state import EmbeddingBatch, unpack_vector
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import Task, pack_floats
@@ -30,6 +30,13 @@ class OpenAIServingEmbedding:
     def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
         self._manager = manager
         self._body_limit = body_limit
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/embeddings", self.create),
+            *(Route("POST", path, self.classify) for path in CLASSIFY_PATHS),
+        ]
 
     async def create(self, request: Request) -> Response:
         """Return an embedding of each input."""

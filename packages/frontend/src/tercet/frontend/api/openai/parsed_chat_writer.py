@@ -5,13 +5,12 @@ from typing import Any
 import orjson
 
 from tercet.frontend.api.generation_response import FinishedChoice
-from tercet.frontend.api.openai.chat_chunks import ChatChunks
 from tercet.frontend.api.openai.chat_schema import ChatRequest
+from tercet.frontend.api.openai.chat_writer import ChatChunks
 from tercet.frontend.chat.output_parser import Call, OutputParser, merge_events
 from tercet.frontend.chat.planner import ChatPlan
 from tercet.frontend.http.loop_turns import Steps, no_steps
-from tercet.frontend.manager.generation import Generation, GenerationUpdate
-from tercet.frontend.manager.req_state import ReqState, Update
+from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState, Update
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.parsers.events import (
     Event,

@@ -15,9 +15,9 @@ from tercet.frontend.api.openai.embedding_schema import RerankRequest, ScoreRequ
 from tercet.frontend.api.openai.embeddings import json_response, model_for_task, usage
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import cancel_on_disconnect
-from tercet.frontend.manager.embedding_batch import EmbeddingBatch
-from tercet.frontend.manager.embedding_state import unpack_vector
+from tercet.frontend.manager.embedding_state import EmbeddingBatch, unpack_vector
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.embedding_request import PairInput, TextInput
 from tercet.frontend.model.sentence_files import Similarity, cosine, dot
@@ -35,6 +35,13 @@ class OpenAIServingRerank:
     def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
         self._manager = manager
         self._body_limit = body_limit
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            *(Route("POST", path, self.rerank) for path in RERANK_PATHS),
+            *(Route("POST", path, self.score) for path in SCORE_PATHS),
+        ]
 
     async def rerank(self, request: Request) -> Response:
         """Return documents with their relevance, the most relevant first."""

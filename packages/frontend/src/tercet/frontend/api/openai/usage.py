@@ -4,7 +4,7 @@ from typing import Any
 
 import orjson
 
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 
 
 def usage(

@@ -22,7 +22,7 @@ from tercet.frontend.api.responses.writer import ResponseObjectWriter
 from tercet.frontend.errors import ApiError, RateLimitError, ServerError, UnavailableError
 from tercet.frontend.http.auth import set_resumed_caller
 from tercet.frontend.http.sse import named_event
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
 logger = logging.getLogger(__name__)

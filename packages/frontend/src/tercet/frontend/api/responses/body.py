@@ -6,7 +6,7 @@ from typing import Any
 from tercet.frontend.api.responses.schema import CreateResponse
 from tercet.frontend.api.responses.tool_schema import OfflineSearch
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.protocol.messages.values import SamplingParams
 
 _PREFIX = "resp_"

@@ -19,6 +19,7 @@ from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.loop_turns import turns_of
 from tercet.frontend.http.query import number, order
 from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.route import Route
 
 
 class OpenAIServingConversations:
@@ -30,6 +31,19 @@ class OpenAIServingConversations:
         self._conversations = conversations
         self._responses = responses
         self._body_limit = body_limit
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/conversations", self.create),
+            Route("GET", "/v1/conversations/{conversation_id}", self.retrieve),
+            Route("POST", "/v1/conversations/{conversation_id}", self.update),
+            Route("DELETE", "/v1/conversations/{conversation_id}", self.delete),
+            Route("POST", "/v1/conversations/{conversation_id}/items", self.add_items),
+            Route("GET", "/v1/conversations/{conversation_id}/items", self.items),
+            Route("GET", "/v1/conversations/{conversation_id}/items/{item_id}", self.item),
+            Route("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}", self.delete_item),
+        ]
 
     async def create(self, request: Request) -> Response:
         """Create a conversation."""

@@ -28,7 +28,7 @@ from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.chat.planner import ChatPlan, ChatPlanner
 from tercet.frontend.constraints import Constraint, JsonObject, JsonSchema
 from tercet.frontend.errors import BadRequestError, NotFoundError
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel

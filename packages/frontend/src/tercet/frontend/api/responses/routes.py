@@ -25,8 +25,9 @@ from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.loop_turns import turns_of
 from tercet.frontend.http.query import flag, number, order
 from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,17 @@ class OpenAIServingResponses:
         self._background = background
         self._drafter = ResponseDrafter(manager, planner, store, conversations)
         self._body_limit = body_limit
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/v1/responses", self.create),
+            Route("POST", "/v1/responses/input_tokens", self.input_tokens),
+            Route("GET", "/v1/responses/{response_id}", self.retrieve),
+            Route("DELETE", "/v1/responses/{response_id}", self.delete),
+            Route("POST", "/v1/responses/{response_id}/cancel", self.cancel),
+            Route("GET", "/v1/responses/{response_id}/input_items", self.input_items),
+        ]
 
     async def create(self, request: Request) -> Response:
         """Generate a response."""

@@ -11,6 +11,7 @@ from tercet.frontend.api.openai.sampling_schema import Name, Strict
 from tercet.frontend.config.validation import LONGEST_NAME, LONGEST_PATH
 from tercet.frontend.http.auth import require_admin
 from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.route import Route
 from tercet.frontend.lora.registry import AdapterRegistry
 
 LOAD_PATHS = ("/load_lora_adapter", "/v1/load_lora_adapter")
@@ -42,6 +43,13 @@ class AdapterRoutes:
     def __init__(self, adapters: AdapterRegistry, body_limit: int) -> None:
         self._adapters = adapters
         self._body_limit = body_limit
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            *(Route("POST", path, self.load) for path in LOAD_PATHS),
+            *(Route("POST", path, self.unload) for path in UNLOAD_PATHS),
+        ]
 
     async def load(self, request: Request) -> Response:
         """Load an adapter on all schedulers, and give it a name."""

@@ -12,6 +12,7 @@ from tercet.frontend.config.validation import LONGEST_PATH
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.http.auth import require_admin
 from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.route import Route
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.routing.control import Order
 from tercet.protocol.messages.messages import ContinueGenerationReq, FlushCacheReq, PauseGenerationReq
@@ -51,6 +52,16 @@ class ControlRoutes:
         self._manager = manager
         self._body_limit = body_limit
 
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/abort_request", self.abort_request),
+            Route("POST", "/flush_cache", self.flush_cache),
+            Route("POST", "/pause_generation", self.pause_generation),
+            Route("POST", "/continue_generation", self.continue_generation),
+            Route("POST", "/update_weights_from_disk", self.update_weights),
+        ]
+
     async def abort_request(self, request: Request) -> Response:
         """Abort a request on any frontend. Ids are unguessable, so a caller that knows one is entitled to it.
 
@@ -59,13 +70,13 @@ class ControlRoutes:
         body = await read_model(request, AbortRequest, self._body_limit)
         if body.abort_all:
             require_admin(request)
-            self._manager.abort_all()
+            self._manager.requests.abort_all()
         else:
             assert body.rid is not None
             rid = body.rid.removeprefix(next(filter(body.rid.startswith, _PREFIXES), ""))
             if not rid:
                 raise BadRequestError("'rid' must be the id of a request.", param="rid")
-            self._manager.abort(rid)
+            self._manager.requests.abort(rid)
         return _json({"success": True})
 
     async def flush_cache(self, request: Request) -> Response:
@@ -87,7 +98,7 @@ class ControlRoutes:
         if not body.model_path.startswith("/"):
             raise BadRequestError("'model_path' must be an absolute path.", param="model_path")
         if body.abort_all_requests:
-            self._manager.abort_all()
+            self._manager.requests.abort_all()
         weights = await self._manager.weights.update(body.model_path, body.model, rolling=bool(body.rolling))
         return _json({"success": True, "message": f"The weights are those of {body.model_path}.", "weights": weights})
 

@@ -20,6 +20,7 @@ from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.errors import ApiError, BadRequestError, UnavailableError
 from tercet.frontend.http.request_body import read_model
+from tercet.frontend.http.route import Route
 from tercet.frontend.manager.request import GenerateRequest, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt
@@ -49,6 +50,17 @@ class GenerateRoutes:
         self._sessions = sessions
         self._body_limit = body_limit
         self._tokenize = tokenize_request(reasoning_field)
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/generate", self.generate),
+            Route("POST", "/tokenize", self.tokenize),
+            Route("POST", "/detokenize", self.detokenize),
+            Route("GET", "/server_info", self.server_info),
+            Route("GET", "/health", self.health),
+            Route("GET", "/live", self.live),
+        ]
 
     async def generate(self, request: Request) -> Response:
         """Generate from one prompt or several."""

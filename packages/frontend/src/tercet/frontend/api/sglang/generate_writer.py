@@ -9,8 +9,7 @@ from tercet.frontend.api.generation_response import FinishedChoice
 from tercet.frontend.api.openai.logprobs import Members, entries, sliced
 from tercet.frontend.http.loop_turns import Steps, result_of
 from tercet.frontend.http.sse import DONE, event
-from tercet.frontend.manager.generation import Generation, GenerationUpdate
-from tercet.frontend.manager.req_state import ReqState
+from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState
 from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_ints
 
 

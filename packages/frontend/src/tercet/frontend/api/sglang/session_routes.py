@@ -12,7 +12,8 @@ from tercet.frontend.api.sglang.session_store import SessionStore, Turn
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.request_body import read_model
-from tercet.frontend.manager.generation import Generation
+from tercet.frontend.http.route import Route
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
@@ -28,6 +29,13 @@ class SessionRoutes:
     def __init__(self, store: SessionStore | None, body_limit: int) -> None:
         self._session_store = store
         self._body_limit = body_limit
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("POST", "/open_session", self.open),
+            Route("POST", "/close_session", self.close),
+        ]
 
     async def open(self, request: Request) -> Response:
         """Open a session, and return its id."""

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from tercet.frontend.routing.single_waiter_event import SingleWaiterEvent
+from tercet.frontend.routing.request_state import SingleWaiterEvent
 
 
 def with_waiter(play: Callable[[SingleWaiterEvent, "asyncio.Task[None]"], Awaitable[None]]) -> None:
