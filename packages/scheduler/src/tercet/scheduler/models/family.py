@@ -9,7 +9,7 @@ from torch import nn
 
 from tercet.scheduler.models.config.family_config import FamilyConfig
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.decoder import CausalLM, build_decoder
 from tercet.scheduler.models.layers.packed import Packed
 from tercet.scheduler.models.layers.shard import Shard
 
@@ -20,7 +20,7 @@ class ModelFamily(FamilyConfig):
 
     architectures: tuple[str, ...]
     """The names in config.json, as in `architectures.MODULES`. With an `XModel`, X gives vectors and scores, too."""
-    build: Callable[[ModelConfig, Shard], CausalLM]
+    build: Callable[[ModelConfig, Shard], CausalLM] = build_decoder
     """Makes the model on torch's default device, without loaded weights."""
     pad_token_id: int | None = None
     """The default of `pad_token_id`, which a classifier skips at the end of a text."""

@@ -16,6 +16,8 @@ class ConfigDefaults:
     """The head is the embedding."""
     attention_bias: tuple[str, bool] | None = "attention_bias", False
     """The field for biases of queries, keys and values, and its default; None: there always are biases."""
+    output_bias: str | None = ""
+    """The field for a bias of the output projection; empty: that of `attention_bias`; None: there never is one."""
     mlp_bias: str = "mlp_bias"
     """The field for biases of the MLP."""
     rope_theta: float = 1e4

@@ -10,6 +10,7 @@ from typing import Any
 
 from tercet.scheduler.architectures import named_architecture
 from tercet.scheduler.models.config.attention_windows import windows_of
+from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.family_config import FamilyConfig
 from tercet.scheduler.models.config.field_support import honoured_fields, support_of
@@ -35,7 +36,6 @@ def parse_family_config(
     defaults = family.defaults
     typed = support_of("layer_types", family.fields) == "honoured"
     rope = parse_rope(config, defaults, by_layer_types=typed)
-    bias = defaults.attention_bias
     # an explicit null does not mean the family's default
     usual_head = None if "head_dim" in config else defaults.head_dim
     result = ModelConfig(
@@ -51,9 +51,9 @@ def parse_family_config(
         rms_norm_eps=fields.number("rms_norm_eps", defaults.rms_norm_eps),
         rope=rope,
         tie_word_embeddings=fields.flag("tie_word_embeddings", defaults.tied),
-        attention_bias=bias is None or fields.flag(*bias),
+        attention_bias=_has_bias(fields, defaults),
         mlp_bias=fields.flag(defaults.mlp_bias),
-        output_bias=fields.flag("attention_out_bias"),
+        output_bias=_has_output_bias(fields, defaults),
         norms_heads=fields.flag("use_qk_norm"),
         mtp_layers=fields.count("num_nextn_predict_layers", defaults.mtp_layers, least=0),
         causal=fields.flag("is_causal", True),
@@ -69,6 +69,16 @@ def parse_family_config(
         raise wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")
     check_rotation(rope, result.rotated_head_dim)
     return result
+
+
+def _has_bias(fields: Fields, defaults: ConfigDefaults) -> bool:
+    return defaults.attention_bias is None or fields.flag(*defaults.attention_bias)
+
+
+def _has_output_bias(fields: Fields, defaults: ConfigDefaults) -> bool:
+    if defaults.output_bias == "":
+        return _has_bias(fields, defaults)
+    return defaults.output_bias is not None and fields.flag(defaults.output_bias)
 
 
 def _with_latent(config: ModelConfig, family: LatentDefaults, fields: Fields) -> ModelConfig:

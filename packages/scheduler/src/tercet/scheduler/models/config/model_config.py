@@ -48,12 +48,12 @@ class ModelConfig(DecoderShape):
     rope: RopeConfig
     tie_word_embeddings: bool
     attention_bias: bool
-    """Queries, keys and values have biases; so does the output projection if one field covers all four."""
+    """Queries, keys and values have biases."""
     mlp_bias: bool
     windows: tuple[int, ...]
     """Tokens of sliding window in each layer, including the token itself; 0 is full attention."""
     output_bias: bool = False
-    """The output projection has a bias, in families with a separate field for it."""
+    """The output projection of attention has a bias."""
     causal: bool = True
     """A token attends to earlier tokens only; if false, the model returns vectors only."""
     norms_heads: bool = False

@@ -63,7 +63,7 @@ def build(config: ModelConfig, shard: Shard, qk_norm: Literal["none", "heads"] =
             local if local is not None and config.window_of(number) else rotary,
             shard,
             input_bias=config.attention_bias,
-            output_bias=config.attention_bias,
+            output_bias=config.output_bias,
             qk_norm=qk_norm,
             norm=CenteredNorm,
         )

@@ -1,32 +1,18 @@
 """gpt-oss: a sink per head, windows in every other layer, experts with biases and a clamped gate (`MoeConfig`)."""
 
+from functools import partial
+
 from tercet.scheduler.models.config.attention_windows import Windows, every_second_layer
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.field_support import EXPERTS, NOT_READ, WINDOWS, field_table
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeDefaults
 from tercet.scheduler.models.family import ModelFamily
-from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
-from tercet.scheduler.models.layers.layers import Attention, Rotary
-from tercet.scheduler.models.layers.moe import mlp_of
-from tercet.scheduler.models.layers.shard import Shard
-
-
-def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Build GptOssForCausalLM."""
-    bias = config.attention_bias
-
-    def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        attention = Attention(config, number, rotary, shard, input_bias=bias, output_bias=bias, sinks=True)
-        return DecoderLayer(config, attention, mlp_of(config, number, shard))
-
-    return CausalLM(config, shard, layer)
-
+from tercet.scheduler.models.layers.decoder import build_decoder
 
 FAMILIES = (
     ModelFamily(
         architectures=("GptOssForCausalLM",),
-        build=build,
+        build=partial(build_decoder, sinks=True),
         fields=field_table(
             EXPERTS + WINDOWS + "attention_bias swiglu_alpha swiglu_limit", without_effect={"hidden_act": NOT_READ}
         ),

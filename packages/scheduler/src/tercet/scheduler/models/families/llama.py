@@ -7,20 +7,6 @@ from tercet.scheduler.models.config.config_fields import Fields
 from tercet.scheduler.models.config.field_support import BIASES, field_table
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.family import ModelFamily
-from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
-from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary
-from tercet.scheduler.models.layers.shard import Shard
-
-
-def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Build LlamaForCausalLM, Ernie4_5ForCausalLM or GraniteForCausalLM."""
-    bias = config.attention_bias
-
-    def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        attention = Attention(config, number, rotary, shard, input_bias=bias, output_bias=bias)
-        return DecoderLayer(config, attention, GatedMLP(config, shard, bias=config.mlp_bias))
-
-    return CausalLM(config, shard, layer)
 
 
 def _with_multipliers(config: ModelConfig, fields: Fields) -> ModelConfig:
@@ -43,12 +29,10 @@ def _with_multipliers(config: ModelConfig, fields: Fields) -> ModelConfig:
 FAMILIES = (
     ModelFamily(
         architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),  # an older name
-        build=build,
         fields=field_table(BIASES),
     ),
     ModelFamily(
         architectures=("Ernie4_5ForCausalLM", "Ernie4_5Model"),
-        build=build,
         fields=field_table("use_bias", ships_own_code=True),
         defaults=ConfigDefaults(
             rms_norm_eps=1e-5,
@@ -63,7 +47,6 @@ FAMILIES = (
     ),
     ModelFamily(
         architectures=("GraniteForCausalLM", "GraniteModel"),
-        build=build,
         fields=field_table(
             BIASES + "attention_multiplier embedding_multiplier logits_scaling residual_multiplier",
             ships_own_code=True,

@@ -24,11 +24,13 @@ class Unrotated(Rotary):
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
     """Build SmolLM3ForCausalLM."""
-    bias, unrotated = config.attention_bias, Unrotated(config)
+    unrotated = Unrotated(config)
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
         table = unrotated if number in config.unrotated else rotary
-        attention = Attention(config, number, table, shard, input_bias=bias, output_bias=bias)
+        attention = Attention(
+            config, number, table, shard, input_bias=config.attention_bias, output_bias=config.output_bias
+        )
         return DecoderLayer(config, attention, GatedMLP(config, shard, bias=config.mlp_bias))
 
     return CausalLM(config, shard, layer)
