@@ -23,9 +23,8 @@ from tercet.frontend.config.config import FrontendConfig, HttpConfig, LinkConfig
 from tercet.frontend.manager import series
 from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 from tercet.frontend.supervisor.options import FrontendOptions, SchedulerOptions, ServeOptions
+from tercet.scheduler.architectures import MODULES, embedders, generators, is_encoder
 from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
-from tercet.scheduler.model_task import DECODERS, ENCODERS
-from tercet.scheduler.models.config.architectures import ARCHITECTURES
 
 DOCS = Path(__file__).parents[1] / "docs"
 _BLOCK = re.compile(r"(<!-- generated: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -91,19 +90,23 @@ def _default(field: "Field[Any]") -> str:
 def architectures_table() -> str:
     """Return the architectures with a module of their own, and what each module makes of them."""
     rows = [
-        [f"`{name}`", f"`models/families/{module}.py`", "text" + (", vectors, scores" if _encodes(name) else "")]
-        for name, module in sorted(ARCHITECTURES.items(), key=lambda item: item[0].lower())
+        [f"`{name}`", _module(name), "text" + (", vectors, scores" if _encodes(name) else "")]
+        for name in sorted(generators(), key=str.lower)
     ]
     return table("architecture in config.json, module, output", rows)
 
 
 def _encodes(architecture: str) -> bool:
-    return architecture.removesuffix("ForCausalLM") in DECODERS
+    return architecture.removesuffix("ForCausalLM") in embedders()
+
+
+def _module(architecture: str) -> str:
+    return f"`models/families/{MODULES[architecture]}.py`"
 
 
 def encoders_table() -> str:
     """Return the bidirectional families, which embed and classify."""
-    rows = [[f"`{name}...`", f"`models/families/{module}.py`"] for name, module in ENCODERS.items()]
+    rows = [[f"`{name}...`", _module(f"{name}Model")] for name in filter(is_encoder, embedders())]
     return table("architectures that begin with, module", rows)
 
 

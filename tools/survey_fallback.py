@@ -32,8 +32,8 @@ from transformers import CONFIG_MAPPING
 from transformers.models.auto import modeling_auto
 
 from packages.scheduler.tests.models.test_hugging_face import expected, generate, options
+from tercet.scheduler.architectures import is_ours
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.models.config.architectures import is_ours
 from tools.tiny_configs import UnbuiltError, tiny_config
 
 _MEMORY = 8 * 2**30

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from tercet.scheduler.models.config.architectures import ARCHITECTURES
-from tercet.scheduler.models.config.field_support import OF_OTHERS, support_of, tables_of
+from tercet.scheduler.architectures import generators
+from tercet.scheduler.models.config.field_support import EVERY, OF_OTHERS, support_of
 from tercet.scheduler.models.config.rope_config import HONOURED_ROPE, REFUSED_ROPE
+from tercet.scheduler.models.registry import family_of
 from tools.reference_fields import decoders
 
 LISTS: Mapping[str, Any] = tomllib.loads(decoders.FILE.read_text())
@@ -26,29 +27,29 @@ def test_the_lists_are_those_of_the_installed_source() -> None:
 
 
 def test_there_is_a_list_for_every_architecture() -> None:
-    assert LISTS.keys() - {"shared", "transformers"} == ARCHITECTURES.keys()
+    assert LISTS.keys() - {"shared", "transformers"} == set(generators())
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", sorted(generators()))
 def test_every_field_has_one_fate(architecture: str) -> None:
     shared = {*LISTS["shared"]["read"], *LISTS["shared"]["declared"]}
     known = own_fields(architecture) | shared
-    undecided = {name for name in known if support_of(name, architecture) is None}
-    assert not undecided, "say in field_support.py what becomes of these fields"
-    for table in tables_of(architecture):
+    family = family_of(architecture).fields
+    undecided = {name for name in known if support_of(name, family) is None}
+    assert not undecided, "say in `fields` of the family's record what becomes of these fields"
+    for table in (family, EVERY):
         fates = [set(table.honoured), set(table.aliases), set(table.without_effect), set(table.refused)]
         assert len(set().union(*fates)) == sum(map(len, fates)), "a field has two fates in one table"
 
 
-@pytest.mark.parametrize("architecture", sorted(ARCHITECTURES))
+@pytest.mark.parametrize("architecture", sorted(generators()))
 def test_what_a_family_reads_itself_is_not_left_to_others(architecture: str) -> None:
     """A new field in the files of a family fails here, even if another family's is known."""
-    common = tables_of(architecture)[-1].without_effect
-    own = {name for name in own_fields(architecture) if common.get(name) == OF_OTHERS}
-    assert not {name for name in own if not any(table.support_of(name) for table in tables_of(architecture)[:-1])}
+    own = {name for name in own_fields(architecture) if EVERY.without_effect.get(name) == OF_OTHERS}
+    assert not {name for name in own if not family_of(architecture).fields.support_of(name)}
 
 
 def test_every_key_of_a_rotation_has_one_fate() -> None:
-    keys = set().union(*(LISTS[name]["rope"] for name in (*ARCHITECTURES, "shared")))
+    keys = set().union(*(LISTS[name]["rope"] for name in (*generators(), "shared")))
     assert keys <= HONOURED_ROPE | REFUSED_ROPE.keys()
     assert not HONOURED_ROPE & REFUSED_ROPE.keys()

@@ -8,7 +8,8 @@ import pytest
 
 from tercet.scheduler.executor.lora.adapter_config import ADAPTER
 from tercet.scheduler.file_fields import FileFields
-from tercet.scheduler.models.config import encoder_fields, quantized_fields
+from tercet.scheduler.models.config import quantized_fields
+from tercet.scheduler.models.families import bert, modernbert
 from tercet.scheduler.sentence_fields import (
     MODULE,
     NORMALIZE,
@@ -22,8 +23,8 @@ from tools.reference_fields import adapters, encoders, listing, quantization, se
 TOOLS = [adapters, encoders, quantization, sentence_transformers]
 TABLES: dict[tuple[ModuleType, str], FileFields] = {
     (adapters, "LoraConfig"): ADAPTER,
-    (encoders, "modernbert"): encoder_fields.MODERNBERT,
-    **{(encoders, name): encoder_fields.BERT for name in ("bert", "roberta", "xlm_roberta", "camembert")},
+    (encoders, "modernbert"): modernbert.FIELDS,
+    **{(encoders, name): bert.FIELDS for name in ("bert", "roberta", "xlm_roberta", "camembert")},
     (quantization, "gptq"): quantized_fields.GPTQ,
     (quantization, "awq"): quantized_fields.AWQ,
     (quantization, "fp8"): quantized_fields.FP8,

@@ -4,7 +4,7 @@ from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
-from tercet.scheduler.models.config.architectures import ARCHITECTURES
+from tercet.scheduler.architectures import generators
 from tools.reference_fields.walker import Fields, fields_of, imports_of, root
 
 FILE = Path(__file__).with_name("transformers-decoders.toml")
@@ -82,7 +82,7 @@ def written() -> str:
         "",
         *_table("shared", shared_fields()),
     ]
-    for architecture in sorted(ARCHITECTURES):
+    for architecture in sorted(generators()):
         lines += ["", *_table(architecture, fields_of_architecture(architecture))]
     return "\n".join(lines) + "\n"
 

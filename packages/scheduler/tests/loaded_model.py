@@ -4,15 +4,14 @@ from pathlib import Path
 
 import torch
 
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.packed import Packed
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 
 
 def load(directory: Path, *, dequantized: bool = False) -> CausalLM:
-    model = build_model(ModelConfig.load(directory))
+    model = build_model(load_config(directory))
     load_weights(model, directory, dequantized=dequantized)
     return model
 

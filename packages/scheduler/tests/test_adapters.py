@@ -16,7 +16,7 @@ from tercet.scheduler.core.events import AdapterPending, AdapterRead
 from tercet.scheduler.executor.ranks.ranks import Ranks
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.registry import load_config
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
 
@@ -73,7 +73,7 @@ class Server(Driver):
         draft_rows: int = 0,
         **more: Any,
     ) -> None:
-        shape = ModelConfig.load(base)
+        shape = load_config(base)
         page = 2 * 8 * shape.kv_heads * shape.head_dim * 4 * shape.layers
         options = WorkerOptions(
             model=base,

@@ -16,7 +16,7 @@ from tercet.protocol.messages.values import FinishReason, FinishType, Resume, pa
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.registry import load_config
 from tercet.scheduler.testing import Driver, request
 
 Reference = Callable[..., Any]
@@ -85,7 +85,7 @@ class Server(Driver):
         kv_cache_dtype: str = "auto",
         **config: Any,
     ) -> None:
-        shape = ModelConfig.load(directory)
+        shape = load_config(directory)
         caches = 2 if shape.latent is None else 1
         page = caches * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * shape.layers  # float32 keys and values
         options = WorkerOptions(

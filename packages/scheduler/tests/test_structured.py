@@ -27,7 +27,7 @@ from tercet.scheduler.executor.sampling.slot_grammars import FAILED
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.grammar.backends import BACKENDS
-from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.registry import load_config
 from tercet.scheduler.testing import Driver, request
 
 Serve = Callable[..., "Server"]
@@ -139,7 +139,7 @@ class Server(Driver):
         fast_forward: bool = True,
         **config: Any,
     ) -> None:
-        shape = ModelConfig.load(directory)
+        shape = load_config(directory)
         page = 2 * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * shape.layers  # float32 keys and values
         options = WorkerOptions(
             model=directory,

@@ -201,10 +201,10 @@ def test_a_huge_context_takes_no_more_memory_than_there_is(checkpoints: Checkpoi
 
 
 def test_a_shorter_longrope_rotates_as_the_longer_one_does(checkpoints: Checkpoints) -> None:
-    from tercet.scheduler.models.config.model_config import ModelConfig, with_context_length
-    from tercet.scheduler.models.registry import build_model
+    from tercet.scheduler.models.config.model_config import with_context_length
+    from tercet.scheduler.models.registry import build_model, load_config
 
-    config = ModelConfig.load(checkpoints("phi3_longrope"))
+    config = load_config(checkpoints("phi3_longrope"))
     assert config.context_length == 512
     long, short = (build_model(each) for each in (config, with_context_length(config, 24)))  # type: ignore[arg-type]
     tables = [

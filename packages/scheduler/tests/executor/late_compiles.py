@@ -26,10 +26,9 @@ from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.warmup import ordinary_plans
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.layer_ops import TritonLayerOps, set_ops
 from tercet.scheduler.models.layers.lora import LoRABank
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import dummy_weights
 
 CPU = torch.device("cpu")
@@ -55,7 +54,7 @@ class Recorder:
 
 
 def runner_of(directory: Path, places: int) -> ModelRunner:
-    config = ModelConfig.load(directory, "bfloat16")
+    config = load_config(directory, "bfloat16")
     model = build_model(config, CPU)
     dummy_weights(model, quantization=config.quantization)
     set_ops(model, TritonLayerOps())

@@ -11,13 +11,14 @@ import transformers
 from packages.scheduler.tests.executor.encoders import Make, close, some_inputs, vectors_of
 from packages.scheduler.tests.executor.test_encoder_worker import GROUPED, NO_ENDS, expected, sentence_files
 from tercet.protocol.messages.values import Task, pack_ints
+from tercet.scheduler.architectures import embedders, is_decoder
 from tercet.scheduler.core.embedding.plan import EncodeRow
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 from tercet.scheduler.file_fields import FileFields
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.model_task import DECODERS
 from tercet.scheduler.models.config.encoder_config import pad_of_decoder, parse_labels
-from tercet.scheduler.models.config.encoder_fields import BERT, MODERNBERT
+from tercet.scheduler.models.families import bert, modernbert
+from tercet.scheduler.models.registry import family_of
 
 PAD = 5
 PADDED = [
@@ -92,16 +93,17 @@ def test_a_decoder_scores_the_last_token_that_is_not_the_pad_token(pad: int | No
         close(scores, expected(model, row).logits[0])
 
 
-@pytest.mark.parametrize("family", DECODERS)
+@pytest.mark.parametrize("family", [name for name in embedders() if is_decoder(name)])
 def test_the_pad_token_that_is_left_out_is_that_of_transformers(family: str) -> None:
-    default = getattr(transformers, f"{family}Config")().pad_token_id
-    assert pad_of_decoder({}, family) == default
-    assert pad_of_decoder({"pad_token_id": None}, family) is None
+    default = family_of(f"{family}ForCausalLM").pad_token_id
+    assert default == getattr(transformers, f"{family}Config")().pad_token_id
+    assert pad_of_decoder({}, default) == default
+    assert pad_of_decoder({"pad_token_id": None}, default) is None
     with pytest.raises(ModelError, match="pad_token_id: '3' is no token id"):
-        pad_of_decoder({"pad_token_id": "3"}, family)
+        pad_of_decoder({"pad_token_id": "3"}, default)
 
 
-REFUSED: list[tuple[str, FileFields]] = [("BertModel", BERT), ("ModernBertModel", MODERNBERT)]
+REFUSED: list[tuple[str, FileFields]] = [("BertModel", bert.FIELDS), ("ModernBertModel", modernbert.FIELDS)]
 VALUES: Mapping[str, Any] = {
     "quantization_config": {"quant_method": "fp8"},
     "pruned_heads": {"0": [1]},

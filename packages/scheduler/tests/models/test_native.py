@@ -17,11 +17,10 @@ from tercet.kernels.native.linear import Quantization
 from tercet.kernels.ops.linear import quantize_int4
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.native import NativeCausalLM, unsupported_natively
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 
 pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
@@ -60,7 +59,7 @@ class Served:
     def __init__(
         self, directory: Path, dtype: str = "float32", *, quantization: Quantization = "none", keep_mapped: bool = True
     ) -> None:
-        config = ModelConfig.load(directory, dtype)
+        config = load_config(directory, dtype)
         self.plain = build_model(config)
         load_weights(self.plain, directory, keep_mapped=keep_mapped)
         self.model = NativeCausalLM(self.plain, load_library(), quantization=quantization)
@@ -225,7 +224,7 @@ def test_weights_are_not_held_twice(checkpoints: Callable[[str], Path], name: st
 @pytest.mark.parametrize("name", LENT)
 def test_lent_weights_count_as_read_when_they_are_packed(checkpoints: Callable[[str], Path], name: str) -> None:
     reports: list[tuple[int, int]] = []
-    model = build_model(ModelConfig.load(checkpoints(name)))
+    model = build_model(load_config(checkpoints(name)))
     load_weights(model, checkpoints(name), lambda *report: reports.append(report), keep_mapped=True)
     (_, total), before = reports[0], reports[-1][0]
     assert before < total / 10
@@ -268,7 +267,7 @@ def test_what_is_not_in_the_model_is_refused_before_anything_is_written(checkpoi
 def test_what_native_kernels_do_not_run(
     checkpoints: Callable[[str], Path], name: str, changes: Any, dtype: torch.dtype, shard: Shard, why: str
 ) -> None:
-    config = replace(ModelConfig.load(checkpoints(name)), **changes)
+    config = replace(load_config(checkpoints(name)), **changes)
     reason = unsupported_natively(config, dtype, shard)
     assert bool(reason) == bool(why)
     assert why in reason

@@ -10,13 +10,12 @@ from torch import nn
 
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.linear import Quantization
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layer_ops import Batch
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import MixtureOfExperts
 from tercet.scheduler.models.native_linear import NativeLinear, use_native_linears, use_native_projections
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 
 pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
@@ -110,7 +109,7 @@ def logits(model: CausalLM) -> torch.Tensor:
 def test_the_same_comes_out_of_our_layers(
     family: str, dtype: str, far: float, checkpoints: Callable[[str], Path]
 ) -> None:
-    model = build_model(ModelConfig.load(checkpoints(family), dtype))
+    model = build_model(load_config(checkpoints(family), dtype))
     load_weights(model, checkpoints(family))
     expected = logits(model)
     assert use_native_projections(model, load_library())
@@ -125,7 +124,7 @@ def test_the_same_comes_out_of_our_layers(
 def test_all_but_routers_is_rounded(family: str, checkpoints: Callable[[str], Path]) -> None:
     exact, far = torch.empty(0), {}
     for quantization in QUANTIZATIONS:
-        model = build_model(ModelConfig.load(checkpoints(family)))
+        model = build_model(load_config(checkpoints(family)))
         load_weights(model, checkpoints(family))
         exact = logits(model) if quantization == "none" else exact
         routed = [router_logits(module) for module in model.modules() if isinstance(module, MixtureOfExperts)]

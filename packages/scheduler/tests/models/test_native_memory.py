@@ -14,9 +14,8 @@ import torch
 
 from packages.scheduler.tests.conftest import MIXTURES
 from tercet.kernels.native.library import load_library, missing_library
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.native import NativeCausalLM
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 
 pytestmark = pytest.mark.skipif(bool(missing_library()), reason=missing_library())
@@ -61,7 +60,7 @@ def watched() -> Iterator[list[int]]:
 
 def peak_of_loading(checkpoint: Path) -> int:
     """Bytes of anonymous memory that loading and packing `checkpoint` comes to, at most."""
-    model = build_model(ModelConfig.load(checkpoint))
+    model = build_model(load_config(checkpoint))
     library = load_library()
     with torch.inference_mode(), watched() as seen:
         load_weights(model, checkpoint, keep_mapped=True)

@@ -20,6 +20,7 @@ from packages.scheduler.tests.models.reference_grid import (
     rope_changes,
 )
 from tercet.scheduler.models.config.field_support import support_of
+from tercet.scheduler.models.registry import family_of
 
 LISTS: dict[str, Any] = tomllib.loads(
     (Path(__file__).parents[4] / "tools/reference_fields/transformers-decoders.toml").read_text()
@@ -78,7 +79,9 @@ def faults(architecture: str, cases: Iterable[tuple[str, Any]], directory: Path)
         if outcome is None:
             continue
         ran += 1
-        if (architecture, field) not in UNLIKE and (fault := fault_of(outcome, field, support_of(field, architecture))):
+        if (architecture, field) not in UNLIKE and (
+            fault := fault_of(outcome, field, support_of(field, family_of(architecture).fields))
+        ):
             found.append(f"{field}={'left out' if value is LEFT_OUT else value!r} {fault}")
     assert ran > tried / 2
     return found

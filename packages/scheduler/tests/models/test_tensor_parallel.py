@@ -12,10 +12,9 @@ from packages.scheduler.tests.conftest import ALL, MIXTURES, SHARDED
 from packages.scheduler.tests.models.families.test_families import Paged, some_tokens
 from packages.scheduler.tests.models.families.test_gpt_oss import CONFIG as GPT_OSS
 from packages.scheduler.tests.models.weights.test_quantized_checkpoints import CONFIG, GRAIN, MIXTURE
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.shard import WHOLE, Cut, Shard
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
 from tercet.scheduler.testing.quantized_checkpoints import KINDS, write_checkpoint
@@ -29,7 +28,7 @@ TOKENS = some_tokens(37, 5)
 
 
 def load(directory: Path, shard: Shard, *, dequantized: bool = False) -> CausalLM:
-    model = build_model(ModelConfig.load(directory), shard=shard)
+    model = build_model(load_config(directory), shard=shard)
     load_weights(model, directory, dequantized=dequantized)
     return model
 
@@ -107,7 +106,7 @@ def test_each_rank_holds_its_part_alone(checkpoints: Checkpoints) -> None:
 )
 def test_what_cannot_be_split_is_refused_by_name(name: str, message: str, checkpoints: Checkpoints) -> None:
     with pytest.raises(ValueError, match=message):
-        build_model(ModelConfig.load(checkpoints(name)), shard=Shard(0, 2))
+        build_model(load_config(checkpoints(name)), shard=Shard(0, 2))
 
 
 def test_groups_that_would_be_cut_are_refused(tmp_path: Path) -> None:

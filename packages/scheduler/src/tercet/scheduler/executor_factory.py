@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 from tercet.protocol.system.process import gc_disabled_during_imports
+from tercet.scheduler.architectures import is_ours, named_architecture
 from tercet.scheduler.config import ConfigError, ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.model_files import ModelError, read_json
@@ -20,7 +21,6 @@ def build_torch(
     with gc_disabled_during_imports():
         from tercet.scheduler.executor.tp_worker import TpModelWorker
         from tercet.scheduler.executor.worker_options import WorkerOptions
-        from tercet.scheduler.models.config.architectures import is_ours, named_architecture
 
     size = options.tensor_parallel_size
     architecture = named_architecture(read_json(found.path / "config.json"))

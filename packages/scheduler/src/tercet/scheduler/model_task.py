@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tercet.protocol.messages.values import Task
+from tercet.scheduler.architectures import is_encoder, split_architecture
 from tercet.scheduler.model_files import ModelError, json_value, read_file, read_json
 from tercet.scheduler.sentence_fields import (
     NORMALIZE,
@@ -14,32 +15,6 @@ from tercet.scheduler.sentence_fields import (
     longest_text,
     shortened_to,
 )
-
-ENCODERS = {
-    "Bert": "bert",
-    "Roberta": "roberta",
-    "XLMRoberta": "roberta",
-    "Camembert": "roberta",
-    "ModernBert": "modernbert",
-}
-"""Bidirectional architectures by prefix, and the family of each."""
-DECODERS = (
-    "Ernie4_5",
-    "Glm",
-    "Granite",
-    "Llama",
-    "Mistral",
-    "Mixtral",
-    "Olmoe",
-    "Phi3",
-    "Qwen2",
-    "Qwen2Moe",
-    "Qwen3",
-    "Qwen3Moe",
-    "SeedOss",
-    "SmolLM3",
-)
-"""Causal families that can also embed and classify."""
 
 Pooling = Literal["cls", "mean", "max", "last"]
 _POOLING: dict[str, Pooling] = {
@@ -68,23 +43,14 @@ class Sentences:
     """Length to which a vector is truncated after everything else; None keeps all."""
 
 
-def family_of(architecture: str) -> tuple[str, str]:
-    """Split BertForSequenceClassification into ("Bert", "ForSequenceClassification"). An unknown family is ""."""
-    for family in (*ENCODERS, *DECODERS):
-        kind = architecture.removeprefix(family)
-        if kind != architecture and kind.startswith(("For", "Model")):  # Llama4ForCausalLM is not of the family Llama
-            return family, kind
-    return "", architecture
-
-
 def task_of(directory: Path, wanted: str = "auto") -> Task:
     """Return the task that a model is served for. Raises ModelError if the model cannot do the `wanted` one."""
     config = read_json(directory / "config.json")
     names = config.get("architectures")
-    family, kind = family_of(str(names[0]) if isinstance(names, list) and names else "")
+    family, kind = split_architecture(str(names[0]) if isinstance(names, list) and names else "")
     if kind == "ForSequenceClassification":
         able = [Task.CLASSIFY]
-    elif family in ENCODERS or (family and kind == "Model"):
+    elif is_encoder(family) or (family and kind == "Model"):
         able = [Task.EMBED]
     else:
         able = [Task.GENERATE, Task.EMBED] if family else [Task.GENERATE]

@@ -9,8 +9,9 @@ import torch
 
 from tercet.kernels.ops.rope import RopeScaling
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.config.model_config import ModelConfig, parse_config
+from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.rope_config import RopeConfig
+from tercet.scheduler.models.registry import load_config, parse_config
 
 LLAMA = {
     "architectures": ["LlamaForCausalLM"],
@@ -59,7 +60,7 @@ def test_both_forms_of_a_checkpoint_say_the_same(family: Path, checkpoints: Call
     before, after = (json.loads((path / "config.json").read_text()) for path in (old, family))
     assert "rope_theta" in before
     assert "rope_parameters" in after
-    assert ModelConfig.load(old) == ModelConfig.load(family)
+    assert load_config(old) == load_config(family)
 
 
 @pytest.mark.parametrize(
@@ -195,18 +196,18 @@ def test_end_tokens(generation: dict[str, Any], own: Any, ids: tuple[int, ...]) 
 
 def test_generation_config_is_read_from_the_directory(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "eos_token_id": 1}))
-    assert ModelConfig.load(tmp_path).eos_token_ids == (1,)
+    assert load_config(tmp_path).eos_token_ids == (1,)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 4]}')
-    assert ModelConfig.load(tmp_path).eos_token_ids == (3, 4)
+    assert load_config(tmp_path).eos_token_ids == (3, 4)
 
 
 @pytest.mark.parametrize("value", [False, None])
 def test_a_bidirectional_model_generates_nothing(value: bool | None, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "is_causal": value}))
     with pytest.raises(ModelError, match="is_causal: "):
-        ModelConfig.load(tmp_path)
+        load_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({**LLAMA, "is_causal": True}))
-    assert ModelConfig.load(tmp_path).causal
+    assert load_config(tmp_path).causal
 
 
 @pytest.mark.parametrize(
@@ -354,9 +355,9 @@ def test_nonsense_windows_are_refused_by_name(changes: dict[str, Any]) -> None:
 def test_a_broken_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
     with pytest.raises(ModelError, match=r"config\.json"):
-        ModelConfig.load(tmp_path)
+        load_config(tmp_path)
     with pytest.raises(ModelError, match="does not exist"):
-        ModelConfig.load(tmp_path / "nowhere")
+        load_config(tmp_path / "nowhere")
 
 
 @pytest.mark.parametrize("config", [MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE])

@@ -9,9 +9,14 @@ import torch
 from tercet.kernels.ops.moe import route
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.config_fields import Fields
-from tercet.scheduler.models.config.moe_config import parse_moe
+from tercet.scheduler.models.config.moe_config import MoeConfig, parse_moe
+from tercet.scheduler.models.registry import family_of
 
 DOTS = {"n_routed_experts": 8, "n_shared_experts": 1, "num_experts_per_tok": 2}
+
+
+def parsed(architecture: str, fields: dict[str, Any], layers: int) -> MoeConfig | None:
+    return parse_moe(Fields(fields), family_of(architecture).moe, layers)
 
 
 GROUPS_BY_THEIR_BEST = {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3}
@@ -33,7 +38,7 @@ def test_routers_of_scores_are_those_of_transformers(name: str, told: dict[str, 
     import transformers
 
     theirs = getattr(transformers, f"{name}Config")(num_hidden_layers=5, **told)
-    moe = parse_moe(Fields({"intermediate_size": theirs.intermediate_size, **told}), f"{name}ForCausalLM", 5)
+    moe = parsed(f"{name}ForCausalLM", {"intermediate_size": theirs.intermediate_size, **told}, 5)
     assert moe is not None
     module = importlib.import_module(theirs.__class__.__module__.replace("configuration", "modeling"))
     router = getattr(module, f"{name}TopKRouter" if name == "MiniMaxM2" else f"{name}TopkRouter")(theirs)
@@ -57,14 +62,14 @@ def test_routers_of_scores_are_those_of_transformers(name: str, told: dict[str, 
 def test_weights_of_deepseek_v2_that_add_up_to_one_are_not_scaled() -> None:
     """So its authors' code has it, which transformers leaves out."""
     told = {"num_experts_per_tok": 6, "norm_topk_prob": True, "routed_scaling_factor": 16.0}
-    moe = parse_moe(Fields(told), "DeepseekV2ForCausalLM", 2)
+    moe = parsed("DeepseekV2ForCausalLM", told, 2)
     assert moe is not None
     assert (moe.routing.renormalize, moe.routing.scale) == (True, 1.0)
 
 
 def test_which_layers_of_deepseek_have_experts() -> None:
     def layers(**told: Any) -> tuple[bool, ...]:
-        moe = parse_moe(Fields(told), "DeepseekV3ForCausalLM", 4)
+        moe = parsed("DeepseekV3ForCausalLM", told, 4)
         return moe.layers if moe else ()
 
     assert layers() == (False, False, False, True)
@@ -91,4 +96,4 @@ def test_which_layers_of_deepseek_have_experts() -> None:
 )
 def test_routers_that_cannot_be(architecture: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ModelError, match=message):
-        parse_moe(Fields({**DOTS, **changes}), architecture, 2)
+        parsed(architecture, {**DOTS, **changes}, 2)

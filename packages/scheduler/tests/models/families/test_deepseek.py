@@ -29,12 +29,11 @@ from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.warmup import profile_run
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.config.model_config import ModelConfig, parse_config
 from tercet.scheduler.models.layers.latent_attention import HeadProjections
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import Router
 from tercet.scheduler.models.layers.shard import Shard
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config, parse_config
 from tercet.scheduler.models.weights.weights import dummy_weights, load_weights
 from tercet.scheduler.testing.quantized_checkpoints import Grain, write_checkpoint
 from tercet.scheduler.testing.thread_ranks import on_ranks
@@ -155,7 +154,7 @@ def test_quantised_checkpoints(kind: str, experts: bool, dequantized: bool, tmp_
     wanted = two_steps(load(full))
 
     def make(shard: Shard) -> Any:
-        model = build_model(ModelConfig.load(tmp_path / "model"), shard=shard)
+        model = build_model(load_config(tmp_path / "model"), shard=shard)
         load_weights(model, tmp_path / "model", dequantized=dequantized)
         return model
 

@@ -14,11 +14,10 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNat
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.rope_config import RopeConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.norms import CenteredNorm
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 
 Reference = Callable[..., Any]
@@ -27,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 def load(directory: Path, dtype: str = "auto") -> CausalLM:
-    model = build_model(ModelConfig.load(directory, dtype))
+    model = build_model(load_config(directory, dtype))
     load_weights(model, directory)
     return model
 
@@ -198,5 +197,5 @@ def test_a_tied_head_takes_no_memory(checkpoints: Callable[[str], Path]) -> None
 
 
 def test_a_model_is_on_its_device_whole(checkpoints: Callable[[str], Path]) -> None:
-    model = build_model(ModelConfig.load(checkpoints("qwen3")), "meta")
+    model = build_model(load_config(checkpoints("qwen3")), "meta")
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}

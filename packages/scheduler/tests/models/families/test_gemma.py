@@ -13,8 +13,8 @@ import transformers
 from packages.scheduler.tests.models.test_hugging_face import SHAPE, assert_alike, expected, generate, options
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.config.model_config import ModelConfig, parse_config
 from tercet.scheduler.models.families.gemma import GemmaLayer
+from tercet.scheduler.models.registry import load_config, parse_config
 
 TEXT = {
     "head_dim": 16,
@@ -169,5 +169,5 @@ def test_modules_are_our_own(made: Callable[[str], Path]) -> None:
     for name in ("Gemma2", "Gemma3", "Gemma3 with eyes"):
         worker = TpModelWorker(options(made(name), attention_backend="torch_native"))
         assert is_own(worker)
-        assert ModelConfig.load(made(name)).layers == 4
+        assert load_config(made(name)).layers == 4
         worker.close()

@@ -20,9 +20,8 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError, saved_dtype
-from tercet.scheduler.models.config.model_config import ModelConfig, parse_config
 from tercet.scheduler.models.layers.decoder import CausalLM
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config, parse_config
 from tercet.scheduler.models.weights.weights import dummy_weights
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.mxfp4_checkpoints import QUANTIZATION, write_mxfp4
@@ -161,7 +160,7 @@ def test_every_bias_counts(part: str, published: Path, tmp_path: Path) -> None:
 
 def test_random_weights_keep_the_form(published: Path) -> None:
     """Experts alone are in few bits."""
-    model = build_model(ModelConfig.load(published))
+    model = build_model(load_config(published))
     dummy_weights(model, quantization=model.config.quantization)
     layer: Any = model.model.layers[0]
     assert layer.mlp.experts.gate_up_proj.value.weight.format == "mxfp4"

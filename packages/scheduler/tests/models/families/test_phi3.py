@@ -14,9 +14,8 @@ from packages.scheduler.tests.models.families.test_families import expected as e
 from packages.scheduler.tests.models.test_hugging_face import assert_alike, expected, generate, options
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.linear import Linear
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 
 Checkpoints = Callable[[str], Path]
@@ -61,7 +60,7 @@ def test_the_border_is_the_length_of_training(checkpoints: Checkpoints, referenc
     directory, tokens = checkpoints("phi3_longrope"), some_tokens(32, 1)
     exact = expected_logits(reference(directory), tokens)
     for length, alike in ((32, True), (33, False)):
-        model = build_model(replace(ModelConfig.load(directory), context_length=length))
+        model = build_model(replace(load_config(directory), context_length=length))
         load_weights(model, directory)
         [logits] = Paged(model, 1).step((0, tokens))
         assert ((logits - exact).abs().max() < 1e-4) == alike

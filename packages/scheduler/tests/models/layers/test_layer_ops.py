@@ -27,9 +27,8 @@ from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_fl
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.layer_ops import TORCH, TritonLayerOps, layer_ops, set_ops
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.mxfp4_checkpoints import write_mxfp4
 from tercet.scheduler.testing.quantized_checkpoints import KINDS, Grain, write_checkpoint
@@ -50,7 +49,7 @@ def generate(
     directory: Path, *, fused: bool, steps: int = 2, cached: torch.dtype | None = None, choices: int = 2
 ) -> tuple[list[list[int]], list[float]]:
     """(tokens of every step, the log-probability of each) of choices, prefilled together and then decoded."""
-    config = ModelConfig.load(directory)
+    config = load_config(directory)
     model = build_model(config, DEVICE)
     load_weights(model, directory)
     set_ops(model, TritonLayerOps() if fused else TORCH)
@@ -137,7 +136,7 @@ def test_only_decodes_are_rotated_by_the_backend(
     monkeypatch.setattr(rope, "rope_store", rope_store)
     with np.errstate(all="ignore"):
         generate(checkpoints(name), fused=True, steps=3)
-    layers = ModelConfig.load(checkpoints(name)).layers
+    layers = load_config(checkpoints(name)).layers
     assert stored == [sum(map(len, PROMPTS))] * layers
     assert [len(new.k) for new in given] == [2] * layers * 2
     assert {new.norms is not None for new in given} == {name == "qwen3_sliding"}

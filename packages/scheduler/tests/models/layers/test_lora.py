@@ -19,7 +19,6 @@ from tercet.kernels.ops.projection import Norm
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.executor.lora.adapter_files import Adapter, AdapterError, read_adapter
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers import lora
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layer_ops import TorchLayerOps
@@ -27,7 +26,7 @@ from tercet.scheduler.models.layers.lora import AdaptedProjection, LoRABank
 from tercet.scheduler.models.layers.shard import Shard
 from tercet.scheduler.models.native import NativeCausalLM
 from tercet.scheduler.models.native_linear import use_native_projections
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.lora_checkpoints import ALL_LINEAR, write_adapter
 from tercet.scheduler.testing.thread_ranks import on_ranks
@@ -146,7 +145,7 @@ def test_two_ranks_give_what_one_process_gives(name: str, checkpoints: Checkpoin
     adapter = write_adapter(tmp_path, base)
 
     def logits(shard: Shard) -> torch.Tensor:
-        model = build_model(ModelConfig.load(base), shard=shard)
+        model = build_model(load_config(base), shard=shard)
         load_weights(model, base)
         bank = adapted(model, adapter)
         bank.attach(model)

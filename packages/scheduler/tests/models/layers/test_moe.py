@@ -12,11 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from packages.scheduler.tests.loaded_model import logits
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.layer_ops import TorchLayerOps, set_ops
 from tercet.scheduler.models.layers.layers import GatedMLP
 from tercet.scheduler.models.layers.moe import MixtureOfExperts
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import dummy_weights, load_weights
 
 Checkpoints = Callable[[str], Path]
@@ -24,7 +23,7 @@ Checkpoints = Callable[[str], Path]
 
 def test_layers_are_what_the_config_says(checkpoints: Checkpoints) -> None:
     def kinds(name: str) -> list[type]:
-        model = build_model(ModelConfig.load(checkpoints(name)), "meta")
+        model = build_model(load_config(checkpoints(name)), "meta")
         return [type(layer.mlp) for layer in model.model.layers]
 
     assert kinds("qwen3_moe") == [MixtureOfExperts, GatedMLP, MixtureOfExperts]
@@ -44,7 +43,7 @@ def test_layers_are_what_the_config_says(checkpoints: Checkpoints) -> None:
 def test_what_transformers_was_equalled_in_counts(name: str, changes: dict[str, Any], checkpoints: Checkpoints) -> None:
     """The checkpoint does tell a model that chooses or weighs otherwise."""
     directory = checkpoints(name)
-    right = build_model(ModelConfig.load(directory))
+    right = build_model(load_config(directory))
     assert right.config.moe is not None
     moe = right.config.moe
     wrong = build_model(replace(right.config, moe=replace(moe, routing=replace(moe.routing, **changes))))
@@ -54,7 +53,7 @@ def test_what_transformers_was_equalled_in_counts(name: str, changes: dict[str, 
 
 
 def test_the_correction_counts(checkpoints: Checkpoints) -> None:
-    model = build_model(ModelConfig.load(checkpoints("dots1")))
+    model = build_model(load_config(checkpoints("dots1")))
     load_weights(model, checkpoints("dots1"))
     right = logits(model)
     for layer in model.model.layers:
@@ -68,7 +67,7 @@ def test_layers_that_guess_ahead_are_left_out(checkpoints: Checkpoints, tmp_path
     directory = shutil.copytree(checkpoints("glm4_moe"), tmp_path / "model")
     tensors = load_file(directory / "model.safetensors")
     save_file({**tensors, "model.layers.3.eh_proj.weight": torch.zeros(48, 96)}, directory / "model.safetensors")
-    model = build_model(ModelConfig.load(directory))
+    model = build_model(load_config(directory))
     load_weights(model, directory)
     with pytest.raises(ModelError, match=r"unexpected: model\.layers\.3\.eh_proj\.weight"):
         load_weights(build_model(replace(model.config, mtp_layers=0)), directory)
@@ -82,7 +81,7 @@ def test_experts_go_through_the_operations_passed_in(checkpoints: Checkpoints) -
             Counting.shapes.append([len(each) for each in given])
             return torch.zeros_like(given[0])
 
-    model = build_model(ModelConfig.load(checkpoints("qwen2_moe")))
+    model = build_model(load_config(checkpoints("qwen2_moe")))
     load_weights(model, checkpoints("qwen2_moe"))
     set_ops(model, Counting())
     logits(model)
@@ -90,7 +89,7 @@ def test_experts_go_through_the_operations_passed_in(checkpoints: Checkpoints) -
 
 
 def test_dummy_weights(checkpoints: Checkpoints) -> None:
-    model = build_model(ModelConfig.load(checkpoints("qwen2_moe")))
+    model = build_model(load_config(checkpoints("qwen2_moe")))
     dummy_weights(model)
     layer: Any = model.model.layers[1]
     experts = layer.mlp.experts
@@ -132,4 +131,4 @@ def test_what_does_not_fit_is_named_as_the_checkpoint_names_it(
     edit(tensors)
     save_file(tensors, directory / "model.safetensors")
     with pytest.raises(ModelError, match=message):
-        load_weights(build_model(ModelConfig.load(directory)), directory)
+        load_weights(build_model(load_config(directory)), directory)

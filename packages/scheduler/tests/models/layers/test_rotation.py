@@ -13,7 +13,7 @@ from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.layers.rotation import head_order, pad_to_heads
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 
 
@@ -26,7 +26,7 @@ def loaded(config: ModelConfig, directory: Path) -> CausalLM:
 @pytest.mark.parametrize("name", ["phi3", "qwen2", "qwen3", "olmoe"])
 def test_biases_and_norms_follow_their_rows(name: str, checkpoints: Callable[[str], Path]) -> None:
     """Weights in the checkpoint's order are rotated by a table that ends before the head does, as torch can."""
-    config = ModelConfig.load(checkpoints(name))
+    config = load_config(checkpoints(name))
     config = replace(config, rope=replace(config.rope, share=0.5))
     model = loaded(config, checkpoints(name))
     plain = loaded(replace(config, rope=replace(config.rope, share=1.0)), checkpoints(name))

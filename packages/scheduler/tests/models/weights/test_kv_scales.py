@@ -7,8 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.kv_scales import read_kv_scales
 from tercet.scheduler.models.weights.weights import load_weights
 
@@ -45,7 +44,7 @@ def test_scales_under_every_name(keys: str, values: str, write: Write) -> None:
     }
     directory = write(tensors)
     assert read_kv_scales(directory, 3) == {0: (0.5, 0.25), 2: (0.125, 2.0)}
-    load_weights(build_model(ModelConfig.load(directory)), directory)  # where they are not asked for they do no harm
+    load_weights(build_model(load_config(directory)), directory)  # where they are not asked for they do no harm
 
 
 def test_scales_of_what_reads_text_of_a_model_that_reads_images(tmp_path: Path) -> None:

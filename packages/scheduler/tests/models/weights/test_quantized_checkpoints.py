@@ -19,13 +19,12 @@ from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWork
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.config.model_config import ModelConfig, parse_config
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layer_ops import TorchLayerOps, set_ops
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.shard import Cut
 from tercet.scheduler.models.native import NativeCausalLM
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config, parse_config
 from tercet.scheduler.models.weights.quantized_checkpoints import QuantizedLinear
 from tercet.scheduler.models.weights.weights import dummy_weights, load_weights
 from tercet.scheduler.testing.quantized_checkpoints import (
@@ -112,7 +111,7 @@ def test_quantised_layers_count_as_read_when_they_are(kind: str, keep_mapped: bo
     stored = load_file(tmp_path / "model" / "model.safetensors")
     total = sum(tensor.nbytes for tensor in stored.values())
     quantized = sum(tensor.nbytes for name, tensor in stored.items() if "_proj." in name)
-    model = build_model(ModelConfig.load(tmp_path / "model"))
+    model = build_model(load_config(tmp_path / "model"))
     layers: Any = model.model.layers
     reports: list[tuple[int, int]] = []
 
@@ -299,7 +298,7 @@ def test_scales_that_do_not_fit_are_named_before_anything_is_read(
     wrong = f"model.layers.1.mlp.up_proj.{scale}"
     tensors[wrong] = torch.ones(3)
     save_file(tensors, path)
-    model = build_model(ModelConfig.load(tmp_path / "model"))
+    model = build_model(load_config(tmp_path / "model"))
     model.model.norm.weight.fill_(7.0)
     with pytest.raises(ModelError) as caught:
         load_weights(model, tmp_path / "model")
@@ -329,7 +328,7 @@ def test_what_is_not_known_is_refused_by_name(change: dict[str, Any], message: s
 def test_dummy_weights_are_in_full(tmp_path: Path) -> None:
     full = write("awq", tmp_path / "model")
     shutil.copy(tmp_path / "model" / "config.json", full / "config.json")
-    model = build_model(ModelConfig.load(full))
+    model = build_model(load_config(full))
     dummy_weights(model)
     assert logits(model).isfinite().all()
 
@@ -343,7 +342,7 @@ def quantized(model: CausalLM) -> dict[str, QuantizedWeight]:
 @pytest.mark.parametrize("mixture", [False, True])
 def test_dummy_weights_take_the_layout_of_a_checkpoint(kind: str, mixture: bool, tmp_path: Path) -> None:
     write(kind, tmp_path / "model", full=("block_sparse_moe.gate",) if mixture else (), mixture=mixture)
-    config = ModelConfig.load(tmp_path / "model")
+    config = load_config(tmp_path / "model")
     dummy = build_model(config)
     dummy_weights(dummy, quantization=config.quantization)
     read, made = quantized(load(tmp_path / "model")), quantized(dummy)
@@ -363,7 +362,7 @@ def test_dummy_weights_take_the_layout_of_a_checkpoint(kind: str, mixture: bool,
 def test_weights_are_unpacked_on_the_device(kind: str, tmp_path: Path) -> None:
     """Here one that only knows shapes, and computes nothing with tensors of another device."""
     write(kind, tmp_path / "model")
-    config = ModelConfig.load(tmp_path / "model")
+    config = load_config(tmp_path / "model")
     stored, meta = load_file(tmp_path / "model" / "model.safetensors"), torch.device("meta")
     linear = Linear(HIDDEN, INNER, bias=False, dtype=torch.bfloat16, quantized=True)
     assert config.quantization is not None

@@ -9,13 +9,11 @@ from safetensors.torch import load_file, save_file
 
 from tercet.protocol.messages.values import Task
 from tercet.scheduler.model_files import ModelError, weight_files
-from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.encoder_registry import build_encoder
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.norms import CenteredNorm
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_encoder, build_model, load_config
 from tercet.scheduler.models.weights.weights import checkpoint_tensors, dummy_weights, load_weights
 
 Checkpoints = Callable[[str], Path]
@@ -23,7 +21,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def fresh(directory: Path, dtype: str = "auto") -> CausalLM:
-    return build_model(ModelConfig.load(directory, dtype))
+    return build_model(load_config(directory, dtype))
 
 
 def edited(source: Path, target: Path, edit: Callable[[Tensors], object]) -> Path:
@@ -175,7 +173,7 @@ def test_norms_of_a_dummy_encoder_are_1_too() -> None:
 
 
 def test_dummy_weights_of_a_matrix_larger_than_the_block(checkpoints: Checkpoints) -> None:
-    config = ModelConfig.load(checkpoints("llama_tied"))
+    config = load_config(checkpoints("llama_tied"))
     model = build_model(config)
     model.model.embed_tokens.weight = torch.nn.Parameter(torch.full((30000, 48), torch.nan), requires_grad=False)
     dummy_weights(model)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from tercet.protocol.messages.values import Task
+from tercet.scheduler.architectures import is_decoder, named_architecture, split_architecture
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult, EncodeRow
 from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.device_memory import total_bytes
@@ -20,11 +21,10 @@ from tercet.scheduler.executor.chunked_model import report_layers
 from tercet.scheduler.executor.loading import reading_model
 from tercet.scheduler.executor.step_output import start_copies
 from tercet.scheduler.model_files import read_json
-from tercet.scheduler.model_task import DECODERS, Pooling, family_of, read_sentences
-from tercet.scheduler.models.config.architectures import named_architecture
+from tercet.scheduler.model_task import Pooling, read_sentences
 from tercet.scheduler.models.config.model_config import computed_dtype
-from tercet.scheduler.models.encoder_registry import build_encoder
 from tercet.scheduler.models.layers.packed import Packed
+from tercet.scheduler.models.registry import build_encoder
 from tercet.scheduler.models.weights.encoder_weights import load_encoder_weights
 from tercet.scheduler.models.weights.weights import Progress, dummy_weights
 from tercet.scheduler.ports import Advance
@@ -77,7 +77,8 @@ class EncoderWorker:
         with reading_model(options.model):
             dtype = computed_dtype(options.model, options.dtype, device, encoder=True)
             config = read_json(options.model / "config.json")
-            causal = family_of(named_architecture(config))[0] in DECODERS and config.get("is_causal", True) is True
+            family, _ = split_architecture(named_architecture(config))
+            causal = is_decoder(family) and config.get("is_causal", True) is True
             sentences = read_sentences(options.model, causal=causal, task=options.task)
         longest = min(options.context_length or sentences.max_length, sentences.max_length, _max_positions(device))
         with require_memory("the model's weights"), reading_model(options.model):

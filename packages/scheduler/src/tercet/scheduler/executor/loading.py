@@ -13,6 +13,7 @@ from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.triton import missing_triton
+from tercet.scheduler.architectures import is_ours, named_architecture
 from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.oom import lacks_memory, release_cached
 from tercet.scheduler.executor.kv_pool import KVShape
@@ -22,7 +23,6 @@ from tercet.scheduler.executor.smoke_test import run_smoke_test
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError, model_identity, read_header, read_json, reading, weight_files
 from tercet.scheduler.models import hugging_face
-from tercet.scheduler.models.config.architectures import is_ours, named_architecture
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layer_ops import OpsModule, layer_ops, set_ops
@@ -35,7 +35,7 @@ from tercet.scheduler.models.native_linear import (
     use_native_linears,
     use_native_projections,
 )
-from tercet.scheduler.models.registry import build_model
+from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
 
@@ -77,7 +77,7 @@ def shape_of(options: WorkerOptions, device: torch.device) -> DecoderShape:
 
 def _read_shape(directory: Path, dtype: str) -> DecoderShape:
     ours = is_ours(named_architecture(read_json(directory / "config.json")))
-    return (ModelConfig.load if ours else hugging_face.read_shape)(directory, dtype)
+    return (load_config if ours else hugging_face.read_shape)(directory, dtype)
 
 
 def check_replacement(weights: Path, options: WorkerOptions, config: DecoderShape, shard: Shard = WHOLE) -> None:

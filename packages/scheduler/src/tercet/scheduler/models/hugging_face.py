@@ -19,9 +19,9 @@ import torch
 from torch import nn
 
 from tercet.kernels.attention.api import AttentionParams
+from tercet.scheduler.architectures import named_architecture
 from tercet.scheduler.model_files import ModelError, read_header, read_json, weight_files
 from tercet.scheduler.models.attention_masks import attention_of, probe_windows
-from tercet.scheduler.models.config.architectures import named_architecture
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.model_config import DecoderShape, end_ids, saved_torch_dtype
 from tercet.scheduler.models.layers.layer_ops import Batch

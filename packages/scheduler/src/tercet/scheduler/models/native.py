@@ -23,9 +23,7 @@ from tercet.scheduler.models.layers.moe import MixtureOfExperts
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.native_linear import pack_experts, unsupported_dtype
-
-_NORMS_OF_PROJECTIONS = ("MiniMaxM2ForCausalLM", "OlmoeForCausalLM")
-"""Architectures that normalize all heads of the queries, and of the keys, as one vector."""
+from tercet.scheduler.models.registry import family_of
 
 
 def unsupported_natively(config: ModelConfig, cached: torch.dtype, shard: Shard = WHOLE) -> str:
@@ -34,8 +32,8 @@ def unsupported_natively(config: ModelConfig, cached: torch.dtype, shard: Shard 
         return "native kernels run no part of a model"
     if config.latent is not None:
         return "native kernels run no layers with latent attention"
-    if config.architecture in _NORMS_OF_PROJECTIONS:
-        return "native kernels norm no heads together"
+    if reason := family_of(config.architecture).not_native:
+        return reason
     if config.moe is not None and config.quantization is not None and config.quantization.method == "mxfp4":
         return "native kernels run no experts in few bits"
     return unsupported_dtype(config.dtype, "weights") or unsupported_dtype(cached, "keys and values")

@@ -1,81 +1,53 @@
 """The config.json of encoders, with transformers' defaults."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from tercet.scheduler.file_fields import FileFields, Only
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.config_fields import LEAST_NUMBER, MOST_LAYERS, MOST_NUMBER
-from tercet.scheduler.models.config.encoder_fields import BERT, MODERNBERT
 
 Size = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
 Layers = Annotated[int, msgspec.Meta(ge=1, le=MOST_LAYERS)]
 Real = Annotated[float, msgspec.Meta(ge=LEAST_NUMBER, le=MOST_NUMBER)]
-LayerType = Literal["full_attention", "sliding_attention"]
 _Shape = TypeVar("_Shape", bound=msgspec.Struct)
 
-
-class BertShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The config of Bert, Roberta and XLM-Roberta."""
-
-    vocab_size: Size
-    hidden_size: Size = 768
-    num_hidden_layers: Layers = 12
-    num_attention_heads: Size = 12
-    intermediate_size: Size = 3072
-    hidden_act: str = "gelu"
-    max_position_embeddings: Size = 512
-    type_vocab_size: Size = 2
-    layer_norm_eps: Real = 1e-12
-    pad_token_id: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 1
-    """Roberta counts positions from the one after it."""
-    position_embedding_type: Literal["absolute"] = "absolute"
-
-
-class RopeShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The rotary embedding of one type of layer, in the format of transformers 5."""
-
-    rope_theta: Real | None = None
-    rope_type: Literal["default"] = "default"
-
-
-class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The config of ModernBERT."""
-
-    vocab_size: Size
-    hidden_size: Size = 768
-    num_hidden_layers: Layers = 22
-    num_attention_heads: Size = 12
-    intermediate_size: Size = 1152
-    hidden_activation: str = "gelu"
-    max_position_embeddings: Size = 8192
-    norm_eps: Real = 1e-5
-    norm_bias: bool = False
-    attention_bias: bool = False
-    mlp_bias: bool = False
-    local_attention: Annotated[int, msgspec.Meta(ge=2, le=2**31 - 1)] = 128
-    layer_types: list[LayerType] = []
-    global_attn_every_n_layers: Size = 3
-    rope_parameters: dict[LayerType, RopeShape] = {}
-    global_rope_theta: Real = 160_000.0
-    local_rope_theta: Real = 10_000.0
-    classifier_pooling: Literal["cls", "mean"] = "cls"
-    classifier_bias: bool = False
-    classifier_activation: str = "gelu"
-
-    def slides(self, layer: int) -> bool:
-        """Return whether a layer has local attention."""
-        if self.layer_types:
-            return self.layer_types[layer] == "sliding_attention"
-        return layer % self.global_attn_every_n_layers != 0
-
-    def theta(self, *, slides: bool) -> float:
-        """Return the rotary base of a type of layer."""
-        given = self.rope_parameters.get("sliding_attention" if slides else "full_attention")
-        if given is not None and given.rope_theta is not None:
-            return given.rope_theta
-        return self.local_rope_theta if slides else self.global_rope_theta
+TRAINING = "used in training only"
+HEADS = "of heads that are left out"
+_RETURNS = "of what a call returns"
+KERNELS = "a choice of the reference's kernels"
+_NOTE = "a name or a version"
+_TOKENS = "special tokens are those of tokenizer.json"
+FIELDS_OF_ALL = frozenset({"architectures", "dtype", "torch_dtype", "id2label", "num_labels", "problem_type"})
+NO_EFFECT = {
+    "_name_or_path": _NOTE,
+    "attn_implementation": KERNELS,
+    "bos_token_id": _TOKENS,
+    "classifier_dropout": TRAINING,
+    "cls_token_id": _TOKENS,
+    "eos_token_id": _TOKENS,
+    "gradient_checkpointing": TRAINING,
+    "initializer_range": TRAINING,
+    "label2id": "the inverse of id2label",
+    "model_type": _NOTE,
+    "output_attentions": _RETURNS,
+    "output_hidden_states": _RETURNS,
+    "return_dict": _RETURNS,
+    "sep_token_id": _TOKENS,
+    "tie_word_embeddings": HEADS,
+    "transformers_version": _NOTE,
+    "use_cache": _RETURNS,
+}
+REFUSED = {
+    "add_cross_attention": Only("only encoders are supported"),
+    "auto_map": Only("the model brings its own code, and Tercet never runs a model's code"),
+    "is_decoder": Only("only encoders, whose tokens see each other, are supported"),
+    "is_encoder_decoder": Only("only encoders are supported"),
+    "pruned_heads": Only("heads that are left out are not supported"),
+    "quantization_config": Only("quantized checkpoints are served only of models that generate"),
+}
 
 
 class Labels(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,11 +55,6 @@ class Labels(msgspec.Struct, frozen=True, kw_only=True):
 
     id2label: dict[int, str] = {}
     num_labels: Size | None = None
-
-
-_FIELDS = {BertShape: BERT, ModernBertShape: MODERNBERT}
-_PADS = {"Ernie4_5": 0, "Glm": 151_329, "Olmoe": 1, "Phi3": 32_000, "SeedOss": 1, "SmolLM3": 128_004}
-"""transformers' default of `pad_token_id` for decoders; other families have none."""
 
 
 def parse_labels(config: Mapping[str, Any]) -> list[str]:
@@ -103,20 +70,22 @@ def parse_labels(config: Mapping[str, Any]) -> list[str]:
     return [given.id2label[number] for number in range(count)]
 
 
-def pad_of_decoder(config: Mapping[str, Any], family: str) -> int | None:
+def pad_of_decoder(config: Mapping[str, Any], default: int | None) -> int | None:
     """Return the padding token that a decoder's classifier skips at the end of a text, if any."""
-    pad = config.get("pad_token_id", _PADS.get(family))
+    pad = config.get("pad_token_id", default)
     if pad is not None and type(pad) is not int:
         raise ModelError(f"config.json: pad_token_id: {pad!r} is no token id")
     return pad
 
 
-def parse_shape(config: Mapping[str, Any], shape: type[_Shape]) -> _Shape:
-    """Parse the config of an encoder. Raise ModelError with one line that names the wrong field."""
+def parse_shape(config: Mapping[str, Any], shape: type[_Shape], family: FileFields | None = None) -> _Shape:
+    """Parse the config of an encoder with the fields of its family. Raise ModelError with one line that names the wrong
+    field.
+    """
     if config.get("auto_map"):
         raise ModelError("config.json: auto_map: the model brings its own code, and Tercet never runs a model's code")
-    if (fields := _FIELDS.get(shape)) is not None:
-        fields.check(config, "config.json: ")
+    if family is not None:
+        family.check(config, "config.json: ")
     given = {name: value for name, value in config.items() if value is not None}
     try:
         parsed = msgspec.convert(given, shape, strict=True, str_keys=True)

@@ -45,8 +45,8 @@ class LatentFields(TypedDict):
     attention_scale: float
 
 
-@dataclass(frozen=True)
-class _Family:
+@dataclass(frozen=True, kw_only=True)
+class LatentDefaults:
     """transformers' defaults of a family."""
 
     query_rank: int = 1536
@@ -56,18 +56,8 @@ class _Family:
     """Default of `rope_interleave`; None: always true, without a field."""
 
 
-_FAMILIES = {
-    "DeepseekV2ForCausalLM": _Family(interleaved=None),
-    "DeepseekV3ForCausalLM": _Family(),
-    "Glm4MoeLiteForCausalLM": _Family(query_rank=768, nope_dim=192, value_dim=256),
-}
-
-
-def parse_latent(fields: Fields, architecture: str) -> LatentConfig | None:
-    """Parse the latent attention of a model; return None for families without it. Raise ModelError."""
-    family = _FAMILIES.get(architecture)
-    if family is None:
-        return None
+def parse_latent(fields: Fields, family: LatentDefaults) -> LatentConfig:
+    """Parse the latent attention of a model. Raise ModelError."""
     plain = "q_lora_rank" in fields.values and not fields.has("q_lora_rank")
     latent = LatentConfig(
         rank=fields.count("kv_lora_rank", 512),
@@ -82,15 +72,14 @@ def parse_latent(fields: Fields, architecture: str) -> LatentConfig | None:
         raise wrong("qk_rope_head_dim", f"{latent.rope_dim} is odd, and rotary embedding turns pairs")
     if plain and fields.flag("attention_bias"):
         raise wrong("attention_bias", "of latents without queries that have one is not supported")
-    if architecture == "DeepseekV2ForCausalLM" and fields.flag("mlp_bias"):
+    if fields.flag("mlp_bias"):
         raise wrong("mlp_bias", "MLPs with biases are not supported beside latent attention")
     return latent
 
 
-def is_interleaved(fields: Fields, architecture: str) -> bool:
-    """Return whether adjacent elements are rotated as pairs, in a family with latent attention."""
-    usual = _FAMILIES[architecture].interleaved
-    return usual is None or fields.flag("rope_interleave", usual)
+def is_interleaved(fields: Fields, family: LatentDefaults) -> bool:
+    """Return whether adjacent elements are rotated as pairs."""
+    return family.interleaved is None or fields.flag("rope_interleave", family.interleaved)
 
 
 def latent_fields(latent: LatentConfig, scaling: RopeScaling | None) -> LatentFields:

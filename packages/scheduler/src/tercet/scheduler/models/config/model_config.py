@@ -1,8 +1,4 @@
-"""The parser of a model's config.json: no code of a model directory ever runs.
-
-It reads both formats: the older one (`rope_theta`, `rope_scaling`, `torch_dtype`) and that of transformers 5
-(`rope_parameters`, flat or by layer type, `dtype`). Defaults are those of transformers.
-"""
+"""The config of a model, in typed values."""
 
 import logging
 from collections.abc import Mapping
@@ -14,17 +10,11 @@ import torch
 
 from tercet.scheduler.device.devices import slow_dtype
 from tercet.scheduler.model_files import ModelError, read_json, saved_dtype, served_dtype
-from tercet.scheduler.models.config.architectures import architecture_of
-from tercet.scheduler.models.config.attention_windows import unrotated_layers, windows_of
-from tercet.scheduler.models.config.config_defaults import family_defaults
-from tercet.scheduler.models.config.config_fields import Fields, wrong
-from tercet.scheduler.models.config.field_support import honoured_fields, support_of
-from tercet.scheduler.models.config.gemma_config import gemma_fields, is_gemma, normalize_gemma
-from tercet.scheduler.models.config.granite_config import granite_fields
-from tercet.scheduler.models.config.latent_config import LatentConfig, is_interleaved, latent_fields, parse_latent
-from tercet.scheduler.models.config.moe_config import MoeConfig, parse_moe
-from tercet.scheduler.models.config.quantized_config import StoredQuantization, parse_quantization
-from tercet.scheduler.models.config.rope_config import RopeConfig, check_rotation, context_length_of, parse_rope
+from tercet.scheduler.models.config.config_fields import wrong
+from tercet.scheduler.models.config.latent_config import LatentConfig
+from tercet.scheduler.models.config.moe_config import MoeConfig
+from tercet.scheduler.models.config.quantized_config import StoredQuantization
+from tercet.scheduler.models.config.rope_config import RopeConfig
 
 logger = logging.getLogger(__name__)
 
@@ -58,12 +48,12 @@ class ModelConfig(DecoderShape):
     rope: RopeConfig
     tie_word_embeddings: bool
     attention_bias: bool
-    """Queries, keys and values have biases; so does the output projection if one field covers all four."""
+    """Queries, keys and values have biases."""
     mlp_bias: bool
     windows: tuple[int, ...]
     """Tokens of sliding window in each layer, including the token itself; 0 is full attention."""
     output_bias: bool = False
-    """The output projection has a bias, in families with a separate field for it."""
+    """The output projection of attention has a bias."""
     causal: bool = True
     """A token attends to earlier tokens only; if false, the model returns vectors only."""
     norms_heads: bool = False
@@ -88,20 +78,6 @@ class ModelConfig(DecoderShape):
     """Soft cap of the logits; 0 for none."""
     logit_divisor: float = 1.0
 
-    @classmethod
-    def load(cls, directory: Path, dtype: str = "auto") -> "ModelConfig":
-        """Load the config of a model directory, served in `dtype` ("auto": the one it was saved in).
-
-        Raise ModelError with one line that names the wrong field.
-        """
-        generation = directory / "generation_config.json"
-        config = parse_config(
-            read_json(directory / "config.json"), read_json(generation) if generation.is_file() else {}, dtype
-        )
-        if not config.causal:
-            raise wrong("is_causal", "a model that attends to following tokens generates no text, it only embeds")
-        return config
-
     @property
     def rotated_head_dim(self) -> int:
         """Elements of the vector that is rotated: a head, or the separate part of it with latent attention."""
@@ -115,63 +91,6 @@ class ModelConfig(DecoderShape):
     def window_of(self, layer: int) -> int:
         """Return the tokens of sliding window in a layer; 0 is full attention."""
         return self.windows[layer]
-
-
-def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype: str = "auto") -> ModelConfig:
-    """Parse the contents of config.json and generation_config.json. Raise ModelError."""
-    architecture = architecture_of(config)
-    family = family_defaults(architecture)
-    config = honoured_fields(config, architecture)
-    gemma = is_gemma(architecture)
-    config = normalize_gemma(config, architecture) if gemma else config
-    fields = Fields(config)
-    fields.choice("hidden_act", ("silu", "swish"), "silu")
-    heads = fields.count("num_attention_heads")
-    hidden_size = fields.count("hidden_size")
-    layers = fields.layers()
-    typed = support_of("layer_types", architecture) == "honoured"
-    rope = parse_rope(config, family, by_layer_types=typed)
-    bias = family.attention_bias
-    # an explicit null does not mean the family's default
-    usual_head = None if "head_dim" in config else family.head_dim
-    result = ModelConfig(
-        architecture=architecture,
-        hidden_size=hidden_size,
-        intermediate_size=fields.count("intermediate_size"),
-        layers=layers,
-        heads=heads,
-        kv_heads=fields.count("num_key_value_heads", heads),
-        head_dim=fields.count("head_dim", usual_head or hidden_size // heads),
-        vocab_size=fields.count("vocab_size"),
-        context_length=context_length_of(fields, rope.scaling),
-        rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
-        rope=rope,
-        tie_word_embeddings=fields.flag("tie_word_embeddings", family.tied),
-        attention_bias=bias is None or fields.flag(*bias),
-        mlp_bias=fields.flag(family.mlp_bias),
-        output_bias=fields.flag("attention_out_bias"),
-        norms_heads=fields.flag("use_qk_norm"),
-        mtp_layers=fields.count("num_nextn_predict_layers", family.mtp_layers, least=0),
-        causal=fields.flag("is_causal", True),
-        windows=windows_of(fields, architecture, layers),
-        eos_token_ids=end_ids(config, generation),
-        dtype=saved_torch_dtype(config, dtype),
-        quantization=parse_quantization(config),
-        moe=parse_moe(fields, architecture, layers),
-        latent=parse_latent(fields, architecture),
-        unrotated=unrotated_layers(fields, layers) if family.has_unrotated_layers else frozenset(),
-        local_rope=parse_rope(config["local_rope"], family) if gemma and "local_rope" in config else None,
-        **(gemma_fields(config, architecture) if gemma else {}),
-    )
-    if architecture == "GraniteForCausalLM":
-        result = replace(result, **granite_fields(fields, result.rms_norm_eps))
-    if (latent := result.latent) is not None:
-        rope = replace(rope, interleaved=is_interleaved(fields, architecture))
-        result = replace(result, rope=rope, **latent_fields(latent, rope.scaling))
-    if heads % result.kv_heads:
-        raise wrong("num_key_value_heads", f"{result.kv_heads} does not divide the {heads} attention heads")
-    check_rotation(rope, result.rotated_head_dim)
-    return result
 
 
 def with_context_length(config: DecoderShape, length: int) -> DecoderShape:

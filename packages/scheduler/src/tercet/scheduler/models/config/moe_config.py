@@ -32,8 +32,8 @@ class MoeConfig:
     """The router computes in float32 for every dtype of the model."""
 
 
-@dataclass(frozen=True)
-class _Family:
+@dataclass(frozen=True, kw_only=True)
+class MoeDefaults:
     """transformers' defaults of a family."""
 
     experts: int
@@ -50,8 +50,8 @@ class _Family:
     """Routers with sigmoid scores have a correction and compute in float32."""
 
 
-@dataclass(frozen=True)
-class _DeepSeek:
+@dataclass(frozen=True, kw_only=True)
+class DeepSeekMoeDefaults:
     """transformers' defaults of a family with DeepSeek's fields: shared experts form one MLP of their total size,
     ungated.
     """
@@ -70,30 +70,12 @@ class _DeepSeek:
     score: Score = "sigmoid"
 
 
-_FAMILIES = {
-    "GptOssForCausalLM": _Family(128, 4, renormalizes=True, gate="clamped", bias=True),
-    "MiniMaxM2ForCausalLM": _Family(256, 8, renormalizes=True, score="sigmoid"),
-    "MixtralForCausalLM": _Family(8, 2, renormalizes=True),
-    "OlmoeForCausalLM": _Family(64, 8),
-    "Qwen2MoeForCausalLM": _Family(60, 4, ("moe_intermediate_size", 1408), 5632, chooses_layers=True),
-    "Qwen3MoeForCausalLM": _Family(128, 8, ("moe_intermediate_size", 768), chooses_layers=True),
-}
-_DEEPSEEK = {
-    "DeepseekV2ForCausalLM": _DeepSeek(64, None, 1407, 2, 0, renormalizes=False, score="softmax"),
-    "DeepseekV3ForCausalLM": _DeepSeek(256, 8, 2048, 1, 3, renormalizes=True, scale=2.5, groups=(8, 4)),
-    "Dots1ForCausalLM": _DeepSeek(None, None, 1408, None, 0, renormalizes=False),
-    "Glm4MoeForCausalLM": _DeepSeek(128, 8, 1408, 1, 1, renormalizes=True),
-    "Glm4MoeLiteForCausalLM": _DeepSeek(64, 4, 1536, 1, 1, renormalizes=True, scale=1.8),
-}
-
-
-def parse_moe(fields: Fields, architecture: str, layers: int) -> MoeConfig | None:
+def parse_moe(fields: Fields, family: MoeDefaults | DeepSeekMoeDefaults | None, layers: int) -> MoeConfig | None:
     """Parse the experts of a model; return None if no layer has any. Raise ModelError."""
-    if architecture in _DEEPSEEK:
-        return _parse_deepseek(fields, _DEEPSEEK[architecture], layers)
-    family = _FAMILIES.get(architecture)
     if family is None:
         return None
+    if isinstance(family, DeepSeekMoeDefaults):
+        return _parse_deepseek(fields, family, layers)
     sparse = _sparse_layers(fields, layers) if family.chooses_layers else (True,) * layers
     if not any(sparse):
         return None
@@ -121,7 +103,7 @@ def parse_moe(fields: Fields, architecture: str, layers: int) -> MoeConfig | Non
     )
 
 
-def _parse_deepseek(fields: Fields, family: _DeepSeek, layers: int) -> MoeConfig | None:
+def _parse_deepseek(fields: Fields, family: DeepSeekMoeDefaults, layers: int) -> MoeConfig | None:
     sparse = _layers_after(fields, family.dense, layers)
     if not any(sparse):
         return None
@@ -140,7 +122,7 @@ def _parse_deepseek(fields: Fields, family: _DeepSeek, layers: int) -> MoeConfig
     )
 
 
-def _deepseek_routing(fields: Fields, family: _DeepSeek, experts: int) -> Routing:
+def _deepseek_routing(fields: Fields, family: DeepSeekMoeDefaults, experts: int) -> Routing:
     """Parse the routing. V2 has groups only if set, and does not scale weights that are normalized."""
     likely = family.score == "softmax"
     method = fields.values.get("topk_method") or ("greedy" if likely else "noaux_tc")

@@ -7,7 +7,7 @@ from typing import Any
 
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
 from tercet.scheduler.models.config.attention_windows import LAYER_KINDS
-from tercet.scheduler.models.config.config_defaults import FamilyDefaults
+from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import LARGEST, Fields, wrong
 from tercet.scheduler.models.config.field_support import names
 
@@ -16,7 +16,7 @@ HONOURED_ROPE = names(
     "mscale mscale_all_dim original_max_position_embeddings partial_rotary_factor rope_theta rope_type "
     "short_factor sliding_attention truncate type"
 )
-"""Keys of `rope_parameters` that are read here or in `gemma_config`."""
+"""Keys of `rope_parameters` that are read here or in `families/gemma.py`."""
 REFUSED_ROPE = {"mrope_section": "positions of images, with several numbers each, are not supported"}
 
 
@@ -45,13 +45,13 @@ class RopeConfig:
         return replace(self, scaling=replace(scaling, short_factor=factors, long_factor=factors))
 
 
-def parse_rope(config: Mapping[str, Any], family: FamilyDefaults, *, by_layer_types: bool = False) -> RopeConfig:
+def parse_rope(config: Mapping[str, Any], defaults: ConfigDefaults, *, by_layer_types: bool = False) -> RopeConfig:
     """Parse the rotary embedding of all layers, in either format; by default the family's.
 
     With `by_layer_types`, the family has types of layers, and a config may set the rotation for each.
     """
     name = next((name for name in ("rope_scaling", "rope_parameters") if config.get(name)), "")
-    values = config.get(name, family.rope)
+    values = config.get(name, defaults.rope)
     if not isinstance(values, Mapping):
         raise wrong(name, "is not an object")
     if any(isinstance(value, dict) for value in values.values()) or values.keys() & {*LAYER_KINDS}:
@@ -62,29 +62,29 @@ def parse_rope(config: Mapping[str, Any], family: FamilyDefaults, *, by_layer_ty
             raise wrong(name, "layer types that rotate differently are not supported")
         values = by_layer[0]
     kind = values.get("rope_type", values.get("type", "default"))
-    kind = family.rope_names.get(kind, kind) if isinstance(kind, str) else str(kind)
+    kind = defaults.rope_names.get(kind, kind) if isinstance(kind, str) else str(kind)
     if kind not in ROPE_TYPES:
         raise wrong(name, f"type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
     for key, why in REFUSED_ROPE.items():
         if values.get(key) is not None:
             raise wrong(f"{name}.{key}", why)
     outside = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}
-    if family.rotary_dim and outside["partial_rotary_factor"] is None and config.get("rotary_dim") is not None:
+    if defaults.rotary_dim and outside["partial_rotary_factor"] is None and config.get("rotary_dim") is not None:
         whole = Fields(config)
-        outside["partial_rotary_factor"] = whole.count("rotary_dim") / whole.count("head_dim", family.head_dim or 1)
+        outside["partial_rotary_factor"] = whole.count("rotary_dim") / whole.count("head_dim", defaults.head_dim or 1)
     fields = Fields({**outside, **values}, f"{name}." if name else "")
-    theta = fields.number("rope_theta", family.rope_theta)
+    theta = fields.number("rope_theta", defaults.rope_theta)
     return RopeConfig(
         theta=theta,
-        scaling=_scaling(kind, fields, config, family),
-        share=_rotated_share(fields, family),
-        interleaved=family.interleaved,
+        scaling=_scaling(kind, fields, config, defaults),
+        share=_rotated_share(fields, defaults),
+        interleaved=defaults.interleaved,
     )
 
 
-def _rotated_share(fields: Fields, family: FamilyDefaults) -> float:
-    share = fields.number("partial_rotary_factor", family.rotated_share or 1.0)
-    if share > 1 or (share < 1 and family.rotated_share is None):
+def _rotated_share(fields: Fields, defaults: ConfigDefaults) -> float:
+    share = fields.number("partial_rotary_factor", defaults.rotated_share or 1.0)
+    if share > 1 or (share < 1 and defaults.rotated_share is None):
         raise wrong("partial_rotary_factor", f"{share} is not supported, only 1.0")
     return share
 
@@ -102,7 +102,7 @@ def check_rotation(rope: RopeConfig, head_dim: int) -> None:
                 raise wrong(name, f"has {found} numbers for {rotated // 2} pairs")
 
 
-def _scaling(kind: str, fields: Fields, config: Mapping[str, Any], family: FamilyDefaults) -> RopeScaling | None:
+def _scaling(kind: str, fields: Fields, config: Mapping[str, Any], defaults: ConfigDefaults) -> RopeScaling | None:
     match kind:
         case "linear":
             return RopeScaling(type=kind, factor=fields.number("factor"))
@@ -113,12 +113,12 @@ def _scaling(kind: str, fields: Fields, config: Mapping[str, Any], family: Famil
             return RopeScaling(
                 type=kind,
                 factor=fields.number("factor"),
-                original_max_position_embeddings=_original_context(fields, config, family),
+                original_max_position_embeddings=_original_context(fields, config, defaults),
                 low_freq_factor=low,
                 high_freq_factor=high,
             )
         case "yarn":
-            return _stretched(kind, fields, config, family)(
+            return _stretched(kind, fields, config, defaults)(
                 beta_fast=fields.number("beta_fast", 32.0),
                 beta_slow=fields.number("beta_slow", 1.0),
                 mscale=fields.number("mscale", 0.0, zero=True),
@@ -126,7 +126,7 @@ def _scaling(kind: str, fields: Fields, config: Mapping[str, Any], family: Famil
                 truncate=fields.flag("truncate", True),
             )
         case "longrope":
-            return _stretched(kind, fields, config, family)(
+            return _stretched(kind, fields, config, defaults)(
                 short_factor=fields.numbers("short_factor"), long_factor=fields.numbers("long_factor")
             )
         case _:  # "dynamic" has no effect within the context length
@@ -145,12 +145,12 @@ def context_length_of(fields: Fields, scaling: RopeScaling | None) -> int:
 
 
 def _stretched(
-    kind: str, fields: Fields, config: Mapping[str, Any], family: FamilyDefaults
+    kind: str, fields: Fields, config: Mapping[str, Any], defaults: ConfigDefaults
 ) -> Callable[..., RopeScaling]:
     """Return a constructor of the scalings that have an attention factor (yarn and longrope), without their own
     fields.
     """
-    original = _original_context(fields, config, family)
+    original = _original_context(fields, config, defaults)
     return partial(
         RopeScaling,
         type=kind,
@@ -160,8 +160,8 @@ def _stretched(
     )
 
 
-def _original_context(fields: Fields, config: Mapping[str, Any], family: FamilyDefaults) -> int:
+def _original_context(fields: Fields, config: Mapping[str, Any], defaults: ConfigDefaults) -> int:
     name = "original_max_position_embeddings"
     if config.get(name) is not None:
         return Fields(config).count(name)
-    return fields.count(name, family.trained_length or Fields(config).count("max_position_embeddings"))
+    return fields.count(name, defaults.trained_length or Fields(config).count("max_position_embeddings"))

@@ -3,15 +3,63 @@
 Module names are those of Hugging Face's checkpoints, except for the fused projection of queries, keys and values.
 """
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import msgspec
 import torch
 from torch import nn
 
 from tercet.kernels.attention.api import AttentionParams
-from tercet.scheduler.models.config.encoder_config import BertShape
+from tercet.scheduler.file_fields import FileFields
+from tercet.scheduler.models.config.encoder_config import (
+    FIELDS_OF_ALL,
+    NO_EFFECT,
+    REFUSED,
+    TRAINING,
+    Layers,
+    Real,
+    Size,
+    parse_shape,
+)
+from tercet.scheduler.models.config.model_config import saved_torch_dtype
+from tercet.scheduler.models.family import EncoderFamily, EncoderModel
 from tercet.scheduler.models.layers.encoder_layers import LayerNorm, Table, activation
 from tercet.scheduler.models.layers.linear import FusedLinear, Linear
 from tercet.scheduler.models.layers.packed import Packed
 from tercet.scheduler.models.layers.shard import Cut
+
+FIELDS = FileFields(
+    honoured=FIELDS_OF_ALL
+    | {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act"}
+    | {"max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id", "position_embedding_type"},
+    no_effect=NO_EFFECT
+    | {
+        "attention_probs_dropout_prob": TRAINING,
+        "chunk_size_feed_forward": "parts of a layer give the same numbers",
+        "hidden_dropout_prob": TRAINING,
+    },
+    refused=REFUSED,
+)
+"""Fields of Bert, Roberta, XLM-Roberta and Camembert."""
+
+
+class BertShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The config of Bert, Roberta and XLM-Roberta."""
+
+    vocab_size: Size
+    hidden_size: Size = 768
+    num_hidden_layers: Layers = 12
+    num_attention_heads: Size = 12
+    intermediate_size: Size = 3072
+    hidden_act: str = "gelu"
+    max_position_embeddings: Size = 512
+    type_vocab_size: Size = 2
+    layer_norm_eps: Real = 1e-12
+    pad_token_id: Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)] = 1
+    """Roberta counts positions from the one after it."""
+    position_embedding_type: Literal["absolute"] = "absolute"
 
 
 class Bert(nn.Module):
@@ -138,3 +186,37 @@ class _Output(nn.Module):
     def forward(self, x: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = self.LayerNorm(self.dense(x) + residual)
         return normed
+
+
+def build(
+    config: Mapping[str, Any], labels: Sequence[str], dtype: str, _longest: int | None, *, roberta: bool
+) -> EncoderModel:
+    """Build an encoder, or a classifier if there are labels."""
+    shape = parse_shape(config, BertShape, FIELDS)
+    kind = saved_torch_dtype(config, dtype)
+    pad = shape.pad_token_id if roberta else None
+    module: Bert | BertClassifier | RobertaClassifier
+    if not labels:
+        module = Bert(shape, kind, pad=pad)
+    elif pad is None:
+        module = BertClassifier(shape, len(labels), kind)
+    else:
+        module = RobertaClassifier(shape, len(labels), kind, pad=pad)
+    return EncoderModel(
+        module=module,
+        scores=module.scores if isinstance(module, BertClassifier | RobertaClassifier) else None,
+        context_length=shape.max_position_embeddings - (0 if pad is None else pad + 1),
+        vocab_size=shape.vocab_size,
+        token_types=shape.type_vocab_size,
+        hidden_size=shape.hidden_size,
+        labels=labels,
+        dtype=kind,
+    )
+
+
+FAMILIES = (
+    EncoderFamily(architectures=("BertModel",), build=partial(build, roberta=False)),
+    EncoderFamily(
+        architectures=("RobertaModel", "XLMRobertaModel", "CamembertModel"), build=partial(build, roberta=True)
+    ),
+)

@@ -1,10 +1,28 @@
 """Gemma 2 and 3, and the text model of multimodal Gemma 3: norms before and after attention and MLP."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
 
 import torch
 
+from tercet.scheduler.model_files import saved_dtype
+from tercet.scheduler.models.config.attention_windows import Windows, every_second_layer
+from tercet.scheduler.models.config.config_defaults import ConfigDefaults
+from tercet.scheduler.models.config.config_fields import Fields, wrong
+from tercet.scheduler.models.config.field_support import (
+    NOT_READ,
+    WINDOWS,
+    FieldTable,
+    Refused,
+    field_table,
+    honoured_fields,
+    names,
+)
 from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.config.rope_config import parse_rope
+from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer, Norms
 from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary
 from tercet.scheduler.models.layers.norms import CenteredNorm
@@ -32,12 +50,11 @@ class GemmaLayer(DecoderLayer):
         )
 
 
-def build(config: ModelConfig, shard: Shard) -> CausalLM:
+def build(config: ModelConfig, shard: Shard, qk_norm: Literal["none", "heads"] = "heads") -> CausalLM:
     """Build Gemma2ForCausalLM, Gemma3ForCausalLM or Gemma3ForConditionalGeneration."""
     scale = torch.tensor(config.embedding_scale, dtype=config.dtype, device="cpu")  # rounded as in transformers
     config = replace(config, embedding_scale=float(scale))
     local = None if config.local_rope is None else Rotary(config, config.local_rope)
-    older = config.architecture == "Gemma2ForCausalLM"
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
         attention = Attention(
@@ -46,10 +63,158 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
             local if local is not None and config.window_of(number) else rotary,
             shard,
             input_bias=config.attention_bias,
-            output_bias=config.attention_bias,
-            qk_norm="none" if older else "heads",
+            output_bias=config.output_bias,
+            qk_norm=qk_norm,
             norm=CenteredNorm,
         )
         return GemmaLayer(config, attention, GatedMLP(config, shard, gate="gelu_tanh"))
 
     return CausalLM(config, shard, layer, CenteredNorm)
+
+
+_GEMMA2 = {
+    "vocab_size": 256_000,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "sliding_window": 4096,
+    "query_pre_attn_scalar": 256,
+    "eos_token_id": 1,
+    "tie_word_embeddings": True,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+}
+"""transformers' defaults. Gemma's configs leave out more than others do."""
+_GEMMA3 = _GEMMA2 | {
+    "vocab_size": 262_208,
+    "max_position_embeddings": 131_072,
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
+_FIELDS = (
+    WINDOWS + "attention_bias hidden_activation final_logit_softcapping query_pre_attn_scalar "
+    "sliding_window_pattern rope_local_base_freq text_config "
+)
+_REFUSED = {
+    "use_bidirectional_attention": Refused((False,), "attention to following tokens is not supported for Gemma")
+}
+_IMAGES = dict.fromkeys(
+    names(
+        "boi_token_id boi_token_index eoi_token_id eoi_token_index image_size image_token_id image_token_index "
+        "layer_norm_eps mm_tokens_per_image patch_size vision_config"
+    ),
+    "of images, which are not read",
+)
+_GEMMA2_FIELDS = field_table(
+    _FIELDS + "attn_logit_softcapping", without_effect={"hidden_act": NOT_READ}, refused=_REFUSED
+)
+_GEMMA3_FIELDS = field_table(
+    _FIELDS,
+    without_effect={"hidden_act": NOT_READ, "attn_logit_softcapping": NOT_READ, **_IMAGES},
+    refused=_REFUSED,
+)
+_ANYWHERE = ("eos_token_id", "tie_word_embeddings", "quantization_config")
+"""Fields that may be set for the whole model and then apply to the text model."""
+_BASES = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
+"""Old field names and defaults of the rotary base, for each type of layer of Gemma 3."""
+_NULLS = "_softcapping", "is_causal"
+"""Suffixes of fields whose null differs from leaving them out."""
+_TANH_GELU = "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"
+"""Names of the same function."""
+
+
+def _normalize_gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
+    return _text_config(config, _GEMMA2, _GEMMA2_FIELDS, lambda _: 2)
+
+
+def _normalize_gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Do the same, with `rope_parameters` of full-attention layers.
+
+    Those of layers with a window are in `local_rope`, as a config by itself.
+    """
+    plain = _text_config(config, _GEMMA3, _GEMMA3_FIELDS, lambda fields: fields.count("sliding_window_pattern", 6))
+    return plain | _ropes(plain)
+
+
+def _text_config(
+    config: Mapping[str, Any], defaults: Mapping[str, Any], table: FieldTable, every: Callable[[Fields], int]
+) -> dict[str, Any]:
+    """Return the config of the text model in the format of other families.
+
+    Models that read images have it in an object of its own. By default, every `every`th layer has full attention.
+    """
+    text = config.get("text_config", config) or {}
+    if not isinstance(text, dict):
+        raise wrong("text_config", "is not an object")
+    text = text if text is config else honoured_fields(text, table)
+    said = {name: value for name, value in text.items() if value is not None or name.endswith(_NULLS)}
+    said |= {name: config[name] for name in _ANYWHERE if config.get(name) is not None}
+    plain = {**defaults, **said}
+    fields = Fields(plain)
+    fields.choice("hidden_activation", _TANH_GELU, _TANH_GELU[0])
+    plain.pop("torch_dtype", None)
+    plain["dtype"] = saved_dtype(config)
+    if "layer_types" not in plain:
+        full = every(fields)
+        layers = range(1, fields.layers() + 1)
+        plain["layer_types"] = ["sliding_attention" if layer % full else "full_attention" for layer in layers]
+    return plain
+
+
+def _ropes(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `rope_parameters` of Gemma 3's full-attention layers, and `local_rope` of those with a window."""
+    said = plain.get("rope_parameters", {})
+    if not isinstance(said, dict) or said.keys() - _BASES.keys():
+        raise wrong("rope_parameters", f"must say of {' and '.join(_BASES)} how they rotate")
+    if plain.get("rope_scaling"):  # the older format, which applies to full attention only
+        said = said | {"full_attention": plain["rope_scaling"]}
+    ropes: dict[str, Any] = {}
+    for kind, (name, theta) in _BASES.items():
+        rope = said.get(kind) or {"rope_type": "default"}
+        if not isinstance(rope, dict):
+            raise wrong(f"rope_parameters.{kind}", "is not an object")
+        ropes[kind] = {"rope_theta": plain.get(name, theta)} | rope
+    length = plain["max_position_embeddings"]
+    local = {"max_position_embeddings": length, "rope_parameters": ropes["sliding_attention"]}
+    return {"rope_scaling": None, "rope_parameters": ropes["full_attention"], "local_rope": local}
+
+
+def _adapt(config: ModelConfig, fields: Fields) -> ModelConfig:
+    local = fields.values.get("local_rope")
+    return replace(
+        config,
+        local_rope=None if local is None else parse_rope(local, ConfigDefaults()),
+        embedding_scale=config.hidden_size**0.5,
+        attention_scale=fields.number("query_pre_attn_scalar") ** -0.5,
+        softcap=_cap(fields, "attn_logit_softcapping"),
+        logit_softcap=_cap(fields, "final_logit_softcapping"),
+    )
+
+
+def _cap(fields: Fields, name: str) -> float:
+    return fields.number(name) if fields.has(name) else 0.0
+
+
+_WINDOWS = Windows(usual=4096, pattern=every_second_layer)  # `_text_config` has set `layer_types`
+FAMILIES = (
+    ModelFamily(
+        architectures=("Gemma2ForCausalLM",),
+        build=partial(build, qk_norm="none"),
+        fields=_GEMMA2_FIELDS,
+        windows=_WINDOWS,
+        normalize=_normalize_gemma2,
+        adapt=_adapt,
+    ),
+    ModelFamily(
+        architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        build=build,
+        fields=_GEMMA3_FIELDS,
+        windows=_WINDOWS,
+        normalize=_normalize_gemma3,
+        adapt=_adapt,
+    ),
+)

@@ -3,17 +3,22 @@
 Adjacent elements of the first half of each head are rotated (`ModelConfig.rope`).
 """
 
-from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
-from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary
-from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.config.config_defaults import ConfigDefaults
+from tercet.scheduler.models.config.field_support import field_table
+from tercet.scheduler.models.family import ModelFamily
 
-
-def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Build GlmForCausalLM."""
-
-    def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        attention = Attention(config, number, rotary, shard, input_bias=config.attention_bias)
-        return DecoderLayer(config, attention, GatedMLP(config, shard))
-
-    return CausalLM(config, shard, layer)
+FAMILIES = (
+    ModelFamily(
+        architectures=("GlmForCausalLM", "GlmModel"),
+        fields=field_table("attention_bias", ships_own_code=True),
+        defaults=ConfigDefaults(
+            rms_norm_eps=1.5625e-7,
+            head_dim=128,
+            attention_bias=("attention_bias", True),
+            output_bias=None,
+            rotated_share=0.5,
+            interleaved=True,
+        ),
+        pad_token_id=151_329,
+    ),
+)

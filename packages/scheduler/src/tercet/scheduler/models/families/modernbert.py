@@ -3,15 +3,110 @@
 Module names are those of Hugging Face's checkpoints.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import msgspec
 import torch
 from torch import nn
 
 from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.ops.rope import apply_rope, rope_cache
-from tercet.scheduler.models.config.encoder_config import ModernBertShape
+from tercet.scheduler.file_fields import FileFields, Only
+from tercet.scheduler.models.config.encoder_config import (
+    FIELDS_OF_ALL,
+    HEADS,
+    KERNELS,
+    NO_EFFECT,
+    REFUSED,
+    TRAINING,
+    Layers,
+    Real,
+    Size,
+    parse_shape,
+)
+from tercet.scheduler.models.config.model_config import saved_torch_dtype
+from tercet.scheduler.models.family import EncoderFamily, EncoderModel
 from tercet.scheduler.models.layers.encoder_layers import LayerNorm, Table, activation
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.packed import Packed
+
+LayerType = Literal["full_attention", "sliding_attention"]
+FIELDS = FileFields(
+    honoured=FIELDS_OF_ALL
+    | {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"}
+    | {"hidden_activation", "max_position_embeddings", "norm_eps", "norm_bias", "attention_bias", "mlp_bias"}
+    | {"local_attention", "layer_types", "global_attn_every_n_layers", "rope_parameters", "global_rope_theta"}
+    | {"local_rope_theta", "classifier_pooling", "classifier_bias", "classifier_activation"},
+    no_effect=NO_EFFECT
+    | {
+        "attention_dropout": TRAINING,
+        "decoder_bias": HEADS,
+        "deterministic_flash_attn": KERNELS,
+        "embedding_dropout": TRAINING,
+        "initializer_cutoff_factor": TRAINING,
+        "mlp_dropout": TRAINING,
+        "pad_token_id": "inputs are not padded",
+        "position_embedding_type": "transformers does not read it",
+        "reference_compile": KERNELS,
+        "repad_logits_with_grad": TRAINING,
+        "sparse_pred_ignore_index": HEADS,
+        "sparse_prediction": HEADS,
+    },
+    refused=REFUSED
+    | {
+        "sliding_window": Only("only local_attention, twice as much, is read"),
+        "head_dim": Only("it must be left out: it is hidden_size / num_attention_heads"),
+        "rope_scaling": Only(
+            "only rotation without scaling is supported", ({"rope_type": "default"}, {"type": "default"})
+        ),
+    },
+)
+
+
+class RopeShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The rotary embedding of one type of layer, in the format of transformers 5."""
+
+    rope_theta: Real | None = None
+    rope_type: Literal["default"] = "default"
+
+
+class ModernBertShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The config of ModernBERT."""
+
+    vocab_size: Size
+    hidden_size: Size = 768
+    num_hidden_layers: Layers = 22
+    num_attention_heads: Size = 12
+    intermediate_size: Size = 1152
+    hidden_activation: str = "gelu"
+    max_position_embeddings: Size = 8192
+    norm_eps: Real = 1e-5
+    norm_bias: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    local_attention: Annotated[int, msgspec.Meta(ge=2, le=2**31 - 1)] = 128
+    layer_types: list[LayerType] = []
+    global_attn_every_n_layers: Size = 3
+    rope_parameters: dict[LayerType, RopeShape] = {}
+    global_rope_theta: Real = 160_000.0
+    local_rope_theta: Real = 10_000.0
+    classifier_pooling: Literal["cls", "mean"] = "cls"
+    classifier_bias: bool = False
+    classifier_activation: str = "gelu"
+
+    def slides(self, layer: int) -> bool:
+        """Return whether a layer has local attention."""
+        if self.layer_types:
+            return self.layer_types[layer] == "sliding_attention"
+        return layer % self.global_attn_every_n_layers != 0
+
+    def theta(self, *, slides: bool) -> float:
+        """Return the rotary base of a type of layer."""
+        given = self.rope_parameters.get("sliding_attention" if slides else "full_attention")
+        if given is not None and given.rope_theta is not None:
+            return given.rope_theta
+        return self.local_rope_theta if slides else self.global_rope_theta
 
 
 class ModernBert(nn.Module):
@@ -128,3 +223,24 @@ class _GatedMLP(nn.Module):
 
 def _norm(shape: ModernBertShape, dtype: torch.dtype) -> LayerNorm:
     return LayerNorm(shape.hidden_size, shape.norm_eps, bias=shape.norm_bias, dtype=dtype)
+
+
+def build(config: Mapping[str, Any], labels: Sequence[str], dtype: str, longest: int | None) -> EncoderModel:
+    """Build an encoder, or a classifier if there are labels."""
+    shape = parse_shape(config, ModernBertShape, FIELDS)
+    positions = min(shape.max_position_embeddings, longest or shape.max_position_embeddings)
+    shape = msgspec.structs.replace(shape, max_position_embeddings=positions)
+    kind = saved_torch_dtype(config, dtype)
+    module = ModernBertClassifier(shape, len(labels), kind) if labels else ModernBert(shape, kind)
+    return EncoderModel(
+        module=module,
+        scores=module.scores if isinstance(module, ModernBertClassifier) else None,
+        context_length=positions,
+        vocab_size=shape.vocab_size,
+        hidden_size=shape.hidden_size,
+        labels=labels,
+        dtype=kind,
+    )
+
+
+FAMILIES = (EncoderFamily(architectures=("ModernBertModel",), build=build),)

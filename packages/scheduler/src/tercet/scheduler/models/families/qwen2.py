@@ -1,17 +1,32 @@
 """Qwen2 and Qwen2.5: biases of queries, keys and values (`ModelConfig.attention_bias`), and none of the output."""
 
-from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
-from tercet.scheduler.models.layers.layers import Attention, Rotary
-from tercet.scheduler.models.layers.moe import mlp_of
-from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.config.attention_windows import Windows, from_max_window_layers
+from tercet.scheduler.models.config.config_defaults import ConfigDefaults
+from tercet.scheduler.models.config.config_fields import Fields
+from tercet.scheduler.models.config.field_support import QWEN_EXPERTS, QWEN_WINDOWS, field_table
+from tercet.scheduler.models.config.moe_config import MoeDefaults
+from tercet.scheduler.models.family import ModelFamily
 
 
-def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Build Qwen2ForCausalLM or Qwen2MoeForCausalLM."""
+def _every_second_before_max_window_layers(fields: Fields, layers: int) -> list[bool]:
+    first = fields.count("max_window_layers", 28, least=0)
+    return [layer < first and layer % 2 == 0 for layer in range(layers)]
 
-    def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        attention = Attention(config, number, rotary, shard, input_bias=config.attention_bias)
-        return DecoderLayer(config, attention, mlp_of(config, number, shard))
 
-    return CausalLM(config, shard, layer)
+FAMILIES = (
+    ModelFamily(
+        architectures=("Qwen2ForCausalLM", "Qwen2Model"),
+        fields=field_table(QWEN_WINDOWS),
+        defaults=ConfigDefaults(attention_bias=None, output_bias=None),
+        windows=Windows(usual=4096, switched=True, pattern=from_max_window_layers(28)),
+    ),
+    ModelFamily(
+        architectures=("Qwen2MoeForCausalLM", "Qwen2MoeModel"),
+        fields=field_table(QWEN_WINDOWS + QWEN_EXPERTS + "qkv_bias shared_expert_intermediate_size"),
+        defaults=ConfigDefaults(attention_bias=("qkv_bias", True), output_bias=None),
+        windows=Windows(usual=4096, switched=True, pattern=_every_second_before_max_window_layers),
+        moe=MoeDefaults(
+            experts=60, top_k=4, size=("moe_intermediate_size", 1408), shared_size=5632, chooses_layers=True
+        ),
+    ),
+)

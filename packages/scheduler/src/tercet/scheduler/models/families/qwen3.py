@@ -1,18 +1,41 @@
 """Qwen3, which normalizes each head of queries and keys; and dots.llm1, which routes experts like DeepSeek-V3."""
 
-from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
-from tercet.scheduler.models.layers.layers import Attention, Rotary
-from tercet.scheduler.models.layers.moe import mlp_of
-from tercet.scheduler.models.layers.shard import Shard
+from functools import partial
 
+from tercet.scheduler.models.config.attention_windows import Windows, from_max_window_layers
+from tercet.scheduler.models.config.config_defaults import ConfigDefaults
+from tercet.scheduler.models.config.field_support import (
+    DEEPSEEK_EXPERTS,
+    QWEN_EXPERTS,
+    QWEN_WINDOWS,
+    ROUTED,
+    WINDOWS,
+    field_table,
+)
+from tercet.scheduler.models.config.moe_config import DeepSeekMoeDefaults, MoeDefaults
+from tercet.scheduler.models.family import ModelFamily
+from tercet.scheduler.models.layers.decoder import build_decoder
 
-def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Build Qwen3ForCausalLM, Qwen3MoeForCausalLM or Dots1ForCausalLM."""
-    bias = config.attention_bias
-
-    def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        attention = Attention(config, number, rotary, shard, input_bias=bias, output_bias=bias, qk_norm="heads")
-        return DecoderLayer(config, attention, mlp_of(config, number, shard))
-
-    return CausalLM(config, shard, layer)
+FAMILIES = (
+    ModelFamily(
+        architectures=("Qwen3ForCausalLM", "Qwen3Model"),
+        build=partial(build_decoder, qk_norm="heads"),
+        fields=field_table(QWEN_WINDOWS + "attention_bias"),
+        defaults=ConfigDefaults(head_dim=128),
+        windows=Windows(usual=4096, switched=True, pattern=from_max_window_layers(28)),
+    ),
+    ModelFamily(
+        architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),
+        build=partial(build_decoder, qk_norm="heads"),
+        fields=field_table(QWEN_EXPERTS + "attention_bias sliding_window use_sliding_window"),
+        windows=Windows(usual=4096, switched=True),
+        moe=MoeDefaults(experts=128, top_k=8, size=("moe_intermediate_size", 768), chooses_layers=True),
+    ),
+    ModelFamily(
+        architectures=("Dots1ForCausalLM",),
+        build=partial(build_decoder, qk_norm="heads"),
+        fields=field_table(DEEPSEEK_EXPERTS + WINDOWS + "max_window_layers", aliases=ROUTED, ships_own_code=True),
+        windows=Windows(usual=4096, pattern=from_max_window_layers(62)),
+        moe=DeepSeekMoeDefaults(experts=None, top_k=None, size=1408, shared=None, dense=0, renormalizes=False),
+    ),
+)

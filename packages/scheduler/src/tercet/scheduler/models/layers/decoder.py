@@ -4,7 +4,7 @@ Module names are those of Hugging Face's checkpoints, except for fused projectio
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from tercet.scheduler.models.layers.latent_attention import LatentAttention
 from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary, VocabParallelEmbedding
 from tercet.scheduler.models.layers.linear import Linear
-from tercet.scheduler.models.layers.moe import MixtureOfExperts
+from tercet.scheduler.models.layers.moe import MixtureOfExperts, mlp_of
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.shard import Cut, Shard
 
@@ -117,6 +117,31 @@ class CausalLM(OpsModule):
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         logits = self.ops.project(hidden, head.weight, None)
         return scale_logits(self.shard.gather_columns(logits, self.config.vocab_size), self.config)
+
+
+def build_decoder(
+    config: ModelConfig,
+    shard: Shard,
+    *,
+    qk_norm: Literal["none", "heads", "projections"] = "none",
+    sinks: bool = False,
+) -> CausalLM:
+    """Build the decoder of most families: Llama's, with what the config has. See `Attention` for the options."""
+
+    def layer(number: int, rotary: Rotary) -> DecoderLayer:
+        attention = Attention(
+            config,
+            number,
+            rotary,
+            shard,
+            input_bias=config.attention_bias,
+            output_bias=config.output_bias,
+            qk_norm=qk_norm,
+            sinks=sinks,
+        )
+        return DecoderLayer(config, attention, mlp_of(config, number, shard))
+
+    return CausalLM(config, shard, layer)
 
 
 def scale_logits(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:

@@ -164,5 +164,5 @@ class MixtureOfExperts(OpsModule):
 def mlp_of(config: ModelConfig, layer: int, shard: Shard) -> GatedMLP | MixtureOfExperts:
     """Return the MLP of a layer, plain or a mixture of experts."""
     if config.moe is None or not config.moe.layers[layer]:
-        return GatedMLP(config, shard)
+        return GatedMLP(config, shard, bias=config.mlp_bias)
     return MixtureOfExperts(config, config.moe, shard)

@@ -1,0 +1,108 @@
+"""Architectures that are implemented here, by their names in config.json. It imports no torch."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tercet.scheduler.model_files import ModelError
+
+MODULES = {
+    "BertModel": "bert",
+    "RobertaModel": "bert",
+    "XLMRobertaModel": "bert",
+    "CamembertModel": "bert",
+    "ModernBertModel": "modernbert",
+    "DeepseekV2ForCausalLM": "deepseek",
+    "DeepseekV3ForCausalLM": "deepseek",
+    "Dots1ForCausalLM": "qwen3",
+    "Ernie4_5ForCausalLM": "llama",
+    "Ernie4_5Model": "llama",
+    "Gemma2ForCausalLM": "gemma",
+    "Gemma3ForCausalLM": "gemma",
+    "Gemma3ForConditionalGeneration": "gemma",
+    "Glm4MoeForCausalLM": "glm4_moe",
+    "Glm4MoeLiteForCausalLM": "deepseek",
+    "GlmForCausalLM": "glm",
+    "GlmModel": "glm",
+    "GptOssForCausalLM": "gpt_oss",
+    "GraniteForCausalLM": "llama",
+    "GraniteModel": "llama",
+    "LlamaForCausalLM": "llama",
+    "LlamaModel": "llama",
+    "LLaMAForCausalLM": "llama",
+    "MiniMaxM2ForCausalLM": "minimax_m2",
+    "MistralForCausalLM": "mistral",
+    "MistralModel": "mistral",
+    "MixtralForCausalLM": "mistral",
+    "MixtralModel": "mistral",
+    "OlmoeForCausalLM": "olmoe",
+    "OlmoeModel": "olmoe",
+    "Phi3ForCausalLM": "phi3",
+    "Phi3Model": "phi3",
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen2Model": "qwen2",
+    "Qwen2MoeForCausalLM": "qwen2",
+    "Qwen2MoeModel": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "Qwen3Model": "qwen3",
+    "Qwen3MoeForCausalLM": "qwen3",
+    "Qwen3MoeModel": "qwen3",
+    "SeedOssForCausalLM": "seed_oss",
+    "SeedOssModel": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3",
+    "SmolLM3Model": "smollm3",
+}
+"""The module in `models/families` of each architecture.
+
+`XModel` stands for every architecture of X that gives vectors or scores, such as `XForSequenceClassification`. A model
+that has only that is an encoder.
+"""
+
+
+def named_architecture(config: Mapping[str, Any]) -> str:
+    """Return the architecture that config.json names. Raise ModelError if it names none."""
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise ModelError("config.json: architectures: must name the model's architecture")
+    return str(names[0])
+
+
+def generators() -> list[str]:
+    """Return the architectures that generate text."""
+    return [name for name in MODULES if not name.endswith("Model")]
+
+
+def embedders() -> list[str]:
+    """Return the beginnings of architectures that give vectors or scores, encoders first."""
+    return [name.removesuffix("Model") for name in MODULES if name.endswith("Model")]
+
+
+def is_ours(architecture: str) -> bool:
+    """Return whether an architecture is implemented here and generates text."""
+    return architecture in generators()
+
+
+def is_encoder(prefix: str) -> bool:
+    """Return whether architectures that begin with `prefix` give vectors or scores, but never text."""
+    return prefix in embedders() and not is_ours(f"{prefix}ForCausalLM")
+
+
+def is_decoder(prefix: str) -> bool:
+    """Return whether architectures that begin with `prefix` give vectors or scores, and also text."""
+    return prefix in embedders() and is_ours(f"{prefix}ForCausalLM")
+
+
+def split_architecture(architecture: str) -> tuple[str, str]:
+    """Split BertForSequenceClassification into ("Bert", "ForSequenceClassification"). An unknown family is ""."""
+    for prefix in embedders():
+        kind = architecture.removeprefix(prefix)
+        if kind != architecture and kind.startswith(("For", "Model")):  # Llama4ForCausalLM is not of the family Llama
+            return prefix, kind
+    return "", architecture
+
+
+def architecture_of(config: Mapping[str, Any]) -> str:
+    """Return the architecture that config.json names. Raise ModelError if it generates no text here."""
+    name = named_architecture(config)
+    if not is_ours(name):
+        raise ModelError(f"config.json: architectures: {name!r} is not one of {', '.join(generators())}")
+    return name
