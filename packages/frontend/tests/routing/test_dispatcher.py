@@ -4,18 +4,16 @@ from collections.abc import Callable
 
 import msgspec
 
-from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
 from tercet.frontend.model.prompts import TokenPrompt
 from tercet.frontend.testing import FakeEngine, managed
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
-from tercet.protocol.messages.values import Grammar, GrammarKind, ModelLimits, SamplingParams
+from tercet.protocol.messages.values import Grammar, GrammarKind, ModelLimits
 
 EngineOf = Callable[..., FakeEngine]
 
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]+")
-REQUEST = GenerateRequest(
-    model="tiny", prompt=TokenPrompt([1, 2, 3]), sampling=SamplingParams(max_new_tokens=0), max_tokens=4
-)
+REQUEST = GenerateRequest(model="tiny", prompt=TokenPrompt([1, 2, 3]), options=GenerationOptions(max_tokens=4))
 
 
 def sent(engine: FakeEngine) -> list[tuple[str, int, Grammar | None]]:

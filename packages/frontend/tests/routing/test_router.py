@@ -18,7 +18,7 @@ from tercet.protocol.messages.values import Load, ModelIdentity, ModelLimits, Ph
 def state(files: dict[str, bytes], limits: ModelLimits) -> ReqState:
     model = ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="w"))
     sampling = SamplingParams(max_new_tokens=1)
-    request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling)
+    request = GenerateRequest(model="tiny", prompt=TextPrompt("x"))
     return ReqState("r", request, model, [1], sampling, SingleWaiterEvent())
 
 
