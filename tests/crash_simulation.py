@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from tercet.frontend.errors import ApiError, ModelNotFoundError, UnavailableError
 from tercet.frontend.manager.embedding_state import EmbeddingBatch
 from tercet.frontend.manager.req_state import Generation
-from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
 from tercet.frontend.model.embedding_request import EmbeddingRequest, TokenInput
 from tercet.frontend.model.prompts import TokenPrompt
 from tercet.protocol.messages.values import (
@@ -22,7 +22,6 @@ from tercet.protocol.messages.values import (
     GrammarKind,
     LogprobParams,
     Role,
-    SamplingParams,
     unpack_floats,
 )
 from tercet.protocol.testing import ScriptedClock
@@ -64,11 +63,14 @@ class Job:
         return GenerateRequest(
             model="m",
             prompt=TokenPrompt(list(self.prompt)),
-            sampling=SamplingParams(max_new_tokens=0, n=self.n, ignore_eos=True),
-            max_tokens=self.tokens,
-            stop=list(self.stop),
-            seed=1,
-            logprobs=LogprobParams(prompt=True) if self.scored else None,
+            options=GenerationOptions(
+                n=self.n,
+                max_tokens=self.tokens,
+                ignore_eos=True,
+                stop=list(self.stop),
+                seed=1,
+                logprobs=LogprobParams(prompt=True) if self.scored else None,
+            ),
             grammar=Grammar(GrammarKind.REGEX, "script") if self.guided else None,
         )
 

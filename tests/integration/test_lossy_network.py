@@ -15,9 +15,9 @@ from tokenizers import Tokenizer
 
 from tercet.frontend.manager.counters import RequestOutcome
 from tercet.frontend.manager.req_state import Generation
-from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
 from tercet.frontend.model.prompts import TokenPrompt
-from tercet.protocol.messages.values import FinishReason, SamplingParams
+from tercet.protocol.messages.values import FinishReason
 from tests.lossy_simulation import Closed, Fate, LossySimulation, Name, tokenizer_file
 
 TWO_SECONDS = 40
@@ -85,15 +85,8 @@ class Client:
 
 
 async def submit(simulation: LossySimulation, job: Job) -> Client:
-    sampling = SamplingParams(max_new_tokens=0, n=job.n, ignore_eos=True)
-    request = GenerateRequest(
-        model="m",
-        prompt=TokenPrompt(list(job.prompt)),
-        sampling=sampling,
-        max_tokens=job.tokens,
-        stop=list(job.stop),
-        seed=1,
-    )
+    options = GenerationOptions(n=job.n, max_tokens=job.tokens, ignore_eos=True, stop=list(job.stop), seed=1)
+    request = GenerateRequest(model="m", prompt=TokenPrompt(list(job.prompt)), options=options)
     return Client(await simulation.manager.submit([request]))
 
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from tercet.frontend.errors import ServerError
 from tercet.frontend.manager.req_state import Generation
-from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.prompts import TokenPrompt
@@ -18,7 +18,7 @@ from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import RoundRobin
 from tercet.protocol.membership.events import PeerDown, PeerReady, PeerUp
 from tercet.protocol.messages.messages import Ready, TokenizerFiles
-from tercet.protocol.messages.values import ModelIdentity, ModelLimits, Role, SamplingParams, unpack_ints
+from tercet.protocol.messages.values import ModelIdentity, ModelLimits, Role, unpack_ints
 from tercet.protocol.testing import ScriptedClock
 from tercet.scheduler.core.plan import Capacity, Plan
 from tercet.scheduler.testing import FakeExecutor, small_capacity
@@ -102,10 +102,7 @@ class TwoFrontendSimulation:
         request = GenerateRequest(
             model="m",
             prompt=TokenPrompt(list(prompt)),
-            sampling=SamplingParams(max_new_tokens=0, ignore_eos=True),
-            max_tokens=6,
-            stop=[],
-            seed=1,
+            options=GenerationOptions(max_tokens=6, ignore_eos=True, seed=1),
         )
         return await self.managers[frontend].submit([request])
 

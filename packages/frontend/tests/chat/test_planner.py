@@ -14,7 +14,7 @@ from tercet.frontend.config.config import ServingConfig
 from tercet.frontend.constraints import JsonObject
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.manager.req_state import ReqState, Update
-from tercet.frontend.manager.request import ParamNames
+from tercet.frontend.manager.request import GenerationOptions, ParamNames
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.parsers.registry import ParserNames
@@ -41,16 +41,15 @@ def model_of(template: str) -> ServedModel:
 
 
 def turn(**options: Any) -> ChatOptions:
-    chosen = {"messages": [{"role": "user", "content": "x"}], "sampling": SamplingParams(max_new_tokens=0), **options}
-    return ChatOptions(**chosen)
+    return ChatOptions(messages=[{"role": "user", "content": "x"}], **options)
 
 
 async def planned(template: str, config: ServingConfig = ServingConfig(), **options: Any) -> tuple[ChatPlan, ReqState]:
     """Return the plan and a state of its request."""
     model = model_of(template)
     plan = await ChatPlanner(config).plan(turn(**options), model)
-    request = plan.request
-    return plan, ReqState("1", request, model, model.prompt_ids(request.prompt), request.sampling, SingleWaiterEvent())
+    request, sampling = plan.request, SamplingParams(max_new_tokens=0)
+    return plan, ReqState("1", request, model, model.prompt_ids(request.prompt), sampling, SingleWaiterEvent())
 
 
 def read(reader: OutputParser, text: str) -> ParsedMessage:
@@ -104,13 +103,13 @@ async def test_a_stop_token_that_ends_calls_ends_the_open_one(
 
 async def test_harmony_without_tools_is_decoded_with_its_markers_and_shown_without() -> None:
     plan, state = await planned(CHAT + "{# <|channel|> #}")
-    assert not plan.request.skip_special_tokens
+    assert not plan.request.options.skip_special_tokens
     said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>So.<|return|>"
     assert read(plan.make_reader(state), said) == ParsedMessage("So.", "hm", [])
 
 
 async def test_special_tokens_stay_where_the_client_wants_them() -> None:
-    plan, state = await planned(CHAT + "{# <|channel|> #}", skip_special_tokens=False)
+    plan, state = await planned(CHAT + "{# <|channel|> #}", options=GenerationOptions(skip_special_tokens=False))
     said = "<|channel|>final<|message|>So <|im_end|>."
     assert read(plan.make_reader(state), said).text == "So <|im_end|>."
 
@@ -118,7 +117,7 @@ async def test_special_tokens_stay_where_the_client_wants_them() -> None:
 async def test_text_alone_needs_no_reader() -> None:
     plan, _ = await planned(CHAT)
     assert not plan.reads
-    assert plan.request.skip_special_tokens
+    assert plan.request.options.skip_special_tokens
     assert plan.request.grammar is None
 
 
@@ -159,7 +158,7 @@ async def test_required_calls_are_a_grammar_of_the_tools_that_may_be_called() ->
 async def test_a_grammar_that_is_refused_names_who_asked_for_it(options: dict[str, Any], param: str) -> None:
     plan, _ = await planned(THINKS, **options)
     assert plan.request.grammar is not None
-    assert plan.request.param_names.grammar == param
+    assert plan.request.options.param_names.grammar == param
 
 
 async def test_calls_that_are_not_allowed_are_read_as_text_where_names_tell_calls() -> None:
@@ -178,7 +177,10 @@ async def test_calls_that_are_not_allowed_are_read_as_text_where_names_tell_call
         ({"tools": (F,), "tool_choice": ToolChoice(Calls.AUTO, frozenset({"g"}))}, "tool_choice"),
         ({"tool_choice": ToolChoice(Calls.REQUIRED)}, "tool_choice"),
         (
-            {"thinking_budget": 5, "param_names": ParamNames(thinking_budget="thinking.budget_tokens")},
+            {
+                "thinking_budget": 5,
+                "options": GenerationOptions(param_names=ParamNames(thinking_budget="thinking.budget_tokens")),
+            },
             "thinking.budget_tokens",
         ),
         ({"reasoning_effort": "high"}, "reasoning_effort"),

@@ -8,14 +8,12 @@ from tercet.frontend.api.openai.chat_schema import ChatRequest
 from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.chat.template_variables import template_variables
 from tercet.frontend.errors import UnsupportedParameterError
-from tercet.protocol.messages.values import SamplingParams
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
 
 def turn(effort: str | None, *, thinking: bool | None = None) -> ChatOptions:
-    sampling = SamplingParams(max_new_tokens=0)
-    return ChatOptions(messages=[], sampling=sampling, reasoning_effort=effort, thinking=thinking)
+    return ChatOptions(messages=[], reasoning_effort=effort, thinking=thinking)
 
 
 def test_these_are_all_efforts_of_the_api() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tercet.frontend.config.config import ServingConfig, StoreConfig
 from tercet.frontend.manager.req_state import ReqState
-from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
 from tercet.frontend.model.prompts import TokenPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.routing.peers import SchedulerPeer
@@ -307,9 +307,8 @@ def state_of(files: dict[str, bytes], limits: ModelLimits) -> Callable[..., ReqS
     sampling = SamplingParams(max_new_tokens=1)
 
     def make(lora: LoRAAdapter | None, cache_salt: str = "", rid: str = "r") -> ReqState:
-        request = GenerateRequest(
-            model="tiny", prompt=TokenPrompt([]), sampling=sampling, lora=lora, cache_salt=cache_salt
-        )
+        options = GenerationOptions(cache_salt=cache_salt)
+        request = GenerateRequest(model="tiny", prompt=TokenPrompt([]), options=options, lora=lora)
         return ReqState(rid, request, model, list(range(100)), sampling, SingleWaiterEvent())
 
     return make

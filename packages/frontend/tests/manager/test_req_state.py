@@ -7,7 +7,7 @@ import pytest
 from tercet.frontend.errors import ServerError
 from tercet.frontend.manager.quota import ApiKeyQuota
 from tercet.frontend.manager.req_state import Generation, OutputRow, ReqState, Verdict, unpack_rows
-from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.testing import decode_spec
@@ -36,7 +36,8 @@ def model(files: dict[str, bytes], limits: ModelLimits) -> ServedModel:
 def generation(model: ServedModel) -> Generation:
     """Create a request with two choices, dispatched once."""
     sampling = SamplingParams(max_new_tokens=8, n=2, seed=5)
-    request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling, stop=["END"], include_stop=True)
+    options = GenerationOptions(stop=["END"], include_stop=True)
+    request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), options=options)
     generation = Generation(ApiKeyQuota().acquire())
     state = ReqState("f-1", request, model, list(range(20)), sampling, generation.wake)
     state.attempt = 0

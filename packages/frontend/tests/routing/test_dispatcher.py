@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tercet.frontend.manager.req_state import ReqState
-from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.routing.dispatcher import Dispatcher
@@ -29,9 +29,7 @@ from tercet.protocol.messages.values import (
 EngineOf = Callable[..., FakeEngine]
 
 DIGITS = Grammar(GrammarKind.REGEX, "[0-9]+")
-REQUEST = GenerateRequest(
-    model="tiny", prompt=TokenPrompt([1, 2, 3]), sampling=SamplingParams(max_new_tokens=0), max_tokens=4
-)
+REQUEST = GenerateRequest(model="tiny", prompt=TokenPrompt([1, 2, 3]), options=GenerationOptions(max_tokens=4))
 
 
 def sent(engine: FakeEngine) -> list[tuple[str, int, Grammar | None]]:
@@ -74,7 +72,7 @@ async def test_without_a_grammar_every_scheduler_serves(engine_of: EngineOf, lim
 def state(files: dict[str, bytes], limits: ModelLimits) -> ReqState:
     model = ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="w"))
     sampling = SamplingParams(max_new_tokens=1)
-    request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling)
+    request = GenerateRequest(model="tiny", prompt=TextPrompt("x"))
     return ReqState("r", request, model, [1], sampling, SingleWaiterEvent())
 
 

@@ -35,7 +35,7 @@ def make(files: dict[str, bytes], limits: ModelLimits) -> Make:
 
     def request(rid: str = "r", scheduler: str = S) -> ReqState:
         sampling = SamplingParams(max_new_tokens=9, n=2)
-        request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling)
+        request = GenerateRequest(model="tiny", prompt=TextPrompt("x"))
         state = ReqState(rid, request, model, [1], sampling, SingleWaiterEvent())
         state.dispatched(scheduler, "detokenizer-0", 0.0)
         return state

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tercet.frontend.api.sglang.generate_writer import GenerateWriter
 from tercet.frontend.manager.quota import ApiKeyQuota
 from tercet.frontend.manager.req_state import Generation, GenerationUpdate, OutputRow, ReqState, Verdict
-from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.frontend.testing import DETOKENIZER, FakeEngine, Served, Token, decode_spec, serving
@@ -79,7 +79,7 @@ def test_a_token_that_comes_while_an_event_is_made_belongs_to_the_next(
     files: dict[str, bytes], limits: ModelLimits
 ) -> None:
     sampling = SamplingParams(max_new_tokens=8, seed=5)
-    request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), sampling=sampling, logprobs=LogprobParams())
+    request = GenerateRequest(model="tiny", prompt=TextPrompt("x"), options=GenerationOptions(logprobs=LogprobParams()))
     generation = Generation(ApiKeyQuota().acquire())
     model = ServedModel("tiny", ModelFiles(files), limits, ModelIdentity(weights="w"))
     state = ReqState("f-1", request, model, [1], sampling, generation.wake)

@@ -175,5 +175,6 @@ def test_winners_outside_top_p_are_redrawn(dtype: torch.dtype, device: torch.dev
 def test_filters_that_are_off_in_every_row_can_be_skipped(on: tuple[int, float, float], device: torch.device) -> None:
     logits, noise = torch.randn(3, 500, device=device), keys(3, device)
     every, one = filters(device, *[on] * 3), torch.ones(3, device=device)
-    said = Filters(every.top_k, every.top_p, every.min_p, any_top_k=on[0] > 0, any_top_p=on[1] < 1)
+    off = {name for name, is_off in (("top_k", on[0] == 0), ("top_p", on[1] == 1)) if is_off}
+    said = Filters(every.top_k, every.top_p, every.min_p, off=frozenset(off))
     assert torch.equal(sampling.sample(logits, one, said, noise), reference.sample(logits, one, every, noise))

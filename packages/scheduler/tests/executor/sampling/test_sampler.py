@@ -199,10 +199,9 @@ def test_what_filters_no_row_has_is_known() -> None:
     for slot, kept in enumerate(filters):
         params.introduce(init(slot, temperature=1.0, **kept))
     draws = [params.arrange(np.array(slots)).draws[0] for slots in ([0], [0, 1], [2, 0], [0, 1, 2])]
-    known = [(draw.any_top_k, draw.any_top_p) for draw in draws]
-    assert known == [(False, False), (False, True), (True, False), (True, True)]
+    assert [draw.off for draw in draws] == [{"top_k", "top_p"}, {"top_k"}, {"top_p"}, set()]
     mode = params.arrange(np.array([0, 1])).mode(2)
-    assert mode == SamplingMode(draws=True, filters=True, any_top_k=False, any_top_p=True)
+    assert mode == SamplingMode(draws=True, filters=True, off=frozenset({"top_k"}))
 
 
 def test_small_blocks_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,7 +116,7 @@ async def _events(
 
     Log-probabilities may be long, so they are written in turns of the loop.
     """
-    scored = any(state.request.logprobs is not None for state in generation.states)
+    scored = any(state.request.options.logprobs is not None for state in generation.states)
     try:
         yield (
             await run(_event_steps(writer, generation, first_updates))

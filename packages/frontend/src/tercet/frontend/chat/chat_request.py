@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 
 from tercet.frontend.constraints import Constraint
-from tercet.frontend.manager.request import ParamNames
+from tercet.frontend.manager.request import GenerationOptions
 from tercet.frontend.parsers.port import ToolSpec
-from tercet.protocol.messages.values import LogprobParams, SamplingParams
 
 
 class Calls(StrEnum):
@@ -38,7 +37,7 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     messages: list[dict[str, Any]]
-    sampling: SamplingParams
+    options: GenerationOptions = GenerationOptions()
     tools: tuple[ToolSpec, ...] = ()
     tool_choice: ToolChoice = ToolChoice()
     parallel_tool_calls: bool = True
@@ -56,18 +55,6 @@ class ChatOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Additional template variables, which override those from effort and thinking."""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
-    max_tokens: int | None = None
-    seed: int | None = None
-    stop: list[str] = []
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
-    logprobs: LogprobParams | None = None
-    prediction: str = ""
-    """Expected answer, for speculative decoding."""
-    priority: int = 0
-    cache_salt: str = ""
-    param_names: ParamNames = ParamNames()
 
     @property
     def callable_tools(self) -> tuple[ToolSpec, ...]:

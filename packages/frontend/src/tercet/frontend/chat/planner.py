@@ -72,11 +72,11 @@ class ChatPlanner:
             names = ParserNames(names.reasoning, None)
         if turn.thinking_budget is not None and names.reasoning is None:
             raise UnsupportedParameterError(
-                "This model has no reasoning to limit.", param=turn.param_names.thinking_budget
+                "This model has no reasoning to limit.", param=turn.options.param_names.thinking_budget
             )
         prompt = _prompt(turn, model, reasons=names.reasoning is not None)
         special = _keeps_special_tokens(names, model.files.special_texts)
-        hidden = special and turn.skip_special_tokens
+        hidden = special and turn.options.skip_special_tokens
         tokens = model.tokens
         customs = frozenset(tool.name for tool in turn.tools if tool.custom)
 
@@ -97,21 +97,14 @@ class ChatPlanner:
                 model=model.base,
                 lora=model.lora,
                 prompt=prompt,
-                sampling=turn.sampling,
-                max_tokens=turn.max_tokens,
-                seed=turn.seed,
-                stop=turn.stop,
-                include_stop=turn.include_stop,
-                skip_special_tokens=turn.skip_special_tokens and not special,
-                spaces_between_special_tokens=turn.spaces_between_special_tokens,
+                options=msgspec.structs.replace(
+                    turn.options,
+                    skip_special_tokens=turn.options.skip_special_tokens and not special,
+                    param_names=msgspec.structs.replace(turn.options.param_names, grammar=_grammar_param(turn)),
+                ),
                 stops_in_special_tokens=not hidden,
-                logprobs=turn.logprobs,
                 grammar=await _grammar(turn, model, names, tools, prompt),
                 trials=_trials(turn, model),
-                prediction=turn.prediction,
-                priority=turn.priority,
-                cache_salt=turn.cache_salt,
-                param_names=msgspec.structs.replace(turn.param_names, grammar=_grammar_param(turn)),
             ),
             reads=names != ParserNames(),
             make_reader=make_reader,
@@ -155,7 +148,7 @@ def _grammar_param(turn: ChatOptions) -> str:
     """Return the parameter to name when the grammar is refused; a format takes precedence over tools."""
     if turn.constraint is not None and turn.tool_choice.calls is not Calls.REQUIRED:
         return turn.constraint.param
-    return "tools" if turn.tools else turn.param_names.thinking_budget
+    return "tools" if turn.tools else turn.options.param_names.thinking_budget
 
 
 def _named(option: str) -> str | None:
@@ -194,7 +187,7 @@ def _prompt(turn: ChatOptions, model: ServedModel, *, reasons: bool) -> ChatProm
         add_generation_prompt=turn.add_generation_prompt,
         continue_final_message=turn.continue_final_message,
         kwargs=template_variables(turn, template.variables if template else frozenset(), reasons=reasons),
-        param=turn.param_names.messages,
+        param=turn.options.param_names.messages,
     )
 
 

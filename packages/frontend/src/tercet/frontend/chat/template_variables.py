@@ -27,11 +27,12 @@ def template_variables(turn: ChatOptions, known: Set[str], *, reasons: bool) -> 
         elif known.isdisjoint(SWITCHES):
             if thinking and not reasons and turn.effort_needs_reasoning:
                 raise UnsupportedParameterError(
-                    "This model has no reasoning to set the effort of.", param=turn.param_names.reasoning_effort
+                    "This model has no reasoning to set the effort of.", param=turn.options.param_names.reasoning_effort
                 )
             if turn.reasoning_effort == "none" and reasons:
                 raise UnsupportedParameterError(
-                    "This model always reasons and cannot be told not to.", param=turn.param_names.reasoning_effort
+                    "This model always reasons and cannot be told not to.",
+                    param=turn.options.param_names.reasoning_effort,
                 )
     if thinking is not None:
         variables |= {name: thinking for name in SWITCHES if name in known}

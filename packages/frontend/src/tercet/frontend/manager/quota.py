@@ -88,8 +88,11 @@ class ApiKeyQuota:
         owner = current_caller().owner
         if not owner:
             return request
-        salt = _hashed("tercet cache salt", owner, request.cache_salt) if self._isolate_caches else request.cache_salt
-        return msgspec.structs.replace(request, tenant=self.tenant(), cache_salt=salt)
+        options = request.options
+        if self._isolate_caches:
+            salt = _hashed("tercet cache salt", owner, options.cache_salt)
+            options = msgspec.structs.replace(options, cache_salt=salt)
+        return msgspec.structs.replace(request, tenant=self.tenant(), options=options)
 
 
 def _hashed(*parts: str) -> str:

@@ -178,8 +178,8 @@ class ReqState(RequestState):
     @property
     def salt(self) -> str:
         """Return the salt of the request and its adapter: equal tokens have different KV under different adapters."""
-        lora = self.request.lora
-        return self.request.cache_salt if lora is None else f"{lora.sha256}\0{self.request.cache_salt}"
+        lora, salt = self.request.lora, self.request.options.cache_salt
+        return salt if lora is None else f"{lora.sha256}\0{salt}"
 
     @property
     def lora(self) -> LoRAAdapter | None:
@@ -214,16 +214,16 @@ class ReqState(RequestState):
 
     def error_param(self, code: str, context: int = 0) -> str | None:
         """Return the parameter at fault; for an exceeded context, `max_tokens` if the prompt alone fits."""
-        request = self.request
+        request, options = self.request, self.request.options
         match code:
-            case "context_length_exceeded" if request.max_tokens is not None and self.prompt_tokens < context:
-                return request.param_names.max_tokens
+            case "context_length_exceeded" if options.max_tokens is not None and self.prompt_tokens < context:
+                return options.param_names.max_tokens
             case "context_length_exceeded" | "invalid_token_ids":
                 return request.prompt.param
             case "invalid_grammar":
-                return request.param_names.grammar
+                return options.param_names.grammar
             case "invalid_lora":
-                return request.param_names.model
+                return options.param_names.model
         return None
 
     def position(self, index: int) -> int:
@@ -277,12 +277,12 @@ class ReqState(RequestState):
         resume = []
         if attempt and (self.output_tokens or not self.refused):
             resume = [Resume(index, pack_ints(self.choices[index].token_ids)) for index in self.open_indices]
-        request = self.request
+        request, options = self.request, self.request.options
         spec = DecodeSpec(
-            stop=request.stop,
-            include_stop=request.include_stop,
-            skip_special_tokens=request.skip_special_tokens,
-            spaces_between_special_tokens=request.spaces_between_special_tokens,
+            stop=options.stop,
+            include_stop=options.include_stop,
+            skip_special_tokens=options.skip_special_tokens,
+            spaces_between_special_tokens=options.spaces_between_special_tokens,
             prompt_tail=self.prompt_ids[-4 * _PROMPT_TAIL :],
             resume=resume,
             tokenizer=self.model.files.tokenizer_sha,
@@ -297,10 +297,10 @@ class ReqState(RequestState):
             input_ids=self.prompt_ids,
             sampling=self.sampling,
             decode_spec=_encode_spec(spec),
-            logprobs=request.logprobs,
+            logprobs=options.logprobs,
             resume=resume,
-            priority=request.priority,
-            cache_salt=request.cache_salt,
+            priority=options.priority,
+            cache_salt=options.cache_salt,
             exclusive=exclusive,
             deferred=deferred,
             lora=request.lora,

@@ -1,9 +1,11 @@
 """Generation request in terms that are independent of the endpoint."""
 
+from typing import Any
+
 import msgspec
 
 from tercet.frontend.model.prompts import Prompt
-from tercet.protocol.messages.values import Grammar, LogprobParams, LoRAAdapter, SamplingParams
+from tercet.protocol.messages.values import Grammar, LogprobParams, LoRAAdapter
 
 
 class ParamNames(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,39 +25,49 @@ class ParamNames(msgspec.Struct, frozen=True, kw_only=True):
     grammar: str = "response_format"
 
 
-class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Generation of n choices for a prompt. Values are within the API's bounds; lengths and ids are unchecked.
+class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of an answer that all endpoints share. Values are within the API's bounds; token ids are unchecked."""
 
-    `sampling.max_new_tokens` and `.seed` are set from `max_tokens` and `seed` once the prompt's length is known.
-    """
+    sampling: dict[str, Any] = {}
+    """Numeric sampling parameters by their names in `SAMPLING_FIELDS`; those left out are neutral."""
+    n: int = 1
+    max_tokens: int | None = None
+    """None means `GenerateRequest.default_tokens`, or fewer if the context ends earlier."""
+    min_tokens: int = 0
+    seed: int | None = None
+    """None means a random one."""
+    stop: list[str] = []
+    stop_token_ids: list[int] = []
+    include_stop: bool = False
+    ignore_eos: bool = False
+    logit_bias: dict[int, float] = {}
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    logprobs: LogprobParams | None = None
+    prediction: str = ""
+    """Output that the client expects; it speeds up decoding and does not change the answer."""
+    priority: int = 0
+    cache_salt: str = ""
+    param_names: ParamNames = ParamNames()
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """Generation of n choices for a prompt, of unchecked length."""
 
     model: str
     """Name of the base model; `lora` is the adapter added to it."""
     prompt: Prompt
-    sampling: SamplingParams
+    options: GenerationOptions = GenerationOptions()
     lora: LoRAAdapter | None = None
-    max_tokens: int | None = None
-    """None means `default_tokens`, or fewer if the context ends earlier."""
     default_tokens: int | None = None
     """None means the rest of the context."""
-    seed: int | None = None
-    stop: list[str] = []
-    include_stop: bool = False
-    skip_special_tokens: bool = True
-    spaces_between_special_tokens: bool = True
     stops_in_special_tokens: bool = True
     """False if special tokens are decoded for parsers only, and the client does not see their text."""
-    logprobs: LogprobParams | None = None
     shows_logprobs: bool = True
     """False if log-probabilities only rank the answers of `best_of`."""
     grammar: Grammar | None = None
     """Constraint on the answer, compiled by `structured_output.compiler.to_grammar`."""
     trials: list[tuple[Grammar, str]] = []
     """Grammars that must compile even if they are not enforced, with the client's parameter name for each."""
-    prediction: str = ""
-    """Output that the client expects; it speeds up decoding and does not change the answer."""
-    priority: int = 0
-    cache_salt: str = ""
     tenant: str = ""
     """Tenant id from `ApiKeyQuota.tenant`."""
-    param_names: ParamNames = ParamNames()

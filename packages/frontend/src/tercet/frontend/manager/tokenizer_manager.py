@@ -145,9 +145,8 @@ class TokenizerManager:
 
         Raises ApiError if any request cannot run; none of them runs then.
         """
-        answers = sum(each.sampling.n for each in requests)
-        names = requests[0].param_names
-        slot = self._admit(answers, names.n if requests[0].sampling.n > 1 else requests[0].prompt.param)
+        answers, options = sum(each.options.n for each in requests), requests[0].options
+        slot = self._admit(answers, options.param_names.n if options.n > 1 else requests[0].prompt.param)
         try:
             return await self._submit([self.requests.quota.with_tenant(each) for each in requests], rid, slot)
         except BaseException:
@@ -215,7 +214,7 @@ class TokenizerManager:
 
     async def _check_grammars(self, requests: Sequence[GenerateRequest], model: ServedModel) -> None:
         """Compile every grammar before anything is dispatched. Raises ApiError."""
-        asked = {each.grammar: each.param_names.grammar for each in requests if each.grammar is not None}
+        asked = {each.grammar: each.options.param_names.grammar for each in requests if each.grammar is not None}
         weights = model.identity.weights
         if asked and not (model.limits.grammars or self.fleet.eligible_schedulers(weights, grammars=True)):
             [param, *_] = asked.values()
@@ -259,7 +258,7 @@ class TokenizerManager:
 
 async def _prediction(request: GenerateRequest, model: ServedModel) -> Sequence[int]:
     """Tokenize the predicted output. Raises ApiError."""
-    if not request.prediction:
+    if not request.options.prediction:
         return ()
-    text = TextPrompt(request.prediction, add_special_tokens=False, param="prediction")
+    text = TextPrompt(request.options.prediction, add_special_tokens=False, param="prediction")
     return (await model.tokenize(text, must_fit=False))[:MAX_PREDICTION_TOKENS]

@@ -3,8 +3,6 @@
 import secrets
 from collections.abc import Sequence
 
-import msgspec
-
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import ChatPrompt, TextPrompt, TokenPrompt
@@ -22,9 +20,10 @@ MAX_STOP_CHARS = 4096
 
 def check_stops(request: GenerateRequest) -> None:
     """Raise BadRequestError for more stop strings than a detokenizer accepts."""
-    if len(request.stop) > MAX_STOPS or sum(map(len, request.stop)) > MAX_STOP_CHARS:
+    stop = request.options.stop
+    if len(stop) > MAX_STOPS or sum(map(len, stop)) > MAX_STOP_CHARS:
         message = f"At most {MAX_STOPS} stop strings of {MAX_STOP_CHARS} characters in all are possible."
-        raise BadRequestError(message, param=request.param_names.stop)
+        raise BadRequestError(message, param=request.options.param_names.stop)
 
 
 def check_length(request: GenerateRequest, model: ServedModel) -> None:
@@ -34,7 +33,7 @@ def check_length(request: GenerateRequest, model: ServedModel) -> None:
             sampling(request, model, len(ids))
         case TextPrompt(text):
             model.check_length(text, request.prompt.param)
-            _check_context(request, model, model.tokenizer.fewest_tokens(text), request.max_tokens or 0)
+            _check_context(request, model, model.tokenizer.fewest_tokens(text), request.options.max_tokens or 0)
         case ChatPrompt():
             pass  # its length depends on the template
 
@@ -43,7 +42,7 @@ def check_output(requests: Sequence[GenerateRequest], params: Sequence[SamplingP
     """Raise BadRequestError for a request for too many output tokens. `params` must be complete."""
     tokens = sum(chosen.n * chosen.max_new_tokens for chosen in params)
     if tokens > MAX_OUTPUT:
-        names = requests[0].param_names
+        names = requests[0].options.param_names
         raise BadRequestError(
             f"The answer could have {tokens} tokens: choices times tokens to generate. "
             f"At most {MAX_OUTPUT} are possible.",
@@ -58,39 +57,49 @@ def check_scores(requests: Sequence[GenerateRequest], params: Sequence[SamplingP
     """
     # Schedulers return as many alternatives for prompt tokens as for output tokens, even if fewer are shown.
     scores = sum(
-        chosen.n * (length * request.logprobs.prompt + chosen.max_new_tokens) * (1 + request.logprobs.top)
+        chosen.n * (length * logprobs.prompt + chosen.max_new_tokens) * (1 + logprobs.top)
         for request, chosen, length in zip(requests, params, prompts, strict=True)
-        if request.logprobs is not None and request.shows_logprobs
+        if (logprobs := request.options.logprobs) is not None and request.shows_logprobs
     )
     if scores > MAX_SCORES:
-        first = requests[0]
+        options = requests[0].options
         raise BadRequestError(
             f"The answer could have {scores} log-probabilities: choices times tokens, with those of a prompt that "
             f"is scored, times one more than the alternatives of each. At most {MAX_SCORES} are possible.",
-            param=first.param_names.n if first.sampling.n > 1 else first.param_names.logprobs,
+            param=options.param_names.n if options.n > 1 else options.param_names.logprobs,
         )
 
 
 def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -> SamplingParams:
-    """Complete and check the sampling parameters for a prompt of known length. Raises BadRequestError."""
-    params, limits = request.sampling, model.limits
-    names = request.param_names
+    """Return the sampling parameters for a prompt of known length. Raises BadRequestError."""
+    options, limits = request.options, model.limits
+    names = options.param_names
     room = model.context - prompt_tokens
     if prompt_tokens == 0:
         raise BadRequestError("The prompt has no tokens.", param=request.prompt.param)
-    output = request.max_tokens
+    output = options.max_tokens
     if output is None:
         output = max(min(room, request.default_tokens or _max_output(request, prompt_tokens)), 1)
     _check_context(request, model, prompt_tokens, output)
-    if params.min_new_tokens > output:
+    if options.min_tokens > output:
         message = f"'{names.min_tokens}' is greater than the tokens to generate."
         raise BadRequestError(message, param=names.min_tokens)
-    for param, ids in ((names.logit_bias, params.logit_bias), (names.stop_token_ids, params.stop_token_ids)):
+    for param, ids in ((names.logit_bias, options.logit_bias), (names.stop_token_ids, options.stop_token_ids)):
         for token_id in ids:
             if not 0 <= token_id < limits.vocab_size:
                 raise BadRequestError(f"{token_id} is not a token id of this model.", param=param)
-    seed = request.seed if request.seed is not None else secrets.randbits(64)
-    return msgspec.structs.replace(params, max_new_tokens=output, seed=seed & (2**64 - 1), grammar=request.grammar)
+    seed = options.seed if options.seed is not None else secrets.randbits(64)
+    return SamplingParams(
+        max_new_tokens=output,
+        min_new_tokens=options.min_tokens,
+        n=options.n,
+        seed=seed & (2**64 - 1),
+        stop_token_ids=options.stop_token_ids,
+        ignore_eos=options.ignore_eos,
+        logit_bias=options.logit_bias,
+        grammar=request.grammar,
+        **options.sampling,
+    )
 
 
 def _check_context(request: GenerateRequest, model: ServedModel, prompt_tokens: int, output: int) -> None:
@@ -100,7 +109,7 @@ def _check_context(request: GenerateRequest, model: ServedModel, prompt_tokens: 
         raise ContextLengthExceededError(
             f"This model's maximum context length is {context} tokens. However, you requested {prompt_tokens + output} "
             f"tokens ({prompt_tokens} in the prompt, {output} in the completion).",
-            param=request.param_names.max_tokens if prompt_tokens < context else request.prompt.param,
+            param=request.options.param_names.max_tokens if prompt_tokens < context else request.prompt.param,
             prompt=prompt_tokens,
             output=output,
             context=context,
@@ -109,8 +118,8 @@ def _check_context(request: GenerateRequest, model: ServedModel, prompt_tokens: 
 
 def _max_output(request: GenerateRequest, prompt_tokens: int) -> int:
     """Return the maximum output tokens per choice, given the limits on output and on log-probabilities."""
-    most = MAX_OUTPUT // request.sampling.n
-    if request.logprobs is None or not request.shows_logprobs:
-        return most
-    scored = MAX_SCORES // (request.sampling.n * (1 + request.logprobs.top))
-    return min(most, scored - prompt_tokens * request.logprobs.prompt)
+    n, logprobs = request.options.n, request.options.logprobs
+    if logprobs is None or not request.shows_logprobs:
+        return MAX_OUTPUT // n
+    scored = MAX_SCORES // (n * (1 + logprobs.top))
+    return min(MAX_OUTPUT // n, scored - prompt_tokens * logprobs.prompt)

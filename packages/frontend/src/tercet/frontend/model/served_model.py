@@ -21,7 +21,7 @@ from tercet.frontend.model.token_bytes import TokenBytes
 from tercet.frontend.model.tokenizer import PromptTokenizer
 from tercet.frontend.model.tokenizer_pool import Piece, TokenizerPool
 from tercet.protocol.json_files import error_line
-from tercet.protocol.messages.values import LoRAAdapter, ModelIdentity, ModelLimits
+from tercet.protocol.messages.values import SAMPLING_FIELDS, LoRAAdapter, ModelIdentity, ModelLimits
 
 _PROMPT_END = 256
 """Characters that `render_end` returns."""
@@ -30,14 +30,20 @@ _COUNTED_CHARS_A_TOKEN = 64
 """Maximum characters of a text that is only counted: the larger of the total and the product with the context."""
 
 
+def _bounded(name: str) -> msgspec.Meta:
+    """Return the API's bounds of a sampling parameter."""
+    api = SAMPLING_FIELDS[name].api
+    return msgspec.Meta(gt=api.least, le=api.greatest) if api.above else msgspec.Meta(ge=api.least, le=api.greatest)
+
+
 class SamplingDefaults(msgspec.Struct, frozen=True):
     """Sampling defaults from generation_config.json."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=100)] | None = None
-    top_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=10)] | None = None
+    top_p: Annotated[float, _bounded("top_p")] | None = None
+    top_k: Annotated[int, _bounded("top_k")] | None = None
+    min_p: Annotated[float, _bounded("min_p")] | None = None
+    repetition_penalty: Annotated[float, _bounded("repetition_penalty")] | None = None
 
 
 class ModelFiles:
@@ -197,7 +203,7 @@ def _defaults(config: Mapping[str, Any]) -> SamplingDefaults:
     """Read sampling defaults, ignoring values that are not numbers. Raises ValueError for values out of range."""
     known = {
         name: config[name]
-        for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+        for name in SamplingDefaults.__struct_fields__
         if isinstance(config.get(name), int | float) and not isinstance(config[name], bool)
     }
     try:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from tercet.frontend.manager.req_state import Generation
-from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.prompts import TokenPrompt
@@ -15,7 +15,7 @@ from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import RoundRobin
 from tercet.frontend.testing.engine import FakeEngine
-from tercet.protocol.messages.values import FinishReason, SamplingParams
+from tercet.protocol.messages.values import FinishReason
 
 
 @contextlib.asynccontextmanager
@@ -42,9 +42,8 @@ async def managed(
 
 async def submit(manager: TokenizerManager, n: int = 1, max_tokens: int = 50, prompt: int = 3) -> Generation:
     """Submit a request with a prompt of `prompt` tokens."""
-    sampling = SamplingParams(max_new_tokens=0, n=n)
     ids = TokenPrompt(list(range(1, prompt + 1)))
-    request = GenerateRequest(model="tiny", prompt=ids, sampling=sampling, max_tokens=max_tokens)
+    request = GenerateRequest(model="tiny", prompt=ids, options=GenerationOptions(n=n, max_tokens=max_tokens))
     return await manager.submit([request])
 
 

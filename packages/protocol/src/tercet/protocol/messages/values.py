@@ -4,6 +4,7 @@ import sys
 from array import array
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
+from typing import Annotated, get_args, get_type_hints
 
 import msgspec
 
@@ -135,6 +136,27 @@ class LoRAAdapter(msgspec.Struct, frozen=True):
     """Hash of its files; a scheduler refuses to run other files. Empty only in a request to load the adapter."""
 
 
+_INT32 = 2**31 - 1
+_UINT64 = 2**64 - 1
+_LARGE = 1e6
+"""Limit of real numbers on the wire; larger ones would only overflow."""
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Least and greatest value of a number; with `above`, the number must be greater than the least."""
+
+    least: float
+    greatest: float
+    above: bool = False
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Bounds of a sampling parameter in messages, and those in HTTP APIs, if they differ."""
+
+    wire: Bounds
+    api: Bounds | None = None
+
+
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Sampling parameters of one request. The frontend has validated every value.
 
@@ -142,23 +164,46 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     (Philox4x32-10, as `tercet.kernels.ops.philox` defines it), so equal seeds give equal noise in any batch.
     """
 
-    max_new_tokens: int
-    min_new_tokens: int = 0
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    repetition_penalty: float = 1.0
-    seed: int = 0
+    max_new_tokens: Annotated[int, Limits(Bounds(0, _INT32))]
+    min_new_tokens: Annotated[int, Limits(Bounds(0, _INT32))] = 0
+    n: Annotated[int, Limits(Bounds(1, 128))] = 1
+    temperature: Annotated[float, Limits(Bounds(0, _LARGE), api=Bounds(0, 2))] = 1.0
+    top_p: Annotated[float, Limits(Bounds(0, 1))] = 1.0
+    top_k: Annotated[int, Limits(Bounds(0, _INT32), api=Bounds(-1, _INT32))] = 0
+    min_p: Annotated[float, Limits(Bounds(0, 1))] = 0.0
+    presence_penalty: Annotated[float, Limits(Bounds(-_LARGE, _LARGE), api=Bounds(-2, 2))] = 0.0
+    frequency_penalty: Annotated[float, Limits(Bounds(-_LARGE, _LARGE), api=Bounds(-2, 2))] = 0.0
+    repetition_penalty: Annotated[float, Limits(Bounds(1 / _LARGE, _LARGE), api=Bounds(0, 10, above=True))] = 1.0
+    seed: Annotated[int, Limits(Bounds(0, _UINT64), api=Bounds(-(2**63), 2**63 - 1))] = 0
     """Unsigned 64-bit."""
     stop_token_ids: list[int] = []
     ignore_eos: bool = False
     logit_bias: dict[int, float] = {}
     grammar: Grammar | None = None
     """Since 1.1: send it only to a scheduler whose `ModelLimits.grammars` names a grammar engine."""
+
+
+class SamplingField(msgspec.Struct, frozen=True):
+    """Numeric sampling parameter. Its neutral value, the default, has no effect; that of `max_new_tokens` is unused."""
+
+    type: type[int] | type[float]
+    wire: Bounds
+    api: Bounds
+    neutral: float
+
+
+def _sampling_fields() -> dict[str, SamplingField]:
+    hints, fields = get_type_hints(SamplingParams, include_extras=True), {}
+    for field in msgspec.structs.fields(SamplingParams):
+        match get_args(hints[field.name]):
+            case (kind, Limits(wire, api)):
+                neutral = 0 if field.required else field.default
+                fields[field.name] = SamplingField(kind, wire, api or wire, neutral)
+    return fields
+
+
+SAMPLING_FIELDS = _sampling_fields()
+"""Numeric fields of `SamplingParams` by name, in their order. HTTP schemas, schedulers and samplers are built on it."""
 
 
 class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):

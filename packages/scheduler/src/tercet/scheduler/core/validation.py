@@ -7,11 +7,10 @@ import re
 from collections.abc import Iterable, Sequence
 
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
-from tercet.protocol.messages.values import LogprobParams, LoRAAdapter, SamplingParams
+from tercet.protocol.messages.values import SAMPLING_FIELDS, LogprobParams, LoRAAdapter, SamplingParams
 
 LONGEST_NAME = 512
 """Maximum characters of a request's id, its salt, its tenant and its detokenizer."""
-MOST_CHOICES = 128
 MOST_BIASES = 1024
 MOST_STOP_IDS = 1024
 MOST_TOP_LOGPROBS = 256
@@ -20,21 +19,12 @@ LONGEST_GRAMMAR = 1 << 20
 MOST_PREDICTED = 131_072
 """Maximum tokens of a prediction."""
 INT32 = 2**31 - 1
-UINT64 = 2**64 - 1
 LONGEST_PATH = 4096
 """Maximum characters of an adapter's path."""
 LARGE = 1e6
-"""Limit of real numbers; larger ones would only overflow."""
+"""Limit of a bias; larger ones would only overflow."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_REALS: tuple[tuple[str, float, float], ...] = (
-    ("temperature", 0.0, LARGE),
-    ("top_p", 0.0, 1.0),
-    ("min_p", 0.0, 1.0),
-    ("presence_penalty", -LARGE, LARGE),
-    ("frequency_penalty", -LARGE, LARGE),
-    ("repetition_penalty", 1 / LARGE, LARGE),
-)
 
 
 def request_error(request: TokenizedGenerateReqInput, vocab_size: int) -> str | None:
@@ -60,8 +50,9 @@ def invalid_ids(vocab_size: int, *parts: Sequence[int]) -> bool:
 
 def _fault_in_choices(request: TokenizedGenerateReqInput) -> str | None:
     count = request.sampling.n
-    if not 1 <= count <= MOST_CHOICES:
-        return f"n is {count}; it can be 1 to {MOST_CHOICES}"
+    bounds = SAMPLING_FIELDS["n"].wire
+    if not bounds.least <= count <= bounds.greatest:
+        return f"n is {count}; it can be {bounds.least} to {bounds.greatest}"
     indices = [choice.index for choice in request.resume]
     if len(set(indices)) != len(indices) or any(not 0 <= index < count for index in indices):
         return "the choices to resume are repeated or are not choices of this request"
@@ -91,17 +82,9 @@ def _fault_in_sampling(sampling: SamplingParams, vocab_size: int) -> str | None:
         return f"the grammar has more than {LONGEST_GRAMMAR} characters"
     if not all(abs(bias) <= LARGE for bias in sampling.logit_bias.values()):  # also refuses NaN
         return f"a bias is beyond {LARGE:.0f}"
-    for name, low, high in _REALS:
-        value = getattr(sampling, name)
-        if not low <= value <= high:
-            return f"{name} cannot be {value}"
     return _out_of_range(
-        (
-            ("max_new_tokens", sampling.max_new_tokens, 0, INT32),
-            ("min_new_tokens", sampling.min_new_tokens, 0, INT32),
-            ("top_k", sampling.top_k, 0, INT32),
-            ("seed", sampling.seed, 0, UINT64),
-        )
+        (name, getattr(sampling, name), field.wire.least, field.wire.greatest)
+        for name, field in SAMPLING_FIELDS.items()
     )
 
 
@@ -109,8 +92,8 @@ def _fault_in_logprobs(wanted: LogprobParams, vocab_size: int) -> str | None:
     return _out_of_range((("logprobs.top", wanted.top, 0, min(vocab_size, MOST_TOP_LOGPROBS)),))
 
 
-def _out_of_range(numbers: Iterable[tuple[str, int, int, int]]) -> str | None:
+def _out_of_range(numbers: Iterable[tuple[str, float, float, float]]) -> str | None:
     for name, value, low, high in numbers:
-        if not low <= value <= high:
+        if not low <= value <= high:  # also refuses NaN
             return f"{name} cannot be {value}"
     return None

@@ -4,7 +4,6 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,7 +11,7 @@ from starlette.responses import Response
 from tercet.frontend.api.anthropic.conversation import messages_of, tool_description
 from tercet.frontend.api.anthropic.schema import CountTokens, CreateMessage, Prompted
 from tercet.frontend.api.anthropic.writer import Change, MessageWriter
-from tercet.frontend.api.openai.sampling_schema import SamplingFields
+from tercet.frontend.api.openai.sampling_schema import sampling_values
 from tercet.frontend.chat.chat_request import Calls, ChatOptions, ToolChoice
 from tercet.frontend.chat.planner import ChatPlan, ChatPlanner
 from tercet.frontend.constraints import JsonSchema
@@ -23,9 +22,8 @@ from tercet.frontend.http.request_id import request_id_of
 from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect, named_event
 from tercet.frontend.manager.req_state import Generation
-from tercet.frontend.manager.request import ParamNames
+from tercet.frontend.manager.request import GenerationOptions, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
-from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.parsers.port import ToolSpec
 
 logger = logging.getLogger(__name__)
@@ -55,13 +53,13 @@ class AnthropicServingMessages:
         """Generate a message."""
         body = await read_model(request, CreateMessage, self._body_limit)
         model = await self._manager.adapters.model(body.model)
-        sampling = SamplingFields(
-            model=body.model, temperature=body.temperature, top_p=body.top_p, top_k=body.top_k
-        ).sampling(model.files.defaults)
-        options = msgspec.structs.replace(
-            _chat_options(body, model), sampling=sampling, max_tokens=body.max_tokens, stop=body.stop_sequences or []
+        options = GenerationOptions(
+            sampling=sampling_values(body, model.files.defaults),
+            max_tokens=body.max_tokens,
+            stop=body.stop_sequences or [],
+            param_names=_NAMES,
         )
-        plan = await self._planner.plan(options, model)
+        plan = await self._planner.plan(_chat_options(body, options), model)
         include_thinking = body.thinking is None or body.thinking.display != "omitted"
         rid = self._manager.new_id()
         writer = MessageWriter(f"msg_{rid}", body.model, include_thinking=include_thinking)
@@ -85,13 +83,13 @@ class AnthropicServingMessages:
         """Return the number of prompt tokens of a message."""
         body = await read_model(request, CountTokens, self._body_limit)
         model = await self._manager.adapters.model(body.model)
-        plan = await self._planner.plan(_chat_options(body, model), model)
+        plan = await self._planner.plan(_chat_options(body, GenerationOptions(param_names=_NAMES)), model)
         ids = await model.tokenize(plan.request.prompt, must_fit=False)
         return _json({"input_tokens": len(ids)})
 
 
-def _chat_options(body: Prompted, model: ServedModel) -> ChatOptions:
-    """Return the chat options for a prompt, without those of sampling. A final assistant message is continued."""
+def _chat_options(body: Prompted, options: GenerationOptions) -> ChatOptions:
+    """Return the chat options for a prompt. A final assistant message is continued."""
     thinking, config, choice = body.thinking, body.output_config, body.tool_choice
     schema = config.format.schema_ if config and config.format else None
     last = body.messages[-1]
@@ -100,7 +98,7 @@ def _chat_options(body: Prompted, model: ServedModel) -> ChatOptions:
         raise BadRequestError("Only text of the assistant's can be gone on with.", param="messages")
     return ChatOptions(
         messages=messages_of(body.system, body.messages),
-        sampling=SamplingFields(model=body.model).sampling(model.files.defaults),
+        options=options,
         tools=tuple(
             ToolSpec(tool.name, tool.input_schema, tool_description(tool), bool(tool.strict))
             for tool in body.tools or ()
@@ -118,7 +116,6 @@ def _chat_options(body: Prompted, model: ServedModel) -> ChatOptions:
         thinking_budget=thinking.budget_tokens if thinking else None,
         add_generation_prompt=not continues,
         continue_final_message=continues,
-        param_names=_NAMES,
     )
 
 

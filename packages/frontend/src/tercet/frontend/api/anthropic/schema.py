@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Name, StopString, Strict, refuse
+from tercet.frontend.api.openai.sampling_schema import Name, StopString, Strict, bounded, refuse
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 
 Text = Annotated[str, Field(max_length=16_777_216)]
@@ -206,12 +206,12 @@ def _keeps_whole_context(management: object) -> bool:
 class CreateMessage(Prompted):
     """A message to answer."""
 
-    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
+    max_tokens: Annotated[int, bounded("max_new_tokens", ge=1)]
     stream: bool | None = None
     stop_sequences: Annotated[list[StopString], Field(max_length=16)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Annotated[float, bounded("temperature", le=1)] | None = None
+    top_k: Annotated[int, bounded("top_k", ge=0)] | None = None
+    top_p: Annotated[float, bounded("top_p")] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     inference_geo: Name | None = None

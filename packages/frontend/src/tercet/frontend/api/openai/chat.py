@@ -10,7 +10,6 @@ from tercet.frontend.api.openai.chat_messages import message_of
 from tercet.frontend.api.openai.chat_schema import ChatRequest, chat_request
 from tercet.frontend.api.openai.chat_writer import ChatWriter
 from tercet.frontend.api.openai.parsed_chat_writer import ParsedChatWriter
-from tercet.frontend.api.openai.sampling_schema import stop_strings
 from tercet.frontend.api.openai.structured_schema import constraint_of
 from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.chat.planner import ChatPlanner
@@ -58,7 +57,6 @@ def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
     effort, effort_param = _reasoning_effort(body)
     return ChatOptions(
         messages=[message_of(message) for message in body.messages],
-        sampling=body.sampling(model.files.defaults),
         tools=body.specs(),
         tool_choice=body.choice(),
         parallel_tool_calls=body.allows_parallel_calls,
@@ -69,21 +67,17 @@ def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
         template_kwargs=_template_kwargs(body),
         add_generation_prompt=not continues if requested is None else requested,
         continue_final_message=continues,
-        max_tokens=max_tokens,
-        seed=body.seed,
-        stop=stop_strings(body.stop),
-        include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
-        logprobs=_logprobs(body),
-        prediction=body.prediction.text if body.prediction else "",
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        param_names=ParamNames(
-            max_tokens=max_tokens_param,
-            thinking_budget=budget_param,
-            reasoning_effort=effort_param,
-            logprobs="logprobs" if body.logprobs else "prompt_logprobs",
+        options=body.options(
+            model.files.defaults,
+            max_tokens=max_tokens,
+            logprobs=_logprobs(body),
+            prediction=body.prediction.text if body.prediction else "",
+            param_names=ParamNames(
+                max_tokens=max_tokens_param,
+                thinking_budget=budget_param,
+                reasoning_effort=effort_param,
+                logprobs="logprobs" if body.logprobs else "prompt_logprobs",
+            ),
         ),
     )
 

@@ -45,7 +45,6 @@ class CompletionRequest(SamplingFields, StructuredFields):
 
     @property
     def candidates(self) -> int:
-        """Return the number of completions to generate for each prompt."""
         return max(self.best_of or 0, self.n or 1)
 
     @property

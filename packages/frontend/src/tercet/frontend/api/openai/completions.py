@@ -21,7 +21,6 @@ from tercet.frontend.api.openai.logprobs import (
     sliced,
     without_end,
 )
-from tercet.frontend.api.openai.sampling_schema import stop_strings
 from tercet.frontend.api.openai.structured_schema import constraint_of
 from tercet.frontend.api.openai.usage import chunk_suffix, usage
 from tercet.frontend.errors import UnsupportedParameterError
@@ -70,11 +69,11 @@ def to_generate_requests(body: CompletionRequest, model: ServedModel) -> list[Ge
     gap = fill_format(model.tokens.added)
     if gap is None:
         raise UnsupportedParameterError("This model has no tokens to fill in a gap with.", param="suffix")
-    sampling = request.sampling
     ends = [model.tokens.added[token] for token in gap.ends if token in model.tokens.added]
-    sampling = msgspec.structs.replace(sampling, stop_token_ids=[*sampling.stop_token_ids, *ends])
+    stops = [*request.options.stop_token_ids, *ends]
+    options = msgspec.structs.replace(request.options, stop_token_ids=stops)
     return [
-        msgspec.structs.replace(request, prompt=_with_gap(prompt, body.suffix, gap), sampling=sampling)
+        msgspec.structs.replace(request, prompt=_with_gap(prompt, body.suffix, gap), options=options)
         for prompt in body.prompts()
     ]
 
@@ -91,24 +90,19 @@ def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequ
         model=model.base,
         lora=model.lora,
         prompt=TextPrompt(""),
-        sampling=msgspec.structs.replace(body.sampling(model.files.defaults), n=body.candidates),
-        max_tokens=body.max_tokens,
+        options=body.options(
+            model.files.defaults,
+            max_tokens=body.max_tokens,
+            logprobs=_logprobs(body),
+            param_names=ParamNames(
+                n="best_of" if body.picks_best else "n",
+                logprobs="prompt_logprobs" if body.logprobs is None else "logprobs",
+                grammar=constraint.param if constraint else "",
+            ),
+        ),
         default_tokens=_DEFAULT_MAX_TOKENS,
-        seed=body.seed,
-        stop=stop_strings(body.stop),
-        include_stop=bool(body.include_stop_str_in_output),
-        skip_special_tokens=body.skip_special_tokens is not False,
-        spaces_between_special_tokens=body.spaces_between_special_tokens is not False,
-        logprobs=_logprobs(body),
         shows_logprobs=body.shows_logprobs,
         grammar=to_grammar(constraint, model.tokens) if constraint else None,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        param_names=ParamNames(
-            n="best_of" if body.picks_best else "n",
-            logprobs="prompt_logprobs" if body.logprobs is None else "logprobs",
-            grammar=constraint.param if constraint else "",
-        ),
     )
 
 
@@ -257,7 +251,7 @@ class CompletionWriter:
     ) -> Steps[dict[str, Members]]:
         """Write the log-probabilities of the next tokens of a choice."""
         if number not in self._writers:
-            hidden = self._model.tokenizer.special_ids if state.request.skip_special_tokens else frozenset()
+            hidden = self._model.tokenizer.special_ids if state.request.options.skip_special_tokens else frozenset()
             offset = len(self._prompts[state.rid].text) if self._echo else 0
             self._writers[number] = CompletionLogprobs(self._model.files.token_bytes, hidden, offset, self._top)
         written = {name: Members() for name in COMPLETION_FIELDS}

@@ -1,15 +1,29 @@
-"""Request fields that chat and completions share, with their bounds, and the sampling parameters they yield."""
+"""Request fields that chat and completions share, with their bounds, and the options that they give."""
 
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.manager.request import GenerationOptions, ParamNames
 from tercet.frontend.manager.validation import MAX_STOPS
 from tercet.frontend.model.served_model import SamplingDefaults
-from tercet.protocol.messages.values import SamplingParams
+from tercet.protocol.messages.values import SAMPLING_FIELDS, LogprobParams
 
-Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
+_VALUES = [name for name in SAMPLING_FIELDS if name not in {"max_new_tokens", "min_new_tokens", "n", "seed"}]
+"""Parameters that every API names as messages do. The others are fields of `GenerationOptions`."""
+
+
+def bounded(name: str, **own: float) -> Any:
+    """Return the API's bounds of a sampling parameter, except those that an endpoint has of its own."""
+    api = SAMPLING_FIELDS[name].api
+    bounds: dict[str, Any] = {"gt" if api.above else "ge": api.least, "le": api.greatest}
+    if "gt" in own:
+        bounds.pop("ge", None)
+    return Field(**bounds | own)
+
+
+Count = Annotated[int, bounded("max_new_tokens")]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Field(max_length=512)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -55,26 +69,35 @@ class StreamOptions(Strict):
     include_obfuscation: bool | None = None
 
 
-class SamplingFields(Strict):
-    """OpenAI's fields, then the extensions that SGLang, vLLM and others share."""
+class FilterFields(Strict):
+    """Filters that OpenAI's own API lacks. Chats, completions, responses and /generate take them alike."""
+
+    top_k: Annotated[int, bounded("top_k")] | None = None
+    min_p: Annotated[float, bounded("min_p")] | None = None
+
+
+class OpenAIFields(Strict):
+    """OpenAI's fields of chats and completions."""
 
     model: Name
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, bounded("frequency_penalty")] | None = None
     logit_bias: LogitBias | None = None
     max_tokens: Count | None = None
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    n: Annotated[int, bounded("n")] | None = None
+    presence_penalty: Annotated[float, bounded("presence_penalty")] | None = None
+    seed: Annotated[int, bounded("seed")] | None = None
     stop: Stops | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    temperature: Annotated[float, bounded("temperature")] | None = None
+    top_p: Annotated[float, bounded("top_p")] | None = None
     user: Name | None = None
 
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+
+class SamplingFields(FilterFields, OpenAIFields):
+    """OpenAI's fields, then the extensions that SGLang, vLLM and others share."""
+
+    repetition_penalty: Annotated[float, bounded("repetition_penalty")] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
@@ -121,30 +144,53 @@ class SamplingFields(Strict):
         """Return whether each chunk of a stream has the current token counts."""
         return self.include_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
-    def sampling(self, defaults: SamplingDefaults) -> SamplingParams:
-        """Return the client's values, else those of the model's generation config, else OpenAI's defaults."""
-        temperature = _first(self.temperature, defaults.temperature, 1.0)
-        top_p = _first(self.top_p, defaults.top_p, 1.0)
-        return SamplingParams(
-            max_new_tokens=0,
-            min_new_tokens=self.min_tokens or 0,
-            n=self.n or 1,
-            temperature=temperature if top_p > 0 else 0.0,
-            top_p=top_p if top_p > 0 else 1.0,
-            top_k=max(int(_first(self.top_k, defaults.top_k, 0)), 0),
-            min_p=_first(self.min_p, defaults.min_p, 0.0),
-            presence_penalty=self.presence_penalty or 0.0,
-            frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=_first(self.repetition_penalty, defaults.repetition_penalty, 1.0),
+    @property
+    def candidates(self) -> int:
+        """Return the number of choices to generate for each prompt."""
+        return self.n or 1
+
+    def options(
+        self,
+        defaults: SamplingDefaults,
+        *,
+        max_tokens: int | None,
+        logprobs: LogprobParams | None,
+        param_names: ParamNames,
+        prediction: str = "",
+    ) -> GenerationOptions:
+        """Return the options of an answer; `defaults` are the model's."""
+        return GenerationOptions(
+            sampling=sampling_values(self, defaults),
+            n=self.candidates,
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens or 0,
+            seed=self.seed,
+            stop=stop_strings(self.stop),
             stop_token_ids=self.stop_token_ids or [],
+            include_stop=bool(self.include_stop_str_in_output),
             ignore_eos=bool(self.ignore_eos),
             logit_bias=biases(self.logit_bias),
+            skip_special_tokens=self.skip_special_tokens is not False,
+            spaces_between_special_tokens=self.spaces_between_special_tokens is not False,
+            logprobs=logprobs,
+            prediction=prediction,
+            priority=self.priority or 0,
+            cache_salt=self.cache_salt or "",
+            param_names=param_names,
         )
 
 
-def _first(*values: float | None) -> float:
-    """Return the first value that is set. The last one always is."""
-    return next(value for value in values if value is not None)
+def sampling_values(body: BaseModel, defaults: SamplingDefaults = SamplingDefaults()) -> dict[str, Any]:
+    """Return the client's sampling parameters, else those of the model's generation config, else neutral values."""
+    values: dict[str, Any] = {}
+    for name in _VALUES:
+        field = SAMPLING_FIELDS[name]
+        given = getattr(body, name, None), getattr(defaults, name, None), field.neutral
+        values[name] = field.type(next(value for value in given if value is not None))
+    values["top_k"] = max(values["top_k"], 0)
+    if values["top_p"] == 0:
+        values["temperature"], values["top_p"] = 0.0, 1.0
+    return values
 
 
 def refuse(param: str, value: Any, *, harmless: bool) -> None:

@@ -1,13 +1,12 @@
 """The response object, with the fields that repeat the request."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tercet.frontend.api.responses.schema import CreateResponse
 from tercet.frontend.api.responses.tool_schema import OfflineSearch
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.manager.req_state import Generation
-from tercet.protocol.messages.values import SamplingParams
 
 _PREFIX = "resp_"
 
@@ -23,7 +22,7 @@ def rid_of(response: str) -> str:
 
 
 def new_body(
-    response: str, request: CreateResponse, sampling: SamplingParams, created: int, *, stored: bool
+    response: str, request: CreateResponse, sampling: Mapping[str, Any], created: int, *, stored: bool
 ) -> dict[str, Any]:
     """Return the body of a new response without output; `stored` says whether the server has a store."""
     text = request.text.model_dump(exclude_none=True, by_alias=True) if request.text else {}
@@ -50,12 +49,12 @@ def new_body(
         "safety_identifier": request.safety_identifier,
         "service_tier": "default",
         "store": stored and request.store is not False,
-        "temperature": sampling.temperature,
+        "temperature": sampling["temperature"],
         "text": {"format": {"type": "text"}, **text},
         "tool_choice": _plain(request.tool_choice) or "auto",
         "tools": [_tool(tool.model_dump()) for tool in request.tools or () if not isinstance(tool, OfflineSearch)],
         "top_logprobs": request.top_logprobs or 0,
-        "top_p": sampling.top_p,
+        "top_p": sampling["top_p"],
         "truncation": "disabled",
         "usage": None,
         "user": request.user,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from tercet.frontend.api.openai.sampling_schema import SamplingFields, stop_strings
+from tercet.frontend.api.openai.sampling_schema import sampling_values, stop_strings
 from tercet.frontend.api.responses.body import new_body, usage_of
 from tercet.frontend.api.responses.conversation_store import ConversationSnapshot, ConversationStore
 from tercet.frontend.api.responses.items import Item, messages_of, resolve_items, to_stored_item
@@ -29,7 +29,7 @@ from tercet.frontend.chat.planner import ChatPlan, ChatPlanner
 from tercet.frontend.constraints import Constraint, JsonObject, JsonSchema
 from tercet.frontend.errors import BadRequestError, NotFoundError
 from tercet.frontend.manager.req_state import Generation
-from tercet.frontend.manager.request import ParamNames
+from tercet.frontend.manager.request import GenerationOptions, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import LogprobParams
@@ -100,7 +100,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     def _scored(self) -> ScoredText | None:
         if not self.wants_logprobs:
             return None
-        hidden = self.model.tokenizer.special_ids if self.plan.request.skip_special_tokens else frozenset[int]()
+        hidden = self.model.tokenizer.special_ids if self.plan.request.options.skip_special_tokens else frozenset[int]()
         return ScoredText(self.model.files.token_bytes, hidden)
 
 
@@ -124,30 +124,22 @@ class ResponseDrafter:
         request = origin.request
         model = await self._manager.adapters.model(request.model)
         initial = origin.initial or await self._initial_items(owner, request)
-        options = await self._chat_options(owner, request, initial, model)
-        sampling = SamplingFields(
-            model=request.model,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            top_k=request.top_k,
-            min_p=request.min_p,
-            min_tokens=request.min_tokens,
-            ignore_eos=request.ignore_eos,
-        ).sampling(model.files.defaults)
-        options = msgspec.structs.replace(
-            options,
-            sampling=sampling,
+        options = GenerationOptions(
+            sampling=sampling_values(request, model.files.defaults),
             max_tokens=request.max_output_tokens,
+            min_tokens=request.min_tokens or 0,
             seed=origin.seed,
             stop=stop_strings(request.stop),
+            ignore_eos=bool(request.ignore_eos),
             logprobs=LogprobParams(top=request.top_logprobs or 0) if request.wants_logprobs else None,
             priority=request.priority or 0,
             cache_salt=request.cache_salt or "",
+            param_names=_NAMES,
         )
         return Draft(
-            plan=await self._plan(options, model),
+            plan=await self._plan(await self._chat_options(owner, request, initial, options), model),
             initial=initial,
-            body=new_body(origin.id, request, sampling, origin.created, stored=self._store is not None),
+            body=new_body(origin.id, request, options.sampling, origin.created, stored=self._store is not None),
             model=model,
             wants_logprobs=request.wants_logprobs,
         )
@@ -155,8 +147,8 @@ class ResponseDrafter:
     async def prompt(self, owner: str, request: Prompted) -> tuple[ChatPlan, ServedModel]:
         """Return the plan and the model of a request, to count its tokens. Raises ApiError."""
         model = await self._manager.adapters.model(request.model)
-        options = await self._chat_options(owner, request, await self._initial_items(owner, request), model)
-        return await self._plan(options, model), model
+        initial, options = await self._initial_items(owner, request), GenerationOptions(param_names=_NAMES)
+        return await self._plan(await self._chat_options(owner, request, initial, options), model), model
 
     async def _initial_items(self, owner: str, request: Prompted) -> InitialItems:
         """Return the new items of a request, and those of its conversation. Raises ApiError."""
@@ -173,7 +165,7 @@ class ResponseDrafter:
         return InitialItems(given, past)
 
     async def _chat_options(
-        self, owner: str, request: Prompted, initial: InitialItems, model: ServedModel
+        self, owner: str, request: Prompted, initial: InitialItems, options: GenerationOptions
     ) -> ChatOptions:
         """Return the chat options for the items and all items before them."""
         earlier = initial.past.items if initial.past else []
@@ -181,13 +173,12 @@ class ResponseDrafter:
             earlier = await self._history(owner, request.previous_response_id)
         return ChatOptions(
             messages=messages_of(earlier, initial.given, request.instructions),
-            sampling=SamplingFields(model=request.model).sampling(model.files.defaults),
+            options=options,
             tools=tuple(specs_of(request.tools or ())),
             tool_choice=choice_of(request.tool_choice),
             parallel_tool_calls=request.allows_parallel_calls,
             constraint=_constraint(request),
             reasoning_effort=request.reasoning.effort if request.reasoning else None,
-            param_names=_NAMES,
         )
 
     async def _history(self, owner: str, response: str) -> list[Item]:

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Count, Name, Stops, Strict, refuse
+from tercet.frontend.api.openai.sampling_schema import Count, FilterFields, Name, Stops, Strict, bounded, refuse
 from tercet.frontend.api.responses.input_schema import InputItem, Metadata, Text, known_types
 from tercet.frontend.api.responses.tool_schema import (
     Anything,
@@ -149,13 +149,13 @@ class TokenCount(Prompted):
     personality: Name | None = None
 
 
-class CreateResponse(Prompted):
-    """A response to make."""
+class _OpenAIFields(Prompted):
+    """OpenAI's fields of a response to make, with two of its chats."""
 
     background: bool | None = None
     client_metadata: Anything | None = Field(None, exclude=True)
     include: Annotated[list[Name], Field(max_length=32)] | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    max_output_tokens: Annotated[int, bounded("max_new_tokens", ge=1)] | None = None
     max_tool_calls: Count | None = None
     metadata: Metadata | None = None
     prompt_cache_key: Name | None = None
@@ -166,9 +166,9 @@ class CreateResponse(Prompted):
     store: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    temperature: Annotated[float, bounded("temperature")] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_p: Annotated[float, bounded("top_p")] | None = None
     user: Name | None = None
 
     access_programs: Any = None
@@ -177,10 +177,13 @@ class CreateResponse(Prompted):
     moderation: Any = None
     prompt: Any = None
 
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: Annotated[int, bounded("seed")] | None = None
     stop: Stops | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+
+
+class CreateResponse(FilterFields, _OpenAIFields):
+    """A response to make."""
+
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.api.generation_response import respond
 from tercet.frontend.api.openai.chat_messages import message_of
-from tercet.frontend.api.openai.sampling_schema import biases, stop_strings
+from tercet.frontend.api.openai.sampling_schema import biases, sampling_values, stop_strings
 from tercet.frontend.api.openai.structured_schema import native_constraint_of
 from tercet.frontend.api.sglang.generate_schema import Detokenize, NativeGenerate, Tokenize, tokenize_request
 from tercet.frontend.api.sglang.generate_writer import GenerateWriter
@@ -21,12 +21,12 @@ from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.errors import ApiError, BadRequestError, UnavailableError
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
-from tercet.frontend.manager.request import GenerateRequest, ParamNames
+from tercet.frontend.manager.request import GenerateRequest, GenerationOptions, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.structured_output.compiler import to_grammar
-from tercet.protocol.messages.values import WIRE_VERSION, LogprobParams, LoRAAdapter, SamplingParams
+from tercet.protocol.messages.values import WIRE_VERSION, LogprobParams, LoRAAdapter
 
 _DEFAULT_MAX_NEW_TOKENS = 128
 _NAMES = ParamNames(
@@ -193,49 +193,45 @@ def to_generate_requests(
     """Return one request for each prompt, with its adapter. Raises BadRequestError."""
     requested = body.sampling_params
     constraint = native_constraint_of(requested)
-    logprobs = None
-    if body.return_logprob:
-        start = -1 if body.logprob_start_len is None else body.logprob_start_len
-        logprobs = LogprobParams(top=body.top_logprobs_num or 0, prompt=start >= 0)
     request = GenerateRequest(
         model=model.base,
         prompt=TextPrompt(""),
-        sampling=SamplingParams(
-            max_new_tokens=0,
-            min_new_tokens=requested.min_new_tokens or 0,
+        options=GenerationOptions(
+            sampling=sampling_values(requested),
             n=requested.n or 1,
-            temperature=1.0 if requested.temperature is None else requested.temperature,
-            top_p=1.0 if requested.top_p is None else requested.top_p,
-            top_k=max(requested.top_k or 0, 0),
-            min_p=requested.min_p or 0.0,
-            presence_penalty=requested.presence_penalty or 0.0,
-            frequency_penalty=requested.frequency_penalty or 0.0,
-            repetition_penalty=requested.repetition_penalty or 1.0,
+            max_tokens=requested.max_new_tokens,
+            min_tokens=requested.min_new_tokens or 0,
+            seed=requested.sampling_seed,
+            stop=stop_strings(requested.stop),
             stop_token_ids=requested.stop_token_ids or [],
+            include_stop=bool(requested.no_stop_trim),
             ignore_eos=bool(requested.ignore_eos),
             logit_bias=biases(requested.logit_bias),
+            skip_special_tokens=requested.skip_special_tokens is not False,
+            spaces_between_special_tokens=requested.spaces_between_special_tokens is not False,
+            logprobs=_logprobs(body),
+            priority=body.priority or 0,
+            cache_salt=body.cache_salt or "",
+            param_names=msgspec.structs.replace(
+                _NAMES,
+                model="model" if body.lora_path is None else "lora_path",
+                grammar=constraint.param if constraint else "",
+            ),
         ),
-        max_tokens=requested.max_new_tokens,
         default_tokens=_DEFAULT_MAX_NEW_TOKENS,
-        seed=requested.sampling_seed,
-        stop=stop_strings(requested.stop),
-        include_stop=bool(requested.no_stop_trim),
-        skip_special_tokens=requested.skip_special_tokens is not False,
-        spaces_between_special_tokens=requested.spaces_between_special_tokens is not False,
-        logprobs=logprobs,
         grammar=to_grammar(constraint, model.tokens) if constraint else None,
-        priority=body.priority or 0,
-        cache_salt=body.cache_salt or "",
-        param_names=msgspec.structs.replace(
-            _NAMES,
-            model="model" if body.lora_path is None else "lora_path",
-            grammar=constraint.param if constraint else "",
-        ),
     )
     return [
         msgspec.structs.replace(request, prompt=prompt, lora=each)
         for prompt, each in zip(body.prompts(), lora, strict=True)
     ]
+
+
+def _logprobs(body: NativeGenerate) -> LogprobParams | None:
+    if not body.return_logprob:
+        return None
+    start = -1 if body.logprob_start_len is None else body.logprob_start_len
+    return LogprobParams(top=body.top_logprobs_num or 0, prompt=start >= 0)
 
 
 def _describe(model: ServedModel) -> dict[str, Any]:

@@ -6,7 +6,17 @@ from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.api.openai.chat_messages import Messages, with_reasoning
 from tercet.frontend.api.openai.completion_schema import MOST_CHOICES, Batch
-from tercet.frontend.api.openai.sampling_schema import Count, LogitBias, Name, Stops, Strict, TokenId, refuse
+from tercet.frontend.api.openai.sampling_schema import (
+    Count,
+    FilterFields,
+    LogitBias,
+    Name,
+    Stops,
+    Strict,
+    TokenId,
+    bounded,
+    refuse,
+)
 from tercet.frontend.api.openai.structured_schema import NativeStructuredFields
 from tercet.frontend.api.openai.tool_schema import Tools, specs_of
 from tercet.frontend.api.sglang.session_schema import SessionParams
@@ -18,26 +28,29 @@ Text = Annotated[str, Field(max_length=16_777_216)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True)]
 
 
-class NativeSampling(NativeStructuredFields):
-    """SGLang's names of the sampling parameters."""
+class _NativeLimits(NativeStructuredFields):
+    """Fields that come before the filters in the document."""
 
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
-    n: Annotated[int, Field(ge=1, le=128)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
+    n: Annotated[int, bounded("n")] | None = None
+    temperature: Annotated[float, bounded("temperature", le=100)] | None = None
+    top_p: Annotated[float, bounded("top_p", gt=0)] | None = None
+
+
+class NativeSampling(FilterFields, _NativeLimits):
+    """SGLang's names of the sampling parameters."""
+
+    presence_penalty: Annotated[float, bounded("presence_penalty")] | None = None
+    frequency_penalty: Annotated[float, bounded("frequency_penalty")] | None = None
+    repetition_penalty: Annotated[float, bounded("repetition_penalty")] | None = None
     stop: Stops | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=128)] | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
-    sampling_seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    sampling_seed: Annotated[int, bounded("seed")] | None = None
     logit_bias: LogitBias | None = None
 
 

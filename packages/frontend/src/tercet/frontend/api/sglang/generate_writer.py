@@ -39,7 +39,7 @@ class GenerateWriter:
             ids = self._ids.setdefault(number, [])
             ids += update.token_ids
             scores = self._scores.setdefault(number, _Scores())
-            if state.request.logprobs is not None:
+            if state.request.options.logprobs is not None:
                 scores.add(update.token_ids, update.logprobs)
             chunks += event(orjson.dumps(self._choice(number, state, text, ids, scores, update.finish)))
         return chunks
@@ -60,7 +60,7 @@ class GenerateWriter:
         for each in choices:
             yield from self.prepare(each.state)
             ids, scores = list(each.token_ids), _Scores()
-            if each.state.request.logprobs is not None:
+            if each.state.request.options.logprobs is not None:
                 yield from scores.steps(ids, each.logprobs)
             rows.append(self._choice(_number(each), each.state, each.text, ids, scores, each.finish))
             yield
@@ -69,7 +69,7 @@ class GenerateWriter:
     def _choice(
         self, number: int, state: ReqState, text: str, ids: list[int], scores: "_Scores", finish: FinishReason | None
     ) -> dict[str, Any]:
-        if state.request.max_tokens == 0:
+        if state.request.options.max_tokens == 0:
             text, ids, scores = "", [], _Scores()
         meta: dict[str, Any] = {
             "id": state.rid,
@@ -78,7 +78,7 @@ class GenerateWriter:
             "completion_tokens": len(ids),
             "cached_tokens": state.cached_tokens,
         }
-        if state.request.logprobs is not None:
+        if state.request.options.logprobs is not None:
             meta |= self._prompt_scores(state).fields("input") | scores.fields("output")
         return {"index": number, "text": text, "output_ids": ids, "meta_info": meta}
 

@@ -56,7 +56,7 @@ class SessionRoutes:
 
         Raises ApiError.
         """
-        if work.sampling.n != 1:
+        if work.options.n != 1:
             raise BadRequestError("A turn of a session has one choice.", param="sampling_params.n")
         owner = caller_of(request).owner
         capacity, parent = await self._store.turn(owner, params.id, params.rid or None)

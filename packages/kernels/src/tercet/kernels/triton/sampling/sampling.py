@@ -165,12 +165,12 @@ def sample(
         top_k, top_p, min_p = (given.contiguous() for given in (filters.top_k, filters.top_p, filters.min_p))
         limits, counts = found = allocate_limits(logits, blocks)
         masses = torch.empty_like(bests)
-        if filters.any_top_k:
+        if "top_k" not in filters.off:
             find_limits(logits, temperature, top_k, bests, found, shape, options)
     given = logits, temperature, top_k, min_p, *words, bests, limits, counts
     launch(approximate_scores_kernel, (rows, blocks), (*given, masses), shape, LEVELS=levels, **options)
     launch(winner_kernel, (rows,), (*given, tokens), shape, LEVELS=levels, num_warps=8, **whole)
-    if filters is not None and filters.any_top_p:
+    if filters is not None and "top_p" not in filters.off:
         launch(
             preceding_mass_kernel, (rows, blocks), (logits, temperature, top_p, bests, tokens, masses), shape, **options
         )

@@ -20,8 +20,8 @@ import torch
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.penalties import Penalties, TokenCounts, add_bias
 from tercet.kernels.ops.philox import NoiseKey
-from tercet.kernels.ops.sampling import Filters
-from tercet.protocol.messages.values import unpack_ints
+from tercet.kernels.ops.sampling import FILTERS, Filters
+from tercet.protocol.messages.values import SAMPLING_FIELDS, unpack_ints
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.device.staging import Array, HostToDevice
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens, penalize_drafts
@@ -156,8 +156,8 @@ class _FixedParams:
         self.rows: _Rows | None = None  # the rows that were written last
         self._words = torch.zeros(3, slots, dtype=torch.int64, device=device)
         self._temperature = torch.ones(slots, device=device)
-        self._top_k = torch.zeros(slots, dtype=torch.int64, device=device)
-        self._top_p, self._min_p = torch.ones(slots, device=device), torch.zeros(slots, device=device)
+        # int64 and float32, as the type of the neutral value
+        self._filters = {name: torch.full((slots,), SAMPLING_FIELDS[name].neutral, device=device) for name in FILTERS}
 
     def write(self, draw: _Draw) -> None:
         """Write the parameters of the first rows."""
@@ -166,22 +166,15 @@ class _FixedParams:
             kept[:count] = given
         self._temperature[:count] = draw.temperature
         if draw.filters is not None:
-            self._top_k[:count] = draw.filters.top_k
-            self._top_p[:count] = draw.filters.top_p
-            self._min_p[:count] = draw.filters.min_p
+            for name, values in self._filters.items():
+                values[:count] = getattr(draw.filters, name)
 
     def first(self, rows: int, mode: SamplingMode) -> _Draw:
         """Return the first rows as a draw."""
         seed_low, seed_high, choice = self._words[:, :rows].unbind()
         filters = None
         if mode.filters:
-            filters = Filters(
-                self._top_k[:rows],
-                self._top_p[:rows],
-                self._min_p[:rows],
-                any_top_k=mode.any_top_k,
-                any_top_p=mode.any_top_p,
-            )
+            filters = Filters(**{name: values[:rows] for name, values in self._filters.items()}, off=mode.off)
         return _Draw(None, (seed_low, seed_high, choice), self._temperature[:rows], filters)
 
 
@@ -331,10 +324,12 @@ class Sampler:
         step = self._params.arrange(slots)
         draws = []
         for draw in step.draws:
-            rows, words, temperature, *filters = self._to_device.send([draw.rows, draw.words, *draw.kept])
+            rows, words, temperature, *filters = self._to_device.send(
+                [draw.rows, draw.words, draw.temperature, *draw.filters.values()]
+            )
             some = rows if len(rows) < len(slots) else None
             seed_low, seed_high, choice = words.unbind()
-            kept = Filters(*filters, any_top_k=draw.any_top_k, any_top_p=draw.any_top_p) if filters else None
+            kept = Filters(*filters, off=draw.off) if filters else None
             draws.append(_Draw(some, (seed_low, seed_high, choice), temperature, kept))
         penalized = None
         if len(step.penalized):

@@ -1,10 +1,12 @@
 """Sampling parameters of every slot, in host tables from which a step takes its rows at once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from tercet.kernels.ops.sampling import FILTERS, SKIPPABLE
+from tercet.protocol.messages.values import SAMPLING_FIELDS, SamplingParams
 from tercet.scheduler.core.plan import SlotInit
 from tercet.scheduler.device.staging import Array
 
@@ -12,6 +14,8 @@ _NEVER = float("-inf")
 _LAST = -1e30
 """Bias of suppressed ids under a grammar, which may allow nothing else: the grammar is stronger."""
 _WORD = 0xFFFFFFFF
+
+PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 _PLAIN, _FILTERED, _PENALIZED, _BIASED, _REPORTING = (1 << bit for bit in range(5))
 """Flags of a slot's rows: drawn from the whole vocabulary, drawn with filters, penalized, biased, reporting."""
@@ -23,9 +27,9 @@ class Draw:
 
     rows: Array  # int64 [n]
     words: Array  # int64 [3, n] for `NoiseKey`: seed low, seed high, choice
-    kept: Sequence[Array]  # temperature [n], and with filters top_k, top_p and min_p [n]
-    any_top_k: bool
-    any_top_p: bool
+    temperature: Array  # float32 [n]
+    filters: Mapping[str, Array]  # each of `FILTERS` [n]; empty for draws from the whole vocabulary
+    off: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,7 @@ class SamplingMode:
 
     draws: bool
     filters: bool = False
-    any_top_k: bool = False
-    any_top_p: bool = False
+    off: frozenset[str] = frozenset(SKIPPABLE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +49,7 @@ class Arrangement:
 
     draws: Sequence[Draw]
     penalized: Array  # int64 [n]
-    strengths: Array  # float32 [3, n]: repetition, frequency, presence
+    strengths: Array  # float32 [3, n]: `PENALTIES`
     biased: Sequence[int]
     reporting: Array  # int64 [n]
     tops: Sequence[int]  # number of top tokens of each reporting row
@@ -60,7 +63,7 @@ class Arrangement:
         draw = self.draws[0]
         if len(draw.rows) < rows:
             return None
-        return SamplingMode(draws=True, filters=len(draw.kept) > 1, any_top_k=draw.any_top_k, any_top_p=draw.any_top_p)
+        return SamplingMode(draws=True, filters=bool(draw.filters), off=draw.off)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,25 +96,28 @@ class SlotParams:
 
     def __init__(self, slots: int) -> None:
         self._kinds = np.zeros(slots, dtype=np.uint8)
-        self._reals = np.zeros((6, slots), dtype=np.float32)  # temperature, top_p, min_p, then `strengths`
-        self._integers = np.zeros((4, slots), dtype=np.int64)  # seed low, high, choice, top_k
+        self._columns = {
+            name: np.zeros(slots, dtype=np.float32 if SAMPLING_FIELDS[name].type is float else np.int64)
+            for name in ("temperature", *FILTERS, *PENALTIES)
+        }
+        self._words = np.zeros((3, slots), dtype=np.int64)  # seed low, high, choice
         self._tops = np.zeros(slots, dtype=np.int64)
         self._biases: list[_Bias | None] = [None] * slots
 
     def introduce(self, init: SlotInit) -> None:
         """Store the parameters of a new choice."""
         slot, params = init.slot, init.sampling
-        penalties = (params.repetition_penalty, params.frequency_penalty, params.presence_penalty)
-        self._reals[:, slot] = (params.temperature, params.top_p, params.min_p, *penalties)
-        self._integers[:, slot] = params.seed & _WORD, params.seed >> 32 & _WORD, init.choice, params.top_k
+        for name, column in self._columns.items():
+            column[slot] = getattr(params, name)
+        self._words[:, slot] = params.seed & _WORD, params.seed >> 32 & _WORD, init.choice
         self._tops[slot] = init.top_logprobs
         self._biases[slot] = _Bias.of(init)
-        filters = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        filters = _in_use(params, FILTERS)
         draws = params.temperature > 0 and params.top_k != 1
         kinds = {
             _PLAIN: draws and not filters,
             _FILTERED: draws and filters,
-            _PENALIZED: penalties != (1, 0, 0),
+            _PENALIZED: _in_use(params, PENALTIES),
             _BIASED: self._biases[slot] is not None,
             _REPORTING: init.top_logprobs >= 0,
         }
@@ -133,7 +139,7 @@ class SlotParams:
         return Arrangement(
             draws=[self._draw(rows_of(kind), slots, kind) for kind in (_PLAIN, _FILTERED) if present & kind],
             penalized=penalized,
-            strengths=self._reals[3:].take(slots[penalized], axis=1),
+            strengths=np.stack([self._columns[name][slots[penalized]] for name in PENALTIES]),
             biased=rows_of(_BIASED).tolist(),
             reporting=reporting,
             tops=self._tops[slots[reporting]].tolist(),
@@ -159,8 +165,16 @@ class SlotParams:
 
     def _draw(self, rows: Array, slots: Array, kind: int) -> Draw:
         slots = slots[rows]
-        seed_low, seed_high, choice, top_k = self._integers.take(slots, axis=1)
-        temperature, top_p, min_p = self._reals[:3].take(slots, axis=1)
-        filters = (top_k, top_p, min_p) if kind == _FILTERED else ()
-        words = np.stack([seed_low, seed_high, choice])
-        return Draw(rows, words, [temperature, *filters], bool((top_k > 0).any()), bool((top_p < 1).any()))
+        filters = {name: self._columns[name][slots] for name in FILTERS} if kind == _FILTERED else {}
+        on = {name for name, values in filters.items() if (values != SAMPLING_FIELDS[name].neutral).any()}
+        return Draw(
+            rows=rows,
+            words=self._words.take(slots, axis=1),
+            temperature=self._columns["temperature"][slots],
+            filters=filters,
+            off=frozenset(SKIPPABLE) - on,
+        )
+
+
+def _in_use(params: SamplingParams, names: Sequence[str]) -> bool:
+    return any(getattr(params, name) != SAMPLING_FIELDS[name].neutral for name in names)
