@@ -91,7 +91,7 @@ def test_a_file_has_a_table_for_each_part_and_the_command_line_goes_over_it(tmp_
     )
     config = parse("--config", path, "--port", "99")
     assert (config.model, config.serve.port, config.serve.host) == ("from/file", 99, "::1")
-    assert config.frontend.served_model_name == "mine"
+    assert config.frontend.served_model_name == ("mine",)
     assert config.frontend.api_key == ("one", "two")
     assert config.lora == {"haiku": "/adapters/haiku", "sonnet": "org/sonnet"}
     assert config.scheduler.flags() == [
