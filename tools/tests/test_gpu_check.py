@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from tercet.scheduler.executor import loading
+from tercet.scheduler.models.weights import quantized_checkpoints
+
 pytest.importorskip("triton", reason="the GPU path needs it")
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
@@ -254,7 +257,7 @@ def test_a_weight_that_is_put_in_full_wrongly_is_found(monkeypatch: pytest.Monke
     def slightly(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
         return dequantize(replace(weight, scales=weight.scales * 1.01), dtype)
 
-    monkeypatch.setattr("tercet.scheduler.models.weights.quantized_checkpoints.dequantize", slightly)
+    monkeypatch.setattr(quantized_checkpoints, "dequantize", slightly)
     *_, last = quantised.compare(TINY)
     kinds = {name: form.kind for name, form in quantised._COMPARED.items()}
     assert last["wrong"] == sorted(name for name, kind in kinds.items() if kind not in ("", "mxfp4"))
@@ -313,7 +316,7 @@ def test_rotation_is_timed_within_attention_and_before_it(monkeypatch: pytest.Mo
         return whole(*given, **options)
 
     monkeypatch.setattr(TritonAttention, "attend_new", counted)
-    monkeypatch.setattr("tercet.scheduler.executor.loading.layer_ops", lambda _: TritonLayerOps())
+    monkeypatch.setattr(loading, "layer_ops", lambda _: TritonLayerOps())
     parts = [(list(part), len(calls)) for part in executor.rotation(replace(TINY, batches=(1,), decodes=2))]
     names, counts = zip(*parts, strict=True)
     assert names == (["one kernel"], ["two kernels"])

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from packages.detokenizer.tests.batches import batch
+from tercet.detokenizer import loop
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.loop import MIN_DRAIN_SECONDS, RETRY_SECONDS, TOKENIZER_TIMEOUT_SECONDS, DetokenizerLoop
 from tercet.detokenizer.outbox import FrontendOutbox
@@ -262,7 +263,7 @@ def test_the_loop_wakes_by_itself_to_ask_again(byte_level: Vocabulary) -> None:
 def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(
     byte_level: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.detokenizer.loop.MIN_DRAIN_SECONDS", 0.0)
+    monkeypatch.setattr(loop, "MIN_DRAIN_SECONDS", 0.0)
     bench = Bench(byte_level)
     bench.begin()
     bench.loop.stop()

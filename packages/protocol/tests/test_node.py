@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import zmq
 
+from tercet.protocol import node as node_module
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import AddressError, ChannelError, NodeFailed
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope
@@ -334,7 +335,7 @@ def test_another_major_version_is_told_why(network: Network) -> None:
 def test_a_flood_beyond_what_may_wait_is_held_back_without_losing_peers(
     network: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.protocol.node.MAX_PENDING", 200)
+    monkeypatch.setattr(node_module, "MAX_PENDING", 200)
     scheduler = network.node(SCHEDULER)
     frontend = network.node(FRONTEND)
     at_frontend = Listener(frontend)

@@ -7,6 +7,7 @@ import pytest
 
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.cli import main as cli
+from tercet.frontend.supervisor import serve as serve_module
 from tercet.frontend.supervisor.options import ConfigError, ServeConfig, parse_bytes, read_config
 from tercet.frontend.supervisor.serve import require_adapter_files
 
@@ -230,8 +231,8 @@ def test_what_keeps_the_server_from_starting_is_one_line(
     def serve(_: ServeConfig) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("tercet.frontend.supervisor.serve.require_packages", lambda: None)
-    monkeypatch.setattr("tercet.frontend.supervisor.serve.serve", serve)
+    monkeypatch.setattr(serve_module, "require_packages", lambda: None)
+    monkeypatch.setattr(serve_module, "serve", serve)
     assert cli.main(["serve"]) == 1
     assert capsys.readouterr().err == "tercet: error: [Errno 24] Too many open files\n"
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tercet.frontend.server import uvicorn_server
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 
 EngineOf = Callable[..., FakeEngine]
@@ -26,7 +27,7 @@ MOST = 8
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.frontend.server.uvicorn_server.max_connections", lambda: MOST)
+    monkeypatch.setattr(uvicorn_server, "max_connections", lambda: MOST)
 
 
 @contextlib.asynccontextmanager

@@ -15,6 +15,7 @@ import uvloop
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.http.auth import set_resumed_caller
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
+from tercet.frontend.structured_output import checker as checker_module
 from tercet.frontend.structured_output.checker import GrammarChecker
 from tercet.frontend.structured_output.worker import MEMORY
 from tercet.frontend.structured_output.worker_process import WorkerProcess
@@ -162,7 +163,7 @@ async def test_what_is_remembered_is_bounded_and_what_is_asked_most_lately_stays
         return "it is bad" if grammar.text == "c" else ""
 
     monkeypatch.setattr(WorkerProcess, "check", try_out)
-    monkeypatch.setattr("tercet.frontend.structured_output.checker._MAX_RESULTS", 2)
+    monkeypatch.setattr(checker_module, "_MAX_RESULTS", 2)
     for text in "abacab":
         await asyncio.gather(checker.check(Grammar(GrammarKind.REGEX, text), model), return_exceptions=True)
     assert tried == ["a", "b", "c", "b"]

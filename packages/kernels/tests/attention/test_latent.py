@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from tercet.kernels.attention import latent
+from tercet.kernels.attention import latent, torch_native
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.latent import LatentBackend, LatentSizes, latent_backend, latent_backend_names
 from tercet.kernels.attention.reference import ReferenceLatent
@@ -114,7 +114,7 @@ def test_queries_may_be_a_part_of_something_wider(name: str) -> None:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_long_extend_is_cut_into_blocks_without_a_seam(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.attention.torch_native._SCORES", 3 * 150 * 7)
+    monkeypatch.setattr(torch_native, "_SCORES", 3 * 150 * 7)
     test_equals_the_reference(name, Case(((90, 150), (31, 31))))
 
 

@@ -11,6 +11,7 @@ import torch
 from tercet.kernels.attention.cpu import rows_of
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native import abi
+from tercet.kernels.native import library as library_module
 from tercet.kernels.native.library import FOLDER, LEVELS, Library, available_cores, best_level, load_library
 from tercet.kernels.native.linear import pack_linear
 from tercet.kernels.native.ops import NativeOps
@@ -43,7 +44,7 @@ def test_a_containers_quota_bounds_the_threads(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr("tercet.kernels.native.library._CGROUP", tmp_path)
+    monkeypatch.setattr(library_module, "_CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert available_cores() == cores
@@ -55,7 +56,7 @@ def test_a_containers_quota_bounds_the_threads(
 def test_the_environment_bounds_the_threads_as_those_of_other_libraries(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str, cores: int
 ) -> None:
-    monkeypatch.setattr("tercet.kernels.native.library._CGROUP", tmp_path)
+    monkeypatch.setattr(library_module, "_CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)
     assert available_cores() == cores
@@ -78,7 +79,7 @@ def test_a_broken_library_says_so(tmp_path: Path) -> None:
 
 @needs_library
 def test_a_library_of_other_sources_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.native.abi.Step", type("Step", (ctypes.Structure,), {"_fields_": ()}))
+    monkeypatch.setattr(abi, "Step", type("Step", (ctypes.Structure,), {"_fields_": ()}))
     with pytest.raises(UnavailableBackendError, match="does not load: it was compiled from other sources"):
         Library("portable")
 
@@ -185,7 +186,7 @@ def test_every_function_that_is_exported_is_guarded() -> None:
 
 
 def test_without_any_library_the_error_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.native.library.FOLDER", tmp_path)
+    monkeypatch.setattr(library_module, "FOLDER", tmp_path)
     load_library.cache_clear()
     try:
         with pytest.raises(UnavailableBackendError, match="was not built"):
@@ -199,7 +200,7 @@ def test_an_unknown_level_is_refused_and_a_lower_one_taken(tmp_path: Path, monke
     with pytest.raises(UnavailableBackendError, match="not neon"):
         load_library("neon")
     shutil.copy(FOLDER / "libtercet_portable.so", tmp_path)
-    monkeypatch.setattr("tercet.kernels.native.library.FOLDER", tmp_path)
+    monkeypatch.setattr(library_module, "FOLDER", tmp_path)
     load_library.cache_clear()
     try:
         assert load_library().level == "portable"

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+from tercet.kernels.ops import philox
 from tercet.kernels.ops.philox import (
     GUMBEL_MAX,
     NoiseKey,
@@ -71,7 +72,7 @@ def test_golden_noise() -> None:
 
 
 def test_vectors_equal_the_reference_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.ops.philox._BLOCK", 7)
+    monkeypatch.setattr(philox, "_BLOCK", 7)
     rows = [(3, 0, 5), (2**63 + 9, 4, 70000)]
     row_of, tokens = torch.arange(40) % 2, torch.arange(40) * 977
     expected = [gumbel_reference(*rows[i % 2], i * 977) for i in range(40)]

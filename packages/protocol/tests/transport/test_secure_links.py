@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from tercet.protocol import node as node_module
 from tercet.protocol.config import Dial, NodeConfig
 from tercet.protocol.errors import AddressError
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope
@@ -268,7 +269,7 @@ def _under(push: "zmq.Socket[bytes]", keys: Security, server: bytes) -> None:
 
 def test_a_busy_main_thread_keeps_nobody_outside(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """While too much waits for the main thread the inbox is left alone, but not the door."""
-    monkeypatch.setattr("tercet.protocol.node.MAX_PENDING", 10)
+    monkeypatch.setattr(node_module, "MAX_PENDING", 10)
     scheduler = start(SCHEDULER)
     first = start(FRONTEND, at(scheduler, SCHEDULER))
     Listener(first).wait_for(PeerUp, "scheduler-0")

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tercet.scheduler.device import oom
 from tercet.scheduler.device.oom import NoSplit, SplitOnOom, SuppressOom, again, lacks_memory, require_memory
 
 CPU_WORDS = "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to allocate 8"
@@ -114,7 +115,7 @@ def test_rows_that_find_memory_once_it_was_given_back_are_not_halved() -> None:
 def test_a_size_that_failed_is_halved_at_once_for_a_while(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tercet.scheduler.device.oom._RETRY_AFTER", 5)
+    monkeypatch.setattr(oom, "_RETRY_AFTER", 5)
     device = Device(4, MemoryError())
     halving = SplitOnOom("rows", device.release)
     with caplog.at_level(logging.WARNING):

@@ -8,6 +8,7 @@ import pytest
 
 from packages.scheduler.tests.grammar.test_cache import Counting, Tape, grammar
 from tercet.protocol.messages.values import Grammar
+from tercet.scheduler.grammar import cache as cache_module
 from tercet.scheduler.grammar import loader as desk
 from tercet.scheduler.grammar.cache import GrammarCache
 from tercet.scheduler.grammar.loader import GrammarLoader
@@ -97,7 +98,7 @@ def test_a_grammar_that_cannot_be_read_fails_where_it_is_followed(reader: Gramma
 def test_kept_is_what_is_wanted_whatever_else_comes(
     reader: GrammarLoader, backend: Slow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.scheduler.grammar.cache.MOST_GRAMMARS", 1)
+    monkeypatch.setattr(cache_module, "MOST_GRAMMARS", 1)
     backend.let.set()
     for each in (A, B):
         reader.want(each)

@@ -8,6 +8,7 @@ import httpx2
 import openai
 import pytest
 
+from tercet.frontend.api.responses import conversation_store
 from tercet.frontend.config.config import HttpConfig, StoreConfig
 from tercet.frontend.testing import FakeEngine, Served, serving
 
@@ -199,7 +200,7 @@ async def test_what_cannot_be_taken_is_refused_by_name_and_leaves_nothing(
 async def test_a_conversation_that_is_full_takes_no_more_until_something_is_taken_out(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.frontend.api.responses.conversation_store.MAX_HISTORY_BYTES", 1000)
+    monkeypatch.setattr(conversation_store, "MAX_HISTORY_BYTES", 1000)
     async with serving(engine_of(), store=store) as served:
         client = openai_of(served)
         with pytest.raises(openai.BadRequestError, match="at most 1000 bytes") as full:
