@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from packages.detokenizer.tests.batches import batch
-from tercet.detokenizer import loop
 from tercet.detokenizer.detokenizer_manager import DetokenizerManager
 from tercet.detokenizer.loop import MIN_DRAIN_SECONDS, RETRY_SECONDS, TOKENIZER_TIMEOUT_SECONDS, DetokenizerLoop
 from tercet.detokenizer.outbox import FrontendOutbox
@@ -260,17 +259,14 @@ def test_the_loop_wakes_by_itself_to_ask_again(byte_level: Vocabulary) -> None:
     assert bench.loop.seconds_until_due() is None
 
 
-def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(
-    byte_level: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop, "MIN_DRAIN_SECONDS", 0.0)
+def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.begin()
     bench.loop.stop()
     assert bench.node.woken == 1
     bench.node.waits.clear()
     bench.node.feed(Delivery("s", batch(byte_level.tokenizer.encode("a").ids, finish=DONE)))
-    bench.loop.run(drain_grace=5)
+    bench.loop.run(drain_grace=5, min_drain=0)
     assert bench.node.waits == [RETRY_SECONDS] * 2
     assert texts(bench.node) == [["a"]]
     assert bench.board.heartbeat("f").phase is Phase.DRAINING

@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import zmq
 
-from tercet.protocol import node as node_module
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import AddressError, ChannelError, NodeFailed
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope
@@ -332,11 +331,8 @@ def test_another_major_version_is_told_why(network: Network) -> None:
     assert scheduler.peers() == []
 
 
-def test_a_flood_beyond_what_may_wait_is_held_back_without_losing_peers(
-    network: Network, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(node_module, "MAX_PENDING", 200)
-    scheduler = network.node(SCHEDULER)
+def test_a_flood_beyond_what_may_wait_is_held_back_without_losing_peers(network: Network) -> None:
+    scheduler = network.node(SCHEDULER, max_pending=200)
     frontend = network.node(FRONTEND)
     at_frontend = Listener(frontend)
     at_frontend.wait_for(PeerUp, "scheduler-0")

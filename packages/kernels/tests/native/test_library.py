@@ -11,7 +11,6 @@ import torch
 from tercet.kernels.attention.cpu import rows_of
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.native import abi
-from tercet.kernels.native import library as library_module
 from tercet.kernels.native.library import FOLDER, LEVELS, Library, available_cores, best_level, load_library
 from tercet.kernels.native.linear import pack_linear
 from tercet.kernels.native.ops import NativeOps
@@ -44,10 +43,9 @@ def test_a_containers_quota_bounds_the_threads(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(library_module, "_CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert available_cores() == cores
+    assert available_cores(tmp_path) == cores
 
 
 @pytest.mark.parametrize(
@@ -56,10 +54,9 @@ def test_a_containers_quota_bounds_the_threads(
 def test_the_environment_bounds_the_threads_as_those_of_other_libraries(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str, cores: int
 ) -> None:
-    monkeypatch.setattr(library_module, "_CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-    assert available_cores() == cores
+    assert available_cores(tmp_path) == cores
 
 
 @needs_library
@@ -185,24 +182,14 @@ def test_every_function_that_is_exported_is_guarded() -> None:
         assert ("return guarded([&] {" in text, ") noexcept {" in text) == (can_fail, not can_fail)
 
 
-def test_without_any_library_the_error_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library_module, "FOLDER", tmp_path)
-    load_library.cache_clear()
-    try:
-        with pytest.raises(UnavailableBackendError, match="was not built"):
-            load_library()
-    finally:
-        load_library.cache_clear()
+def test_without_any_library_the_error_says_why(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableBackendError, match="was not built"):
+        load_library(folder=tmp_path)
 
 
 @needs_library
-def test_an_unknown_level_is_refused_and_a_lower_one_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_level_is_refused_and_a_lower_one_taken(tmp_path: Path) -> None:
     with pytest.raises(UnavailableBackendError, match="not neon"):
         load_library("neon")
     shutil.copy(FOLDER / "libtercet_portable.so", tmp_path)
-    monkeypatch.setattr(library_module, "FOLDER", tmp_path)
-    load_library.cache_clear()
-    try:
-        assert load_library().level == "portable"
-    finally:
-        load_library.cache_clear()
+    assert load_library(folder=tmp_path).level == "portable"

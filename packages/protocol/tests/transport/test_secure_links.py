@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tercet.protocol import node as node_module
 from tercet.protocol.config import Dial, NodeConfig
 from tercet.protocol.errors import AddressError
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope
@@ -267,10 +266,9 @@ def _under(push: "zmq.Socket[bytes]", keys: Security, server: bytes) -> None:
     push.curve_secretkey, push.curve_publickey, push.curve_serverkey = keys.secret, keys.public, server
 
 
-def test_a_busy_main_thread_keeps_nobody_outside(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_main_thread_keeps_nobody_outside(start: Start) -> None:
     """While too much waits for the main thread the inbox is left alone, but not the door."""
-    monkeypatch.setattr(node_module, "MAX_PENDING", 10)
-    scheduler = start(SCHEDULER)
+    scheduler = start(SCHEDULER, max_pending=10)
     first = start(FRONTEND, at(scheduler, SCHEDULER))
     Listener(first).wait_for(PeerUp, "scheduler-0")
     for number in range(50):

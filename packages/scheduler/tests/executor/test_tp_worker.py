@@ -14,10 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tercet.kernels.native import library as library_module
-from tercet.kernels.native.library import load_library, missing_library
+from tercet.kernels.native.library import available_cores, load_library, missing_library
 from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.device import cpu_threads
 from tercet.scheduler.device.device_memory import available_bytes
 from tercet.scheduler.executor import kv_budget, kv_pool, loading, tp_worker
 from tercet.scheduler.executor.tp_worker import TpModelWorker
@@ -207,7 +207,7 @@ def test_plain_torch_keeps_to_a_containers_quota(
     options: WorkerOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "cpu.max").write_text("200000 100000\n", encoding="ascii")
-    monkeypatch.setattr(library_module, "_CGROUP", tmp_path)
+    monkeypatch.setattr(cpu_threads, "available_cores", lambda: available_cores(tmp_path))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()

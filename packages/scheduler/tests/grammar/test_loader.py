@@ -8,7 +8,6 @@ import pytest
 
 from packages.scheduler.tests.grammar.test_cache import Counting, Tape, grammar
 from tercet.protocol.messages.values import Grammar
-from tercet.scheduler.grammar import cache as cache_module
 from tercet.scheduler.grammar import loader as desk
 from tercet.scheduler.grammar.cache import GrammarCache
 from tercet.scheduler.grammar.loader import GrammarLoader
@@ -95,10 +94,8 @@ def test_a_grammar_that_cannot_be_read_fails_where_it_is_followed(reader: Gramma
     assert isinstance(read.exception(), GrammarError)
 
 
-def test_kept_is_what_is_wanted_whatever_else_comes(
-    reader: GrammarLoader, backend: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache_module, "MOST_GRAMMARS", 1)
+def test_kept_is_what_is_wanted_whatever_else_comes(backend: Slow) -> None:
+    reader = GrammarLoader(GrammarCache(backend, max_grammars=1))
     backend.let.set()
     for each in (A, B):
         reader.want(each)
@@ -109,6 +106,7 @@ def test_kept_is_what_is_wanted_whatever_else_comes(
     assert reader.want(A)
     assert backend.compiled == ["a", "b", "c"]
     assert not reader.want(B)
+    reader.close()
 
 
 def test_too_many_wait_until_some_are_wanted_no_longer(

@@ -18,7 +18,6 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.device.cpu_threads import core_share
 from tercet.scheduler.executor import kv_budget
-from tercet.scheduler.executor.ranks import ranks as ranks_module
 from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, RankStep
 from tercet.scheduler.executor.ranks.ranks import PendingRankStep, Ranks, forced_tokens, shared_options
 from tercet.scheduler.executor.ranks.worker_main import follow
@@ -163,14 +162,12 @@ def test_what_is_forced_comes_behind_the_sampled_token() -> None:
 
 @pytest.mark.usefixtures("as_before")
 def test_a_cpu_and_its_memory_are_divided(options: WorkerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks_module, "available_cores", lambda: 7)
-    shares = shared_options(replace(options, overlap=True), 3)
+    shares = shared_options(replace(options, overlap=True), 3, lambda: 7)
     assert [share.threads for share in shares] == [2, 2, 2]
     assert [share.grammar_backend for share in shares] == ["llguidance", "none", "none"]
     assert [share.overlap for share in shares] == [True, False, False]
     assert [share.threads for share in shared_options(replace(options, threads=5), 3)] == [5, 5, 5]
-    monkeypatch.setattr(ranks_module, "available_cores", lambda: 2)
-    assert shared_options(options, 3)[2].threads == 1
+    assert shared_options(options, 3, lambda: 2)[2].threads == 1
     monkeypatch.setattr(kv_budget, "available_bytes", lambda _: 1 << 20)
     pages = []
     for shard in (Shard(), Shard(0, 2)):
