@@ -37,7 +37,7 @@ class HttpLimits(NamedTuple):
     """Seconds in which the head of each request must arrive."""
     read_seconds: float = 60.0
     """Seconds in which a client must read some of its pending response, else it counts as gone."""
-    last_call_seconds: float = 1.0
+    last_call_seconds: int = 1
     """Seconds that a draining server leaves for requests on their way, from clients that have just connected or have
     just read a response."""
 
@@ -89,7 +89,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Return whether a request runs or arrives here, or may follow because the last response allowed it."""
         return self._responding or self._in_head or (self._draining and self.timeout_keep_alive_task is not None)
 
-    def start_draining(self, last_call: float) -> None:
+    def start_draining(self, last_call: int) -> None:
         """Close `last_call` seconds after the current response, if there is one, unless another request arrives.
 
         The head of that response has announced keep-alive, and clients send the next request right after its end.
