@@ -63,25 +63,25 @@ def test_detokenizers_take_turns() -> None:
 
 
 def test_only_ready_schedulers_of_the_same_weights_are_eligible(limits: ModelLimits) -> None:
-    fleet = PeerRegistry()
+    registry = PeerRegistry()
     for peer in ("ready", "other", "loading", "leaving"):
-        assert fleet.add(peer, Role.SCHEDULER, "1")
-    assert not fleet.add("ready", Role.SCHEDULER, "1")
-    assert not fleet.add("f", Role.FRONTEND, "1")
-    assert fleet.scheduler_ready("ready", Ready(limits=limits, identity=ModelIdentity(weights="w")))
-    assert fleet.scheduler_ready("leaving", Ready(limits=limits, identity=ModelIdentity(weights="w")))
-    assert fleet.scheduler_ready("other", Ready(limits=limits, identity=ModelIdentity(weights="v")))
-    assert not fleet.scheduler_ready("loading", Ready())
-    assert not fleet.scheduler_ready("unknown", Ready(limits=limits, identity=ModelIdentity(weights="w")))
-    fleet.heartbeat("leaving", Heartbeat(phase=Phase.DRAINING))
-    assert [each.peer for each in fleet.eligible_schedulers("w")] == ["ready"]
-    fleet.remove("ready")
-    assert fleet.eligible_schedulers("w") == []
+        assert registry.add(peer, Role.SCHEDULER, "1")
+    assert not registry.add("ready", Role.SCHEDULER, "1")
+    assert not registry.add("f", Role.FRONTEND, "1")
+    assert registry.scheduler_ready("ready", Ready(limits=limits, identity=ModelIdentity(weights="w")))
+    assert registry.scheduler_ready("leaving", Ready(limits=limits, identity=ModelIdentity(weights="w")))
+    assert registry.scheduler_ready("other", Ready(limits=limits, identity=ModelIdentity(weights="v")))
+    assert not registry.scheduler_ready("loading", Ready())
+    assert not registry.scheduler_ready("unknown", Ready(limits=limits, identity=ModelIdentity(weights="w")))
+    registry.heartbeat("leaving", Heartbeat(phase=Phase.DRAINING))
+    assert [each.peer for each in registry.eligible_schedulers("w")] == ["ready"]
+    registry.remove("ready")
+    assert registry.eligible_schedulers("w") == []
 
 
 def test_only_ready_detokenizers_are_eligible() -> None:
-    fleet = PeerRegistry()
-    fleet.add("d", Role.DETOKENIZER, "1")
-    assert fleet.eligible_detokenizers() == []
-    fleet.detokenizer_ready("d")
-    assert [each.peer for each in fleet.eligible_detokenizers()] == ["d"]
+    registry = PeerRegistry()
+    registry.add("d", Role.DETOKENIZER, "1")
+    assert registry.eligible_detokenizers() == []
+    registry.detokenizer_ready("d")
+    assert [each.peer for each in registry.eligible_detokenizers()] == ["d"]

@@ -34,7 +34,7 @@ class Drainable(Protocol):
     def drain(self, last_call: float) -> None:
         """Refuse requests that arrive more than `last_call` seconds from now."""
 
-    def give_up(self) -> None:
+    def fail_all(self) -> None:
         """End the running requests."""
 
 
@@ -118,7 +118,7 @@ class HttpServer(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         remaining = state.deadline - now
         if remaining <= 0:
-            state.drainable.give_up()
+            state.drainable.fail_all()
         if remaining <= 0 or self._is_drained(state, now):
             self.config.timeout_graceful_shutdown = max(1, int(remaining))
             self.should_exit = True

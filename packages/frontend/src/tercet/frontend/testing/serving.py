@@ -81,7 +81,7 @@ async def serving(
             quota=ApiKeyQuota.of(http),
             lora=read_adapters(config.lora),
             adapter_names=AdaptersInFile(database) if database else None,
-            siblings=engine.siblings,
+            siblings=engine.other_frontends,
         )
         engine.deliver = manager.on_deliveries
         started, ended = asyncio.Event(), asyncio.Event()
