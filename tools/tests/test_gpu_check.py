@@ -200,13 +200,13 @@ def test_targets_are_reached_or_not() -> None:
 
 
 def test_what_is_explained_is_not_reached_by_that() -> None:
-    def said(share: float) -> str:
+    def row_of(share: float) -> str:
         operation = {"share": share, "unit": "GB/s"}
         return table({"operations": {"results": {"fused bitmask": operation}, "complete": True}})
 
     why = "writes every other number, so half of each sector"
-    assert f"| 0 of 1; below: fused bitmask 2% ({why}) | **no** |" in said(0.02)
-    assert "| 1 of 1 | yes |" in said(0.85)
+    assert f"| 0 of 1; below: fused bitmask 2% ({why}) | **no** |" in row_of(0.02)
+    assert "| 1 of 1 | yes |" in row_of(0.85)
 
 
 def test_what_ceilings_took_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def options(checkpoints: Callable[[str], Path]) -> WorkerOptions:
     return WorkerOptions(model=checkpoints("llama"), device="cpu", slots=8, page_size=8, kv_cache_bytes=1 << 21)
 
 
-def said(driver: Driver) -> tuple[Any, ...]:
+def outputs_of(driver: Driver) -> tuple[Any, ...]:
     """All that requests of every kind are given."""
     for (rid, params), prompt in zip(ASKED.items(), [*PROMPTS, PROMPTS[0]], strict=True):
         driver.send(request(rid, prompt, **{"max_new_tokens": 30, "ignore_eos": True, **params}))
@@ -81,14 +81,14 @@ def test_two_processes_say_what_one_says(overlap: int, options: WorkerOptions, p
     options = replace(options, overlap=overlap > 0)
     config = CoreConfig(token_budget=23)
     alone = TpModelWorker(options)
-    expected = said(Driver(alone.capacity, config, overlap=overlap, executor=alone))
+    expected = outputs_of(Driver(alone.capacity, config, overlap=overlap, executor=alone))
     alone.close()
     ranks = Ranks(options, 2)
     (pid,) = ranks.pids
     assert ranks.capacity == alone.capacity
     assert not ranks.prepare()
     driver = Driver(ranks.capacity, config, overlap=overlap, executor=ranks)
-    output, finishes, logprobs, prompt_logprobs = said(driver)
+    output, finishes, logprobs, prompt_logprobs = outputs_of(driver)
     ranks.close()
     assert output == expected[0]
     assert finishes == expected[1]
@@ -124,7 +124,7 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
                 return PendingRankStep(worker.submit(plan), plan, forced)
 
         driver = Driver(worker.capacity, CoreConfig(token_budget=23), executor=ProgressCollectives())
-        said(driver)
+        outputs_of(driver)
         orders.put(None)
         assert driver.core.counters.forced_tokens > 1
 
