@@ -26,8 +26,8 @@ def _seeded() -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class WeightUpdates:
-    """Of a mixture, as plain tensors."""
+class MoEWeights:
+    """Weights of a mixture of experts, as plain tensors."""
 
     router: torch.Tensor
     router_bias: torch.Tensor
@@ -36,7 +36,7 @@ class WeightUpdates:
     biases: ExpertBiases
 
     @classmethod
-    def random(cls, count: int, hidden: int, size: int, dtype: torch.dtype = torch.float32) -> "WeightUpdates":
+    def random(cls, count: int, hidden: int, size: int, dtype: torch.dtype = torch.float32) -> "MoEWeights":
         shapes = [(count, hidden), (count,), (count, 2 * size, hidden), (count, hidden, size)]
         router, router_bias, gate_up, down = ((torch.randn(shape) * 3 / shape[-1] ** 0.5).to(dtype) for shape in shapes)
         return cls(
@@ -82,7 +82,7 @@ def error(actual: torch.Tensor, exact: torch.Tensor) -> float:
 @pytest.mark.parametrize(("count", "top_k", "hidden", "size"), [(6, 3, 48, 32), (1, 1, 33, 17), (20, 2, 64, 100)])
 @pytest.mark.parametrize("renormalize", [True, False])
 def test_equals_torch(library: Library, count: int, top_k: int, hidden: int, size: int, *, renormalize: bool) -> None:
-    weights = WeightUpdates.random(count, hidden, size)
+    weights = MoEWeights.random(count, hidden, size)
     mixture = weights.pack(library, top_k, renormalize=renormalize)
     for tokens in TOKENS:
         x = torch.randn(tokens, hidden)
@@ -100,7 +100,7 @@ CHOICES = [
 @pytest.mark.parametrize("routing", CHOICES)
 @pytest.mark.parametrize("corrected", [False, True])
 def test_scores_are_compared_as_torch_does(library: Library, routing: Routing, *, corrected: bool) -> None:
-    weights = WeightUpdates.random(16, 48, 32)
+    weights = MoEWeights.random(16, 48, 32)
     correction = torch.randn(16) / 4 if corrected else None
     mixture = Mixture(*weights.parts(library), routing, correction=correction)
     for tokens in TOKENS:
@@ -110,13 +110,13 @@ def test_scores_are_compared_as_torch_does(library: Library, routing: Routing, *
 
 
 def test_a_correction_is_one_number_for_each_expert(library: Library) -> None:
-    parts = WeightUpdates.random(4, 32, 16).parts(library)
+    parts = MoEWeights.random(4, 32, 16).parts(library)
     with pytest.raises(ValueError, match=r"a correction \[3\] of 4 experts"):
         Mixture(*parts, Routing(top_k=2), correction=torch.zeros(3))
 
 
 def test_a_shared_expert_without_a_gate_weighs_one(library: Library) -> None:
-    weights = WeightUpdates.random(4, 32, 16)
+    weights = MoEWeights.random(4, 32, 16)
     up, down = torch.randn(48, 32) / 5, torch.randn(32, 24) / 5
     shared = PackedMLP(pack_linear(library, up, interleave=True), pack_linear(library, down))
     mixture = weights.pack(library, 2, shared=(None, shared))
@@ -129,7 +129,7 @@ def test_a_shared_expert_without_a_gate_weighs_one(library: Library) -> None:
 @pytest.mark.parametrize("strange", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("routing", CHOICES)
 def test_whatever_scores_are_the_experts_exist(library: Library, routing: Routing, strange: float) -> None:
-    weights = WeightUpdates.random(16, 48, 32)
+    weights = MoEWeights.random(16, 48, 32)
     weights.router_bias.fill_(strange)
     x = torch.randn(20, 48)
     assert Mixture(*weights.parts(library), routing, correction=torch.zeros(16))(x).shape == x.shape
@@ -138,7 +138,7 @@ def test_whatever_scores_are_the_experts_exist(library: Library, routing: Routin
 @pytest.mark.parametrize("gate", ["silu", "gelu_tanh", "clamped"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_gates(library: Library, gate: Gate, dtype: torch.dtype) -> None:
-    weights = WeightUpdates.random(5, 50, 24, dtype)
+    weights = MoEWeights.random(5, 50, 24, dtype)
     x = (4 * torch.randn(30, 50)).to(dtype).float()  # gates and ups beyond the limits of clamped ones
     actual = weights.pack(library, 5, gate=gate)(x)
     assert error(actual, weights.expected(x, 5, gate=gate)) < (1e-5 if dtype == torch.float32 else 0.01)
@@ -159,7 +159,7 @@ def product(quantization: Quantization, x: torch.Tensor, weight: torch.Tensor, b
 def test_rounded_experts_equal_torch_and_routers_are_not_rounded(
     library: Library, quantization: Quantization, far: float
 ) -> None:
-    weights, top_k = WeightUpdates.random(7, 70, 40), 3
+    weights, top_k = MoEWeights.random(7, 70, 40), 3
     mixture = weights.pack(library, top_k, quantization=quantization)
     for tokens in TOKENS:
         x = torch.randn(tokens, 70)
@@ -169,7 +169,7 @@ def test_rounded_experts_equal_torch_and_routers_are_not_rounded(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_experts_without_tokens_and_with_all_of_them(library: Library, dtype: torch.dtype) -> None:
-    weights = WeightUpdates.random(9, 40, 30, dtype)
+    weights = MoEWeights.random(9, 40, 30, dtype)
     weights.router_bias[:] = torch.tensor([0, 0, 99, 0, 0, 0, 50, 0, 0])
     x = torch.randn(20, 40).to(dtype).float()
     for top_k in (1, 2, 9):
@@ -181,7 +181,7 @@ def test_experts_without_tokens_and_with_all_of_them(library: Library, dtype: to
 
 @pytest.mark.parametrize(("quantization", "far"), ROUNDED)
 def test_a_shared_expert_of_another_size(library: Library, quantization: Quantization, far: float) -> None:
-    weights, shared, gate = WeightUpdates.random(6, 48, 32), WeightUpdates.random(1, 48, 72), torch.randn(1, 48)
+    weights, shared, gate = MoEWeights.random(6, 48, 32), MoEWeights.random(1, 48, 72), torch.randn(1, 48)
     pack = partial(pack_linear, library, quantization=quantization)
     gate_up = pack(shared.gate_up[0], shared.biases.gate_up[0], interleave=True)
     own = PackedMLP(gate_up, pack(shared.down[0], shared.biases.down[0]))
@@ -194,7 +194,7 @@ def test_a_shared_expert_of_another_size(library: Library, quantization: Quantiz
 
 
 def test_of_experts_that_are_equally_likely_the_first_are_taken(library: Library) -> None:
-    weights = WeightUpdates.random(40, 32, 16)
+    weights = MoEWeights.random(40, 32, 16)
     weights.router.zero_()
     weights.router_bias.zero_()
     weights.router_bias[7] = 1
@@ -213,7 +213,7 @@ def test_of_experts_that_are_equally_likely_the_first_are_taken(library: Library
 
 @pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
 def test_no_token_changes_another_nor_do_threads(library: Library, quantization: Quantization) -> None:
-    weights = WeightUpdates.random(12, 96, 48)
+    weights = MoEWeights.random(12, 96, 48)
     mixture = weights.pack(library, 4, quantization=quantization)
     x, before = torch.randn(600, 96), library.threads
     together = []
@@ -230,7 +230,7 @@ def test_no_token_changes_another_nor_do_threads(library: Library, quantization:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_what_is_no_number_stays_with_its_token(library: Library, value: float) -> None:
-    weights = WeightUpdates.random(6, 40, 24)
+    weights = MoEWeights.random(6, 40, 24)
     mixture, x = weights.pack(library, 3), torch.randn(8, 40)
     right = mixture(x)
     x[3, 5] = value
@@ -241,7 +241,7 @@ def test_what_is_no_number_stays_with_its_token(library: Library, value: float) 
 
 
 def test_what_does_not_fit_together_is_refused(library: Library) -> None:
-    weights, other = WeightUpdates.random(4, 32, 16), WeightUpdates.random(1, 32, 20)
+    weights, other = MoEWeights.random(4, 32, 16), MoEWeights.random(1, 32, 20)
     for top_k in (0, 5):
         with pytest.raises(ValueError, match="of 4 experts"):
             weights.pack(library, top_k)

@@ -111,25 +111,25 @@ def test_what_a_backend_rotates_is_stored_before_the_rows_behind_it_attend(captu
         pytest.skip(missing)
     from tercet.kernels.attention.triton import TritonAttention
 
-    class ProgressCollectives(TritonAttention):
+    class CountingAttention(TritonAttention):
         rotated = 0
 
         def attend_new(self, *given: Any, **options: Any) -> torch.Tensor:
-            ProgressCollectives.rotated += 1
+            CountingAttention.rotated += 1
             return super().attend_new(*given, **options)
 
-    plain, given = steps(head_dim=16), steps(ProgressCollectives, head_dim=16)
-    model, graphed = Rotating(TORCH), Graphed(Rotating(TritonLayerOps()), given, Tape(), ProgressCollectives)
+    plain, given = steps(head_dim=16), steps(CountingAttention, head_dim=16)
+    model, graphed = Rotating(TORCH), Graphed(Rotating(TritonLayerOps()), given, Tape(), CountingAttention)
     graphed.runner._chained_rows = SLOTS
     for rows in SCRIPT:
         batch = plain.step(rows)
         expected = model(batch.input_ids, batch.positions, batch)
-        before = ProgressCollectives.rotated
+        before = CountingAttention.rotated
         with np.errstate(all="ignore"):
             mine = graphed.step(chained(rows) if is_chained(rows) else rows)
             torch.testing.assert_close(mine, expected)
             decodes = not is_chained(rows) and rows[0][1] == 1
-            assert (ProgressCollectives.rotated > before) == decodes
+            assert (CountingAttention.rotated > before) == decodes
             while captures and graphed.runner.capture_next():
                 pass
     for one, other in zip(given.pool.layer(0), plain.pool.layer(0), strict=True):

@@ -112,7 +112,7 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
     forced: list[Forced] = []
 
     def lead(worker: TpModelWorker) -> None:
-        class ProgressCollectives:
+        class RankExecutor:
             """Rank 0 as `Ranks` runs it."""
 
             grammars, close, prepare, capacity = worker.grammars, worker.close, worker.prepare, worker.capacity
@@ -123,7 +123,7 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
                 forced.clear()
                 return PendingRankStep(worker.submit(plan), plan, forced)
 
-        driver = Driver(worker.capacity, CoreConfig(token_budget=23), executor=ProgressCollectives())
+        driver = Driver(worker.capacity, CoreConfig(token_budget=23), executor=RankExecutor())
         outputs_of(driver)
         orders.put(None)
         assert driver.core.counters.forced_tokens > 1

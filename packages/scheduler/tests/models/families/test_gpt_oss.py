@@ -76,8 +76,8 @@ def options(directory: Path, **given: Any) -> WorkerOptions:
     return WorkerOptions(model=directory, device="cpu", page_size=4, slots=2, kv_cache_bytes=1 << 20, **given)
 
 
-class FinishedChoice:
-    """A step that is one whole prompt."""
+class WholePrompt:
+    """A batch of one whole prompt."""
 
     def attend(self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **how: Any) -> torch.Tensor:
         scale, window, sinks = how["scale"], how["window"], how["sinks"]
@@ -93,7 +93,7 @@ class FinishedChoice:
 @torch.inference_mode()
 def logits(model: CausalLM) -> torch.Tensor:
     tokens = torch.tensor(PROMPTS[0])
-    return model.compute_logits(model(tokens, torch.arange(len(tokens)), FinishedChoice()))
+    return model.compute_logits(model(tokens, torch.arange(len(tokens)), WholePrompt()))
 
 
 @torch.inference_mode()
