@@ -11,7 +11,7 @@ from tests.chaos.parts import assert_nothing_is_left, watched
 from tests.server_process import Server
 
 
-async def test_a_request_that_kills_schedulers_ends_after_three_and_takes_nobody_along(
+async def test_a_poison_request_ends_after_three_crashes_and_others_finish(
     crashing: Server, references: References, table: Table
 ) -> None:
     jobs = shuffled(SHORT, 0)

@@ -223,9 +223,7 @@ def test_what_ceilings_took_is_given_back(monkeypatch: pytest.MonkeyPatch) -> No
     assert calls == ["measured", "given back"]
 
 
-def test_a_first_start_finds_nothing_compiled_and_the_second_what_the_first_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_second_start_finds_the_kernels_of_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     found: list[tuple[Path, list[str]]] = []
 

@@ -141,7 +141,7 @@ def test_tokens_whose_tokenizer_cannot_be_read_end_in_an_error(byte_level: Vocab
     assert message.finishes[0].type is FinishType.ERROR
 
 
-def test_tokens_of_a_scheduler_that_died_before_its_tokenizer_came_are_forgotten(byte_level: Vocabulary) -> None:
+def test_pending_tokens_of_a_dead_scheduler_are_dropped(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
     bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
@@ -212,7 +212,7 @@ def test_what_comes_for_a_frontend_that_is_gone_is_kept_no_longer(byte_level: Vo
     assert (texts(bench.node), len(bench.manager), bench.loop.seconds_until_due()) == ([], 0, None)
 
 
-def test_a_choice_that_its_frontend_calls_off_is_forgotten_and_nobody_elses(byte_level: Vocabulary) -> None:
+def test_an_abort_drops_only_the_choice_of_its_frontend(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.begin()
     bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
@@ -223,7 +223,7 @@ def test_a_choice_that_its_frontend_calls_off_is_forgotten_and_nobody_elses(byte
     assert (bench.board.heartbeat("f").held.rids, bench.manager.counters["aborted"]) == ([], 1)
 
 
-def test_a_choice_that_is_called_off_twice_in_one_message_is_forgotten_once(byte_level: Vocabulary) -> None:
+def test_an_abort_repeated_in_one_message_counts_once(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.begin()
     bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
@@ -324,9 +324,7 @@ def test_choices_held_are_finished_after_stop(slow: tuple[Bench, Rounds], byte_l
     assert len(node.waits) == 7
 
 
-def test_a_choice_that_never_ends_is_left_after_the_grace_and_at_once_after_a_second_stop(
-    slow: tuple[Bench, Rounds], byte_level: Vocabulary
-) -> None:
+def test_drain_ends_after_the_grace_or_a_second_stop(slow: tuple[Bench, Rounds], byte_level: Vocabulary) -> None:
     bench, node = slow
     bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
     node.waits.clear()

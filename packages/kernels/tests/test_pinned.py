@@ -56,7 +56,7 @@ def test_what_goes_to_a_gpu_or_comes_from_there_is_pinned(device: torch.device, 
 
 
 @pytest.mark.parametrize("error", LACKS, ids=lambda error: type(error).__name__)
-def test_other_memory_does_where_none_can_be_pinned_and_the_log_says_so_once(
+def test_pageable_memory_replaces_pinned_memory_with_one_log_line(
     error: Exception, host: Host, caplog: pytest.LogCaptureFixture
 ) -> None:
     host.error, content = error, torch.tensor([1, 2])

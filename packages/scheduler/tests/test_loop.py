@@ -215,7 +215,7 @@ class Reader:
         self.kept = {*wanted}
 
 
-def test_a_grammar_is_read_before_it_is_planned_and_kept_while_it_is_followed() -> None:
+def test_a_grammar_is_compiled_before_planning_and_kept_while_in_use() -> None:
     grammar, reader = Grammar(GrammarKind.REGEX, "a*"), Reader()
     world = World(grammars=reader)
     world.mail.append(Delivery("frontend-0", request("a", [1, 2], max_new_tokens=3, ignore_eos=True, grammar=grammar)))
@@ -229,7 +229,7 @@ def test_a_grammar_is_read_before_it_is_planned_and_kept_while_it_is_followed() 
     assert reader.kept == set()
 
 
-def test_a_grammar_that_cannot_be_read_is_a_refusal_whether_it_was_pending_or_known_so() -> None:
+def test_an_invalid_grammar_is_rejected_pending_or_known() -> None:
     grammar, reader = Grammar(GrammarKind.REGEX, "a*"), Reader()
     world = World(grammars=reader)
     world.mail.append(Delivery("frontend-0", request("a", [1, 2], grammar=grammar)))

@@ -230,7 +230,7 @@ main()
 """
 
 
-def test_a_process_whose_model_is_fetched_lives_is_not_ready_and_leaves_at_once(network: Network) -> None:
+def test_a_process_that_downloads_is_live_not_ready_and_stops_at_once(network: Network) -> None:
     frontend = Listener(network.node(Role.FRONTEND))
     address = f"ipc://{network.directory}"
     command = [sys.executable, "-c", FETCHED_FOR_EVER, "--peer", "scheduler-0", "--listen", address]

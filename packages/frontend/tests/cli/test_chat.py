@@ -112,7 +112,7 @@ def test_a_reply_is_printed_as_it_comes_and_remembered(server: FakeServer) -> No
     ]
 
 
-def test_thoughts_are_dimmed_on_a_terminal_left_out_elsewhere_and_not_remembered(server: FakeServer) -> None:
+def test_reasoning_is_dimmed_on_a_terminal_and_not_kept_in_the_history(server: FakeServer) -> None:
     server.answer = [delta("Hm, ", "reasoning_content"), delta("yes.", "reasoning_content"), delta("Yes."), DONE]
     for terminal, shown in ((True, "\x1b[2mHm, yes.\x1b[22m\n\nYes.\n"), (False, "Yes.\n")):
         out: list[str] = []
@@ -163,7 +163,7 @@ def test_a_refusal_is_one_line_and_the_turn_is_forgotten(server: FakeServer) -> 
     assert len(server.asked[1]["messages"]) == 1
 
 
-def test_without_anybody_to_ask_again_an_answer_that_cannot_be_had_is_the_end(server: FakeServer) -> None:
+def test_a_failed_answer_ends_a_chat_that_is_not_interactive(server: FakeServer) -> None:
     server.status = 404
     server.answer = [json.dumps({"error": {"message": "The model 'nope' does not exist."}}).encode()]
     arguments = ["chat", "--url", server.url, "--model", "nope"]

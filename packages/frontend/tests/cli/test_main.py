@@ -67,7 +67,7 @@ def test_options_of_the_command_line() -> None:
     assert config.detokenizer_extra == {"x": "y"}
 
 
-def test_a_file_has_a_table_for_each_part_and_the_command_line_goes_over_it(tmp_path: Path) -> None:
+def test_a_config_file_has_a_table_per_part_and_flags_override_it(tmp_path: Path) -> None:
     path = write(
         tmp_path / "tercet.toml",
         """
@@ -268,7 +268,7 @@ def test_an_adapter_that_is_not_there_is_refused_by_its_path(
     assert capsys.readouterr().err.startswith(f"tercet: error: --lora haiku={path}: {fault}")
 
 
-def test_an_adapter_that_is_there_or_may_be_at_hugging_face_is_left_to_the_schedulers(tmp_path: Path) -> None:
+def test_existing_and_hub_adapters_pass_the_check_of_files(tmp_path: Path) -> None:
     for name in ADAPTER_FILES:
         (tmp_path / name).touch()
     require_adapter_files({"haiku": str(tmp_path), "sonnet": "org/sonnet-lora"})

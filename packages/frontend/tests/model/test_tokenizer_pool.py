@@ -265,7 +265,7 @@ async def test_every_route_s_text_goes_there(
 
 
 @pytest.mark.parametrize(("path", "body"), GENERATING + ENCODING)
-async def test_no_route_tokenizes_or_renders_in_the_thread_that_everybody_waits_for(
+async def test_no_route_tokenizes_or_renders_on_the_event_loop(
     engine_for: EngineFor, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     worked: list[tuple[str, int]] = []

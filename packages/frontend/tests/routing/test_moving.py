@@ -87,7 +87,7 @@ async def test_requests_of_a_scheduler_that_leaves_move_to_another(engine_of: En
         assert received_choices(generation)[0][0] == WHOLE
 
 
-async def test_the_only_scheduler_finishes_what_it_holds_and_new_requests_wait_for_the_next(
+async def test_a_lone_draining_scheduler_finishes_and_new_requests_wait(
     engine_of: EngineOf,
 ) -> None:
     engine = engine_of(script)
@@ -163,7 +163,7 @@ async def test_what_a_scheduler_has_to_do_is_known_from_dispatch_to_end(engine_o
         assert loads["scheduler-1"].own_tokens == 0
 
 
-async def test_requests_of_a_detokenizer_that_leaves_move_and_keep_their_scheduler(engine_of: EngineOf) -> None:
+async def test_requests_of_a_leaving_detokenizer_keep_their_scheduler(engine_of: EngineOf) -> None:
     engine = engine_of(script, schedulers=[S, "scheduler-1"])
     async with managed(engine) as manager:
         generation = await submit(manager)

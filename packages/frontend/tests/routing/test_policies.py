@@ -122,7 +122,7 @@ def test_another_salt_is_another_prompt() -> None:
     assert first(policy, A, schedulers) != first(policy, Prompt(A.ids, "theirs"), schedulers)
 
 
-def test_one_with_far_too_much_to_do_is_spared_and_the_other_learns_the_prompt() -> None:
+def test_an_overloaded_scheduler_is_spared_and_another_caches_the_prompt() -> None:
     policy, schedulers = CacheAware(), peers(0, 0)
     home = first(policy, A, schedulers)
     busy, free = sorted(schedulers, key=lambda each: each.peer != home)

@@ -145,7 +145,7 @@ def test_callers_in_many_threads_get_their_own_results(library: Library) -> None
 
 
 @needs_library
-def test_memory_that_is_not_there_is_a_python_error_on_any_thread_and_nothing_is_lost(library: Library) -> None:
+def test_out_of_memory_is_a_python_error_on_any_thread(library: Library) -> None:
     before = library.threads
     x, weight = torch.randn(4, 64), torch.randn(32, 64)
     packed, out = pack_linear(library, weight), torch.empty(4, 32)

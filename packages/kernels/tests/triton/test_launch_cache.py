@@ -41,7 +41,7 @@ def test_hooks_of_launches_are_called(lines: dict[str, str]) -> None:
     assert lines["unhooked"] == "same 0 0 0"
 
 
-def test_what_prefills_and_sampling_launch_is_launched_again_without_asking_triton(lines: dict[str, str]) -> None:
+def test_repeated_prefill_and_sampling_launches_skip_triton(lines: dict[str, str]) -> None:
     kernels = {"moe-prefill": 5, "moe-mxfp4-prefill": 5, "sample-filters": 10, "likeliest": 2, "logprobs": 2}
     kernels["penalties"] = 1
     assert {name: lines[name] for name in kernels} == {name: f"{count} 0" for name, count in kernels.items()}

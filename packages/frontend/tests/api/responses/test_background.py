@@ -191,7 +191,7 @@ async def test_a_request_that_cannot_be_taken_is_refused_at_once(
         assert error.value.code == "context_length_exceeded"
 
 
-async def test_what_a_dead_frontend_leaves_another_makes_and_no_text_is_lost_or_repeated(
+async def test_another_frontend_finishes_a_background_response_exactly_once(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:
     async with serving(engine_of(counting), connect=False, store=store, peer="frontend-1") as heir:

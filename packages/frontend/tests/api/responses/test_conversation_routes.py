@@ -122,7 +122,7 @@ async def test_an_item_is_taken_out(engine_of: EngineOf, openai_of: OpenAIOf, st
             assert lost.value.param == "item_id"
 
 
-async def test_a_reference_brings_an_item_of_a_response_or_of_another_conversation(
+async def test_item_references_resolve_to_responses_and_other_conversations(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:
     async with serving(engine_of(), store=store) as served:
@@ -197,7 +197,7 @@ async def test_what_cannot_be_taken_is_refused_by_name_and_leaves_nothing(
         assert await served.stores._database.read(lambda each: each.execute(count).fetchone()) == (1,)
 
 
-async def test_a_conversation_that_is_full_takes_no_more_until_something_is_taken_out(
+async def test_a_full_conversation_takes_items_again_after_a_deletion(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(conversation_store, "MAX_HISTORY_BYTES", 1000)

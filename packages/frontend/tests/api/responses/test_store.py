@@ -349,7 +349,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_file_that_cannot_be_read_ends_the_start_only_where_it_was_asked_for(
+def test_an_unreadable_store_ends_the_start_only_if_it_was_configured(
     damage: Callable[[Path], object],
     reason: str,
     tmp_path: Path,

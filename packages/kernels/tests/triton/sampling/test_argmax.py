@@ -42,7 +42,7 @@ def test_largest_is_the_reference(dtype: torch.dtype, tiling: Tiling, device: to
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_the_likeliest_is_none_where_no_logit_is_finite_or_one_is_too_large(
+def test_greedy_is_minus_one_without_finite_logits_or_with_too_large_ones(
     dtype: torch.dtype, device: torch.device
 ) -> None:
     logits = rows(device).to(dtype)
