@@ -31,13 +31,13 @@ class ChildProcess:
             )
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         """Return the output so far."""
         return self._log.read_text()
 
     def wait_for(self, words: str) -> None:
         """Wait until the output has these words."""
-        until(lambda: words in self.said, lambda: f"never said {words!r}:\n{self.said}")
+        until(lambda: words in self.output, lambda: f"never said {words!r}:\n{self.output}")
 
     def stop(self) -> int:
         """Send SIGTERM and return the exit status."""

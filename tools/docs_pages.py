@@ -49,10 +49,12 @@ def options_table(config: type) -> str:
 
 
 def attribute_docstrings(config: type) -> dict[str, str]:
-    """Return the string that follows each annotated field of a class, by field name."""
+    """Return the string that follows each annotated field of a class or its bases, by field name."""
     [node] = ast.parse(textwrap.dedent(inspect.getsource(config))).body
     assert isinstance(node, ast.ClassDef)
-    found = {}
+    found: dict[str, str] = {}
+    for base in config.__bases__:
+        found |= {} if base is object else attribute_docstrings(base)
     for line, following in zip(node.body, node.body[1:], strict=False):
         if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(following, ast.Expr):
             text = ast.literal_eval(following.value)

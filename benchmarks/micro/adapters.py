@@ -57,10 +57,10 @@ class Bench:
             max_lora_rank=RANK,
         )
         self.worker = TpModelWorker(options)
-        adapters = self.worker._adapters
+        adapters = self.worker._runner._adapters
         assert adapters is not None
         bank = adapters._bank
-        adapters.loader._read_files = lambda adapter: random_adapter(bank, int(adapter.path))
+        adapters.loader._load = lambda adapter: random_adapter(bank, int(adapter.path))
         self._loads = [AdapterLoad(place, LoRAAdapter(str(place))) for place in range(SLOTS)]
         self._step = 0
 

@@ -15,6 +15,7 @@ import torch
 
 from tercet.scheduler.executor.ranks.collectives import TorchCollectives
 from tercet.scheduler.executor.ranks.shared_memory import SharedMemoryCollectives
+from tercet.scheduler.models.layers.shard import Collectives
 
 Measured = tuple[str, float, str, float | None]
 """(figure, measured, unit, target or None)"""
@@ -26,7 +27,7 @@ ROUNDS, SUMS = 5, 20
 def seconds(rank: int, directory: Path) -> dict[tuple[str, int, int], float]:
     """Return the seconds of one bfloat16 sum by kind and shape: medians of rounds that measure every kind."""
     torch.set_num_threads(1)
-    kinds = {
+    kinds: dict[str, Collectives] = {
         "shared memory": SharedMemoryCollectives(rank, 2, directory),
         "Gloo": TorchCollectives(rank, 2, directory, torch.device("cpu")),
     }

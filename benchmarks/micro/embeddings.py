@@ -8,12 +8,14 @@ import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import torch
 import transformers
 
+from tercet.protocol.messages.messages import BatchEmbeddingOutput
 from tercet.protocol.messages.values import Task, unpack_floats
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.embedding.plan import EncoderCapacity
@@ -55,11 +57,12 @@ def ours(worker: EncoderWorker, inputs: Sequence[list[int]]) -> list[list[float]
     """Return vectors computed through the core, as a scheduler does."""
     core = EmbeddingScheduler(CoreConfig(token_budget=512), worker.capacity)
     core.handle(*(Arrival("frontend-0", embedding_request(str(at), ids)) for at, ids in enumerate(inputs)))
-    vectors = []
+    vectors: list[list[float]] = []
     while (plan := core.schedule()) is not None:
-        for _, message, frame in core.commit(worker.submit(plan).result()):
-            numbers, width = unpack_floats(frame), message.width
-            vectors += [numbers[at * width : (at + 1) * width] for at in range(len(message.rids))]
+        for _, message, *frames in core.commit(worker.submit(plan).result()):
+            assert isinstance(message, BatchEmbeddingOutput)
+            numbers, width = unpack_floats(frames[0]), message.width
+            vectors += [[*numbers[at * width : (at + 1) * width]] for at in range(len(message.rids))]
     return vectors
 
 
@@ -69,7 +72,7 @@ def padded(model: transformers.BertModel, inputs: Sequence[list[int]]) -> torch.
     longest = max(map(len, inputs))
     ids = torch.tensor([[*each, *[0] * (longest - len(each))] for each in inputs])
     mask = torch.tensor([[1] * len(each) + [0] * (longest - len(each)) for each in inputs])
-    hidden = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    hidden: torch.Tensor = model(input_ids=ids, attention_mask=mask).last_hidden_state
     return (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
 
@@ -86,7 +89,7 @@ def core_only(count: int = 2048, rounds: int = 5) -> float:
     requests = [Arrival("frontend-0", embedding_request(f"frontend-0-{at:022d}", [1] * 16)) for at in range(count)]
     for _ in range(rounds):
         core = EmbeddingScheduler(CoreConfig(token_budget=512), SHAPE)
-        spent = _seconds(lambda core=core: core.handle(*requests))
+        spent = _seconds(partial(core.handle, *requests))
         while True:
             start = time.perf_counter()
             plan = core.schedule()
@@ -94,7 +97,7 @@ def core_only(count: int = 2048, rounds: int = 5) -> float:
             if plan is None:
                 break
             result = worker.submit(plan).result()
-            spent += _seconds(lambda core=core, result=result: core.commit(result))
+            spent += _seconds(partial(core.commit, result))
         times.append(spent / count)
     return median(times) * 1e6
 
@@ -105,7 +108,9 @@ def rows(rounds: int = 5) -> list[Row]:
     with tempfile.TemporaryDirectory() as directory:
         model = make_model(Path(directory))
         worker = EncoderWorker(EncoderOptions(model=Path(directory), task=Task.EMBED, device="cpu", threads=1))
-        mixed, equal, tokens = [], [], 0
+        mixed: list[tuple[float, float]] = []
+        equal: list[tuple[float, float]] = []
+        tokens = 0
         for seed in range(rounds):
             counts = lengths(seed)
             for found, inputs in (
@@ -115,8 +120,8 @@ def rows(rounds: int = 5) -> list[Row]:
                 near = torch.tensor([list(each) for each in ours(worker, inputs)]) - padded(model, inputs)
                 if near.abs().max() > 1e-4:
                     raise AssertionError("both should give the same vectors")
-                without = _seconds(lambda inputs=inputs: ours(worker, inputs))
-                found.append((without, _seconds(lambda inputs=inputs: padded(model, inputs))))
+                without = _seconds(partial(ours, worker, inputs))
+                found.append((without, _seconds(partial(padded, model, inputs))))
             tokens += sum(counts)
     torch.set_num_threads(threads)
     return [

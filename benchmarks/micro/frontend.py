@@ -122,7 +122,7 @@ class Engine:
                 del self._active[rid], self._positions[rid]
 
     def _on_deliveries(self, deliveries: list[Delivery]) -> None:
-        for source, message, _ in deliveries:
+        for source, message, *_ in deliveries:
             match message:
                 case TokenizerFilesReq():
                     sums = [hashlib.sha256(content).hexdigest() for content in self._files.values()]

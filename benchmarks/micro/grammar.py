@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -87,7 +88,7 @@ class Serving:
     def __init__(self, options: WorkerOptions, grammar: Grammar | None) -> None:
         self._worker = TpModelWorker(options)
         self._core = Scheduler(CoreConfig(token_budget=4096, reserve=0.0, reserve_floor=0.0), self._worker.capacity)
-        params = {"max_new_tokens": 1500, "temperature": 1.0, "ignore_eos": True, "grammar": grammar}
+        params: dict[str, Any] = {"max_new_tokens": 1500, "temperature": 1.0, "ignore_eos": True, "grammar": grammar}
         for number in range(BATCH):
             wanted = request(f"r{number}", [number + 1, *range(300, 332)], seed=number, **params)
             self._core.handle(Arrival("frontend-0", wanted))

@@ -61,9 +61,9 @@ def served(*options: str, program: Sequence[str] = ()) -> Iterator[Server]:
 
 
 @pytest.fixture
-def fragile() -> Iterator[Server]:
-    """Yield a server whose scheduler dies of one prompt: see `fragile_scheduler.py`."""
-    yield from served(program=_rebuilt("fragile_scheduler.py", Role.SCHEDULER))
+def crashing() -> Iterator[Server]:
+    """Yield a server whose scheduler dies of one prompt: see `crashing_scheduler.py`."""
+    yield from served(program=_rebuilt("crashing_scheduler.py", Role.SCHEDULER))
 
 
 @pytest.fixture

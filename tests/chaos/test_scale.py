@@ -61,7 +61,7 @@ async def test_parts_that_join_share_the_work_and_lose_nothing_when_they_go(
         model = "--model=embedded", "--dtype=float32", f"--kv-cache-bytes={64 * 2**20}", "--threads=1"
         joined = [start(SCHEDULER, parts, tmp_path, *model), start(DETOKENIZER, parts, tmp_path)]
         try:
-            await asyncio.to_thread(until, lambda: tokens(in_turn, SCHEDULER) > 200, lambda: joined[0].said)
+            await asyncio.to_thread(until, lambda: tokens(in_turn, SCHEDULER) > 200, lambda: joined[0].output)
             assert strangers(in_turn) == {SCHEDULER, DETOKENIZER}
             for part in joined:
                 part.process.send_signal(number)

@@ -66,3 +66,10 @@ def test_retired_names_are_gone() -> None:
         for name in RETIRED.findall(path.read_text(encoding="utf-8"))
     }
     assert not found
+
+
+def test_names_of_tests_are_short() -> None:
+    """A name of at most 70 characters says what is asserted; a docstring says why."""
+    tests = [*ROOT.glob("packages/*/tests/**/test_*.py"), *ROOT.glob("tests/**/*.py"), *ROOT.glob("tools/**/test_*.py")]
+    names = [name for path in tests for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))]
+    assert [name for name in names if len(name) > 70] == []

@@ -4,6 +4,7 @@ Run this file to print the public names after an intended change.
 """
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -177,6 +178,14 @@ def test_public_names_are_unchanged() -> None:
 def test_every_part_can_be_started_by_name() -> None:
     scripts = {script for part in PARTS for script in project(part).get("scripts", {})}
     assert scripts == {"tercet", "tercet-frontend", "tercet-scheduler", "tercet-detokenizer", "tercet-kernels"}
+
+
+def test_no_name_is_patched_by_a_string() -> None:
+    """A string outlives the name that it means. Pass an argument, or patch an attribute of an imported object."""
+    ours = re.compile(r"\b(?:setattr|delattr|patch)\(\s*f?[\"'](?:tercet|tools|tests|benchmarks)\.")
+    roots = [ROOT / name for name in ("packages", "tools", "tests", "benchmarks")]
+    files = [path for root in roots for path in root.rglob("*.py")]
+    assert [str(path.relative_to(ROOT)) for path in files if ours.search(path.read_text(encoding="utf-8"))] == []
 
 
 if __name__ == "__main__":

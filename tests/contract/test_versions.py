@@ -138,7 +138,7 @@ class Parts:
         """Stop a part and return its counters."""
         name = f"{role}-{version}"
         part = self.running.pop(name)
-        assert part.stop() == 0, part.said
+        assert part.stop() == 0, part.output
         counted: dict[str, int] = json.loads(self._counters(name).read_text())
         return counted
 
@@ -165,8 +165,8 @@ def test_the_newer_parts_really_are_newer(parts: Parts) -> None:
         path = parts.paths[version]
         env = {"PYTHONPATH": str(path)} if path else {}
         part = ChildProcess([sys.executable, "-c", probe], parts.root / "probe.log", env=env)
-        assert part.process.wait(60) == 0, part.said
-        assert part.said.strip() == expected
+        assert part.process.wait(60) == 0, part.output
+        assert part.output.strip() == expected
 
 
 @pytest.mark.parametrize(("frontend", "scheduler", "detokenizer"), list(product((OLD, NEW), repeat=3)))
@@ -176,7 +176,7 @@ def test_every_mix_of_minors_serves(parts: Parts, frontend: str, scheduler: str,
     sock, url = listener()
     with sock:
         process = parts.start("frontend", frontend, *specs, "--fd", str(sock.fileno()), fds=(sock.fileno(),))
-        until(lambda: healthy(url), lambda: process.said)
+        until(lambda: healthy(url), lambda: process.output)
         answer = complete(url)
         assert answer["usage"]["completion_tokens"] == 8
         assert answer["choices"][0]["text"]

@@ -146,9 +146,9 @@ class Deployment:
         }
         self.probes["frontend"] = [str(programs["frontend"] / "tercet-frontend"), "probe", self.url]
 
-    def said(self) -> str:
+    def last_output(self) -> str:
         """Return the last output of each part."""
-        return "\n".join(f"--- {name}\n{part.said[-2000:]}" for name, part in self.parts.items())
+        return "\n".join(f"--- {name}\n{part.output[-2000:]}" for name, part in self.parts.items())
 
     def close(self) -> None:
         self.socket.close()
@@ -170,7 +170,7 @@ def deploy(tmp_path: Path) -> Iterator[Callable[..., Deployment]]:
 
 
 def serve_a_client(deployment: Deployment) -> None:
-    until(lambda: healthy(deployment.url), deployment.said)
+    until(lambda: healthy(deployment.url), deployment.last_output)
     for part, probe in deployment.probes.items():
         assert subprocess.run(probe, check=False, timeout=60, env=CLEAN).returncode == 0, part
     with OpenAI(base_url=f"{deployment.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
@@ -183,7 +183,7 @@ def serve_a_client(deployment: Deployment) -> None:
         stream = client.completions.create(model=model, prompt="One, two,", max_tokens=8, temperature=0, stream=True)
         assert "".join(chunk.choices[0].text for chunk in stream if chunk.choices)
     for process in deployment.parts.values():
-        assert process.stop() == 0, deployment.said()
+        assert process.stop() == 0, deployment.last_output()
 
 
 def test_parts_of_their_own_environments_serve_together_over_tcp_with_keys(

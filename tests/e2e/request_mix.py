@@ -120,7 +120,7 @@ class Mix:
 
 
 @dataclass
-class ParsedMessage:
+class ParsedChoice:
     """Choice of an answer."""
 
     text: str = ""
@@ -148,16 +148,16 @@ class ParsedMessage:
         self.scores += scored.get("token_logprobs", ())
 
 
-def said(path: str, parts: list[Body]) -> tuple[dict[Any, ParsedMessage], Body]:
+def parse_answer(path: str, parts: list[Body]) -> tuple[dict[Any, ParsedChoice], Body]:
     """Return (choices, counts) of an answer, from its single part or from all chunks or events of a stream."""
     if path == RESPONSES:
         whole = parts[-1].get("response", parts[-1])
         texts = [json.dumps(item.get("content", item.get("arguments"))) for item in whole["output"]]
-        return {0: ParsedMessage(calls=texts, finish=whole["status"])}, _counts(whole["usage"])
-    choices: dict[Any, ParsedMessage] = {}
+        return {0: ParsedChoice(calls=texts, finish=whole["status"])}, _counts(whole["usage"])
+    choices: dict[Any, ParsedChoice] = {}
     for part in parts:
         for choice in part["choices"]:
-            choices.setdefault(choice["index"], ParsedMessage()).add(choice)
+            choices.setdefault(choice["index"], ParsedChoice()).add(choice)
     return dict(sorted(choices.items())), _counts(parts[-1]["usage"])
 
 

@@ -63,7 +63,7 @@ def test_a_request_with_an_adapter_outlives_its_scheduler(served: Server, client
     assert scheduler(served).pid != before.pid
 
 
-def test_an_adapter_that_is_loaded_at_run_time_is_there_when_parts_have_died(
+def test_an_adapter_loaded_at_run_time_survives_deaths_of_parts(
     served: Server, client: OpenAI, adapters: dict[str, Path]
 ) -> None:
     with pytest.raises(NotFoundError):

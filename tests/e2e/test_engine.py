@@ -35,7 +35,7 @@ def test_greedy_tokens_are_those_of_transformers(engine: Engine) -> None:
         assert answer["output_ids"] == wanted[0, given.shape[1] :].tolist()
 
 
-def test_a_chat_is_rendered_by_the_models_template_and_users_type_no_special_tokens(engine: Engine) -> None:
+def test_chats_use_the_template_and_user_text_has_no_special_tokens(engine: Engine) -> None:
     import transformers
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(resolve_model("embedded"))

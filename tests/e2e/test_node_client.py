@@ -26,7 +26,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def said(either: Server, script: Path) -> dict[str, Any]:
+def output(either: Server, script: Path) -> dict[str, Any]:
     """Return its output, and the number of requests that had lost their client before."""
     gone = either.get("/server_info")["requests_ended"].get("client_gone", 0)
     run = subprocess.run(
@@ -42,49 +42,49 @@ def said(either: Server, script: Path) -> dict[str, Any]:
     return {**result, "gone_before": gone}
 
 
-def test_models_are_listed(said: dict[str, Any], either: Server) -> None:
-    assert said["models"] == [either.model()]
+def test_models_are_listed(output: dict[str, Any], either: Server) -> None:
+    assert output["models"] == [either.model()]
 
 
-def test_a_stream_is_the_same_text_in_pieces(said: dict[str, Any], either: Server, server: Server) -> None:
-    assert said["text"]
-    assert either is not server or "three" in said["text"]
-    assert said["streamed"] == said["text"]
-    assert said["pieces"] > 1, "of 200 tokens: on a busy machine many come at once"
-    assert said["usage"][0] == said["usage"][1] > 0
+def test_a_stream_is_the_same_text_in_pieces(output: dict[str, Any], either: Server, server: Server) -> None:
+    assert output["text"]
+    assert either is not server or "three" in output["text"]
+    assert output["streamed"] == output["text"]
+    assert output["pieces"] > 1, "of 200 tokens: on a busy machine many come at once"
+    assert output["usage"][0] == output["usage"][1] > 0
 
 
-def test_a_text_goes_on(said: dict[str, Any]) -> None:
-    assert said["completion"]
+def test_a_text_goes_on(output: dict[str, Any]) -> None:
+    assert output["completion"]
 
 
-def test_an_answer_follows_its_schema(said: dict[str, Any]) -> None:
-    assert said["structured"]["finish"] in {"stop", "length"}
-    if said["structured"]["finish"] == "stop":
-        answer = json.loads(said["structured"]["text"])
+def test_an_answer_follows_its_schema(output: dict[str, Any]) -> None:
+    assert output["structured"]["finish"] in {"stop", "length"}
+    if output["structured"]["finish"] == "stop":
+        answer = json.loads(output["structured"]["text"])
         assert isinstance(answer["name"], str)
         assert isinstance(answer["wanted"], bool)
 
 
-def test_a_call_that_streams_follows_its_schema(said: dict[str, Any]) -> None:
-    [call] = said["called"]["calls"]
-    assert said["called"]["finish"] == "tool_calls"
+def test_a_call_that_streams_follows_its_schema(output: dict[str, Any]) -> None:
+    [call] = output["called"]["calls"]
+    assert output["called"]["finish"] == "tool_calls"
     assert call["name"] == "keep"
     assert json.loads(call["arguments"]).keys() == {"name", "wanted"}
 
 
-def test_a_response_streams_in_order(said: dict[str, Any]) -> None:
-    response = said["response"]
-    assert response["text"] == said["short"]
+def test_a_response_streams_in_order(output: dict[str, Any]) -> None:
+    response = output["response"]
+    assert response["text"] == output["short"]
     assert response["status"] in {"completed", "incomplete"}
     assert response["events"] == list(range(len(response["events"])))
     assert len(response["events"]) > 2
 
 
-def test_an_error_is_of_the_right_class(said: dict[str, Any]) -> None:
-    assert said["refused"] == {"known": True, "status": 404, "code": "model_not_found"}
+def test_an_error_is_of_the_right_class(output: dict[str, Any]) -> None:
+    assert output["refused"] == {"known": True, "status": 404, "code": "model_not_found"}
 
 
-def test_a_client_that_left_leaves_nothing_behind(said: dict[str, Any], either: Server) -> None:
+def test_a_client_that_left_leaves_nothing_behind(output: dict[str, Any], either: Server) -> None:
     either.wait_for(lambda load: load["running"] == load["queued"] == 0)
-    assert either.get("/server_info")["requests_ended"]["client_gone"] == said["gone_before"] + 1
+    assert either.get("/server_info")["requests_ended"]["client_gone"] == output["gone_before"] + 1

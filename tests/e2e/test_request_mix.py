@@ -10,7 +10,7 @@ import pytest
 
 from tercet.scheduler.testing.lora_checkpoints import write_adapter
 from tests.e2e.random_checkpoint import REASONING, write
-from tests.e2e.request_mix import RESPONSES, Body, Mix, ParsedMessage, said
+from tests.e2e.request_mix import RESPONSES, Body, Mix, ParsedChoice, parse_answer
 from tests.server_process import Server
 
 REQUESTS = 60
@@ -50,7 +50,7 @@ def left(client: httpx2.Client, path: str, body: Body) -> None:
         next(answer.iter_bytes())
 
 
-def close(one: dict[Any, ParsedMessage], other: dict[Any, ParsedMessage]) -> bool:
+def close(one: dict[Any, ParsedChoice], other: dict[Any, ParsedChoice]) -> bool:
     """Return whether log-probabilities are close: sums of floats depend on the batch."""
     scores = [[each for choice in answer.values() for each in choice.scores] for answer in (one, other)]
     return [0.0 if each is None else each for each in scores[0]] == pytest.approx(
@@ -69,8 +69,8 @@ def test_alone_or_in_a_crowd_streamed_or_not_an_answer_is_the_same(crowded: Serv
         for place, ((path, body), parts) in enumerate(zip(mix, found, strict=True)):
             if parts is None:
                 continue
-            alone, counts = said(path, whole(client, path, {**body, "cache_salt": f"nobody {seed} {place}"}))
-            choices, counted = said(path, parts)
+            alone, counts = parse_answer(path, whole(client, path, {**body, "cache_salt": f"nobody {seed} {place}"}))
+            choices, counted = parse_answer(path, parts)
             assert counted == counts, (path, body)
             assert close(choices, alone), (path, body)
             for choice in (*choices.values(), *alone.values()):

@@ -106,9 +106,7 @@ def test_a_background_response_is_cancelled(client: OpenAI, model: str, server: 
     assert client.responses.retrieve(queued.id).status == "cancelled"
 
 
-def test_a_killed_frontend_costs_a_background_response_nothing_and_a_restart_neither(
-    start: Start, tmp_path: Path
-) -> None:
+def test_background_responses_survive_a_killed_frontend_and_a_restart(start: Start, tmp_path: Path) -> None:
     options = ["--kv-cache-bytes", "64MiB", "--frontend-workers", "2"]
     env = {"XDG_STATE_HOME": str(tmp_path)}
     server = start("embedded", *options, env=env).wait()

@@ -97,7 +97,7 @@ def test_every_scrape_has_the_counts_of_all_and_each_scheduler_once(server: Serv
         assert told(families, "parts_ready", role="scheduler") == dict.fromkeys(FRONTENDS, 1)
 
 
-def test_counts_of_one_that_is_killed_vanish_at_once_and_begin_anew_with_the_next(server: Server) -> None:
+def test_counters_of_a_killed_frontend_vanish_and_restart_from_zero(server: Server) -> None:
     model = server.model()
     while not all(until(server, lambda each: set(each) == FRONTENDS).values()):
         ask(server, model)

@@ -72,7 +72,7 @@ class _Speaker:
         """Continue the slots from `first` on: a token per step, or chains of draft tokens."""
         said = _Said()
         for text in range(_TEXTS):
-            self._run(self._offline.introduce_plan(self._init(sort, text, first + text)), first, said)
+            self._run(self._offline.init_plan(self._init(sort, text, first + text)), first, said)
         while (known := len(said.tokens[0])) < _TOKENS:
             chains = [each[known : known + _CHAIN - 1] for each in assumed or [[]] * _TEXTS]
             self._run(self._offline.chained_plan(dict(enumerate(chains, first)), right=len(chains[0])), first, said)

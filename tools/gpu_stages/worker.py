@@ -91,7 +91,7 @@ class Offline:
         self.lengths = [0] * slots
         self._step = 0
 
-    def introduce_plan(self, init: SlotInit) -> Plan:
+    def init_plan(self, init: SlotInit) -> Plan:
         """Return the plan of a choice's prompt, in a slot with any previous content."""
         slot, tokens = init.slot, init.prompt_tokens
         self.lengths[slot] = tokens
@@ -108,7 +108,7 @@ class Offline:
             sampling=SamplingParams(max_new_tokens=1 << 20, temperature=0.0),
             adapter=adapter,
         )
-        return self.introduce_plan(init)
+        return self.init_plan(init)
 
     def decode_plan(self, slots: int) -> Plan:
         """Return the plan of a token for each of the first slots."""

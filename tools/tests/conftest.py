@@ -7,6 +7,8 @@ import pytest
 import torch
 
 from packages.kernels.tests.quick_interpreter import quicken
+from tercet.kernels.tools import bench, verification
+from tools.gpu_stages import executor, kernels, serving
 
 quicken()
 
@@ -25,12 +27,12 @@ def short_stages() -> Iterator[None]:
         for where in ("tercet.kernels.tools.bench", "tercet.kernels.tools.triton_benchmarks"):
             patch.setattr(f"{where}.HEADS", 2)
             patch.setattr(f"{where}.KV_HEADS", 1)
-        patch.setattr("tercet.kernels.tools.bench.VOCAB", 64)
-        patch.setattr("tercet.kernels.tools.bench.measure", once)
-        patch.setattr("tools.gpu_stages.kernels.CHECKS", {"triton embedding": CHECKS["triton embedding"]})
-        patch.setattr("tercet.kernels.tools.verification._HEAD_DIMS", (8,))
-        patch.setattr("tercet.kernels.tools.verification._PAGE_SIZES", (4,))
-        patch.setattr("tercet.kernels.tools.verification._ROWS", [(1, 9), (3, 5)])
-        patch.setattr("tools.gpu_stages.executor.SETTLING", 2)
-        patch.setattr("tools.gpu_stages.serving.continuous_batching", peer)
+        patch.setattr(bench, "VOCAB", 64)
+        patch.setattr(bench, "measure", once)
+        patch.setattr(kernels, "CHECKS", {"triton embedding": CHECKS["triton embedding"]})
+        patch.setattr(verification, "_HEAD_DIMS", (8,))
+        patch.setattr(verification, "_PAGE_SIZES", (4,))
+        patch.setattr(verification, "_ROWS", [(1, 9), (3, 5)])
+        patch.setattr(executor, "SETTLING", 2)
+        patch.setattr(serving, "continuous_batching", peer)
         yield

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from tercet.scheduler.executor import loading
+
 pytest.importorskip("triton", reason="the GPU path needs it")
 
 from tercet.kernels.attention.select import attention_backend
@@ -78,7 +80,7 @@ def with_graphs(
     monkeypatch.setattr(tp_worker, "attention_backend", chosen)
     monkeypatch.setattr(tp_worker, "KVPool", lambda *given, **more: KVPool(*given, **more | {"spare": True}))
     monkeypatch.setattr(tp_worker, "ModelRunner", runner)
-    monkeypatch.setattr("tercet.scheduler.executor.loading.layer_ops", lambda _: TritonLayerOps())
+    monkeypatch.setattr(loading, "layer_ops", lambda _: TritonLayerOps())
 
 
 def compared() -> Results:

@@ -50,7 +50,7 @@ def test_a_case_of_a_grid_in_which_the_device_fails_is_named(monkeypatch: pytest
     assert results["checks"]["grid flashinfer"] == "not run"
 
 
-def test_a_form_in_which_the_device_fails_is_told_from_those_that_are_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_form_that_fails_on_the_device_is_distinct_from_one_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     forms = {name: quantised._COMPARED[name] for name in ("full", "awq", "gptq")}
     monkeypatch.setattr(quantised, "_COMPARED", forms)
     compared = quantised._compared

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from tercet.scheduler.executor import loading
+from tercet.scheduler.models.weights import quantized_checkpoints
+
 pytest.importorskip("triton", reason="the GPU path needs it")
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
@@ -197,13 +200,13 @@ def test_targets_are_reached_or_not() -> None:
 
 
 def test_what_is_explained_is_not_reached_by_that() -> None:
-    def said(share: float) -> str:
+    def row_of(share: float) -> str:
         operation = {"share": share, "unit": "GB/s"}
         return table({"operations": {"results": {"fused bitmask": operation}, "complete": True}})
 
     why = "writes every other number, so half of each sector"
-    assert f"| 0 of 1; below: fused bitmask 2% ({why}) | **no** |" in said(0.02)
-    assert "| 1 of 1 | yes |" in said(0.85)
+    assert f"| 0 of 1; below: fused bitmask 2% ({why}) | **no** |" in row_of(0.02)
+    assert "| 1 of 1 | yes |" in row_of(0.85)
 
 
 def test_what_ceilings_took_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,9 +223,7 @@ def test_what_ceilings_took_is_given_back(monkeypatch: pytest.MonkeyPatch) -> No
     assert calls == ["measured", "given back"]
 
 
-def test_a_first_start_finds_nothing_compiled_and_the_second_what_the_first_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_second_start_finds_the_kernels_of_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     found: list[tuple[Path, list[str]]] = []
 
@@ -254,7 +255,7 @@ def test_a_weight_that_is_put_in_full_wrongly_is_found(monkeypatch: pytest.Monke
     def slightly(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
         return dequantize(replace(weight, scales=weight.scales * 1.01), dtype)
 
-    monkeypatch.setattr("tercet.scheduler.models.weights.quantized_checkpoints.dequantize", slightly)
+    monkeypatch.setattr(quantized_checkpoints, "dequantize", slightly)
     *_, last = quantised.compare(TINY)
     kinds = {name: form.kind for name, form in quantised._COMPARED.items()}
     assert last["wrong"] == sorted(name for name, kind in kinds.items() if kind not in ("", "mxfp4"))
@@ -313,7 +314,7 @@ def test_rotation_is_timed_within_attention_and_before_it(monkeypatch: pytest.Mo
         return whole(*given, **options)
 
     monkeypatch.setattr(TritonAttention, "attend_new", counted)
-    monkeypatch.setattr("tercet.scheduler.executor.loading.layer_ops", lambda _: TritonLayerOps())
+    monkeypatch.setattr(loading, "layer_ops", lambda _: TritonLayerOps())
     parts = [(list(part), len(calls)) for part in executor.rotation(replace(TINY, batches=(1,), decodes=2))]
     names, counts = zip(*parts, strict=True)
     assert names == (["one kernel"], ["two kernels"])

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from tools.gpu_stages import kernels
+
 pytest.importorskip("triton", reason="the stages need it")
 
 from tools import gpu_check
@@ -57,7 +59,7 @@ def test_a_stage_that_ends_before_it_measures_leaves_no_older_record(
         raise MemoryError
 
     gpu_check.run_stage("machine", TINY, make_engine, tmp_path)
-    monkeypatch.setattr("tools.gpu_stages.kernels.ceilings_of", breaks)
+    monkeypatch.setattr(kernels, "ceilings_of", breaks)
     with pytest.raises(MemoryError):
         gpu_check.run_stage("machine", TINY, make_engine, tmp_path)
     [[kept]] = [[*records.values()] for records in read(tmp_path).values()]

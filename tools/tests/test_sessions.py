@@ -78,7 +78,7 @@ def test_correctness_that_is_right_fails_for_no_other_stage(
 
 @pytest.mark.parametrize("code", [1, -9, None])
 @pytest.mark.parametrize("stop", [False, True])
-def test_whether_anything_is_measured_after_correctness_that_failed_is_chosen(
+def test_measuring_after_failed_correctness_is_an_option(
     code: int | None, stop: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = Runs(correctness=code)

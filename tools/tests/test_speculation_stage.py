@@ -120,7 +120,7 @@ def test_time_is_that_of_chains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_table_tells_what_was_found_and_what_was_not() -> None:
-    def said(**found: Results) -> str:
+    def row_of(**found: Results) -> str:
         wrong = [name for name, one in found.items() if one.get("right") is False]
         results = {"compared": found, "wrong": wrong, "timed": {"trouble": "not run"}}
         record = {"results": results, "complete": True}
@@ -133,6 +133,6 @@ def test_the_table_tells_what_was_found_and_what_was_not() -> None:
     full = {"tokens": 17, "alike": 17, "far": 2e-7, "moved": 3e-3, "right": True}
     short = {"tokens": 17, "alike": 5, "right": True}
     whole = "float32: 17 of 17 tokens (2.0e-07 apart, 3.0e-03 after a wrong one)"
-    assert said(float32=full, bfloat16=short) == f"{whole}, bfloat16: 5 of 17 tokens | yes |"
-    assert said(float32=full, bfloat16={"trouble": "not run"}) == f"{whole}, bfloat16: not run | - |"
-    assert said(float32=full | {"right": False}, bfloat16=short).endswith("| **no** |")
+    assert row_of(float32=full, bfloat16=short) == f"{whole}, bfloat16: 5 of 17 tokens | yes |"
+    assert row_of(float32=full, bfloat16={"trouble": "not run"}) == f"{whole}, bfloat16: not run | - |"
+    assert row_of(float32=full | {"right": False}, bfloat16=short).endswith("| **no** |")

@@ -107,9 +107,7 @@ def test_whole_characters_of_a_byte_run_survive_a_broken_byte(llama: Vocabulary)
 
 @relaxed
 @given(runs=st.lists(st.binary(min_size=1, max_size=6) | st.text(min_size=1, max_size=2).map(str.encode), max_size=4))
-def test_of_any_bytes_the_whole_characters_survive_and_every_other_byte_shows(
-    llama: Vocabulary, runs: list[bytes]
-) -> None:
+def test_whole_characters_survive_and_other_bytes_are_replaced(llama: Vocabulary, runs: list[bytes]) -> None:
     data = b"a" + b"".join(runs)
     ids = [id_of(llama, f"<0x{byte:02X}>") for byte in data]
     expected, rest = "", data

@@ -64,7 +64,7 @@ def test_choices_of_one_request_do_not_mix(script: Script) -> None:
     assert [(row.index, row.text, row.finish) for row in rows] == [(1, "y", LENGTH), (0, "b", None)]
 
 
-def test_a_stop_string_trims_text_ids_and_logprobs_at_the_token_that_completed_it(script: Script) -> None:
+def test_stop_string_trims_text_ids_and_logprobs_at_its_last_token(script: Script) -> None:
     spec = DecodeSpec(stop=["cd"], tokenizer="sha")
     logprobs = Logprobs(pack_floats([1, 2, 3, 4]), 1, pack_ints([1, 2, 3, 4]), pack_floats([5, 6, 7, 8]))
     assert script.texts(Row("r", script.ids("abc"), spec=spec)) == ["ab"]
@@ -108,7 +108,7 @@ def test_no_stop_string_ends_the_text_before_min_tokens(script: Script) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 8])
-def test_no_stop_string_is_in_or_reaches_over_a_special_token_that_is_not_shown(
+def test_stop_strings_do_not_match_in_or_across_skipped_special_tokens(
     script: Script, byte_level: Vocabulary, size: int
 ) -> None:
     special = byte_level.tokenizer.token_to_id("<|im_end|>")

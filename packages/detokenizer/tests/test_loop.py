@@ -139,7 +139,7 @@ def test_tokens_whose_tokenizer_cannot_be_read_end_in_an_error(byte_level: Vocab
     assert message.finishes[0].type is FinishType.ERROR
 
 
-def test_tokens_of_a_scheduler_that_died_before_its_tokenizer_came_are_forgotten(byte_level: Vocabulary) -> None:
+def test_pending_tokens_of_a_dead_scheduler_are_dropped(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.feed("s", PeerUp("s", Role.SCHEDULER, "1"))
     bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
@@ -210,7 +210,7 @@ def test_what_comes_for_a_frontend_that_is_gone_is_kept_no_longer(byte_level: Vo
     assert (texts(bench.node), len(bench.manager), bench.loop.seconds_until_due()) == ([], 0, None)
 
 
-def test_a_choice_that_its_frontend_calls_off_is_forgotten_and_nobody_elses(byte_level: Vocabulary) -> None:
+def test_an_abort_drops_only_the_choice_of_its_frontend(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.begin()
     bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
@@ -221,7 +221,7 @@ def test_a_choice_that_its_frontend_calls_off_is_forgotten_and_nobody_elses(byte
     assert (bench.board.heartbeat("f").held.rids, bench.manager.counters["aborted"]) == ([], 1)
 
 
-def test_a_choice_that_is_called_off_twice_in_one_message_is_forgotten_once(byte_level: Vocabulary) -> None:
+def test_an_abort_repeated_in_one_message_counts_once(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.begin()
     bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
@@ -257,17 +257,14 @@ def test_the_loop_wakes_by_itself_to_ask_again(byte_level: Vocabulary) -> None:
     assert bench.loop.seconds_until_due() is None
 
 
-def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(
-    byte_level: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tercet.detokenizer.loop.MIN_DRAIN_SECONDS", 0.0)
+def test_the_loop_waits_for_ever_when_idle_and_briefly_with_a_backlog(byte_level: Vocabulary) -> None:
     bench = Bench(byte_level)
     bench.begin()
     bench.loop.stop()
     assert bench.node.woken == 1
     bench.node.waits.clear()
     bench.node.feed(Delivery("s", batch(byte_level.tokenizer.encode("a").ids, finish=DONE)))
-    bench.loop.run(drain_grace=5)
+    bench.loop.run(drain_grace=5, min_drain=0)
     assert bench.node.waits == [RETRY_SECONDS] * 2
     assert texts(bench.node) == [["a"]]
     assert bench.board.heartbeat("f").phase is Phase.DRAINING
@@ -325,9 +322,7 @@ def test_choices_held_are_finished_after_stop(slow: tuple[Bench, Rounds], byte_l
     assert len(node.waits) == 7
 
 
-def test_a_choice_that_never_ends_is_left_after_the_grace_and_at_once_after_a_second_stop(
-    slow: tuple[Bench, Rounds], byte_level: Vocabulary
-) -> None:
+def test_drain_ends_after_the_grace_or_a_second_stop(slow: tuple[Bench, Rounds], byte_level: Vocabulary) -> None:
     bench, node = slow
     bench.feed("s", batch(byte_level.tokenizer.encode("a").ids))
     node.waits.clear()

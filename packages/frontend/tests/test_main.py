@@ -316,7 +316,7 @@ def test_an_adapter_that_is_required_and_refused_ends_the_process(
     assert not peers.ready.is_set()
 
 
-def test_a_process_that_is_told_to_leave_finishes_a_request_even_one_that_was_lost(peers: Peers) -> None:
+def test_sigterm_lets_a_lost_request_be_redispatched_and_finish(peers: Peers) -> None:
     listen = f"ipc://{peers.directory}"
     command = [sys.executable, "-m", "tercet.frontend", "--peer=frontend-0", f"--listen={listen}", "--port=0"]
     command += [f"--scheduler={listen}/scheduler-*", f"--detokenizer={listen}/detokenizer-*"]

@@ -9,6 +9,7 @@ import pytest
 from packages.kernels.hatch_build import LEVELS as FLAGS
 from packages.kernels.hatch_build import build
 from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.native import library
 from tercet.kernels.native.library import LEVELS, Library, best_level
 
 SOURCES = Path(__file__).parents[1] / "csrc"
@@ -29,7 +30,7 @@ def emulated_library(level: str, folder: Path) -> Library:
         raise UnavailableBackendError(f"{level} is not to be had in {best}")
     build_once(folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tercet.kernels.native.library.best_level", lambda _: level)
+        patch.setattr(library, "best_level", lambda _: level)
         return Library(level, folder)
 
 

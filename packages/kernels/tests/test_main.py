@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from tercet.kernels import __main__ as cli
+from tercet.kernels import device as device_module
 from tercet.kernels.__main__ import main
 from tercet.kernels.attention import select
 from tercet.kernels.attention.select import backend_names
 from tercet.kernels.errors import BusyDeviceError
 from tercet.kernels.native.library import Library, load_library, missing_library
 from tercet.kernels.native.linear import PackedLinear, pack_linear
-from tercet.kernels.tools import check
+from tercet.kernels.tools import bench, check, native_benchmarks
 from tercet.kernels.tools import native_checks as checks
 from tercet.kernels.tools.bench import Figure
 from tercet.kernels.tools.native_benchmarks import native_figures
@@ -61,7 +63,7 @@ def test_unavailable_backends_are_no_failure(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(select, "missing_library", lambda: "libtercet_portable.so was not built")
-    monkeypatch.setattr("tercet.kernels.__main__.missing_library", lambda: "it was not built")
+    monkeypatch.setattr(cli, "missing_library", lambda: "it was not built")
     assert main(["check"]) == 0
     output = capsys.readouterr().out
     assert "native kernels none: it was not built\n" in output
@@ -106,12 +108,12 @@ def test_bench_measures_every_figure_against_its_ceiling(
         called.append(run)
         return 0.5
 
-    monkeypatch.setattr("tercet.kernels.tools.bench.measure", once)
-    monkeypatch.setattr("tercet.kernels.tools.native_benchmarks.measure", once)
-    monkeypatch.setattr("tercet.kernels.tools.bench.VOCAB", 1000)
+    monkeypatch.setattr(bench, "measure", once)
+    monkeypatch.setattr(native_benchmarks, "measure", once)
+    monkeypatch.setattr(bench, "VOCAB", 1000)
     small = partial(native_figures, width=64, rotated=1, hidden=128, batches=(1, 8))
-    monkeypatch.setattr("tercet.kernels.__main__.native_figures", small)
-    monkeypatch.setattr("tercet.kernels.__main__.default_device", lambda: cpu)
+    monkeypatch.setattr(cli, "native_figures", small)
+    monkeypatch.setattr(cli, "default_device", lambda: cpu)
     assert main(["bench", "--attention", "torch_native"]) == 0
     lines = capsys.readouterr().out.splitlines()
     twice = 0 if missing_library() else 12  # by what is read and by arithmetic: 3 formats, 2 batches, layer and decoder
@@ -138,7 +140,7 @@ def test_check_sees_a_wrong_native_linear_and_decoder(
 
 @pytest.mark.skipif(bool(missing_library()), reason=missing_library())
 def test_native_figures_count_what_is_read_and_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.tools.native_benchmarks.measure", lambda *_: 1.0)
+    monkeypatch.setattr(native_benchmarks, "measure", lambda *_: 1.0)
     found = {
         (each.name, each.unit): each.amount for each in native_figures(width=64, rotated=1, hidden=128, batches=(8,))
     }
@@ -161,7 +163,7 @@ def test_a_gpu_that_others_hold_is_told_of_in_a_line(
     def busy(_: int = 0) -> str:
         raise BusyDeviceError("GPU 0 cannot be used now: CUDA error: out of memory")
 
-    monkeypatch.setattr("tercet.kernels.device.missing_gpu", busy)
+    monkeypatch.setattr(device_module, "missing_gpu", busy)
     for command in ("check", "bench"):
         assert main([command]) == 1
         assert capsys.readouterr().out == "GPU 0 cannot be used now: CUDA error: out of memory\n"

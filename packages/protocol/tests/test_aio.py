@@ -153,7 +153,7 @@ async def test_a_directory_that_cannot_be_used_fails_the_start(network: Network)
     await frontend.node.close()
 
 
-async def test_a_turn_that_fails_is_followed_by_another_and_what_came_in_it_is_delivered(network: Network) -> None:
+async def test_a_failed_turn_loses_no_deliveries(network: Network) -> None:
     failing = False
 
     def status(_: str) -> Heartbeat:

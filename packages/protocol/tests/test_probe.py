@@ -40,7 +40,7 @@ def test_a_part_lives_then_is_ready_then_drains(network: Network) -> None:
     assert probe(listen, SCHEDULER, live=True, timeout=10)
 
 
-def test_a_part_stuck_in_a_step_is_neither_ready_nor_alive_though_it_speaks(network: Network) -> None:
+def test_a_part_stuck_in_a_step_is_neither_ready_nor_live(network: Network) -> None:
     part = Part()
     node = network.node(SCHEDULER, status=part)
     node.set_ready(Ready())

@@ -147,7 +147,7 @@ def test_a_hello_takes_nothing_from_a_peer_that_is_up(world: World, claim: Hello
     assert scheduler.peers["frontend-0"].hello.incarnation == frontend.me.incarnation
 
 
-def test_of_two_parts_with_one_address_the_second_comes_up_once_the_first_is_gone(world: World) -> None:
+def test_the_second_part_at_an_address_links_once_the_first_is_gone(world: World) -> None:
     """A deployment that advertises one address for both must not make them take turns."""
     address = "tcp://127.0.0.1:2000"
     frontend = world.start(FRONTEND)
@@ -167,7 +167,7 @@ def test_of_two_parts_with_one_address_the_second_comes_up_once_the_first_is_gon
     assert world.log(frontend) == ["scheduler-0 down: silent for 2.0 s", "scheduler-1 up as scheduler"]
 
 
-def test_who_bears_the_name_of_another_role_for_a_while_does_not_end_its_bearer(world: World) -> None:
+def test_a_peer_id_borrowed_by_another_role_returns_to_its_owner(world: World) -> None:
     scheduler = world.start(SCHEDULER)
     frontend = world.start(FRONTEND, dial=(scheduler.me.address,))
     world.run(0.5)

@@ -48,7 +48,7 @@ def until_it_rests(listener: Listener, source: str) -> None:
         assert time.monotonic() < end, "it never rests"
 
 
-def test_a_part_that_rests_beats_seldom_and_quickly_again_from_its_first_work_on(network: Network) -> None:
+def test_an_idle_part_slows_its_heartbeat_until_its_first_work(network: Network) -> None:
     scheduler, frontend = network.node(SCHEDULER), network.node(FRONTEND)
     listener = Listener(frontend)
     until_it_rests(listener, "scheduler-0")
@@ -61,7 +61,7 @@ def test_a_part_that_rests_beats_seldom_and_quickly_again_from_its_first_work_on
     assert scheduler.counters["received"]
 
 
-def test_what_a_frontend_has_under_way_quickens_the_parts_that_should_hold_it(network: Network) -> None:
+def test_requests_of_a_frontend_quicken_heartbeats_of_other_parts(network: Network) -> None:
     """Otherwise a request lost on its way to an idle process would be missed late."""
     load = Load()
     network.node(SCHEDULER)

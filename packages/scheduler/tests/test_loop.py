@@ -222,7 +222,7 @@ class Loader(AsyncLoader[Grammar, object]):
         super().retain(needed)
 
 
-def test_a_grammar_is_read_before_it_is_planned_and_kept_while_it_is_followed() -> None:
+def test_a_grammar_is_compiled_before_planning_and_kept_while_in_use() -> None:
     grammar, threads = Grammar(GrammarKind.REGEX, "a*"), ManualExecutor()
     loader = Loader(lambda _: None, threads)
     world = World(grammars=loader)
@@ -237,7 +237,7 @@ def test_a_grammar_is_read_before_it_is_planned_and_kept_while_it_is_followed() 
     assert loader.kept == set()
 
 
-def test_a_grammar_that_cannot_be_read_is_a_refusal_whether_it_was_pending_or_known_so() -> None:
+def test_an_invalid_grammar_is_rejected_pending_or_known() -> None:
     grammar, threads = Grammar(GrammarKind.REGEX, "a*"), ManualExecutor()
     loader = Loader(lambda _: None, threads)
     world = World(grammars=loader)

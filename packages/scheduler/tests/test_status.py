@@ -54,7 +54,7 @@ def test_a_step_that_tells_of_its_pieces_is_as_old_as_the_last_of_them() -> None
     assert is_stuck(board.heartbeat("f"))
 
 
-def test_a_step_that_tells_nothing_is_stuck_when_it_is_older_than_any_piece() -> None:
+def test_a_step_without_progress_is_stuck_after_the_longest_piece() -> None:
     clock = ScriptedClock()
     board = StatusBoard(clock)
     board.begin_step()

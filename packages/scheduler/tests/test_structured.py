@@ -239,7 +239,7 @@ def ask_everything(server: Server) -> None:
 
 @pytest.mark.parametrize("overlap", [0, 1, 2])
 @pytest.mark.parametrize("pages", [400, 24])
-def test_nothing_depends_on_company_chunks_overlap_retraction_or_fast_forward(
+def test_output_is_independent_of_batching_chunks_overlap_and_retraction(
     overlap: int, pages: int, serve: Serve, alone: Callable[..., dict[tuple[str, int], list[int]]]
 ) -> None:
     expected = alone(ask_everything)

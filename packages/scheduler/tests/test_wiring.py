@@ -230,7 +230,7 @@ main()
 """
 
 
-def test_a_process_whose_model_is_fetched_lives_is_not_ready_and_leaves_at_once(network: Network) -> None:
+def test_a_process_that_downloads_is_live_not_ready_and_stops_at_once(network: Network) -> None:
     frontend = Listener(network.node(Role.FRONTEND))
     address = f"ipc://{network.directory}"
     command = [sys.executable, "-c", FETCHED_FOR_EVER, "--peer", "scheduler-0", "--listen", address]
@@ -348,7 +348,7 @@ def test_a_bad_model_ends_the_process_with_one_line(start: Start, tmp_path: Path
     assert errors.splitlines() == [f"tercet-scheduler: {tmp_path / 'config.json'} does not exist"]
 
 
-class HeartbeatTimer(threading.Thread):
+class SilenceMeter(threading.Thread):
     """Drains a frontend's node, and measures the longest silence of a scheduler from one mark to the next."""
 
     def __init__(self, node: ThreadNode) -> None:
@@ -381,21 +381,21 @@ class HeartbeatTimer(threading.Thread):
 @pytest.mark.slow
 def test_heartbeats_never_pause(network: Network, start: Start) -> None:
     """While a model loads, while 8000 tokens are prefilled in one step, and while a full cache is evicted."""
-    pulse = HeartbeatTimer(network.node(Role.FRONTEND))
+    meter = SilenceMeter(network.node(Role.FRONTEND))
     detokenizer = Listener(network.node(Role.DETOKENIZER))
-    pulse.start()
+    meter.start()
     start("embedded", "--device", "cpu", "--chunked-prefill-size", "8192", "--page-size", "1")
-    assert pulse.kinds[PeerReady].wait(PATIENCE)
-    silences = {"loading": pulse.mark()}
+    assert meter.kinds[PeerReady].wait(PATIENCE)
+    silences = {"loading": meter.mark()}
     for number in range(4):
         prompt = [5 + (number + at) % 3000 for at in range(2040)]
-        pulse.node.send("scheduler-0", request(f"r{number}", prompt, max_new_tokens=1, ignore_eos=True))
+        meter.node.send("scheduler-0", request(f"r{number}", prompt, max_new_tokens=1, ignore_eos=True))
     tokens_at(detokenizer, 4)
-    silences["prefill"] = pulse.mark()
-    pulse.node.send("scheduler-0", FlushCacheReq(id="f"))
-    assert pulse.kinds[ControlReply].wait(PATIENCE)
+    silences["prefill"] = meter.mark()
+    meter.node.send("scheduler-0", FlushCacheReq(id="f"))
+    assert meter.kinds[ControlReply].wait(PATIENCE)
     time.sleep(3 * network.heartbeat_interval)  # silence can only be measured by listening
-    silences["eviction"] = pulse.mark()
-    pulse.stopping = True
-    pulse.join()
+    silences["eviction"] = meter.mark()
+    meter.stopping = True
+    meter.join()
     assert max(silences.values()) < 0.5, silences

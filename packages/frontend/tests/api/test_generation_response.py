@@ -9,6 +9,7 @@ import httpx2
 import pytest
 
 from tercet.frontend.api.generation_response import STEP_TOKENS
+from tercet.frontend.api.openai import logprobs
 from tercet.frontend.http.loop_turns import LoopTurns, Steps
 from tercet.frontend.manager.req_state import Update
 from tercet.frontend.testing import FakeEngine, Served, serving
@@ -42,7 +43,7 @@ async def test_log_probabilities_are_written_in_steps(
     path: str, body: dict[str, Any], stream: bool, engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each step writes the log-probabilities of a few tokens."""
-    monkeypatch.setattr("tercet.frontend.api.openai.logprobs.STEP_TOKENS", 1)
+    monkeypatch.setattr(logprobs, "STEP_TOKENS", 1)
     steps = 0
     run = LoopTurns.run
 

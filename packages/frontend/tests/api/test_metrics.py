@@ -231,8 +231,8 @@ def ended(samples: dict[str, float]) -> dict[str, float]:
 
 
 async def test_whoever_is_asked_answers_for_all_frontends_at_the_socket(engine_of: EngineOf, http_of: HttpOf) -> None:
-    siblings = {"frontend-1": finished(3), "frontend-2": finished(4), "frontend-3": finished(-5)}
-    engine = engine_of(siblings=siblings)
+    other_frontends = {"frontend-1": finished(3), "frontend-2": finished(4), "frontend-3": finished(-5)}
+    engine = engine_of(other_frontends=other_frontends)
     engine.full.add("frontend-2")
     async with serving(engine) as served:
         http = http_of(served)
@@ -251,7 +251,7 @@ async def test_whoever_is_asked_answers_for_all_frontends_at_the_socket(engine_o
 
 
 async def test_a_frontend_that_dies_while_it_is_asked_holds_up_nothing(engine_of: EngineOf, http_of: HttpOf) -> None:
-    engine = engine_of(siblings={"frontend-1": finished(3)}, silent={"frontend-1"})
+    engine = engine_of(other_frontends={"frontend-1": finished(3)}, silent={"frontend-1"})
     async with serving(engine) as served:
         began = time.monotonic()
         asked = asyncio.create_task(scrape(http_of(served)))

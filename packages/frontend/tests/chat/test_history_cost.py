@@ -32,7 +32,7 @@ def test_arguments_of_too_many_values_are_never_parsed(
         assert len(text) < 100
         return {}
 
-    monkeypatch.setattr("tercet.frontend.chat.messages.orjson.loads", parsed)
+    monkeypatch.setattr(orjson, "loads", parsed)
     with pytest.raises(BadRequestError, match="arguments of a call have more than 131072") as error:
         history([{"role": "user", "content": "a"}, message])
     assert error.value.param == "messages[1]"

@@ -101,7 +101,7 @@ async def test_a_stop_token_that_ends_calls_ends_the_open_one(
     assert call.arguments == (arguments if ended else said)
 
 
-async def test_harmony_without_tools_is_decoded_with_its_markers_and_shown_without() -> None:
+async def test_harmony_markers_are_decoded_and_hidden_without_tools() -> None:
     plan, state = await planned(CHAT + "{# <|channel|> #}")
     assert not plan.request.options.skip_special_tokens
     said = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>So.<|return|>"
@@ -161,7 +161,7 @@ async def test_a_grammar_that_is_refused_names_who_asked_for_it(options: dict[st
     assert plan.request.options.param_names.grammar == param
 
 
-async def test_calls_that_are_not_allowed_are_read_as_text_where_names_tell_calls() -> None:
+async def test_calls_of_tools_that_are_not_allowed_stay_text() -> None:
     choice = ToolChoice(Calls.AUTO, frozenset({"g"}))
     plan, state = await planned(CHAT, tools=(F, G), tool_choice=choice)
     call = [{"name": "f", "arguments": {}}]

@@ -80,7 +80,7 @@ def test_words_about_tools_follow_what_the_system_message_says() -> None:
     assert alone["role"] == "system"
 
 
-def test_texts_of_tools_and_calls_are_escaped_and_what_templates_look_up_is_not() -> None:
+def test_tool_texts_are_escaped_and_template_keys_are_not() -> None:
     def escape(text: str) -> str:
         return f"[{text}]"
 

@@ -82,7 +82,7 @@ def server() -> Iterator[FakeServer]:
     fake.server_close()
 
 
-def said(*lines: str) -> Callable[[str], str]:
+def typed(*lines: str) -> Callable[[str], str]:
     """Return a reader that types these lines and then ends the input."""
     left = list(lines)
 
@@ -96,7 +96,7 @@ def said(*lines: str) -> Callable[[str], str]:
 
 def talk(server: FakeServer, *lines: str, **options: Any) -> str:
     out: list[str] = []
-    assert converse(Server(server.url), Conversation("m", **options), said(*lines), out.append) == 0
+    assert converse(Server(server.url), Conversation("m", **options), typed(*lines), out.append) == 0
     return "".join(out)
 
 
@@ -112,12 +112,12 @@ def test_a_reply_is_printed_as_it_comes_and_remembered(server: FakeServer) -> No
     ]
 
 
-def test_thoughts_are_dimmed_on_a_terminal_left_out_elsewhere_and_not_remembered(server: FakeServer) -> None:
+def test_reasoning_is_dimmed_on_a_terminal_and_not_kept_in_the_history(server: FakeServer) -> None:
     server.answer = [delta("Hm, ", "reasoning_content"), delta("yes.", "reasoning_content"), delta("Yes."), DONE]
     for terminal, shown in ((True, "\x1b[2mHm, yes.\x1b[22m\n\nYes.\n"), (False, "Yes.\n")):
         out: list[str] = []
         conversation = Conversation("m")
-        converse(Server(server.url), conversation, said("Is it?"), out.append, terminal=terminal)
+        converse(Server(server.url), conversation, typed("Is it?"), out.append, terminal=terminal)
         assert "".join(out).split("a reply.\n")[1] == f"{shown}\n"
         assert conversation.messages[-1] == {"role": "assistant", "content": "Yes."}
 
@@ -125,7 +125,7 @@ def test_thoughts_are_dimmed_on_a_terminal_left_out_elsewhere_and_not_remembered
 def test_the_terminal_is_as_it_was_after_thoughts_that_end_in_the_middle(server: FakeServer) -> None:
     server.answer = [delta("Hm", "reasoning_content"), b'data: {"error": {"message": "the model is gone"}}\n\n']
     out: list[str] = []
-    converse(Server(server.url), Conversation("m"), said("Is it?"), out.append, terminal=True)
+    converse(Server(server.url), Conversation("m"), typed("Is it?"), out.append, terminal=True)
     assert "".join(out).endswith("\x1b[2mHm\x1b[22m\nerror: the model is gone\n\n")
 
 
@@ -150,7 +150,7 @@ def test_ctrl_c_stops_the_reply_hangs_up_and_keeps_what_was_read(server: FakeSer
         if text == "again " and out.count(text) == 3:
             raise KeyboardInterrupt
 
-    assert converse(Server(server.url), conversation, said("go on"), write) == 0
+    assert converse(Server(server.url), conversation, typed("go on"), write) == 0
     assert server.hung_up.wait(20)
     assert "(stopped)" in "".join(out)
     assert conversation.messages[-1] == {"role": "assistant", "content": "again again again "}
@@ -163,7 +163,7 @@ def test_a_refusal_is_one_line_and_the_turn_is_forgotten(server: FakeServer) -> 
     assert len(server.asked[1]["messages"]) == 1
 
 
-def test_without_anybody_to_ask_again_an_answer_that_cannot_be_had_is_the_end(server: FakeServer) -> None:
+def test_a_failed_answer_ends_a_chat_that_is_not_interactive(server: FakeServer) -> None:
     server.status = 404
     server.answer = [json.dumps({"error": {"message": "The model 'nope' does not exist."}}).encode()]
     arguments = ["chat", "--url", server.url, "--model", "nope"]
@@ -184,7 +184,7 @@ def test_ctrl_c_ends_what_nobody_is_there_to_go_on_with(server: FakeServer) -> N
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        converse(Server(server.url), Conversation("m"), said("go on", "never"), write, interactive=False)
+        converse(Server(server.url), Conversation("m"), typed("go on", "never"), write, interactive=False)
     assert server.hung_up.wait(20)
     assert len(server.asked) == 1
 

@@ -7,6 +7,7 @@ import pytest
 
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.cli import main as cli
+from tercet.frontend.supervisor import serve as serve_module
 from tercet.frontend.supervisor.options import ConfigError, ServeConfig, parse_bytes, read_config
 from tercet.frontend.supervisor.serve import require_adapter_files
 
@@ -66,7 +67,7 @@ def test_options_of_the_command_line() -> None:
     assert config.detokenizer_extra == {"x": "y"}
 
 
-def test_a_file_has_a_table_for_each_part_and_the_command_line_goes_over_it(tmp_path: Path) -> None:
+def test_a_config_file_has_a_table_per_part_and_flags_override_it(tmp_path: Path) -> None:
     path = write(
         tmp_path / "tercet.toml",
         """
@@ -91,7 +92,7 @@ def test_a_file_has_a_table_for_each_part_and_the_command_line_goes_over_it(tmp_
     )
     config = parse("--config", path, "--port", "99")
     assert (config.model, config.serve.port, config.serve.host) == ("from/file", 99, "::1")
-    assert config.frontend.served_model_name == "mine"
+    assert config.frontend.served_model_name == ("mine",)
     assert config.frontend.api_key == ("one", "two")
     assert config.lora == {"haiku": "/adapters/haiku", "sonnet": "org/sonnet"}
     assert config.scheduler.flags() == [
@@ -230,8 +231,8 @@ def test_what_keeps_the_server_from_starting_is_one_line(
     def serve(_: ServeConfig) -> int:
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr("tercet.frontend.supervisor.serve.require_packages", lambda: None)
-    monkeypatch.setattr("tercet.frontend.supervisor.serve.serve", serve)
+    monkeypatch.setattr(serve_module, "require_packages", lambda: None)
+    monkeypatch.setattr(serve_module, "serve", serve)
     assert cli.main(["serve"]) == 1
     assert capsys.readouterr().err == "tercet: error: [Errno 24] Too many open files\n"
 
@@ -267,7 +268,7 @@ def test_an_adapter_that_is_not_there_is_refused_by_its_path(
     assert capsys.readouterr().err.startswith(f"tercet: error: --lora haiku={path}: {fault}")
 
 
-def test_an_adapter_that_is_there_or_may_be_at_hugging_face_is_left_to_the_schedulers(tmp_path: Path) -> None:
+def test_existing_and_hub_adapters_pass_the_check_of_files(tmp_path: Path) -> None:
     for name in ADAPTER_FILES:
         (tmp_path / name).touch()
     require_adapter_files({"haiku": str(tmp_path), "sonnet": "org/sonnet-lora"})

@@ -9,6 +9,7 @@ import pytest
 from starlette.types import Message
 
 from tercet.frontend.config.config import HttpConfig
+from tercet.frontend.http import backpressure
 from tercet.frontend.http.backpressure import BackpressuredSend, response_budget
 from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
@@ -33,7 +34,7 @@ async def until(http: httpx2.AsyncClient, status: int) -> httpx2.Response:
 async def test_answers_that_nobody_reads_are_not_kept_without_end(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.frontend.http.backpressure._LONG_RESPONSE_BYTES", 2 << 20)
+    monkeypatch.setattr(backpressure, "_LONG_RESPONSE_BYTES", 2 << 20)
     engine = engine_of(lambda _request, _index: [Token(5, text) for text in TEXTS])
     async with serving(engine, HttpConfig(max_body_bytes=2 << 20)) as served, asyncio.timeout(60):
         port = int(served.url.rpartition(":")[2])

@@ -12,6 +12,7 @@ import pytest
 from tercet.frontend.config.config import HttpConfig
 from tercet.frontend.errors import UnavailableError
 from tercet.frontend.http.memory_budget import MemoryBudget
+from tercet.frontend.server import app
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 
 EngineOf = Callable[..., FakeEngine]
@@ -103,7 +104,7 @@ async def test_a_body_keeps_its_room_until_its_request_ends(engine_of: EngineOf,
     budget = MemoryBudget(1)
     body = json.dumps({**SHORT, "max_tokens": 3, "user": "x" * 200}).encode().ljust(LONGEST)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tercet.frontend.server.app.MemoryBudget", lambda _longest: budget)
+        patch.setattr(app, "MemoryBudget", lambda _longest: budget)
         budget.limit = 5 * LONGEST
         async with serving(engine, HttpConfig(max_body_bytes=LONGEST)) as served:
             http = http_of(served)

@@ -5,6 +5,7 @@ import json
 import sys
 from typing import Any
 
+import orjson
 import pytest
 from fastapi import FastAPI
 from pydantic import BaseModel, ValidationError
@@ -85,7 +86,7 @@ async def test_what_is_refused_for_its_values_is_never_parsed(monkeypatch: pytes
     def parsed(_: object) -> object:
         raise AssertionError("parsed")
 
-    monkeypatch.setattr("tercet.frontend.http.request_body.orjson.loads", parsed)
+    monkeypatch.setattr(orjson, "loads", parsed)
     with pytest.raises(BadRequestError, match="more than 131072 values"):
         await read(b"{" + b",".join(b'"%d":1' % number for number in range(2_000_000)) + b"}")
 

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from tercet.frontend.config.config import HttpConfig
+from tercet.frontend.server.protocol import HttpLimits
 from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.protocol.messages.values import Phase
 
@@ -42,12 +43,9 @@ async def begin(served: Served, http: httpx2.AsyncClient, engine: FakeEngine) ->
     return task
 
 
-async def test_streams_finish_while_new_requests_are_sent_away(
-    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tercet.frontend.server.uvicorn_server._LAST_CALL_SECONDS", 0)
+async def test_streams_finish_while_new_requests_are_sent_away(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of(auto=False)
-    async with serving(engine) as served:
+    async with serving(engine, limits=HttpLimits(last_call_seconds=0)) as served:
         stream = await begin(served, http_of(served), engine)
         engine.step()
         served.drain()
@@ -131,14 +129,14 @@ async def test_what_was_on_its_way_is_served(engine_of: EngineOf, http_of: HttpO
             await served.ended.wait()
 
 
-async def test_at_a_shared_socket_nobody_is_sent_away(
-    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_at_a_shared_socket_nobody_is_sent_away(engine_of: EngineOf, http_of: HttpOf) -> None:
     """However late: no other process can answer on a connection that this one has accepted."""
-    monkeypatch.setattr("tercet.frontend.server.uvicorn_server._LAST_CALL_SECONDS", 0)
     engine = engine_of(auto=False)
     with socket.create_server(("127.0.0.1", 0)) as ours:
-        async with serving(engine, HttpConfig(fd=os.dup(ours.fileno()))) as served, asyncio.timeout(10):
+        async with (
+            serving(engine, HttpConfig(fd=os.dup(ours.fileno())), limits=HttpLimits(last_call_seconds=0)) as served,
+            asyncio.timeout(10),
+        ):
             late = await connection(served)
             stream = await begin(served, http_of(served), engine)
             served.drain()

@@ -79,7 +79,7 @@ async def test_two_scrapes_at_a_time_do_not_mix_up_their_answers() -> None:
     assert await collecting.done() == {"a": 10, "b": 10}
 
 
-async def test_one_that_says_nothing_is_left_out_in_time_and_its_late_answer_means_nothing() -> None:
+async def test_a_silent_frontend_is_left_out_and_its_late_metrics_are_ignored() -> None:
     collecting = Collecting(patience=0.05)
     number = await collecting.sent()
     collecting.peer_metrics.on_series("a", series_of(number, 1))

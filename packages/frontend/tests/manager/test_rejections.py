@@ -54,7 +54,7 @@ async def test_what_is_too_long_for_a_scheduler_is_named(
     assert told == (400, "context_length_exceeded", param)
 
 
-async def test_a_prompt_that_this_scheduler_has_no_room_for_is_named_whatever_length_was_asked_for(
+async def test_a_prompt_too_long_for_the_scheduler_is_named_for_any_max_tokens(
     engine_of: EngineOf, http_of: HttpOf, limits: ModelLimits
 ) -> None:
     engine = engine_of(reject=refusing("context_length_exceeded"))
@@ -66,9 +66,7 @@ async def test_a_prompt_that_this_scheduler_has_no_room_for_is_named_whatever_le
     assert [param for _, _, param in told] == ["max_tokens", "prompt"]
 
 
-async def test_a_grammar_that_fails_in_the_middle_of_an_answer_is_its_senders_fault(
-    engine_of: EngineOf, http_of: HttpOf
-) -> None:
+async def test_a_grammar_that_fails_in_mid_generation_is_a_bad_request(engine_of: EngineOf, http_of: HttpOf) -> None:
     """Clients retry a 500, which would be of no use."""
     failed = FinishReason(FinishType.ERROR, message="it cannot be followed", code="invalid_grammar")
     async with serving(engine_of(lambda _request, _index: [Token(10, "{", failed)])) as served:

@@ -146,14 +146,14 @@ def first_row(index: int, attempt: int, cached: int) -> OutputRow:
     return OutputRow(index, attempt, 0, [1], opening=FirstTextRow(row=0, prompt_tokens=20, cached_tokens=cached))
 
 
-def test_a_first_attempt_that_brought_nothing_does_not_hide_what_was_cached(generation: Generation) -> None:
+def test_cached_tokens_come_from_the_first_attempt_with_output(generation: Generation) -> None:
     [state] = generation.states
     state.attempt = 2
     state.accept(first_row(0, 2, 16))
     assert state.cached_tokens == 16
 
 
-def test_prompt_tokens_that_another_choice_has_just_computed_do_not_count_as_cached(generation: Generation) -> None:
+def test_prompt_tokens_computed_by_another_choice_do_not_count_as_cached(generation: Generation) -> None:
     [state] = generation.states
     state.accept(first_row(0, 0, 4))
     state.accept(first_row(1, 0, 19))

@@ -122,7 +122,7 @@ async def test_what_people_ask_of_log_probabilities_is_answered(
     assert answer.status_code == 200, answer.text
 
 
-async def test_an_answer_of_no_given_length_ends_where_its_log_probabilities_would(
+async def test_a_default_length_is_bounded_by_the_limit_of_logprobs(
     engine_of: EngineOf, http_of: HttpOf, roomy: ModelLimits
 ) -> None:
     async with serving(engine_of(limits=roomy)) as served:
@@ -187,7 +187,7 @@ async def test_a_prompt_that_cannot_fit_is_refused_untokenized(
         ),
     ],
 )
-async def test_a_prompt_that_fills_the_context_is_refused_by_the_name_it_came_under(
+async def test_a_prompt_that_fills_the_context_is_refused_naming_its_field(
     engine_of: EngineOf, http_of: HttpOf, path: str, body: dict[str, Any], param: str
 ) -> None:
     async with serving(engine_of()) as served:
@@ -216,7 +216,7 @@ async def test_a_prompt_that_fills_the_context_is_refused_by_the_name_it_came_un
         ("/generate", {"text": "hi", "sampling_params": {"logit_bias": {"99999": 1}}}, "sampling_params.logit_bias"),
     ],
 )
-async def test_what_the_model_has_no_room_or_token_for_is_refused_by_the_name_it_came_under(
+async def test_values_beyond_the_models_limits_are_refused_naming_their_field(
     engine_of: EngineOf, http_of: HttpOf, path: str, body: dict[str, Any], param: str
 ) -> None:
     async with serving(engine_of()) as served:

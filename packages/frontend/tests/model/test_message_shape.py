@@ -71,7 +71,7 @@ def test_parts_of_content_are_joined_as_text() -> None:
     assert render(SYSTEM_FIRST, ("user", "x"), ("system", parts), ("system", "C")) == "<system>AB\n\nC<user>x"
 
 
-def test_instructions_alone_are_a_users_where_the_template_has_no_system_role() -> None:
+def test_instructions_alone_become_a_user_message_without_a_system_role() -> None:
     assert render(NO_SYSTEM, ("system", "A")) == "<user>A"
 
 

@@ -64,7 +64,7 @@ def test_the_activation_of_a_cross_encoder_s_settings_goes_first() -> None:
     assert files.activate([0.0]) == [0.0]
 
 
-def test_an_activation_of_torch_that_is_not_computed_is_refused_and_others_are_ignored() -> None:
+def test_unsupported_torch_activations_are_refused_and_others_ignored() -> None:
     with pytest.raises(ValueError, match=r"activation 'torch\.nn\.Tanh' is not supported, only Sigmoid"):
         of({"sbert_ce_default_activation_function": "torch.nn.Tanh"})
     assert of({"sbert_ce_default_activation_function": "own.Identity"}).activate([0.0]) == [0.5]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tercet.frontend.model import served_model
 from tercet.frontend.model.served_model import ModelFiles, ServedModel
 from tercet.protocol.messages.values import ModelIdentity, ModelLimits
 
@@ -30,6 +31,6 @@ def test_a_fingerprint_tells_apart_what_could_answer_otherwise(
 ) -> None:
     prints = [fingerprint_of(), fingerprint_of("other dtype or quantization"), fingerprint_of(template="1")]
     prints.append(fingerprint_of(software="tercet-scheduler 0.2.0"))
-    monkeypatch.setattr("tercet.frontend.model.served_model.__version__", "999")
+    monkeypatch.setattr(served_model, "__version__", "999")
     prints.append(fingerprint_of())
     assert len(set(prints)) == 5

@@ -237,7 +237,7 @@ def test_the_longest_token_bounds_a_text_of_bytes() -> None:
 
 
 @pytest.mark.parametrize("what", ["a removed part", "stripped white space", "a swallowed space", "a missing byte"])
-def test_a_tokenizer_that_leaves_bytes_out_is_not_bounded_by_its_longest_token(what: str) -> None:
+def test_a_lossy_tokenizer_is_not_bounded_by_its_longest_token(what: str) -> None:
     made = byte_level()
     match what:
         case "a removed part":

@@ -13,6 +13,7 @@ import pytest
 from packages.frontend.tests import encoders
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.http.auth import Caller, set_caller
+from tercet.frontend.model import served_model
 from tercet.frontend.model.chat_template import TemplateManager
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.model.tokenizer import PromptTokenizer
@@ -197,7 +198,7 @@ async def test_text_longer_than_anybody_counts_is_refused_untokenized(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
     """64 characters for each of the 128 tokens of the context exceed the other limit."""
-    monkeypatch.setattr("tercet.frontend.model.served_model._COUNTED_CHARS", 100)
+    monkeypatch.setattr(served_model, "_COUNTED_CHARS", 100)
     async with serving(engine_of()) as served:
         http = http_of(served)
         for length, status in ((8000, 200), (8193, 400)):
@@ -264,7 +265,7 @@ async def test_every_route_s_text_goes_there(
 
 
 @pytest.mark.parametrize(("path", "body"), GENERATING + ENCODING)
-async def test_no_route_tokenizes_or_renders_in_the_thread_that_everybody_waits_for(
+async def test_no_route_tokenizes_or_renders_on_the_event_loop(
     engine_for: EngineFor, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
 ) -> None:
     worked: list[tuple[str, int]] = []

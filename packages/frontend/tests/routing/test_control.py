@@ -46,10 +46,10 @@ class RecordingSender:
 
 
 def fleet_of(*schedulers: str) -> PeerRegistry:
-    fleet = PeerRegistry()
+    registry = PeerRegistry()
     for peer in schedulers:
-        fleet.add(peer, Role.SCHEDULER, "1")
-    return fleet
+        registry.add(peer, Role.SCHEDULER, "1")
+    return registry
 
 
 async def asked(control: Control) -> "asyncio.Task[dict[str, Answer]]":

@@ -56,7 +56,7 @@ async def test_files_and_limits_make_a_model(
     assert registry.get("tiny").identity.weights == "v"
 
 
-async def test_a_name_is_not_refused_while_a_scheduler_has_not_said_what_it_serves(
+async def test_an_unknown_model_waits_while_a_scheduler_is_not_ready(
     registry: ModelRegistry, files: dict[str, bytes], limits: ModelLimits
 ) -> None:
     await registry.load("s", message(files), frames(files))

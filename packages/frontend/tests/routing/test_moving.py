@@ -12,7 +12,7 @@ from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import RoundRobin
-from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, said, submit
+from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, received_choices, submit
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import AbortReq, Heartbeat, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import Phase, Role, unpack_ints
@@ -47,7 +47,7 @@ async def test_new_requests_wait_for_a_scheduler_up_to_a_bound(engine_of: Engine
         engine.scheduler_up(S, "2")
         for _ in range(6):
             engine.step()
-        assert [text for each in waiting for text, _, _ in said(each)] == [WHOLE] * 2
+        assert [text for each in waiting for text, _, _ in received_choices(each)] == [WHOLE] * 2
         assert [request.attempt for request in engine.requests()] == [0, 0]
 
 
@@ -85,10 +85,10 @@ async def test_requests_of_a_scheduler_that_leaves_move_to_another(engine_of: En
             assert (await submit(manager)).states[0].scheduler != old
         for _ in range(6):
             engine.step()
-        assert said(generation)[0][0] == WHOLE
+        assert received_choices(generation)[0][0] == WHOLE
 
 
-async def test_the_only_scheduler_finishes_what_it_holds_and_new_requests_wait_for_the_next(
+async def test_a_lone_draining_scheduler_finishes_and_new_requests_wait(
     engine_of: EngineOf,
 ) -> None:
     engine = engine_of(script)
@@ -99,13 +99,13 @@ async def test_the_only_scheduler_finishes_what_it_holds_and_new_requests_wait_f
         new = await submit(manager)
         for _ in range(6):
             engine.step()
-        assert said(held)[0][0] == WHOLE
+        assert received_choices(held)[0][0] == WHOLE
         assert (len(engine.requests()), new.states[0].attempt) == (1, -1)
         engine.down(S)
         engine.scheduler_up(S, "2")
         for _ in range(6):
             engine.step()
-        assert said(new)[0][0] == WHOLE
+        assert received_choices(new)[0][0] == WHOLE
 
 
 async def test_what_is_refused_by_a_scheduler_that_leaves_waits_for_the_next(engine_of: EngineOf) -> None:
@@ -125,7 +125,7 @@ async def test_what_is_refused_by_a_scheduler_that_leaves_waits_for_the_next(eng
         assert [(request.attempt, request.resume) for request in engine.requests()] == [(0, []), (1, [])]
         for _ in range(6):
             engine.step()
-        assert said(generation)[0][0] == WHOLE
+        assert received_choices(generation)[0][0] == WHOLE
 
 
 async def test_a_full_scheduler_turns_new_requests_away(engine_of: EngineOf) -> None:
@@ -164,7 +164,7 @@ async def test_what_a_scheduler_has_to_do_is_known_from_dispatch_to_end(engine_o
         assert loads["scheduler-1"].own_tokens == 0
 
 
-async def test_requests_of_a_detokenizer_that_leaves_move_and_keep_their_scheduler(engine_of: EngineOf) -> None:
+async def test_requests_of_a_leaving_detokenizer_keep_their_scheduler(engine_of: EngineOf) -> None:
     engine = engine_of(script, schedulers=[S, "scheduler-1"])
     async with managed(engine) as manager:
         generation = await submit(manager)
@@ -180,7 +180,7 @@ async def test_requests_of_a_detokenizer_that_leaves_move_and_keep_their_schedul
         engine.down(DETOKENIZER, Role.DETOKENIZER)
         for _ in range(6):
             engine.step()
-        assert said(generation)[0][0] == WHOLE
+        assert received_choices(generation)[0][0] == WHOLE
 
 
 async def test_a_silent_way_is_given_up_for_another_detokenizer(engine_of: EngineOf) -> None:
@@ -212,7 +212,7 @@ async def test_where_nothing_comes_from_another_scheduler_is_tried(engine_of: En
         assert (state.scheduler != first, state.attempt) == (True, 3)
         for _ in range(6):
             engine.step()
-        assert [text for text, _, _ in said(generation)] == ["0 1 2 3 4 "]
+        assert [text for text, _, _ in received_choices(generation)] == ["0 1 2 3 4 "]
 
 
 async def test_what_nothing_is_heard_of_by_any_way_is_ended_in_the_end(engine_of: EngineOf) -> None:

@@ -10,7 +10,7 @@ from tercet.frontend.errors import ServerError
 from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.routing.poison import MAX_CRASHES, OFFER_TIMEOUT, fingerprint
-from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, said, serving, submit
+from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, received_choices, serving, submit
 from tercet.protocol.membership.events import Delivery, PeerDown
 from tercet.protocol.messages.messages import Heartbeat, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import Phase, Role
@@ -76,7 +76,7 @@ async def test_the_third_death_ends_the_poison_and_all_others_finish(
         world.run()
         assert world.deaths == 3
         assert isinstance(error(poison), ServerError)
-        assert [text for each in before + after for text, _, _ in said(each)] == ["0 1 2 3 "] * 5
+        assert [text for each in before + after for text, _, _ in received_choices(each)] == ["0 1 2 3 "] * 5
         [logged] = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         assert fingerprint(poison.states[0]) in logged
         assert manager.counters.deaths == {Role.SCHEDULER: 3}
@@ -111,7 +111,7 @@ async def test_one_suspect_at_a_time_runs_alone(engine_of: EngineOf) -> None:
         engine.offer()
         assert [each.request.exclusive for each in engine.running] == [True, True]
         world.run()
-        assert [text for each in generations for text, _, _ in said(each)] == ["0 1 2 3 "] * 3
+        assert [text for each in generations for text, _, _ in received_choices(each)] == ["0 1 2 3 "] * 3
 
 
 async def test_a_token_clears_of_suspicion(engine_of: EngineOf) -> None:
@@ -127,7 +127,7 @@ async def test_a_token_clears_of_suspicion(engine_of: EngineOf) -> None:
         engine.step()
         assert not engine.requests()[-1].exclusive
         world.run(5)
-        assert [text for text, _, _ in said(generation)] == ["0 1 2 3 "]
+        assert [text for text, _, _ in received_choices(generation)] == ["0 1 2 3 "]
 
 
 async def test_what_was_only_held_is_not_to_blame(engine_of: EngineOf) -> None:
@@ -160,7 +160,7 @@ async def test_whoever_waits_in_line_has_all_the_time_once_the_turn_has_come(eng
         engine.scheduler_up(S, "2")
         for _ in range(6):
             engine.step()
-        assert sorted(text for each in generations for text, _, _ in said(each)) == ["", "0 1 2 3 "]
+        assert sorted(text for each in generations for text, _, _ in received_choices(each)) == ["", "0 1 2 3 "]
 
 
 async def test_an_offer_that_got_lost_is_asked_for_again(engine_of: EngineOf) -> None:
@@ -185,7 +185,7 @@ async def test_an_offer_that_got_lost_is_asked_for_again(engine_of: EngineOf) ->
         assert not engine.requests()[-1].deferred
         for _ in range(5):
             engine.step()
-        assert [text for text, _, _ in said(generation)] == ["0 1 2 3 "]
+        assert [text for text, _, _ in received_choices(generation)] == ["0 1 2 3 "]
         assert len(engine.requests()) == 8
 
 

@@ -69,11 +69,11 @@ def test_every_policy_orders_every_scheduler(name: str, count: int) -> None:
 
 
 def test_least_loaded_counts_what_came_and_ended_since_the_heartbeat() -> None:
-    fleet = PeerRegistry()
+    registry = PeerRegistry()
     for peer in ("s0", "s1"):
-        fleet.add(peer, Role.SCHEDULER, "1")
-        fleet.heartbeat(peer, Heartbeat(phase=Phase.IDLE))
-    schedulers = list(fleet.schedulers.values())
+        registry.add(peer, Role.SCHEDULER, "1")
+        registry.heartbeat(peer, Heartbeat(phase=Phase.IDLE))
+    schedulers = list(registry.schedulers.values())
     chosen = []
     for _ in range(6):
         best = LeastLoaded().order(A, schedulers)[0]
@@ -82,11 +82,11 @@ def test_least_loaded_counts_what_came_and_ended_since_the_heartbeat() -> None:
     assert sorted(chosen) == ["s0"] * 3 + ["s1"] * 3
     assert schedulers[0].tokens == 300
     told = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=50, queued_tokens=7))
-    fleet.heartbeat("s0", told)
+    registry.heartbeat("s0", told)
     assert schedulers[0].tokens == 300  # the heartbeat describes the time before they arrived
     schedulers[0].own_tokens -= 250
     assert schedulers[0].tokens == 50
-    fleet.heartbeat("s0", told)
+    registry.heartbeat("s0", told)
     assert schedulers[0].tokens == 57
     schedulers[0].own_tokens += 100
     assert schedulers[0].tokens == 157
@@ -122,7 +122,7 @@ def test_another_salt_is_another_prompt() -> None:
     assert first(policy, A, schedulers) != first(policy, Prompt(A.ids, "theirs"), schedulers)
 
 
-def test_one_with_far_too_much_to_do_is_spared_and_the_other_learns_the_prompt() -> None:
+def test_an_overloaded_scheduler_is_spared_and_another_caches_the_prompt() -> None:
     policy, schedulers = CacheAware(), peers(0, 0)
     home = first(policy, A, schedulers)
     busy, free = sorted(schedulers, key=lambda each: each.peer != home)

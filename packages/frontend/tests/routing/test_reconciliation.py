@@ -171,7 +171,7 @@ def test_what_nobody_waits_for_is_called_off_after_two_heartbeats(make: Make) ->
     )
 
 
-def test_a_detokenizer_is_called_off_what_is_not_routed_there_after_two_heartbeats(make: Make) -> None:
+def test_orphans_of_a_detokenizer_are_aborted_after_two_heartbeats(make: Make) -> None:
     here, finished, elsewhere = make("here"), make("done"), make("away")
     finished.accept(OutputRow(1, 0, 0, [5], finish=FinishReason(FinishType.LENGTH)))
     elsewhere.detokenizer = "another"

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tercet.frontend.errors import ServerError
-from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, said, submit
+from tercet.frontend.testing import DETOKENIZER, FakeEngine, Token, managed, received_choices, submit
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import AbortReq, Heartbeat, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import FinishReason, FinishType, Phase, Role, unpack_ints
@@ -43,7 +43,7 @@ async def test_nothing_dies(engine_of: EngineOf) -> None:
     async with managed(engine) as manager:
         generation = await submit(manager, n=2)
         run_to_end(engine)
-        assert said(generation) == expected(2)
+        assert received_choices(generation) == expected(2)
 
 
 async def test_a_dead_schedulers_request_goes_on_at_its_next_position(engine_of: EngineOf) -> None:
@@ -57,7 +57,7 @@ async def test_a_dead_schedulers_request_goes_on_at_its_next_position(engine_of:
         assert (engine.sent[-1][0], again.attempt) == ("scheduler-1", 1)
         assert [list(unpack_ints(each.output_ids)) for each in again.resume] == [[0, 1], [100, 101]]
         run_to_end(engine)
-        assert said(generation) == expected(2)
+        assert received_choices(generation) == expected(2)
 
 
 async def test_only_open_choices_are_resumed(engine_of: EngineOf) -> None:
@@ -69,7 +69,7 @@ async def test_only_open_choices_are_resumed(engine_of: EngineOf) -> None:
         engine.down("scheduler-0")
         assert [each.index for each in engine.requests()[-1].resume] == [1]
         run_to_end(engine)
-        assert said(generation) == expected(2)
+        assert received_choices(generation) == expected(2)
 
 
 async def test_a_request_waits_for_its_restarted_scheduler(engine_of: EngineOf) -> None:
@@ -82,7 +82,7 @@ async def test_a_request_waits_for_its_restarted_scheduler(engine_of: EngineOf) 
         engine.scheduler_up("scheduler-0", "2")
         assert engine.requests()[-1].attempt == 1
         run_to_end(engine)
-        assert said(generation) == expected(1)
+        assert received_choices(generation) == expected(1)
 
 
 async def test_a_new_start_of_a_peer_means_that_the_old_one_is_dead(engine_of: EngineOf) -> None:
@@ -94,7 +94,7 @@ async def test_a_new_start_of_a_peer_means_that_the_old_one_is_dead(engine_of: E
         engine.scheduler_up("scheduler-0", "2")
         assert engine.requests()[-1].attempt == 1
         run_to_end(engine)
-        assert said(generation) == expected(1)
+        assert received_choices(generation) == expected(1)
 
 
 async def test_a_dead_detokenizers_request_stays_with_its_scheduler(engine_of: EngineOf) -> None:
@@ -109,7 +109,7 @@ async def test_a_dead_detokenizers_request_stays_with_its_scheduler(engine_of: E
         assert (engine.sent[-1][0], again.attempt, again.detokenizer) == (first, 1, "detokenizer-1")
         assert engine.aborts() == []
         run_to_end(engine)
-        assert said(generation) == expected(1)
+        assert received_choices(generation) == expected(1)
 
 
 async def test_a_scheduler_that_a_request_leaves_behind_is_told(engine_of: EngineOf) -> None:
@@ -122,7 +122,7 @@ async def test_a_scheduler_that_a_request_leaves_behind_is_told(engine_of: Engin
         engine.down(DETOKENIZER, Role.DETOKENIZER)
         assert [peer for peer, message in engine.sent if isinstance(message, AbortReq)] == ["scheduler-0"]
         run_to_end(engine)
-        assert said(generation) == expected(1)
+        assert received_choices(generation) == expected(1)
 
 
 async def test_a_restarted_scheduler_is_asked_for_its_files_again(engine_of: EngineOf) -> None:
@@ -148,7 +148,7 @@ async def test_without_any_other_detokenizer_the_request_waits(engine_of: Engine
         assert len(engine.requests()) == 1
         engine.detokenizer_up(DETOKENIZER, "2")
         run_to_end(engine)
-        assert said(generation) == expected(1)
+        assert received_choices(generation) == expected(1)
 
 
 async def test_a_scheduler_of_other_weights_does_not_take_over(engine_of: EngineOf) -> None:
@@ -184,7 +184,7 @@ async def test_a_lost_message_is_noticed_and_made_up_for(engine_of: EngineOf) ->
         engine.step()
         assert engine.requests()[-1].attempt == 1
         run_to_end(engine)
-        assert said(generation) == expected(1)
+        assert received_choices(generation) == expected(1)
 
 
 async def test_a_released_request_is_not_dispatched_again(engine_of: EngineOf) -> None:
@@ -221,7 +221,7 @@ async def test_a_finish_that_the_scheduler_does_not_know_is_told_to_it(engine_of
         run_to_end(engine)
         [state] = generation.states
         assert engine.aborts() == [AbortReq(rid=state.rid, indices=[1], reason="stop string")]
-        assert [text for text, _, _ in said(generation)] == ["abc", "a"]
+        assert [text for text, _, _ in received_choices(generation)] == ["abc", "a"]
 
 
 async def test_a_refusal_that_allows_it_is_taken_elsewhere(engine_of: EngineOf) -> None:
@@ -241,7 +241,7 @@ async def test_a_refusal_that_allows_it_is_taken_elsewhere(engine_of: EngineOf) 
         await asyncio.sleep(0)
         assert engine.sent[-1][0] != first
         run_to_end(engine)
-        assert said(generation) == expected(1)
+        assert received_choices(generation) == expected(1)
 
 
 actions = st.lists(
@@ -281,6 +281,6 @@ def test_whatever_dies_whenever_no_token_is_lost_or_repeated(engine_of: EngineOf
             engine.down(DETOKENIZER, Role.DETOKENIZER)
             engine.detokenizer_up(DETOKENIZER, str(incarnation))
             run_to_end(engine)
-            assert said(generation) == expected(n)
+            assert received_choices(generation) == expected(n)
 
     asyncio.run(scenario())

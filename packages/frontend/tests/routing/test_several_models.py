@@ -46,7 +46,7 @@ async def test_each_model_is_listed_and_served_by_its_own_schedulers(engine_of: 
         assert dispatched_to(served.engine) == ["scheduler-1", "scheduler-0", "scheduler-1"]
 
 
-async def test_a_name_belongs_to_the_weights_that_had_it_first_until_they_are_gone(
+async def test_a_model_name_belongs_to_its_first_weights_until_they_are_gone(
     engine_of: EngineOf, http_of: HttpOf
 ) -> None:
     async with serving(engine_of()) as served:

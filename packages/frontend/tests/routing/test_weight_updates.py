@@ -138,9 +138,7 @@ async def test_requests_can_be_ended_first(engine_of: EngineOf, http_of: HttpOf)
     )
 
 
-async def test_a_request_whose_weights_are_gone_goes_on_with_those_that_took_their_place(
-    engine_of: EngineOf, http_of: HttpOf
-) -> None:
+async def test_a_request_continues_with_the_successor_of_its_weights(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of(six_tokens, auto=False)
     async with serving(engine, KEYS) as served:
         http = http_of(served)
@@ -178,7 +176,7 @@ async def test_new_requests_go_where_they_need_not_wait(engine_of: EngineOf, htt
         assert sent == {"scheduler-1"}
 
 
-async def test_the_name_moves_on_with_the_first_scheduler_that_has_the_new_weights(
+async def test_a_model_name_moves_with_the_first_updated_scheduler(
     engine_of: EngineOf, http_of: HttpOf, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_of()

@@ -11,6 +11,7 @@ import openai
 import pytest
 
 from tercet.frontend.config.config import HttpConfig
+from tercet.frontend.http import request_body
 from tercet.frontend.testing import FakeEngine, Served, serving
 
 EngineOf = Callable[..., FakeEngine]
@@ -71,7 +72,7 @@ async def test_rule_15_a_body_without_a_length_is_bounded_too(engine_of: EngineO
 async def test_a_body_that_does_not_arrive_is_not_waited_for(
     engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.frontend.http.request_body.BODY_SECONDS", 0.05)
+    monkeypatch.setattr(request_body, "BODY_SECONDS", 0.05)
     async with serving(engine_of()) as served:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
         head = f"POST {CHAT} HTTP/1.1\r\nHost: t\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tercet.frontend.server.protocol import HttpLimits
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 
 EngineOf = Callable[..., FakeEngine]
@@ -22,11 +23,7 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 LIVE = b"GET /live HTTP/1.1\r\nhost: x\r\n\r\n"
 UPLOAD = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 9999\r\n\r\n{"
 MOST = 8
-
-
-@pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.frontend.server.uvicorn_server.max_connections", lambda: MOST)
+FEW = HttpLimits(connections=MOST)
 
 
 @contextlib.asynccontextmanager
@@ -47,7 +44,11 @@ async def connections(served: Served, count: int, begin: bytes) -> AsyncIterator
     "begin", [b"", b"GET /li", LIVE, UPLOAD, LIVE + UPLOAD], ids=["silent", "a head", "kept", "a body", "a body behind"]
 )
 async def test_those_that_wait_longest_make_room(engine_of: EngineOf, http_of: HttpOf, begin: bytes) -> None:
-    async with serving(engine_of()) as served, connections(served, 3 * MOST, begin) as made, asyncio.timeout(20):
+    async with (
+        serving(engine_of(), limits=FEW) as served,
+        connections(served, 3 * MOST, begin) as made,
+        asyncio.timeout(20),
+    ):
         for _ in range(3):
             assert (await http_of(served).post("/generate", json={"text": "hello"})).status_code == 200
         for reader, _ in made[: 2 * MOST]:
@@ -65,7 +66,7 @@ async def test_many_that_come_at_once_are_not_all_accepted_before_some_make_room
     def files() -> int:
         return len(os.listdir("/proc/self/fd"))
 
-    async with serving(engine_of()) as served, asyncio.timeout(20):
+    async with serving(engine_of(), limits=FEW) as served, asyncio.timeout(20):
         address = ("127.0.0.1", int(served.url.rpartition(":")[2]))
         with contextlib.ExitStack() as stack:
             clients = [stack.enter_context(socket.create_connection(address)) for _ in range(400)]
@@ -78,7 +79,7 @@ async def test_many_that_come_at_once_are_not_all_accepted_before_some_make_room
 
 async def test_an_answer_under_way_is_nobody_s_to_end(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of(lambda _request, _index: [Token(5, "x")], auto=False)
-    async with serving(engine) as served, asyncio.timeout(20):
+    async with serving(engine, limits=FEW) as served, asyncio.timeout(20):
         asked = asyncio.create_task(http_of(served).post("/generate", json={"text": "hello"}))
         while not engine.running:  # noqa: ASYNC110 - the fake has no event for it
             await asyncio.sleep(0.002)
@@ -90,7 +91,7 @@ async def test_an_answer_under_way_is_nobody_s_to_end(engine_of: EngineOf, http_
 
 async def test_where_all_work_a_new_one_is_turned_away(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of(lambda _request, _index: [Token(5, "x")], auto=False)
-    async with serving(engine) as served, asyncio.timeout(20):
+    async with serving(engine, limits=FEW) as served, asyncio.timeout(20):
         asked = [asyncio.create_task(http_of(served).post("/generate", json={"text": "a"})) for _ in range(MOST)]
         while len(engine.running) < MOST:  # noqa: ASYNC110 - the fake has no event for it
             await asyncio.sleep(0.002)

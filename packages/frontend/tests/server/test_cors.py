@@ -20,9 +20,7 @@ ASKED_FIRST = {
 }
 
 
-async def test_a_page_that_is_named_may_ask_with_its_key_and_read_answers_and_errors(
-    engine_of: EngineOf, http_of: HttpOf
-) -> None:
+async def test_an_allowed_origin_may_send_its_key_and_read_responses(engine_of: EngineOf, http_of: HttpOf) -> None:
     async with serving(engine_of(), HttpConfig(api_key=("k",), allowed_origin=(PAGE,))) as served:
         http = http_of(served)
         first = await http.options("/v1/chat/completions", headers=ASKED_FIRST)

@@ -11,6 +11,7 @@ import httpx2
 import pytest
 
 from tercet.frontend.config.config import HttpConfig
+from tercet.frontend.server.protocol import HttpLimits
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 
 EngineOf = Callable[..., FakeEngine]
@@ -200,27 +201,24 @@ async def hung_up(served: Served, begun: bytes, *, first: bytes | None) -> bool:
 @pytest.mark.parametrize("first", [None, LIVE])
 @pytest.mark.parametrize("begun", [b"G", LIVE[:-2], b"\r\n"])
 async def test_a_head_that_does_not_end_is_not_waited_for(
-    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, first: bytes | None, begun: bytes
+    engine_of: EngineOf, first: bytes | None, begun: bytes
 ) -> None:
     """The first byte ends uvicorn's keep-alive timeout, so a timeout for the head must replace it."""
-    monkeypatch.setattr("tercet.frontend.server.protocol._HEAD_SECONDS", 0.05)
-    async with serving(engine_of()) as served:
+    async with serving(engine_of(), limits=HttpLimits(head_seconds=0.05)) as served:
         assert await hung_up(served, begun, first=first)
 
 
-async def test_a_body_that_was_refused_is_not_waited_for(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.frontend.server.protocol._HEAD_SECONDS", 0.05)
-    async with serving(engine_of()) as served:
+async def test_a_body_that_was_refused_is_not_waited_for(engine_of: EngineOf) -> None:
+    async with serving(engine_of(), limits=HttpLimits(head_seconds=0.05)) as served:
         assert await hung_up(served, b"x", first=UPLOAD + b"x")
 
 
-async def test_only_heads_are_hurried(engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_only_heads_are_hurried(engine_of: EngineOf) -> None:
     """Idle connections stay open, and so does a response while a further head is incomplete."""
-    monkeypatch.setattr("tercet.frontend.server.protocol._HEAD_SECONDS", 0.05)
     body = b'{"text": "hello"}'
     ask = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
     engine = engine_of(lambda _request, _index: [Token(5, "x")], auto=False)
-    async with serving(engine) as served, asyncio.timeout(10):
+    async with serving(engine, limits=HttpLimits(head_seconds=0.05)) as served, asyncio.timeout(10):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]))
         writer.write(LIVE)
         await reader.readuntil(b"}")
@@ -310,12 +308,9 @@ def long_answer(*, stream: bool) -> tuple[Callable[[object, int], list[Token]], 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_does_not_read_is_gone(
-    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    monkeypatch.setattr("tercet.frontend.server.protocol._READ_SECONDS", 0.1)
+async def test_a_client_that_does_not_read_is_gone(engine_of: EngineOf, stream: bool) -> None:
     script, ask = long_answer(stream=stream)
-    async with serving(engine_of(script)) as served, asyncio.timeout(20):
+    async with serving(engine_of(script), limits=HttpLimits(read_seconds=0.1)) as served, asyncio.timeout(20):
         _, writer = await asyncio.open_connection("127.0.0.1", int(served.url.rpartition(":")[2]), limit=1024)
         writer.write(ask)
         while not served.engine.requests():  # noqa: ASYNC110 - the fake has no event for it
@@ -327,12 +322,9 @@ async def test_a_client_that_does_not_read_is_gone(
 
 
 @pytest.mark.parametrize("stream", [True, False])
-async def test_a_client_that_reads_slowly_is_waited_for(
-    engine_of: EngineOf, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
-    monkeypatch.setattr("tercet.frontend.server.protocol._READ_SECONDS", 1.0)
+async def test_a_client_that_reads_slowly_is_waited_for(engine_of: EngineOf, stream: bool) -> None:
     script, ask = long_answer(stream=stream)
-    async with serving(engine_of(script)) as served, asyncio.timeout(60):
+    async with serving(engine_of(script), limits=HttpLimits(read_seconds=1.0)) as served, asyncio.timeout(60):
         # The system reads more only when a third of its buffer is free, which would otherwise be megabytes.
         served.server._listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
         client = socket.socket()

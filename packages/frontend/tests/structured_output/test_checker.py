@@ -153,7 +153,7 @@ async def test_requests_that_ask_the_same_share_one_check(checker: GrammarChecke
 
 
 async def test_what_is_remembered_is_bounded_and_what_is_asked_most_lately_stays(
-    checker: GrammarChecker, model: ServedModel, monkeypatch: pytest.MonkeyPatch
+    model: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried: list[str] = []
 
@@ -162,12 +162,13 @@ async def test_what_is_remembered_is_bounded_and_what_is_asked_most_lately_stays
         return "it is bad" if grammar.text == "c" else ""
 
     monkeypatch.setattr(WorkerProcess, "check", try_out)
-    monkeypatch.setattr("tercet.frontend.structured_output.checker._MAX_RESULTS", 2)
+    checker = GrammarChecker(workers=2, max_results=2)
     for text in "abacab":
         await asyncio.gather(checker.check(Grammar(GrammarKind.REGEX, text), model), return_exceptions=True)
     assert tried == ["a", "b", "c", "b"]
     assert "it is bad" in await refusal(checker, Grammar(GrammarKind.REGEX, "c"), model)
     assert tried == ["a", "b", "c", "b", "c"]
+    await checker.close()
 
 
 async def test_no_more_wait_in_line_than_allowed(checker: GrammarChecker, model: ServedModel) -> None:

@@ -14,7 +14,7 @@ def test_options_become_flags_of_the_part_they_belong_to() -> None:
     config = ServeConfig(
         model="some/model",
         serve=ServeOptions(dp_size=2),
-        frontend=FrontendOptions(served_model_name="mine", tool_call_parser="hermes", api_key=("s3cret", "0ther")),
+        frontend=FrontendOptions(served_model_name=("mine",), tool_call_parser="hermes", api_key=("s3cret", "0ther")),
         scheduler=SchedulerOptions(dtype="float32", kv_cache_bytes="2GiB", disable_radix_cache=True),
         scheduler_extra={"seed": "7"},
         detokenizer_extra={"max_states": "9"},

@@ -50,7 +50,7 @@ def test_all_parts_are_started_once_and_are_ready_together() -> None:
     assert parts.all_ready
 
 
-def test_the_first_restart_is_immediate_and_others_come_after_1_2_4_seconds_up_to_the_cap() -> None:
+def test_restarts_are_immediate_then_back_off_up_to_the_cap() -> None:
     parts = started_table()
     now, waits = 0.0, []
     for _ in range(9):
@@ -87,7 +87,7 @@ def test_a_part_that_was_never_ready_is_given_up_after_three_deaths() -> None:
     assert end == GiveUp("a died 3 times before it was ready: killed by SIGSEGV", 1)
 
 
-def test_a_part_that_leaves_when_asked_is_replaced_at_once_and_has_not_died() -> None:
+def test_a_part_that_exits_on_request_is_replaced_at_once() -> None:
     parts = started_table()
     now = 0.0
     for _ in range(5):
@@ -97,7 +97,7 @@ def test_a_part_that_leaves_when_asked_is_replaced_at_once_and_has_not_died() ->
         assert parts.tick(now) == [Start("a")]
 
 
-def test_a_part_that_leaves_again_and_again_without_being_asked_waits_longer_each_time() -> None:
+def test_repeated_unrequested_exits_back_off() -> None:
     parts = started_table()
     now, waits = 0.0, []
     for _ in range(4):
@@ -128,7 +128,7 @@ def test_a_configuration_error_ends_the_start_at_once() -> None:
     assert parts.on_exit("a", EXIT_CONFIG, "--dtype: no such dtype", 0.5) == [GiveUp("a: --dtype: no such dtype", 2)]
 
 
-def test_a_configuration_error_of_a_part_that_served_before_is_a_death_like_others() -> None:
+def test_a_configuration_error_after_serving_counts_as_a_crash() -> None:
     parts = started_table()
     parts.on_ready("a", 1.0)
     assert parts.on_exit("a", EXIT_CONFIG, "gone", 2.0) == [RestartScheduled("a", "gone (exit code 2)", 0.0)]
@@ -148,7 +148,7 @@ def test_silence_kills_once_and_the_part_starts_again() -> None:
     assert parts.tick(15.0) == [Start("a")]
 
 
-def test_the_deadline_is_the_next_start_or_the_end_of_patience_with_the_longest_silent() -> None:
+def test_the_deadline_is_the_next_start_or_the_next_silence_timeout() -> None:
     parts = PartTable(("a", "b"), TIMEOUTS, 5.0)
     assert parts.deadline == 5.0
     parts.tick(5.0)
@@ -231,7 +231,7 @@ def test_a_start_that_takes_too_long_is_given_up() -> None:
     assert actions == [GiveUp("a was not ready within 600 s (--startup-timeout): it has said nothing", 1)]
 
 
-def test_a_part_that_is_slow_to_get_ready_is_told_of_once_with_what_it_said_last() -> None:
+def test_a_slow_start_is_reported_once_with_the_last_output() -> None:
     parts = started_table("a", "b", "c", "d")
     parts.optional.add("d")
     parts.on_ready("c", 1.0)

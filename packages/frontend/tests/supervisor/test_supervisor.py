@@ -154,7 +154,7 @@ def test_a_part_that_never_gets_ready_is_given_up_after_three_deaths(start: Star
     assert run.readies == []
 
 
-def test_what_a_part_is_told_at_first_it_is_not_told_once_it_has_been_ready(start: Start, tmp_path: Path) -> None:
+def test_startup_arguments_are_dropped_once_a_part_was_ready(start: Start, tmp_path: Path) -> None:
     dies = part("scheduler-0", "die", tmp_path / "died")
     run = start(dataclasses.replace(dies, startup_args=("--at-first",)), part("detokenizer-0", "serve"))
     run.wait(lambda: sum("scheduler-0 says hello" in line for line in run.screen.lines) == 2)
@@ -198,7 +198,7 @@ def test_a_part_that_is_asked_to_leave_is_replaced_at_once(start: Start) -> None
         run.wait(lambda: sum("scheduler-0 is ready" in line for line in run.screen.lines) == restart + 1)  # noqa: B023
 
 
-def test_a_part_that_leaves_without_being_asked_is_started_again_less_and_less_often(start: Start) -> None:
+def test_a_part_that_keeps_exiting_is_restarted_with_backoff(start: Start) -> None:
     run = start(part("scheduler-0", "leave"), part("detokenizer-0", "serve"))
     run.wait_line("scheduler-0 died: exit code 0; it starts again now")
     run.wait(lambda: sum("scheduler-0 is ready" in line for line in run.screen.lines) >= 4)
@@ -283,7 +283,7 @@ def test_a_start_whose_directory_somebody_removes_says_so(start: Start) -> None:
     assert f"error: {run.directory}, where the sockets of its parts lie, was removed" in run.screen.lines[-1]
 
 
-def test_a_server_whose_directory_somebody_removes_goes_on_until_a_part_must_start_again(start: Start) -> None:
+def test_a_removed_run_directory_ends_the_server_at_the_next_restart(start: Start) -> None:
     run = start(part("scheduler-0", "serve"), part("detokenizer-0", "serve"))
     run.wait_ready()
     shutil.rmtree(run.directory)
@@ -305,9 +305,7 @@ def test_a_part_that_will_not_stop_is_killed_in_the_end(start: Start, monkeypatc
     wait_gone(pid)
 
 
-def test_a_frontend_that_does_not_finish_in_time_is_told_to_give_up_before_it_is_killed(
-    start: Start, tmp_path: Path
-) -> None:
+def test_a_frontend_past_the_grace_gets_a_second_sigterm_before_sigkill(start: Start, tmp_path: Path) -> None:
     run = start(part("frontend-0", "twice", tmp_path / "told"), drain=0.5)
     run.wait_ready()
     began = time.monotonic()

@@ -65,7 +65,7 @@ class StoppedTerminal(StringIO):
         return super().write(text)
 
 
-def test_a_stopped_terminal_holds_up_nobody_and_says_later_how_much_it_missed() -> None:
+def test_a_stopped_terminal_does_not_block_and_reports_dropped_lines() -> None:
     stream = StoppedTerminal()
     display = QueuedTerminal(PlainTerminal(stream))
     for number in range(3000):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from tercet.kernels.attention import torch_native
 from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.select import attention_backend, backend_names
@@ -130,7 +131,7 @@ def test_fp8_caches_equal_wide_caches_of_their_values(name: str, dtype: torch.dt
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_long_extend_is_cut_into_blocks_without_a_seam(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.attention.torch_native._SCORES", 4 * 300 * 7)
+    monkeypatch.setattr(torch_native, "_SCORES", 4 * 300 * 7)
     test_equals_the_reference(name, Case(((90, 150), (31, 31)), window=33))
     test_equals_the_reference(name, Case(((90, 150), (31, 31))))
 

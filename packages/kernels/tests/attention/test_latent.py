@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from tercet.kernels.attention import select
+from tercet.kernels.attention import select, torch_native
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams
 from tercet.kernels.attention.latent import LatentSizes, latent_caches
 from tercet.kernels.attention.reference import ReferenceLatent
@@ -118,7 +118,7 @@ def test_queries_may_be_a_view_of_a_wider_tensor(name: str) -> None:
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_long_extend_is_cut_into_blocks_without_a_seam(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.attention.torch_native._SCORES", 3 * 150 * 7)
+    monkeypatch.setattr(torch_native, "_SCORES", 3 * 150 * 7)
     test_equals_the_reference(name, Case(((90, 150), (31, 31))))
 
 

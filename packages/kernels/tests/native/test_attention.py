@@ -41,7 +41,7 @@ def test_every_instruction_set_equals_torch(library: Library, rows: list[tuple[i
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [0, 269, 270])
-def test_a_token_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(
+def test_results_are_bitwise_equal_in_any_chunk_batch_and_thread_count(
     library: Library, window: int, dtype: torch.dtype
 ) -> None:
     backend, threads = CpuAttention(library), library.threads

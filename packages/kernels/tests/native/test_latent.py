@@ -40,7 +40,7 @@ def test_every_instruction_set_equals_torch(
 
 
 @pytest.mark.parametrize("heads", [5, 16])
-def test_a_token_has_the_same_bits_in_every_chunk_batch_and_number_of_threads(library: Library, heads: int) -> None:
+def test_results_are_bitwise_equal_in_any_chunk_batch_and_thread_count(library: Library, heads: int) -> None:
     backend, threads = CpuLatent(library), library.threads
     whole = attend(backend, make_batch([(700, 700)], PAGE, CPU), heads)
     try:

@@ -43,10 +43,9 @@ def test_a_containers_quota_bounds_the_threads(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr("tercet.kernels.native.library._CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert available_cores() == cores
+    assert available_cores(tmp_path) == cores
 
 
 @pytest.mark.parametrize(
@@ -55,10 +54,9 @@ def test_a_containers_quota_bounds_the_threads(
 def test_the_environment_bounds_the_threads_as_those_of_other_libraries(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wanted: str, cores: int
 ) -> None:
-    monkeypatch.setattr("tercet.kernels.native.library._CGROUP", tmp_path)
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-    assert available_cores() == cores
+    assert available_cores(tmp_path) == cores
 
 
 @needs_library
@@ -78,7 +76,7 @@ def test_a_broken_library_says_so(tmp_path: Path) -> None:
 
 @needs_library
 def test_a_library_of_other_sources_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.native.abi.Step", type("Step", (ctypes.Structure,), {"_fields_": ()}))
+    monkeypatch.setattr(abi, "Step", type("Step", (ctypes.Structure,), {"_fields_": ()}))
     with pytest.raises(UnavailableBackendError, match="does not load: it was compiled from other sources"):
         Library("portable")
 
@@ -147,7 +145,7 @@ def test_callers_in_many_threads_get_their_own_results(library: Library) -> None
 
 
 @needs_library
-def test_memory_that_is_not_there_is_a_python_error_on_any_thread_and_nothing_is_lost(library: Library) -> None:
+def test_out_of_memory_is_a_python_error_on_any_thread(library: Library) -> None:
     before = library.threads
     x, weight = torch.randn(4, 64), torch.randn(32, 64)
     packed, out = pack_linear(library, weight), torch.empty(4, 32)
@@ -184,24 +182,14 @@ def test_every_function_that_is_exported_is_guarded() -> None:
         assert ("return guarded([&] {" in text, ") noexcept {" in text) == (can_fail, not can_fail)
 
 
-def test_without_any_library_the_error_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.native.library.FOLDER", tmp_path)
-    load_library.cache_clear()
-    try:
-        with pytest.raises(UnavailableBackendError, match="was not built"):
-            load_library()
-    finally:
-        load_library.cache_clear()
+def test_without_any_library_the_error_says_why(tmp_path: Path) -> None:
+    with pytest.raises(UnavailableBackendError, match="was not built"):
+        load_library(folder=tmp_path)
 
 
 @needs_library
-def test_an_unknown_level_is_refused_and_a_lower_one_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_level_is_refused_and_a_lower_one_taken(tmp_path: Path) -> None:
     with pytest.raises(UnavailableBackendError, match="not neon"):
         load_library("neon")
     shutil.copy(FOLDER / "libtercet_portable.so", tmp_path)
-    monkeypatch.setattr("tercet.kernels.native.library.FOLDER", tmp_path)
-    load_library.cache_clear()
-    try:
-        assert load_library().level == "portable"
-    finally:
-        load_library.cache_clear()
+    assert load_library(folder=tmp_path).level == "portable"

@@ -3,6 +3,8 @@ import math
 import pytest
 import torch
 
+from tercet.kernels.ops import logprobs as logprobs_module
+from tercet.kernels.ops import sampling
 from tercet.kernels.ops.logprobs import token_logprobs
 from tercet.kernels.ops.sampling import top_candidates
 
@@ -47,8 +49,8 @@ def test_temporaries_are_those_of_a_block(top: int, given: list[int] | None, mon
         sizes.append(block.numel())
         return top_candidates(block, width)
 
-    monkeypatch.setattr("tercet.kernels.ops.sampling._BLOCK", 149)  # two rows
-    monkeypatch.setattr("tercet.kernels.ops.logprobs.top_candidates", watched)
+    monkeypatch.setattr(sampling, "_BLOCK", 149)  # two rows
+    monkeypatch.setattr(logprobs_module, "top_candidates", watched)
     for actual, expected in zip(token_logprobs(logits, tokens, top, rows), whole, strict=True):
         assert torch.equal(actual, expected)
     last = [50] if len(tokens) % 2 else []

@@ -75,7 +75,7 @@ def test_yarn_goes_from_extrapolation_to_interpolation() -> None:
     assert float(rope_cache(1, 32, 10_000.0, YARN)[0, 0]) == pytest.approx(factor)
 
 
-def test_linear_divides_and_dynamic_changes_nothing_within_the_trained_length() -> None:
+def test_linear_scaling_divides_and_dynamic_keeps_the_trained_length() -> None:
     plain, _ = inverse_frequencies(16, 500.0)
     linear, _ = inverse_frequencies(16, 500.0, RopeScaling(type="linear", factor=4.0))
     dynamic, _ = inverse_frequencies(16, 500.0, RopeScaling(type="dynamic", factor=4.0))

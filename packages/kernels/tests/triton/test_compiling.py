@@ -213,7 +213,7 @@ def test_attention_of_numbers_that_lie_elsewhere_compile_nothing_again() -> None
     assert compiled(ANYWHERE) == ["extend_kernel", "rope_decode_kernel", "rope_store_kernel"]
 
 
-def test_norms_and_embeddings_of_other_numbers_of_rows_compile_nothing_again() -> None:
+def test_norms_and_embeddings_compile_once_for_all_row_counts() -> None:
     assert compiled(NORMS) == ["embedding_kernel", "rmsnorm_kernel"]
 
 
@@ -282,7 +282,7 @@ for architecture in (80, 90, 100, 120):
     assert done.stdout.splitlines() == said
 
 
-def test_latent_attention_in_float32_is_compiled_where_it_would_be_launched() -> None:
+def test_float32_latent_attention_compiles_where_it_is_launched() -> None:
     assert "bytes of shared memory for vectors in float32, of 101376" in trouble("latent extend float32", 89)
     assert trouble("latent extend float32", 103) == "ok"
 

@@ -14,8 +14,8 @@ def test_every_operation_is_measured_once(device: torch.device, monkeypatch: pyt
         return 0.5
 
     monkeypatch.setattr(figures, "_seconds", once)
-    monkeypatch.setattr("tercet.kernels.tools.triton_benchmarks.HEADS", 2)
-    monkeypatch.setattr("tercet.kernels.tools.triton_benchmarks.KV_HEADS", 1)
+    monkeypatch.setattr(figures, "HEADS", 2)
+    monkeypatch.setattr(figures, "KV_HEADS", 1)
     found = list(figures.fused_figures(device, torch.float32, tokens=16, hidden=64, vocab=64, rows=2, context=8))
     assert len({figure.name for figure in found}) == len(found) == 26
     assert all(figure.amount > 0 for figure in found)

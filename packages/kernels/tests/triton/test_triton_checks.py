@@ -1,6 +1,9 @@
 import pytest
 import torch
 
+from tercet.kernels.tools import triton_checks
+from tercet.kernels.triton.linear import quantized
+
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.attention import triton_plan
@@ -15,12 +18,12 @@ def test_a_check_passes(name: str, device: torch.device) -> None:
 
 
 def test_a_check_finds_a_wrong_operation(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.tools.triton_checks.apply_bitmask_", lambda logits, _: logits)
+    monkeypatch.setattr(triton_checks, "apply_bitmask_", lambda logits, _: logits)
     assert verdict(lambda: CHECKS["triton penalties, mask"](device)).startswith("AssertionError")
 
 
 def test_check_covers_split_k(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.kernels.triton.linear.quantized.add_splits", lambda parts, bias, out: out.zero_())  # noqa: ARG005
+    monkeypatch.setattr(quantized, "add_splits", lambda parts, bias, out: out.zero_())  # noqa: ARG005
     assert verdict(lambda: CHECKS["triton quantised"](device)).startswith("AssertionError")
 
 

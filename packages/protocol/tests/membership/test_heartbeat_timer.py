@@ -19,7 +19,7 @@ def test_the_first_beat_is_due_at_once() -> None:
     assert HeartbeatTimer(0.25, 2.0).due < 0
 
 
-def test_beats_are_quick_while_something_goes_on_and_slow_after_a_while_of_nothing() -> None:
+def test_heartbeats_are_quick_under_load_and_slow_when_idle() -> None:
     timer = HeartbeatTimer(0.25, 2.0)
     timer.note_activity(0.0)
     now, gaps = 0.0, []
@@ -38,7 +38,7 @@ def test_work_brings_the_next_beat_forward_and_says_so_once() -> None:
     assert not timer.note_activity(90.6)
 
 
-def test_those_who_rest_beat_together_and_never_later_than_an_eighth_beyond_their_time() -> None:
+def test_idle_heartbeats_are_aligned_and_at_most_an_eighth_late() -> None:
     dues = set()
     for late in range(75):
         timer = at_rest()

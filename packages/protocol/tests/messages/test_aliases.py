@@ -29,7 +29,7 @@ def behind_virtual_address(world: World) -> PeerTable:
     return scheduler
 
 
-def test_a_peer_behind_another_address_is_called_there_no_more_once_it_is_up(world: World) -> None:
+def test_an_alias_of_a_linked_peer_is_not_dialed_again(world: World) -> None:
     scheduler = behind_virtual_address(world)
     frontend = world.start(FRONTEND, dial=(VIRTUAL,))
     world.run(1.0)
@@ -156,7 +156,7 @@ def test_what_is_remembered_of_the_dead_is_bounded(world: World) -> None:
     assert len(frontend._last_incarnations) <= 20
 
 
-def test_where_our_key_is_not_taken_is_tried_again_at_leisure_with_a_new_socket(world: World) -> None:
+def test_a_refused_key_is_retried_slowly_with_a_new_socket(world: World) -> None:
     address = "tcp://127.0.0.1:5000"
     frontend = world.start(FRONTEND, dial=(address,))
     before = hellos(world, address)

@@ -27,9 +27,7 @@ except ChannelError as error:
         (500, 500, 501, "this process may open 500 files, and needs at least 501 for its sockets: "),
     ],
 )
-def test_a_process_opens_as_many_files_as_it_may_and_no_fewer_than_it_needs(
-    soft: int, hard: int, lowest: int, told: str
-) -> None:
+def test_the_file_limit_is_raised_and_checked_against_the_need(soft: int, hard: int, lowest: int, told: str) -> None:
     command = [sys.executable, "-c", RAISE, str(soft), str(hard), str(lowest)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.startswith(told)

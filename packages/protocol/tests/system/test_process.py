@@ -22,7 +22,7 @@ ctypes.CDLL(None).ppoll(None, 0, ctypes.byref((ctypes.c_long * 2)(60, 0)), mask)
 """
 
 
-def test_each_signal_is_told_at_once_while_the_main_thread_is_out_of_python() -> None:
+def test_signals_are_handled_while_the_main_thread_is_in_native_code() -> None:
     process = subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

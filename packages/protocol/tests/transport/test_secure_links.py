@@ -266,10 +266,9 @@ def _under(push: "zmq.Socket[bytes]", keys: Security, server: bytes) -> None:
     push.curve_secretkey, push.curve_publickey, push.curve_serverkey = keys.secret, keys.public, server
 
 
-def test_a_busy_main_thread_keeps_nobody_outside(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_main_thread_keeps_nobody_outside(start: Start) -> None:
     """While too much waits for the main thread the inbox is left alone, but not the door."""
-    monkeypatch.setattr("tercet.protocol.node.MAX_PENDING", 10)
-    scheduler = start(SCHEDULER)
+    scheduler = start(SCHEDULER, max_pending=10)
     first = start(FRONTEND, at(scheduler, SCHEDULER))
     Listener(first).wait_for(PeerUp, "scheduler-0")
     for number in range(50):

@@ -137,7 +137,7 @@ def test_anybody_can_end_a_pause() -> None:
     assert len(run.output["a", 0]) == 2
 
 
-def test_prompt_logprobs_are_told_once_however_often_the_prompt_was_computed() -> None:
+def test_prompt_logprobs_are_sent_once_after_recomputation() -> None:
     run = driver(token_budget=8)
     prompt = [*PROMPT, *PROMPT[:3]]
     run.send(request("a", prompt, max_new_tokens=4, ignore_eos=True, logprobs=LogprobParams(prompt=True)))
@@ -192,7 +192,7 @@ def test_a_follower_keeps_the_logprobs_of_its_prompt_through_a_retraction() -> N
     run.assert_empty()
 
 
-def test_an_abort_before_the_prompt_is_scored_tells_no_part_of_its_logprobs() -> None:
+def test_an_abort_before_scoring_ends_sends_no_prompt_logprobs() -> None:
     run = driver(token_budget=8)
     run.send(request("a", PROMPT, logprobs=LogprobParams(prompt=True)))
     run.step()
@@ -254,7 +254,7 @@ def test_a_detokenizer_that_loses_a_choice_to_another_is_told_to_forget_it() -> 
     assert not opening.finishes
 
 
-def test_a_detokenizer_is_told_to_forget_what_a_later_attempt_does_not_go_on_with() -> None:
+def test_a_detokenizer_drops_choices_that_a_later_attempt_leaves_out() -> None:
     run = driver()
     run.send(request("a", PROMPT, max_new_tokens=8, ignore_eos=True, n=2))
     for _ in range(3):

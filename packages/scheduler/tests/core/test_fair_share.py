@@ -126,7 +126,7 @@ def test_what_is_in_the_prefix_cache_costs_nothing() -> None:
     assert served(run) == {"a": 41 + 2 + 1 + 2}
 
 
-def test_a_prompt_of_many_choices_is_charged_once_and_each_output_for_itself() -> None:
+def test_a_shared_prompt_is_charged_once_and_each_output_alone() -> None:
     run = driver(slots=8)
     ask(run, "many", [7, 1, 2, 3, 4, 5], "a", 5, n=4)
     run.run()
@@ -192,7 +192,7 @@ def test_a_flood_that_comes_back_after_a_crash_takes_turns(policy: PolicyName, n
     run.assert_empty()
 
 
-def test_a_resumed_choice_goes_first_and_is_charged_for_what_is_computed_here() -> None:
+def test_a_resumed_choice_goes_first_and_pays_for_recomputation() -> None:
     run = driver(slots=1)
     ask(run, "running", [8], "b", 9)
     run.step()
@@ -327,7 +327,7 @@ def test_only_the_first_of_a_tenant_s_loses_its_patience() -> None:
     run.run()
 
 
-def test_many_that_wait_for_a_prompt_of_their_own_do_not_keep_others_waiting() -> None:
+def test_choices_waiting_for_their_own_prompt_block_no_others() -> None:
     """They are put off, each time by a look at them, of which a step takes a limited number."""
     run = driver(slots=8, token_budget=16)
     for number in range(200):
@@ -357,7 +357,7 @@ def test_what_is_held_up_leaves_its_tenant_its_turn() -> None:
     assert admitted(run) == [7, 9, 7]
 
 
-def test_a_tenant_with_too_many_that_are_skipped_loses_its_turn_for_the_step() -> None:
+def test_a_tenant_with_too_many_skips_loses_its_turn_for_the_step() -> None:
     run = driver()
     for tenant, count in {"a": 3, "b": MOST_SKIPPED + 3}.items():
         for number in range(count):

@@ -13,7 +13,7 @@ from tercet.scheduler.testing import Driver, request, small_capacity
 SLOW = "detokenizer-slow"
 
 
-def test_no_row_is_empty_when_prefills_take_the_budget_beside_starved_decodes() -> None:
+def test_no_row_is_empty_when_prefills_take_the_budget() -> None:
     config = CoreConfig(token_budget=4, reserve=0.0, reserve_floor=0.0)
     run = Driver(small_capacity(pages=12, page_size=4, slots=4), config)
     for rid in "ac":
@@ -79,7 +79,7 @@ def test_nobody_waits_for_a_grammar_but_those_that_follow_it(overlap: int) -> No
     run.assert_empty()
 
 
-def test_what_would_follow_a_grammar_that_cannot_be_read_is_refused_before_it_runs() -> None:
+def test_a_request_with_an_invalid_grammar_is_refused_before_it_runs() -> None:
     bad, good = Grammar(GrammarKind.REGEX, "a*"), Grammar(GrammarKind.REGEX, "b*")
     run = Driver(small_capacity(grammars="some 1"))
     run.send(request("begun", [1] * 5, max_new_tokens=9, ignore_eos=True, grammar=bad))
@@ -136,7 +136,7 @@ def test_a_short_prompt_does_not_wait_for_long_ones(
     run.assert_empty()
 
 
-def test_a_long_prompt_keeps_half_of_each_step_and_what_the_short_ones_leave() -> None:
+def test_a_long_prompt_gets_half_of_each_step_and_the_remainder() -> None:
     run = roomy()
     run.send(request("long", [1] * 400, max_new_tokens=1, logprobs=LogprobParams(prompt=True)))
     run.step()
@@ -230,7 +230,7 @@ def test_a_prompt_half_computed_waits_for_a_blocked_peer_too() -> None:
 
 
 @pytest.mark.parametrize("hold", [True, False])
-def test_a_suspect_whose_turn_it_was_keeps_nobody_waiting_while_its_peer_takes_nothing(hold: bool) -> None:
+def test_an_exclusive_request_of_a_full_frontend_blocks_no_others(hold: bool) -> None:
     run = Driver(small_capacity())
     suspect = {"alone": True, "resume": [Resume(0)], "detokenizer": SLOW, "ignore_eos": True}
     run.send(request("suspect", [5, 5], attempt=2, hold=True, **suspect))  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import pytest
 
 from tercet.protocol.messages.messages import AbortReq, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LogprobParams
+from tercet.scheduler.core import planner
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, PeerBlocked
 from tercet.scheduler.core.planner import InFlightPrefixes
@@ -118,7 +119,7 @@ def test_nobody_waits_for_one_that_was_aborted_in_flight() -> None:
 
 
 def test_a_step_looks_at_so_many_that_wait_for_one_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.scheduler.core.planner.LONGEST_MEASURED", 3)
+    monkeypatch.setattr(planner, "LONGEST_MEASURED", 3)
     run = driver()
     run.send(*(asked(rid) for rid in "abcdef"), request("g", [3] * 10, max_new_tokens=3))
     run.step()

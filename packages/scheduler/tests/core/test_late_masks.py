@@ -100,7 +100,7 @@ def test_a_choice_that_sits_out_can_be_aborted_and_its_slot_used(overlap: int) -
     run.assert_empty()
 
 
-def test_a_choice_aborted_while_its_step_is_in_flight_leaves_what_it_computed() -> None:
+def test_a_choice_aborted_in_flight_leaves_its_pages_in_the_cache() -> None:
     run = driver(always, overlap=1)
     run.send(request("slow", [1, 2, 3, 4, 5], grammar=GRAMMAR))
     run.step()

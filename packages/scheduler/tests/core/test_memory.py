@@ -17,7 +17,7 @@ def driver(**options: int) -> Driver:
     return Driver(capacity, CoreConfig(radix_cache=False, reserve=0.0, reserve_floor=0.0, **options))  # type: ignore[arg-type]
 
 
-def test_a_leader_that_computes_its_prompt_again_lends_nothing_before_it_is_done() -> None:
+def test_a_leader_that_recomputes_shares_no_pages_before_it_is_done() -> None:
     run = driver(token_budget=7, slots=4)
     wanted = request("a", PROMPT, n=2, max_new_tokens=4, ignore_eos=True)
     run.send(wanted)

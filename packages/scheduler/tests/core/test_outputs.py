@@ -10,7 +10,7 @@ from tercet.scheduler.core.outputs import FastPathRows, Outputs
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.testing import request
 
-ParsedMessage = dict[str, set[tuple[str, int, int, int, tuple[int, ...]]]]
+RowsByPeer = dict[str, set[tuple[str, int, int, int, tuple[int, ...]]]]
 
 
 def choices(count: int = 40) -> list[Req]:
@@ -24,9 +24,9 @@ def choices(count: int = 40) -> list[Req]:
     return reqs
 
 
-def said(outputs: Outputs) -> ParsedMessage:
+def rows_by_detokenizer(outputs: Outputs) -> RowsByPeer:
     """Of each detokenizer: (rid, index, attempt, position, tokens) of every row."""
-    result: ParsedMessage = {}
+    result: RowsByPeer = {}
     for peer, message, *_ in outputs.collect():
         assert isinstance(message, BatchTokenIDOutput)
         offsets, tokens = unpack_ints(message.offsets), unpack_ints(message.token_ids)
@@ -53,7 +53,7 @@ def test_rows_of_steady_choices_are_those_of_each(seed: int) -> None:
         first.emit_fast_path(rows, [together[number].tokens[-1] for number in steady])
         for number in steady:
             second.emit(alone[number])
-        assert said(first) == said(second)
+        assert rows_by_detokenizer(first) == rows_by_detokenizer(second)
         assert [req.sent for req in together] == [req.sent for req in alone]
         for req in (*(together[number] for number in (*steady, 39)), *(alone[number] for number in (*steady, 39))):
             if req.sent == req.output_tokens:

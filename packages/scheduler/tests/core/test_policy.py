@@ -34,7 +34,7 @@ def test_priority_first_then_arrival() -> None:
     assert admitted(run) == [3, 9, 4, 5]
 
 
-def test_choices_that_followed_another_wait_for_whoever_has_a_higher_priority() -> None:
+def test_followers_wait_for_requests_of_a_higher_priority() -> None:
     run = Driver(small_capacity(pages=64, slots=4), CoreConfig(policy=PolicyName.PRIORITY, token_budget=64))
     run.send(request("many", [1] * 5, n=8, max_new_tokens=4, ignore_eos=True))
     run.step()
@@ -101,7 +101,7 @@ class Counting(RadixCache):
         return super().measure(salt, key)
 
 
-def test_prompts_that_wait_for_memory_are_looked_up_once_while_the_cache_stays_as_it_is() -> None:
+def test_waiting_prompts_are_matched_once_per_change_of_the_cache() -> None:
     run = Driver(small_capacity(pages=16, page_size=4), CoreConfig(token_budget=64))
     cache = run.core.memory.cache = Counting(page_size=4)
     run.send(request("warm", [5] * 9, max_new_tokens=1))

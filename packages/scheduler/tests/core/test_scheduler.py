@@ -88,7 +88,7 @@ def test_equal_prompts_that_prefill_together_end_up_on_the_same_pages() -> None:
     run.assert_empty()
 
 
-def test_pages_given_up_for_cached_ones_are_free_only_when_the_last_plan_naming_them_has_committed() -> None:
+def test_replaced_pages_are_free_after_the_last_plan_that_names_them() -> None:
     run = driver(page_size=4, token_budget=64, overlap=1)
     run.send(request("a", PROMPT, max_new_tokens=9), request("b", PROMPT, max_new_tokens=9))
     plans = [run.core.schedule(), run.core.schedule()]
@@ -225,7 +225,7 @@ def test_a_resumed_request_goes_on_at_its_position() -> None:
     assert run.plans[0].introduce[0].prompt_tokens == len(PROMPT)
 
 
-def test_a_later_attempt_of_a_held_request_keeps_its_slot_and_hears_again_what_was_lost() -> None:
+def test_a_later_attempt_keeps_its_slot_and_resends_lost_rows() -> None:
     run = driver()
     whole = run.expected(PROMPT, 12)
     run.send(request("a", PROMPT, max_new_tokens=12))
@@ -343,7 +343,7 @@ def test_a_suspect_runs_alone_and_the_others_wait_their_turn() -> None:
     assert {key[0] for key in run.finishes} == {"a", "suspect", "b"}
 
 
-def test_a_suspect_that_is_held_starts_when_its_frontend_has_heard_that_nothing_else_runs() -> None:
+def test_an_exclusive_request_starts_after_its_frontend_was_notified() -> None:
     run = driver()
     run.send(request("a", PROMPT, max_new_tokens=4, ignore_eos=True))
     run.step()

@@ -34,9 +34,7 @@ def flood(run: Driver, tenant: str, count: int, tokens: int = 40, n: int = 1) ->
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("n", [1, 32])
 @pytest.mark.parametrize("policy", PolicyName)
-def test_the_first_request_of_another_tenant_neither_waits_for_slots_nor_stands_in_line(
-    policy: PolicyName, n: int, overlap: int
-) -> None:
+def test_the_first_request_of_another_tenant_gets_a_slot_at_once(policy: PolicyName, n: int, overlap: int) -> None:
     run = driver(policy=policy, overlap=overlap)
     flood(run, "a", 64, n=n)
     assert running(run, "a") == 16, "8 of 9"
@@ -88,7 +86,7 @@ def test_pages_are_left_to_a_tenant_that_has_none(policy: PolicyName) -> None:
     run.assert_empty()
 
 
-def test_a_flood_s_own_choices_are_not_looked_at_while_it_has_all_that_it_may_have(
+def test_choices_of_a_tenant_at_its_share_are_not_considered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Thousands wait, and each step would sort them."""

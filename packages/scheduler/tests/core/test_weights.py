@@ -43,7 +43,7 @@ def replies(run: Driver) -> list[ControlReply]:
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_what_has_output_ends_with_the_old_weights_and_the_rest_begins_with_the_new(overlap: int) -> None:
+def test_running_choices_end_with_old_weights_and_waiting_ones_get_new(overlap: int) -> None:
     run = driver(overlap)
     kind: dict[str, Any] = {"max_new_tokens": 8, "ignore_eos": True}
     run.send(request("old", PROMPT, **kind))

@@ -111,12 +111,9 @@ def test_rows_that_find_memory_once_it_was_given_back_are_not_halved() -> None:
     assert device.asked == [(4, 5), (4, 5), (0, 9), (0, 9)]
 
 
-def test_a_size_that_failed_is_halved_at_once_for_a_while(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("tercet.scheduler.device.oom._RETRY_AFTER", 5)
+def test_a_size_that_failed_is_halved_at_once_for_a_while(caplog: pytest.LogCaptureFixture) -> None:
     device = Device(4, MemoryError())
-    halving = SplitOnOom("rows", device.release)
+    halving = SplitOnOom("rows", device.release, retry_after=5)
     with caplog.at_level(logging.WARNING):
         halving(device.run, slice(0, 8))
     assert caplog.messages[-1] == "out of memory for 8 rows at once, splitting into at most 4 for a while"

@@ -138,7 +138,7 @@ def test_what_a_backend_rotates_is_stored_before_the_rows_behind_it_attend(captu
 
 @pytest.mark.parametrize("graphs", [False, True])
 @pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 1.1}, {"temperature": 0.9, "top_p": 0.8}])
-def test_assumed_tokens_that_are_right_give_what_steps_one_after_another_give(
+def test_accepted_draft_tokens_equal_single_steps(
     graphs: bool, params: dict[str, Any], attending: Any, steps: Any
 ) -> None:
     """And what follows a wrong one is computed over."""

@@ -32,7 +32,7 @@ class Recorded:
         return False
 
 
-def test_rows_that_follow_a_grammar_are_not_sampled_by_a_graph_wherever_it_is_read(attending: Any, steps: Any) -> None:
+def test_constrained_rows_are_not_sampled_by_a_graph(attending: Any, steps: Any) -> None:
     """Rank 0 masks them and so samples them as they are: so must a follower, which has no grammars."""
     recorded = Recorded()
     runner = ModelRunner(

@@ -100,7 +100,7 @@ def test_attention_sees_the_multiples_of_the_scales(steps: Any) -> None:
         assert (meant[0].flatten(0, 1)[batch.attention[0].slot_mapping] - k[:, :1] * 9).abs().max() < 1
 
 
-def test_values_that_are_a_part_of_the_keys_take_no_memory_and_are_copied_with_them() -> None:
+def test_values_within_keys_take_no_memory_and_are_copied_along() -> None:
     groups, once = [KVGroup(name="full", layers=[0], pages=4)], replace(SHAPE, kv_heads=1, rank=2)
     pool, twice = (KVPool(groups, shape, CPU) for shape in (once, replace(once, rank=0)))
     assert pool.bytes * 2 == twice.bytes

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
+from tercet.scheduler.device.oom import SplitOnOom
 from tercet.scheduler.executor.chunked_model import OomChunkedModel
 
 FIRST = [(0, 1, 1), (1, 5, 5), (2, 3, 3)]
@@ -60,9 +61,9 @@ def test_what_failed_once_is_not_tried_again(attending: Any, steps: Any, caplog:
 
 
 def test_a_limit_is_forgotten(attending: Any, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.scheduler.device.oom._RETRY_AFTER", 3)
     device = Small(attending, 10)
     model = OomChunkedModel(device, lambda: None)
+    monkeypatch.setattr(model, "_in_halves", SplitOnOom("tokens", lambda: None, retry_after=3))
     given = steps()
     for room in (10, 10, 100, 100):
         device.room = room

@@ -118,9 +118,7 @@ def test_all_ranks_load_them(checkpoints: Callable[[str], Path], tmp_path: Path)
         assert ask(run, "after") == alone(new) != before
 
 
-def test_a_model_that_began_with_random_weights_starts_again_with_those_it_had(
-    checkpoints: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_a_dummy_model_restarts_with_its_replaced_weights(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
     model = checkpoints("llama")
     new = other_weights(model, tmp_path / "new")
     options = ModelOptions(model=str(model), device="cpu", load_format="dummy", kv_cache_bytes=1 << 20)

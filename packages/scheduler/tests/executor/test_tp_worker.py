@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from tercet.kernels.native.library import load_library, missing_library
+from tercet.kernels.native.library import available_cores, load_library, missing_library
 from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.device import cpu_threads
 from tercet.scheduler.device.device_memory import available_bytes
+from tercet.scheduler.executor import kv_budget, kv_pool, loading, tp_worker
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 
@@ -104,7 +107,7 @@ def test_a_cache_that_there_is_no_memory_for_is_refused(
     options: WorkerOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Linux promises any: it would be the first requests that find out, when their pages are touched."""
-    monkeypatch.setattr("tercet.scheduler.executor.kv_budget.total_bytes", lambda _: 5 * PAGE_BYTES)
+    monkeypatch.setattr(kv_budget, "total_bytes", lambda _: 5 * PAGE_BYTES)
     TpModelWorker(replace(options, kv_cache_bytes=6 * PAGE_BYTES - 1)).close()
     with pytest.raises(ValueError, match=rf"a KV cache of {6 * PAGE_BYTES} bytes is more than all memory"):
         TpModelWorker(replace(options, kv_cache_bytes=6 * PAGE_BYTES))
@@ -118,22 +121,22 @@ def test_a_cache_that_there_is_no_memory_for_is_refused_in_a_line(
     def zeros(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 900 GiB.")
 
-    monkeypatch.setattr("tercet.scheduler.executor.kv_pool._zeros", zeros)
+    monkeypatch.setattr(kv_pool, "_zeros", zeros)
     with pytest.raises(ValueError, match=r"^no memory for a KV cache of 40 tokens, lower kv_cache_bytes: CUDA out of"):
         TpModelWorker(replace(options, kv_cache_bytes=5 * PAGE_BYTES))
 
 
 @pytest.mark.parametrize(
-    ("needs", "what"),
-    [("tp_worker.attention_backend", "a first kernel"), ("loading.build_model", "the model's weights")],
+    ("module", "needs", "what"),
+    [(tp_worker, "attention_backend", "a first kernel"), (loading, "build_model", "the model's weights")],
 )
 def test_a_start_without_memory_is_refused_in_a_line(
-    needs: str, what: str, options: WorkerOptions, monkeypatch: pytest.MonkeyPatch
+    module: ModuleType, needs: str, what: str, options: WorkerOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lack(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
-    monkeypatch.setattr(f"tercet.scheduler.executor.{needs}", lack)
+    monkeypatch.setattr(module, needs, lack)
     with pytest.raises(ValueError, match=f"^no memory for {what}: CUDA out of memory"):
         TpModelWorker(options)
 
@@ -206,7 +209,7 @@ def test_plain_torch_keeps_to_a_containers_quota(
     options: WorkerOptions, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "cpu.max").write_text("200000 100000\n", encoding="ascii")
-    monkeypatch.setattr("tercet.kernels.native.library._CGROUP", tmp_path)
+    monkeypatch.setattr(cpu_threads, "available_cores", lambda: available_cores(tmp_path))
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     before = torch.get_num_threads()

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import pytest
 
 from tercet.protocol.messages.values import Grammar, GrammarKind
-from tercet.scheduler.grammar import cache
 from tercet.scheduler.grammar.cache import GrammarCache
 from tercet.scheduler.grammar.port import GrammarError, Masks
 
@@ -60,20 +59,18 @@ def test_the_same_grammar_is_compiled_once_and_every_matcher_begins_anew() -> No
     assert backend.compiled == ["a", "a"]
 
 
-def test_what_was_not_used_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST_GRAMMARS", 3)
+def test_what_was_not_used_longest_is_forgotten() -> None:
     backend = Counting()
-    kept = GrammarCache(backend)
+    kept = GrammarCache(backend, max_grammars=3)
     for text in ["a", "b", "c", "a", "d", "b"]:
         kept.matcher(grammar(text))
     assert backend.compiled == ["a", "b", "c", "d", "b"]
     assert len(kept) == 3
 
 
-def test_large_grammars_push_out_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "MOST_TEXT", 10)
+def test_large_grammars_push_out_more() -> None:
     backend = Counting()
-    kept = GrammarCache(backend)
+    kept = GrammarCache(backend, max_text=10)
     for text in ["aaaa", "bbbb", "cccccc", "bbbb", "a" * 11, "b"]:
         kept.matcher(grammar(text))
     assert backend.compiled == ["aaaa", "bbbb", "cccccc", "a" * 11, "b"]

@@ -92,10 +92,8 @@ def test_a_grammar_that_cannot_be_read_fails_where_it_is_followed(reader: Gramma
     assert isinstance(read.exception(), GrammarError)
 
 
-def test_kept_is_what_is_wanted_whatever_else_comes(
-    reader: GrammarLoader, backend: Slow, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tercet.scheduler.grammar.cache.MOST_GRAMMARS", 1)
+def test_kept_is_what_is_wanted_whatever_else_comes(backend: Slow) -> None:
+    reader = grammar_loader(GrammarCache(backend, max_grammars=1))
     backend.let.set()
     for each in (A, B):
         reader.request(each)
@@ -107,6 +105,7 @@ def test_kept_is_what_is_wanted_whatever_else_comes(
     assert reader.request(A)
     assert backend.compiled == ["a", "b", "c"]
     assert not reader.request(B)
+    reader.close()
 
 
 def test_too_many_wait_until_some_are_wanted_no_longer(reader: GrammarLoader, backend: Slow) -> None:

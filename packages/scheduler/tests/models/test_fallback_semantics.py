@@ -10,6 +10,7 @@ import transformers
 from peft import LoraConfig, get_peft_model
 
 from packages.scheduler.tests.models.test_hugging_face import SHAPE, assert_alike, expected, generate, options
+from tercet.scheduler.executor import loading
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.model_files import ModelError, model_identity
 from tercet.scheduler.models.hugging_face import read_shape
@@ -27,7 +28,7 @@ ROBERTA = {**DECODER, "pad_token_id": 3}
 @pytest.fixture(autouse=True)
 def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run also models that Tercet has modules of its own for on those of transformers."""
-    monkeypatch.setattr("tercet.scheduler.executor.loading.is_ours", lambda _: False)
+    monkeypatch.setattr(loading, "is_ours", lambda _: False)
 
 
 def build(directory: Path, architecture: str, config: str, **fields: Any) -> Path:

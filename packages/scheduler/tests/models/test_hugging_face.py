@@ -13,6 +13,7 @@ import transformers
 from tercet.kernels.native.library import missing_library
 from tercet.protocol.messages.values import SamplingParams, pack_ints, unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit
+from tercet.scheduler.executor import loading
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
@@ -101,7 +102,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 @pytest.fixture(autouse=True)
 def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Here also what Tercet has modules of its own for runs on those of transformers."""
-    monkeypatch.setattr("tercet.scheduler.executor.loading.is_ours", lambda _: False)
+    monkeypatch.setattr(loading, "is_ours", lambda _: False)
 
 
 def options(directory: Path, **given: Any) -> WorkerOptions:

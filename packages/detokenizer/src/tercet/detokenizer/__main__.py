@@ -76,15 +76,7 @@ def _keys(folder: Path | None) -> Security | None:
 
 def _links(config: DetokenizerConfig) -> NodeConfig:
     try:
-        return NodeConfig(
-            role=Role.DETOKENIZER,
-            peer=config.peer,
-            listen=config.listen,
-            advertise=config.advertise,
-            supervisor=config.supervisor,
-            security=_keys(config.keys),
-            insecure_loopback=config.insecure_loopback,
-        )
+        return config.node_config(Role.DETOKENIZER)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

@@ -60,7 +60,7 @@ class DetokenizerLoop:
         self._frontends: set[str] = set()
         self._stops = 0
 
-    def run(self, drain_grace: float) -> None:
+    def run(self, drain_grace: float, min_drain: float = MIN_DRAIN_SECONDS) -> None:
         """Serve until `stop`, then finish the choices held, for `drain_grace` seconds or until a second `stop`."""
         while not self._stops:
             self.turn(self.seconds_until_due())
@@ -69,7 +69,7 @@ class DetokenizerLoop:
         busy = True
         while busy and self._stops < 2 and (spent := self._clock() - began) < drain_grace:
             tokens = self.turn(RETRY_SECONDS)
-            lingering = bool(self._frontends) and spent < MIN_DRAIN_SECONDS
+            lingering = bool(self._frontends) and spent < min_drain
             busy = tokens or lingering or bool(self._manager) or bool(self.outbox.backlog)
 
     def stop(self) -> None:

@@ -23,13 +23,12 @@ from tercet.frontend.server.listener import is_local, listening_socket, url_of
 from tercet.frontend.server.stores import Stores
 from tercet.frontend.server.uvicorn_server import HttpServer
 from tercet.protocol.aio import AsyncNode
-from tercet.protocol.config import Dial, NodeConfig
+from tercet.protocol.config import Dial
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import FrontendInbox, Heartbeat, Ready
 from tercet.protocol.messages.values import Role
 from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.transport.endpoints import check_peer_id, is_supervised_id
-from tercet.protocol.transport.security import Security
 
 logger = logging.getLogger(__name__)
 
@@ -58,20 +57,12 @@ class Frontend:
         self._schedulers_known = asyncio.Event()
         """Set once schedulers are known, or when the frontend stops."""
         self._pool = ThreadPoolExecutor(serving.tokenizer_threads, thread_name_prefix="tokenizer")
-        node_config = NodeConfig(
-            role=Role.FRONTEND,
-            peer=link.peer,
-            listen=link.listen,
-            connect=(
-                *(Dial(Role.SCHEDULER, spec) for spec in link.scheduler),
-                *(Dial(Role.DETOKENIZER, spec) for spec in link.detokenizer),
-                *(Dial(Role.FRONTEND, f"{link.listen}/{check_peer_id(peer)}.*") for peer in link.sibling),
-            ),
-            supervisor=link.supervisor,
-            advertise=link.advertise,
-            security=Security.load(link.keys, Role.FRONTEND) if link.keys else None,
-            insecure_loopback=link.insecure_loopback,
+        specs = (
+            *(Dial(Role.SCHEDULER, spec) for spec in link.scheduler),
+            *(Dial(Role.DETOKENIZER, spec) for spec in link.detokenizer),
+            *(Dial(Role.FRONTEND, f"{link.listen}/{check_peer_id(peer)}.*") for peer in link.sibling),
         )
+        node_config = link.node_config(Role.FRONTEND, specs)
         self._node = AsyncNode(node_config, FrontendInbox, self._status, self._on_deliveries)
         clock = SuspendAwareClock()
         database = Database.open(config.store)

@@ -363,7 +363,7 @@ async def test_a_failure_in_the_middle_is_an_error_event(engine_of: EngineOf, an
         await served.until_idle()
 
 
-async def test_a_fault_of_ours_in_the_middle_of_a_stream_is_one_event_that_tells_nothing(
+async def test_an_internal_error_in_a_stream_is_one_event_without_details(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = routes._encoded

@@ -187,7 +187,7 @@ def euro(tokenizer: Tokenizer) -> Callable[[TokenizedGenerateReqInput, int], lis
 
 
 @pytest.mark.parametrize("top", [None, 0, 2])
-async def test_rule_7_log_probabilities_have_bytes_and_as_many_alternatives_as_asked(
+async def test_rule_7_logprobs_have_bytes_and_the_requested_alternatives(
     engine_of: EngineOf, openai_of: OpenAIOf, tokenizer: Tokenizer, top: int | None
 ) -> None:
     asked: dict[str, Any] = {"logprobs": True} if top is None else {"logprobs": True, "top_logprobs": top}
@@ -340,7 +340,7 @@ async def test_rule_19_a_client_that_leaves_aborts_its_request(
         assert engine.running == []
 
 
-async def test_rule_19_a_client_that_leaves_before_the_first_token_aborts_its_request(
+async def test_rule_19_a_disconnect_before_the_first_token_aborts_the_request(
     engine_of: EngineOf, http_of: HttpOf
 ) -> None:
     engine = engine_of(auto=False)

@@ -76,9 +76,7 @@ async def test_reasoning_comes_back_under_the_name_it_was_told_by(
     assert [each.json()["error"]["param"] for each in refused] == ["messages[0].thoughts"] * 2
 
 
-async def test_a_chat_is_tokenized_with_the_reasoning_that_it_would_be_answered_with(
-    model_saying: EngineOf, http_of: HttpOf
-) -> None:
+async def test_tokenize_renders_a_chat_with_the_same_reasoning_as_chat(model_saying: EngineOf, http_of: HttpOf) -> None:
     config = ServingConfig(reasoning_field_name="thoughts")
     async with serving(model_saying(saying(SAID)), config=config) as served:
         http = http_of(served)

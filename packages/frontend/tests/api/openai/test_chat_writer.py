@@ -16,7 +16,7 @@ HttpOf = Callable[[Served], httpx2.AsyncClient]
 BODY: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "hello"}]}
 
 
-async def test_rule_2_a_fault_of_ours_in_the_middle_is_one_event_that_tells_nothing(
+async def test_rule_2_an_internal_error_in_a_stream_is_one_event_without_details(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(self: object, generation: object) -> bytes:

@@ -158,7 +158,7 @@ def beginning_with_bos(files: dict[str, bytes]) -> dict[str, bytes]:
     return {**files, "tokenizer.json": tokenizer.to_str().encode()}
 
 
-async def test_rule_7_an_echo_is_scored_token_by_token_and_offsets_are_places_in_the_text(
+async def test_rule_7_echo_has_logprobs_and_text_offsets_for_each_token(
     engine_of: EngineOf, http_of: HttpOf, files: dict[str, bytes], tokenizer: Tokenizer
 ) -> None:
     body = {"model": "tiny", "prompt": "the quick brown", "echo": True, "logprobs": 1, "max_tokens": 2}

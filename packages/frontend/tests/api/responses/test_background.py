@@ -9,6 +9,8 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 
+from tercet.frontend.api.responses import background as background_module
+from tercet.frontend.api.responses import store as store_module
 from tercet.frontend.config.config import StoreConfig
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
@@ -189,7 +191,7 @@ async def test_a_request_that_cannot_be_taken_is_refused_at_once(
         assert error.value.code == "context_length_exceeded"
 
 
-async def test_what_a_dead_frontend_leaves_another_makes_and_no_text_is_lost_or_repeated(
+async def test_another_frontend_finishes_a_background_response_exactly_once(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:
     async with serving(engine_of(counting), connect=False, store=store, peer="frontend-1") as heir:
@@ -266,7 +268,7 @@ async def test_what_fails_again_and_again_is_given_up(
 async def test_a_key_has_a_bounded_number_of_followers(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.frontend.api.responses.background.MAX_FOLLOWERS", 2)
+    monkeypatch.setattr(background_module, "MAX_FOLLOWERS", 2)
     async with serving(engine_of(counting), store=store) as served:
         client = openai_of(served)
         made = await client.responses.create(**BODY)
@@ -287,8 +289,8 @@ async def test_followers_share_what_is_read(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Followers read a long response in pages."""
-    monkeypatch.setattr("tercet.frontend.api.responses.background.MAX_EVENTS", 7)
-    monkeypatch.setattr("tercet.frontend.api.responses.store.MAX_EVENTS", 7)
+    monkeypatch.setattr(background_module, "MAX_EVENTS", 7)
+    monkeypatch.setattr(store_module, "MAX_EVENTS", 7)
     async with serving(engine_of(counting), store=store) as served:
         client = openai_of(served)
         made = await client.responses.create(**BODY)

@@ -115,7 +115,7 @@ async def test_what_is_there_already_is_shown_again_and_kept_once(
         assert await texts(client, begun.id) == ["tea?", HELLO, HELLO]
 
 
-async def test_a_response_of_a_conversation_can_be_gone_on_from_as_long_as_that_is_there(
+async def test_previous_response_works_while_its_conversation_exists(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:
     async with serving(engine_of(), store=store) as served:

@@ -8,6 +8,7 @@ import httpx2
 import openai
 import pytest
 
+from tercet.frontend.api.responses import conversation_store
 from tercet.frontend.config.config import HttpConfig, StoreConfig
 from tercet.frontend.testing import FakeEngine, Served, serving
 
@@ -15,11 +16,11 @@ EngineOf = Callable[..., FakeEngine]
 OpenAIOf = Callable[..., openai.AsyncOpenAI]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
 
-SAID: Any = {"type": "message", "role": "user", "content": "hello"}
+MESSAGE: Any = {"type": "message", "role": "user", "content": "hello"}
 
 
-def said(text: str, **fields: Any) -> Any:
-    return {**SAID, "content": text, **fields}
+def message_item(text: str, **fields: Any) -> Any:
+    return {**MESSAGE, "content": text, **fields}
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ async def test_items_of_every_kind_are_kept_in_order_and_as_responses_keep_them(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:
     given: list[Any] = [
-        SAID,
+        MESSAGE,
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]},
         {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "c1", "output": "rain"},
@@ -83,8 +84,8 @@ async def test_pages_go_either_way_from_any_item(engine_of: EngineOf, openai_of:
     names = [f"m{number}" for number in range(25)]
     async with serving(engine_of(), store=store) as served:
         client = openai_of(served)
-        made = await client.conversations.create(items=[said(name, id=name) for name in names[:20]])
-        await client.conversations.items.create(made.id, items=[said(name, id=name) for name in names[20:]])
+        made = await client.conversations.create(items=[message_item(name, id=name) for name in names[:20]])
+        await client.conversations.items.create(made.id, items=[message_item(name, id=name) for name in names[20:]])
         newest = await client.conversations.items.list(made.id)
         assert [item.id for item in newest.data] == names[:4:-1], "twenty, and the newest first"
         assert (newest.has_more, newest.last_id) == (True, "m5")
@@ -110,9 +111,9 @@ async def test_pages_go_either_way_from_any_item(engine_of: EngineOf, openai_of:
 async def test_an_item_is_taken_out(engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig) -> None:
     async with serving(engine_of(), store=store) as served:
         client = openai_of(served)
-        made = await client.conversations.create(items=[said(name, id=name) for name in ("a", "b", "c")])
+        made = await client.conversations.create(items=[message_item(name, id=name) for name in ("a", "b", "c")])
         assert await client.conversations.items.delete("c", conversation_id=made.id) == made
-        await client.conversations.items.create(made.id, items=[said("d", id="d")])
+        await client.conversations.items.create(made.id, items=[message_item("d", id="d")])
         listed = await client.conversations.items.list(made.id, order="asc", after="b")
         assert [item.id for item in listed.data] == ["d"]
         for ask in (client.conversations.items.retrieve, client.conversations.items.delete):
@@ -121,13 +122,13 @@ async def test_an_item_is_taken_out(engine_of: EngineOf, openai_of: OpenAIOf, st
             assert lost.value.param == "item_id"
 
 
-async def test_a_reference_brings_an_item_of_a_response_or_of_another_conversation(
+async def test_item_references_resolve_to_responses_and_other_conversations(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig
 ) -> None:
     async with serving(engine_of(), store=store) as served:
         client = openai_of(served)
         answer = await client.responses.create(model="tiny", input="hello")
-        first = await client.conversations.create(items=[said("elsewhere", id="other")])
+        first = await client.conversations.create(items=[message_item("elsewhere", id="other")])
         references: Any = [{"type": "item_reference", "id": each} for each in (answer.output[0].id, "other")]
         made = await client.conversations.create(items=references)
         listed = await client.conversations.items.list(made.id, order="asc")
@@ -141,13 +142,13 @@ async def test_a_reference_brings_an_item_of_a_response_or_of_another_conversati
 async def test_a_conversation_belongs_to_its_key(engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig) -> None:
     async with serving(engine_of(), HttpConfig(api_key=("mine", "yours")), store=store) as served:
         mine, yours = openai_of(served, api_key="mine"), openai_of(served, api_key="yours")
-        made = await mine.conversations.create(items=[said("secret", id="secret")])
+        made = await mine.conversations.create(items=[message_item("secret", id="secret")])
         conversations, items = yours.conversations, yours.conversations.items
         for ask in (
             conversations.retrieve(made.id),
             conversations.update(made.id, metadata={}),
             conversations.delete(made.id),
-            items.create(made.id, items=[SAID]),
+            items.create(made.id, items=[MESSAGE]),
             items.retrieve("secret", conversation_id=made.id),
             items.delete("secret", conversation_id=made.id),
             yours.responses.create(model="tiny", input="hello", conversation=made.id),
@@ -164,20 +165,20 @@ async def test_a_conversation_belongs_to_its_key(engine_of: EngineOf, openai_of:
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        ("", {"items": [SAID] * 21}, "items"),
+        ("", {"items": [MESSAGE] * 21}, "items"),
         ("", {"items": [{"type": "computer_call", "id": "1"}]}, "items[0]"),
-        ("", {"items": [SAID, {"role": "user", "content": [{"type": "input_image"}]}]}, "items[1].content[0]"),
+        ("", {"items": [MESSAGE, {"role": "user", "content": [{"type": "input_image"}]}]}, "items[1].content[0]"),
         ("", {"items": [{"role": "user"}]}, "items[0].content"),
-        ("", {"items": [said("a", id="a"), said("b", id="a")]}, "items[1].id"),
+        ("", {"items": [message_item("a", id="a"), message_item("b", id="a")]}, "items[1].id"),
         ("", {"metadata": {str(place): "" for place in range(17)}}, "metadata"),
         ("", {"metadata": {"k": "v" * 513}}, "metadata.k"),
         ("", {"nonsense": 1}, "nonsense"),
         ("/ID", {}, "metadata"),
         ("/ID", {"metadata": {"k": 1}}, "metadata.k"),
         ("/ID/items", {"items": []}, "items"),
-        ("/ID/items", {"items": [SAID] * 21}, "items"),
+        ("/ID/items", {"items": [MESSAGE] * 21}, "items"),
         ("/ID/items", {}, "items"),
-        ("/ID/items", {"items": [SAID, said("a", id="there")]}, "items[1].id"),
+        ("/ID/items", {"items": [MESSAGE, message_item("a", id="there")]}, "items[1].id"),
     ],
 )
 async def test_what_cannot_be_taken_is_refused_by_name_and_leaves_nothing(
@@ -185,7 +186,7 @@ async def test_what_cannot_be_taken_is_refused_by_name_and_leaves_nothing(
 ) -> None:
     async with serving(engine_of(), store=store) as served:
         http = http_of(served)
-        made = (await http.post("/v1/conversations", json={"items": [said("a", id="there")]})).json()["id"]
+        made = (await http.post("/v1/conversations", json={"items": [message_item("a", id="there")]})).json()["id"]
         refused = await http.post(f"/v1/conversations{path.replace('ID', made)}", json=body)
         assert refused.status_code == 400, refused.text
         assert refused.json()["error"]["param"] == param
@@ -196,24 +197,24 @@ async def test_what_cannot_be_taken_is_refused_by_name_and_leaves_nothing(
         assert await served.stores._database.read(lambda each: each.execute(count).fetchone()) == (1,)
 
 
-async def test_a_conversation_that_is_full_takes_no_more_until_something_is_taken_out(
+async def test_a_full_conversation_takes_items_again_after_a_deletion(
     engine_of: EngineOf, openai_of: OpenAIOf, store: StoreConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.frontend.api.responses.conversation_store.MAX_HISTORY_BYTES", 1000)
+    monkeypatch.setattr(conversation_store, "MAX_HISTORY_BYTES", 1000)
     async with serving(engine_of(), store=store) as served:
         client = openai_of(served)
         with pytest.raises(openai.BadRequestError, match="at most 1000 bytes") as full:
-            await client.conversations.create(items=[said("x" * 1000)])
+            await client.conversations.create(items=[message_item("x" * 1000)])
         assert full.value.param == "items"
-        made = await client.conversations.create(items=[said("x" * 500, id="long")])
+        made = await client.conversations.create(items=[message_item("x" * 500, id="long")])
         with pytest.raises(openai.BadRequestError, match="at most 1000 bytes") as full:
-            await client.conversations.items.create(made.id, items=[said("x" * 500)])
+            await client.conversations.items.create(made.id, items=[message_item("x" * 500)])
         assert full.value.param == "items"
         with pytest.raises(openai.BadRequestError, match="at most 1000 bytes") as full:
             await client.responses.create(model="tiny", input="x" * 500, conversation=made.id)
         assert full.value.param == "input"
         await client.conversations.items.delete("long", conversation_id=made.id)
-        await client.conversations.items.create(made.id, items=[said("x" * 500)])
+        await client.conversations.items.create(made.id, items=[message_item("x" * 500)])
 
 
 async def test_without_a_store_there_are_no_conversations(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
@@ -225,7 +226,7 @@ async def test_without_a_store_there_are_no_conversations(engine_of: EngineOf, o
             conversations.retrieve("conv_1"),
             conversations.update("conv_1", metadata={}),
             conversations.delete("conv_1"),
-            items.create("conv_1", items=[SAID]),
+            items.create("conv_1", items=[MESSAGE]),
             items.retrieve("i", conversation_id="conv_1"),
             items.delete("i", conversation_id="conv_1"),
         ):

@@ -9,6 +9,7 @@ import orjson
 import pytest
 
 from packages.frontend.tests.api.responses.test_store import DAY, MANY, Clock, body, item
+from tercet.frontend.api.responses import conversation_store
 from tercet.frontend.api.responses.conversation_store import ConversationStore
 from tercet.frontend.api.responses.store import ResponseStore
 from tercet.frontend.database import Database
@@ -96,7 +97,7 @@ async def test_places_are_never_given_twice(database: Database, clock: Clock) ->
 async def test_what_a_response_says_may_fill_it_and_the_next_is_refused(
     database: Database, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tercet.frontend.api.responses.conversation_store.MAX_HISTORY_BYTES", 1000)
+    monkeypatch.setattr(conversation_store, "MAX_HISTORY_BYTES", 1000)
     store, responses = ConversationStore(database, clock), ResponseStore(database, "a", clock)
     begun = (await store.create("me", [], {}))["id"]
     await responses.save("me", body("r", conversation={"id": begun}), [item("i" * 1000)])

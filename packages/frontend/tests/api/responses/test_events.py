@@ -66,7 +66,7 @@ async def streamed(http: httpx2.AsyncClient, method: str, path: str, **options: 
     return [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")]
 
 
-def said(body: Event) -> Event:
+def comparable(body: Event) -> Event:
     """Return a response without the fields that differ between equal responses."""
     own = {"id", "created_at", "completed_at", "background"}
     output = [{key: item[key] for key in item.keys() - {"id", "call_id"}} for item in body["output"]]
@@ -80,7 +80,7 @@ async def every_way(http: httpx2.AsyncClient, body: dict[str, Any]) -> Event:
     stream = checked(await streamed(http, "POST", "/v1/responses", json={**body, "stream": True}))
     events = await streamed(http, "POST", "/v1/responses", json={**body, "stream": True, "background": True})
     behind = checked(events, background=True)
-    assert said(whole) == said(stream) == said(behind)
+    assert comparable(whole) == comparable(stream) == comparable(behind)
     for each in (whole, stream, behind):
         assert (await http.get(f"/v1/responses/{each['id']}")).json() == each
     middle = len(events) // 2

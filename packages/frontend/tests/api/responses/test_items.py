@@ -12,7 +12,7 @@ RESULT = {"type": "function_call_output", "call_id": "c1", "output": "7"}
 CALLED = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
 
 
-def said(role: str, text: str) -> dict[str, Any]:
+def message_item(role: str, text: str) -> dict[str, Any]:
     return to_stored_item({"type": "message", "role": role, "content": text})
 
 
@@ -22,13 +22,13 @@ def thought(text: str, **fields: Any) -> dict[str, Any]:
 
 def test_what_the_assistant_does_in_a_row_is_one_message() -> None:
     items = [
-        said("user", "q"),
+        message_item("user", "q"),
         thought("hm"),
-        said("assistant", "I look."),
+        message_item("assistant", "I look."),
         CALL,
         RESULT,
         thought("so"),
-        said("assistant", "7"),
+        message_item("assistant", "7"),
     ]
     assert messages_of([], items, "be kind") == [
         {"role": "developer", "content": "be kind"},
@@ -40,15 +40,17 @@ def test_what_the_assistant_does_in_a_row_is_one_message() -> None:
 
 
 def test_text_after_a_call_and_thoughts_after_text_begin_a_new_message() -> None:
-    messages = messages_of([], [said("assistant", "a"), thought("b"), CALL, said("assistant", "c")], None)
+    messages = messages_of(
+        [], [message_item("assistant", "a"), thought("b"), CALL, message_item("assistant", "c")], None
+    )
     assert [(each["content"], "tool_calls" in each) for each in messages] == [("a", False), ("", True), ("c", False)]
 
 
 def test_history_comes_first_and_errors_are_about_what_is_given() -> None:
-    earlier = [said("user", "q"), CALL]
+    earlier = [message_item("user", "q"), CALL]
     assert [each["role"] for each in messages_of(earlier, [RESULT], None)] == ["user", "assistant", "tool"]
     with pytest.raises(BadRequestError) as error:
-        messages_of(earlier, [said("user", "x"), {**RESULT, "call_id": "other"}], None)
+        messages_of(earlier, [message_item("user", "x"), {**RESULT, "call_id": "other"}], None)
     assert error.value.param == "input[1].call_id"
 
 
@@ -60,7 +62,7 @@ def test_arguments_are_passed_on_whatever_the_model_wrote(arguments: str) -> Non
 
 def test_a_call_that_was_cut_off_was_never_made() -> None:
     cut = {**CALL, "arguments": '{"a', "status": "incomplete"}
-    assert messages_of([cut], [said("user", "go on")], None) == [{"role": "user", "content": "go on"}]
+    assert messages_of([cut], [message_item("user", "go on")], None) == [{"role": "user", "content": "go on"}]
 
 
 @pytest.mark.parametrize("stored", [False, True])
@@ -73,7 +75,7 @@ def test_a_call_that_was_cut_off_and_answered_all_the_same_is_one(stored: bool) 
 
 
 def test_items_are_kept_with_ids_and_parts_of_their_kind() -> None:
-    mine, theirs = said("user", "q"), said("assistant", "a")
+    mine, theirs = message_item("user", "q"), message_item("assistant", "a")
     assert mine["id"].startswith("msg_")
     assert mine["content"] == [{"type": "input_text", "text": "q"}]
     assert theirs["content"] == [{"type": "output_text", "text": "a", "annotations": []}]

@@ -299,7 +299,7 @@ async def test_a_client_that_leaves_ends_its_response(engine_of: EngineOf, http_
         assert not served.engine.running
 
 
-async def test_a_fault_of_ours_in_the_middle_of_a_stream_fails_the_response_and_tells_nothing(
+async def test_an_internal_error_in_a_stream_fails_the_response_without_details(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     told = routes._encoded

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tercet.frontend.api.responses import store as store_module
 from tercet.frontend.api.responses.store import LEASE_SECONDS, LeaseLostError, ResponseStore
 from tercet.frontend.api.sglang.session_store import SessionStore, Turn
 from tercet.frontend.config.config import StoreConfig
@@ -99,7 +100,7 @@ async def test_history_that_is_too_long_is_not_read(stores: Stores, monkeypatch:
     store = stores("a")
     await store.save("me", body("r1"), [item("i" * 600)])
     await store.save("me", body("r2", previous_response_id="r1"), [item("j" * 600)])
-    monkeypatch.setattr("tercet.frontend.api.responses.store.MAX_HISTORY_BYTES", 1000)
+    monkeypatch.setattr(store_module, "MAX_HISTORY_BYTES", 1000)
     assert len(await store.history("me", "r1")) == 2
     with pytest.raises(BadRequestError, match="more than 1000 bytes") as refused:
         await store.history("me", "r2")
@@ -348,7 +349,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("damage", "reason"), DAMAGED.values(), ids=DAMAGED.keys())
-def test_a_file_that_cannot_be_read_ends_the_start_only_where_it_was_asked_for(
+def test_an_unreadable_store_ends_the_start_only_if_it_was_configured(
     damage: Callable[[Path], object],
     reason: str,
     tmp_path: Path,

@@ -98,7 +98,7 @@ async def test_replacing_forgets_what_went_on_before(engine_of: EngineOf, http_o
         await turn(client, session, [7], rid=fresh)
 
 
-async def test_text_is_tokenized_by_itself_and_streams_are_kept_before_their_last_event(
+async def test_session_text_is_tokenized_alone_and_stored_before_the_stream_ends(
     engine_of: EngineOf, http_of: HttpOf, store: StoreConfig
 ) -> None:
     async with serving(engine_of(), store=store) as served:

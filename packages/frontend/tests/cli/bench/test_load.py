@@ -117,7 +117,7 @@ def timeline(first: float, per_token: float, tokens: int) -> Timeline:
     return Timeline(sent=10.0, pieces=pieces, ended=pieces[-1], output_tokens=tokens, input_tokens=9)
 
 
-def test_percentiles_are_of_the_nearest_rank_and_good_requests_keep_both_goals() -> None:
+def test_percentiles_are_nearest_rank_and_goodput_needs_both_goals() -> None:
     lines = [timeline(0.001 * index, 0.002 if index <= 60 else 0.004, 4) for index in range(1, 101)]
     result = figures(lines, [], TWO, 2.0, Goal(first_token=0.0805, per_token=0.003))
     assert {name: round(value, 6) for name, value in result.ttft_ms.items()} == {

@@ -1,6 +1,8 @@
 import pytest
 import torch
 
+from tercet.kernels.triton.sampling import argmax
+
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
 from tercet.kernels.ops import logprobs as logprobs_reference
@@ -105,7 +107,7 @@ def test_few_kernels_are_compiled_for_whatever_numbers_of_candidates(
         counts.add(count)
         return best_of_blocks(logits, count, some)
 
-    monkeypatch.setattr("tercet.kernels.triton.sampling.argmax.best_of_blocks", noted)
+    monkeypatch.setattr(argmax, "best_of_blocks", noted)
     logits = torch.randn(2, 300, device=device)
     for width in range(1, 40):
         assert torch.equal(top_candidates(logits, width)[1], reference.top_candidates(logits, width)[1])

@@ -48,6 +48,8 @@ class NodeConfig:
     """Seconds without a message after which a peer counts as dead."""
     queue: int = 1000
     """Messages that may wait in each socket."""
+    max_pending: int = 10_000
+    """Deliveries that may wait for the main thread; beyond it the inbox is not read and senders see full queues."""
     max_peers: int = 1024
     security: Security | None = None
     """CURVE keys. Required for tcp://; not needed for ipc://."""

@@ -36,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 BATCH = 256
 """Messages received before heartbeats get their turn."""
-MAX_PENDING = 10_000
-"""Deliveries that may wait for the main thread; beyond it the inbox is not read and senders see full queues."""
 SUPERVISOR_WARNING_INTERVAL = 30.0
 """Seconds without a link to the supervisor before the first warning, and between two."""
 PAUSE = 0.01
@@ -90,6 +88,7 @@ class ThreadNode:
         self._clock = clock
         self._supervisor_watch = SupervisorWatch(config.supervisor, clock())
         self._thread = threading.Thread(target=self._run, name=f"tercet-node-{config.peer}", daemon=True)
+        self._max_pending = config.max_pending
         self._delivered = 0
         self._drained = 0
         self._stopping = ""
@@ -157,7 +156,7 @@ class ThreadNode:
         core, more = self._core, True
         try:
             while not self._stopping:
-                if self._delivered - self._drained > MAX_PENDING:
+                if self._delivered - self._drained > self._max_pending:
                     # The table is not ticked while messages are not read, so no peer counts as silent.
                     core.send_heartbeats()
                     core.admit()

@@ -2,12 +2,12 @@
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from tercet.protocol.messages.values import Role
+from tercet.protocol.options import NodeOptions
 from tercet.protocol.transport.endpoints import default_peer
 from tercet.scheduler.core.config import PolicyName
 
@@ -28,25 +28,13 @@ class InsufficientMemoryError(ConfigError):
     """A lack of memory or of a GPU that may be temporary: another start can succeed once other processes have ended."""
 
 
-@Parameter(name="*")
+@Parameter(name="*", negative="")
 @dataclass(frozen=True, kw_only=True)
-class ProcessOptions:
+class ProcessOptions(NodeOptions):
     """Options of the process and its peers."""
 
     peer: str = field(default_factory=lambda: default_peer(Role.SCHEDULER))
-    """Name among the peers; a restarted process keeps it. By default the host's name tells those of a role apart."""
     listen: str = "tcp://127.0.0.1:30100"
-    """Address of the inbox: ipc://DIRECTORY or tcp://HOST:PORT."""
-    advertise: str = ""
-    """Address that peers should use; by default the one listened on, or that of the route to each peer."""
-    keys: Path | None = None
-    """Folder of this part's CURVE keys, made by `tercet keys`; without one there is no tcp://."""
-    insecure_loopback: Annotated[bool, Parameter(negative="")] = False
-    """Allow tcp:// without keys on loopback, where every user of this machine could connect."""
-    supervisor: str = ""
-    """Address of the supervisor's inbox."""
-    parent_fd: int | None = None
-    """Exit when this inherited pipe closes."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """How much to log."""
     drain_grace: float = 30.0

@@ -1,7 +1,7 @@
 """The tokenizer of a model, from all files that describe it.
 
-tokenizer.json often lacks tokens that tokenizer_config.json or special_tokens_map.json declare, or says that a special
-token is none. Schedulers complete the file as transformers 5 does (`TokenizersBackend.__init__` and `_post_init`), so
+tokenizer.json often lacks tokens that tokenizer_config.json or special_tokens_map.json declare, or does not mark
+special ones. Schedulers complete the file as transformers 5 does (`TokenizersBackend.__init__` and `_post_init`), so
 that frontends, detokenizers and grammars read one file and agree with it.
 """
 

@@ -21,11 +21,10 @@ from tercet.protocol.messages.messages import (
     TokenizerFilesReq,
 )
 from tercet.protocol.messages.values import ModelLimits, Role, Task
-from tercet.protocol.node import Answer, NodeConfig, ThreadNode, unanswered
+from tercet.protocol.node import Answer, ThreadNode, unanswered
 from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.system.private_files import open_private
 from tercet.protocol.system.process import gc_disabled_during_imports
-from tercet.protocol.transport.security import Security
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
@@ -65,17 +64,8 @@ class SchedulerProcess:
         self._early_file_requests: dict[str, TokenizerFilesReq] = {}
         """Requests for the model's files, by peer, that arrived before the model was resolved."""
         self._board = StatusBoard(SuspendAwareClock())
-        config = NodeConfig(
-            role=Role.SCHEDULER,
-            peer=process.peer,
-            listen=process.listen,
-            advertise=process.advertise,
-            supervisor=process.supervisor,
-            security=Security.load(process.keys, Role.SCHEDULER) if process.keys else None,
-            insecure_loopback=process.insecure_loopback,
-        )
         answers: dict[type[Message], Answer] = {TokenizerFilesReq: self._answer_files, Heartbeat: unanswered}
-        self._node = ThreadNode(config, SchedulerInbox, self._board.heartbeat, answers)
+        self._node = ThreadNode(process.node_config(Role.SCHEDULER), SchedulerInbox, self._board.heartbeat, answers)
         self._stopped = False
         self._exit_thread: threading.Thread | None = None
         self._loop: AnyLoop | None = None

@@ -146,7 +146,7 @@ def test_aborts_end_what_waits_and_what_is_in_flight() -> None:
     assert run.vectors.keys() == {("f0", "c", 0)}
 
 
-def test_an_asked_abort_ends_the_inputs_of_one_http_request_whoever_says_it() -> None:
+def test_a_user_abort_ends_all_inputs_of_its_http_request() -> None:
     run = Run()
     run.send(*(embedding_request(rid, [1]) for rid in ("r.0", "r.1", "rest", "s")))
     run.send(AbortReq(rid="r"), source="f1")
@@ -170,7 +170,7 @@ def test_numbers_that_are_not_finite_end_their_input_only() -> None:
     assert run.vectors.keys() == {("f0", "good", 0)}
 
 
-def test_an_input_that_there_is_no_memory_for_ends_alone_and_by_a_code_that_says_so() -> None:
+def test_an_input_out_of_memory_fails_alone_with_its_code() -> None:
     run = Run(room=18, token_budget=40)
     run.send(embedding_request("large", ids(2, 19)), embedding_request("good", ids(1, 18)))
     assert len(run.run()) == 1
@@ -194,7 +194,7 @@ def test_an_input_that_must_run_alone_does() -> None:
     assert run.plan() == [[3]]
 
 
-def test_an_input_that_is_held_starts_when_its_frontend_has_heard_that_nothing_else_runs() -> None:
+def test_an_exclusive_input_starts_after_its_frontend_was_notified() -> None:
     run = Run()
     run.send(embedding_request("a", [1]))
     assert run.plan() == [[1]]
@@ -216,7 +216,7 @@ def test_an_input_that_is_held_starts_when_its_frontend_has_heard_that_nothing_e
     assert run.core.empty
 
 
-def test_an_input_whose_frontend_is_full_keeps_nobody_waiting_though_it_was_its_turn() -> None:
+def test_an_exclusive_input_of_a_full_frontend_blocks_no_others() -> None:
     run = Run()
     run.send(embedding_request("killer", [2], attempt=2, alone=True, hold=True))
     run.send(PeerBlocked("f0"), embedding_request("killer", [2], attempt=3, alone=True))
@@ -254,7 +254,7 @@ def test_control_requests_are_answered() -> None:
     assert [(reply.id, reply.ok) for reply in run.replies] == [("p", True), ("c", True), ("f", True)]
 
 
-def test_a_scheduler_that_leaves_finishes_what_it_holds_and_sends_the_rest_elsewhere() -> None:
+def test_a_draining_scheduler_finishes_running_and_refuses_waiting() -> None:
     run = Run()
     run.send(embedding_request("a", [1]), Drain(), embedding_request("b", [2]))
     assert (run.rejected["b"].code, run.rejected["b"].retry) == ("draining", True)

@@ -27,7 +27,7 @@ def test_what_followed_the_last_tokens_before_is_expected_again() -> None:
     assert after([1, 2, 3]) == after([1, 2]) == after([1]) == after([]) == []
 
 
-def test_of_several_places_the_one_most_like_the_end_counts_and_then_the_latest() -> None:
+def test_the_longest_match_wins_and_then_the_latest() -> None:
     assert after([8, 8, 8, 1, 2, 3, 40, 9, 9, 1, 2, 3, 41, 6, 1, 2, 3], 1) == [41]
     like = [4, 5, 6, 1, 2, 3]
     assert after([*like, 40, 9, 9, 1, 2, 3, 41, *like], 1) == [40]
@@ -106,7 +106,7 @@ def test_what_is_inserted_or_left_out_is_noticed_three_tokens_later() -> None:
     assert shorter.say(22) == [23, 24, 25]
 
 
-def test_nothing_is_predicted_of_a_text_that_goes_astray_until_it_comes_back() -> None:
+def test_a_diverging_text_gets_no_prediction_until_it_matches_again() -> None:
     reader = Reader([10, 11, 12, 13, 14, 15])
     for token in range(50, 50 + ASTRAY - 1):
         assert reader.say(token)

@@ -168,7 +168,7 @@ def test_resumed_anywhere_it_goes_on_as_if_unbroken(position: int) -> None:
     run.assert_empty()
 
 
-def test_long_runs_take_as_many_pages_as_they_need_and_as_many_steps_as_the_budget_wants() -> None:
+def test_long_forced_runs_are_bounded_by_pages_and_budget() -> None:
     def long(tokens: Sequence[int]) -> tuple[Sequence[int], bool]:
         written = len(tokens) - len(PROMPT)
         return [9] * (31 - written) if 0 < written < 31 else (), False
@@ -184,7 +184,7 @@ def test_long_runs_take_as_many_pages_as_they_need_and_as_many_steps_as_the_budg
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
-def test_runs_that_find_no_page_cost_somebody_their_place_and_nobody_their_text(overlap: int) -> None:
+def test_forced_runs_without_pages_retract_and_lose_no_text(overlap: int) -> None:
     run = driver(overlap=overlap, pages=14, reserve=0.0, reserve_floor=0.0)
     wanted = [
         request(name, [number + 20, *PROMPT], grammar=GRAMMAR, max_new_tokens=30, ignore_eos=True)

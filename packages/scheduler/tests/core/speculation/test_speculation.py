@@ -103,7 +103,7 @@ def test_what_was_said_to_the_same_prompt_is_expected_again(overlap: int) -> Non
     assert run.core.counters.accepted_tokens == run.core.counters.drafted_tokens < 40
 
 
-def test_a_choice_with_one_token_in_flight_is_only_waited_for_if_much_is_expected_of_it() -> None:
+def test_a_choice_in_flight_is_awaited_only_for_many_draft_tokens() -> None:
     run = driver(overlap=1)
     asked = wanted(run, "a", wrong=range(3, 100), max_new_tokens=24)
     others = [request(f"r{number}", [30 + number], max_new_tokens=30, ignore_eos=True) for number in range(4)]
@@ -205,7 +205,7 @@ def countdown(tokens: Sequence[int]) -> tuple[Sequence[int], bool]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_a_grammar_forces_and_ends_comes_among_guesses_as_it_would_without(seed: int) -> None:
+def test_forced_tokens_and_stops_are_the_same_with_speculation(seed: int) -> None:
     shape = small_capacity(grammars="a script")
     run = Driver(shape, CoreConfig(draft_rows=8), executor=FakeExecutor(shape, grammar=countdown))
     asked: dict[str, Any] = {"grammar": Grammar(GrammarKind.REGEX, ""), "max_new_tokens": 30, "ignore_eos": True}

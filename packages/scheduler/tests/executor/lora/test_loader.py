@@ -88,7 +88,7 @@ def test_what_fails_is_told_in_one_line_and_tried_again() -> None:
     loader.close()
 
 
-def test_what_lies_at_a_path_is_looked_at_anew_each_time_and_known_by_its_contents() -> None:
+def test_an_adapter_path_is_read_anew_and_identified_by_its_contents() -> None:
     files = Files()
     loader = adapter_loader(files, spare=2)
     path = LoRAAdapter("/adapters/a")
@@ -135,7 +135,7 @@ def test_what_is_unloaded_stays_for_those_who_have_it_and_for_nobody_else() -> N
     loader.close()
 
 
-def test_no_more_are_read_than_there_is_room_for_and_the_others_wait_in_line() -> None:
+def test_adapters_beyond_the_limit_wait_to_be_read() -> None:
     files = Files()
     loader = adapter_loader(files, spare=2, most=2)
     have(loader, A)

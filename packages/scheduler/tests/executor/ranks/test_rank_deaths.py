@@ -78,7 +78,7 @@ def leader(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             os.kill(each.follower, signal.SIGKILL)
 
 
-def test_rank_0_ends_with_a_follower_that_it_waits_for_and_no_signal_but_one_ends_that(leader: Leader) -> None:
+def test_rank_0_exits_when_an_awaited_rank_dies(leader: Leader) -> None:
     rank_0 = leader("stepping")
     for number in (signal.SIGINT, signal.SIGTERM):
         os.kill(rank_0.follower, number)
@@ -95,9 +95,7 @@ def test_rank_0_ends_with_a_follower_that_it_waits_for_and_no_signal_but_one_end
 
 
 @pytest.mark.parametrize(("mode", "words"), [("waiting", "the step is left"), ("meeting", "")])
-def test_a_follower_ends_with_rank_0_also_in_a_collective_and_while_it_loads(
-    mode: str, words: str, leader: Leader
-) -> None:
+def test_ranks_exit_with_rank_0_in_collectives_and_while_loading(mode: str, words: str, leader: Leader) -> None:
     rank_0 = leader(mode)
     if words:
         rank_0.heard(words)

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from tercet.kernels import device as device_module
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.protocol.messages.values import Grammar, GrammarKind, LogprobParams, SamplingParams, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.device.cpu_threads import core_share
+from tercet.scheduler.executor import kv_budget
 from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, RankStep
 from tercet.scheduler.executor.ranks.ranks import PendingRankStep, Ranks, forced_tokens, shared_options
 from tercet.scheduler.executor.ranks.worker_main import follow
@@ -63,7 +65,7 @@ def options(checkpoints: Callable[[str], Path]) -> WorkerOptions:
     return WorkerOptions(model=checkpoints("llama"), device="cpu", slots=8, page_size=8, kv_cache_bytes=1 << 21)
 
 
-def said(driver: Driver) -> tuple[Any, ...]:
+def outputs_of(driver: Driver) -> tuple[Any, ...]:
     """All that requests of every kind are given."""
     for (rid, params), prompt in zip(ASKED.items(), [*PROMPTS, PROMPTS[0]], strict=True):
         driver.send(request(rid, prompt, **{"max_new_tokens": 30, "ignore_eos": True, **params}))
@@ -79,14 +81,14 @@ def test_two_processes_say_what_one_says(overlap: int, options: WorkerOptions, p
     options = replace(options, overlap=overlap > 0)
     config = CoreConfig(token_budget=23)
     alone = TpModelWorker(options)
-    expected = said(Driver(alone.capacity, config, overlap=overlap, executor=alone))
+    expected = outputs_of(Driver(alone.capacity, config, overlap=overlap, executor=alone))
     alone.close()
     ranks = Ranks(options, 2)
     (pid,) = ranks.pids
     assert ranks.capacity == alone.capacity
     assert not ranks.prepare()
     driver = Driver(ranks.capacity, config, overlap=overlap, executor=ranks)
-    output, finishes, logprobs, prompt_logprobs = said(driver)
+    output, finishes, logprobs, prompt_logprobs = outputs_of(driver)
     ranks.close()
     assert output == expected[0]
     assert finishes == expected[1]
@@ -110,7 +112,7 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
     forced: list[Forced] = []
 
     def lead(worker: TpModelWorker) -> None:
-        class ProgressCollectives:
+        class RankExecutor:
             """Rank 0 as `Ranks` runs it."""
 
             grammars, close, prepare, capacity = worker.grammars, worker.close, worker.prepare, worker.capacity
@@ -121,8 +123,8 @@ def test_a_followers_slots_have_the_tokens_and_counts_of_rank_0(options: WorkerO
                 forced.clear()
                 return PendingRankStep(worker.submit(plan), plan, forced)
 
-        driver = Driver(worker.capacity, CoreConfig(token_budget=23), executor=ProgressCollectives())
-        said(driver)
+        driver = Driver(worker.capacity, CoreConfig(token_budget=23), executor=RankExecutor())
+        outputs_of(driver)
         orders.put(None)
         assert driver.core.counters.forced_tokens > 1
 
@@ -160,15 +162,13 @@ def test_what_is_forced_comes_behind_the_sampled_token() -> None:
 
 @pytest.mark.usefixtures("as_before")
 def test_a_cpu_and_its_memory_are_divided(options: WorkerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tercet.scheduler.executor.ranks.ranks.available_cores", lambda: 7)
-    shares = shared_options(replace(options, overlap=True), 3)
+    shares = shared_options(replace(options, overlap=True), 3, lambda: 7)
     assert [share.threads for share in shares] == [2, 2, 2]
     assert [share.grammar_backend for share in shares] == ["llguidance", "none", "none"]
     assert [share.overlap for share in shares] == [True, False, False]
     assert [share.threads for share in shared_options(replace(options, threads=5), 3)] == [5, 5, 5]
-    monkeypatch.setattr("tercet.scheduler.executor.ranks.ranks.available_cores", lambda: 2)
-    assert shared_options(options, 3)[2].threads == 1
-    monkeypatch.setattr("tercet.scheduler.executor.kv_budget.available_bytes", lambda _: 1 << 20)
+    assert shared_options(options, 3, lambda: 2)[2].threads == 1
+    monkeypatch.setattr(kv_budget, "available_bytes", lambda _: 1 << 20)
     pages = []
     for shard in (Shard(), Shard(0, 2)):
         worker = TpModelWorker(replace(options, kv_cache_bytes=None, slots=64), shard=shard)
@@ -190,7 +190,7 @@ def test_the_fewest_pages_of_any_process_are_those_of_all(options: WorkerOptions
 @pytest.mark.usefixtures("other_devices")
 def test_each_process_takes_a_gpu(options: WorkerOptions, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda _: (8, 0))
-    monkeypatch.setattr("tercet.kernels.device._compute", lambda _: None)
+    monkeypatch.setattr(device_module, "_compute", lambda _: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert [share.device for share in shared_options(replace(options, device="auto"), 2)] == ["cuda:0", "cuda:1"]
@@ -208,7 +208,7 @@ def test_all_compute_in_the_dtype_of_the_first_gpu(
     """An A100 and a T4, which alone would take bfloat16 and float16: what they sum has to be alike."""
     (tmp_path / "config.json").write_text('{"dtype": "bfloat16", "architectures": ["LlamaForCausalLM"]}')
     given = replace(options, model=tmp_path, device="auto")
-    monkeypatch.setattr("tercet.kernels.device._compute", lambda _: None)
+    monkeypatch.setattr(device_module, "_compute", lambda _: None)
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 3)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda gpu: (7, 5) if gpu.index else (8, 0))

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tercet.kernels.native.ops import NativeOps
-from tercet.kernels.ops import sampler_ops
+from tercet.kernels.ops import sampler_ops, sampling
 from tercet.kernels.ops.philox import gumbel_reference
 from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import SlotInit
@@ -208,7 +208,7 @@ def test_small_blocks_draw_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     sampler = Sampler(8, VOCAB, CPU)
     sampler.introduce([init(slot, top_p=0.9 if slot % 2 else 1.0) for slot in range(8)])
     whole = sampler.sample(logits_of(0, 8), range(8), [0] * 8).tokens
-    monkeypatch.setattr("tercet.kernels.ops.sampling._BLOCK", 1)
+    monkeypatch.setattr(sampling, "_BLOCK", 1)
     assert torch.equal(sampler.sample(logits_of(0, 8), range(8), [0] * 8).tokens, whole)
 
 

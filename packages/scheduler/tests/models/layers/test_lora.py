@@ -211,9 +211,7 @@ def test_ranks_and_scales_of_single_layers(checkpoints: Checkpoints, reference: 
     torch.testing.assert_close(logits, peft_logits(reference(base), adapter, TOKENS), atol=2e-4, rtol=1e-4)
 
 
-def test_steps_without_adapters_give_the_bits_of_a_model_that_can_have_none(
-    checkpoints: Checkpoints, tmp_path: Path
-) -> None:
+def test_steps_without_adapters_equal_a_model_without_lora_bitwise(checkpoints: Checkpoints, tmp_path: Path) -> None:
     base = checkpoints("llama")
     [plain] = Paged(load(base), 1).step((0, TOKENS))
     model, bank = attached(base, write_adapter(tmp_path, base))

@@ -16,6 +16,7 @@ from tercet.frontend.config.validation import (
     read_adapters,
 )
 from tercet.protocol.messages.values import Role
+from tercet.protocol.options import NodeOptions
 from tercet.protocol.transport.endpoints import default_peer
 
 Repeatable = Annotated[tuple[str, ...], Parameter(negative="")]
@@ -23,34 +24,68 @@ Repeatable = Annotated[tuple[str, ...], Parameter(negative="")]
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class LinkConfig:
+class ServingOptions:
+    """Options of request handling that `tercet serve` takes, too."""
+
+    served_model_name: Repeatable = ()
+    """Names that clients know the model by, instead of the scheduler's; repeatable."""
+    lora: Repeatable = ()
+    """NAME=PATH of an adapter that requests can name, as schedulers find it; repeatable."""
+    tool_call_parser: str = "auto"
+    """Notation of the model's tool calls: a parser's name, auto for what its chat template uses, or none."""
+    reasoning_parser: str = "auto"
+    """Notation of the model's reasoning: a parser's name, auto for what its chat template uses, or none."""
+    reasoning_field_name: str = "reasoning_content"
+    """Field of chat messages that holds reasoning, for clients that look for it elsewhere."""
+
+    def __post_init__(self) -> None:
+        read_adapters(self.lora)
+        check_notations(
+            tools=self.tool_call_parser, reasoning=self.reasoning_parser, reasoning_field=self.reasoning_field_name
+        )
+        for name in self.served_model_name:
+            if not name.isprintable() or not name.strip():
+                raise ValueError(f"--served-model-name must be printable, and not empty, which {name!r} is not")
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class HttpOptions:
+    """Options of the HTTP server that `tercet serve` takes, too."""
+
+    api_key: ApiKeys = ()
+    """A key that clients must show as a bearer token; repeatable. Without any the server is open."""
+    admin_key: AdminKeys = ()
+    """A key that also opens the routes that concern everybody, such as /flush_cache; repeatable."""
+    allowed_origin: Repeatable = ()
+    """Origin of web pages that may read answers, or * for all pages; repeatable. Without any, none may."""
+    shutdown_grace: Annotated[int, Parameter(validator=Number(gte=0))] = 30
+    """Seconds that requests in flight have to finish after SIGTERM."""
+
+    def __post_init__(self) -> None:
+        check_keys("--api-key", self.api_key)
+        check_keys("--admin-key", self.admin_key)
+        check_origins("--allowed-origin", self.allowed_origin)
+
+
+@Parameter(name="*", negative="")
+@dataclass(frozen=True, kw_only=True)
+class LinkConfig(NodeOptions):
     """Connections of this frontend to schedulers, detokenizers and the supervisor."""
 
     peer: str = field(default_factory=lambda: default_peer(Role.FRONTEND))
-    """Name among the peers; a restarted process keeps it. By default the host's name tells those of a role apart."""
     listen: str = "tcp://127.0.0.1:0"
-    """Inbox: ipc:///private/directory or tcp://host:port."""
     scheduler: Repeatable = ()
     """Inbox of a scheduler; repeatable, and an ipc path may be a glob."""
     detokenizer: Repeatable = ()
     """Inbox of a detokenizer; repeatable, and an ipc path may be a glob."""
     sibling: Repeatable = ()
     """Peer id of another frontend at the same --fd, whose inbox is in the same directory; repeatable."""
-    supervisor: str = ""
-    """Inbox of the supervisor, if there is one."""
-    advertise: str = ""
-    """Address that peers should use; by default the one listened on, or that of the route to each peer."""
-    keys: Path | None = None
-    """Folder of this part's CURVE keys, made by `tercet keys`; without one there is no tcp://."""
-    insecure_loopback: Annotated[bool, Parameter(negative="")] = False
-    """Allow tcp:// without keys on loopback, where every user of this machine could connect."""
-    parent_fd: int | None = None
-    """Exit when this pipe reaches its end."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class HttpConfig:
+class HttpConfig(HttpOptions):
     """Options of the HTTP server."""
 
     host: str = "127.0.0.1"
@@ -59,12 +94,8 @@ class HttpConfig:
     """Port to listen on; 0 takes any that is free."""
     fd: int | None = None
     """A listening socket inherited from the parent."""
-    api_key: ApiKeys = ()
-    """A key that clients must show as a bearer token; repeatable. Without any the server is open."""
     api_key_file: Path | None = None
     """A file of such keys, separated by white space, which keeps them out of the process list."""
-    admin_key: AdminKeys = ()
-    """A key that also opens the routes that concern everybody, such as /flush_cache; repeatable."""
     max_requests_per_key: Annotated[int, Parameter(validator=Number(gte=0))] = 0
     """Answers of one API key that may be in flight here at once; more get a 429. 0 is no limit. A request counts
     as many as its prompts times its choices (n, or best_of); one for vectors or scores counts as one."""
@@ -72,25 +103,19 @@ class HttpConfig:
     """Share cached prefixes between API keys, which then learn what others have asked. For keys of one tenant."""
     open_metrics: bool = False
     """Answer /metrics without a key."""
-    allowed_origin: Repeatable = ()
-    """Origin of web pages that may read answers, or * for all pages; repeatable. Without any, none may."""
     max_body_bytes: Annotated[int, Parameter(validator=Number(gte=1))] = 32 * 1024 * 1024
     """Longest request body that is read."""
     max_header_bytes: Annotated[int, Parameter(validator=Number(gte=1))] = 64 * 1024
     """Longest request head that is read."""
     keep_alive: Annotated[int, Parameter(validator=Number(gte=0))] = 75
     """Seconds an idle connection stays open."""
-    shutdown_grace: Annotated[int, Parameter(validator=Number(gte=0))] = 30
-    """Seconds that requests in flight have to finish after SIGTERM."""
     access_log: bool = False
     """Log a line for every request."""
 
     def __post_init__(self) -> None:
         if not self.host.strip():
             raise ValueError("--host is given and empty, which would be every address: give one, such as 127.0.0.1")
-        check_keys("--api-key", self.api_key)
-        check_keys("--admin-key", self.admin_key)
-        check_origins("--allowed-origin", self.allowed_origin)
+        super().__post_init__()
 
     def api_keys(self) -> tuple[str, ...]:
         """Return all keys, including those of the file. Raises ValueError for an empty file or invalid keys."""
@@ -109,13 +134,9 @@ class HttpConfig:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class ServingConfig:
+class ServingConfig(ServingOptions):
     """Options of request handling."""
 
-    served_model_name: Repeatable = ()
-    """Names that clients know the model by, instead of the scheduler's; repeatable."""
-    lora: Repeatable = ()
-    """NAME=PATH of an adapter that requests can name, as schedulers find it; repeatable."""
     require_lora: Annotated[bool, Parameter(negative="")] = False
     """Be ready once schedulers have read every adapter of --lora, and end where they refuse one."""
     routing_policy: Literal["cache_aware", "least_loaded", "power_of_two", "round_robin"] = "cache_aware"
@@ -126,21 +147,6 @@ class ServingConfig:
     """New requests that may wait while no scheduler takes any; more are turned away."""
     tokenizer_threads: Annotated[int, Parameter(validator=Number(gte=1, lte=1024))] = 2
     """Threads that render templates and tokenize."""
-    tool_call_parser: str = "auto"
-    """Notation of the model's tool calls: a parser's name, auto for what its chat template uses, or none."""
-    reasoning_parser: str = "auto"
-    """Notation of the model's reasoning: a parser's name, auto for what its chat template uses, or none."""
-    reasoning_field_name: str = "reasoning_content"
-    """Field of chat messages that holds reasoning, for clients that look for it elsewhere."""
-
-    def __post_init__(self) -> None:
-        read_adapters(self.lora)
-        check_notations(
-            tools=self.tool_call_parser, reasoning=self.reasoning_parser, reasoning_field=self.reasoning_field_name
-        )
-        for name in self.served_model_name:
-            if not name.isprintable() or not name.strip():
-                raise ValueError(f"--served-model-name must be printable, and not empty, which {name!r} is not")
 
 
 @Parameter(name="*")

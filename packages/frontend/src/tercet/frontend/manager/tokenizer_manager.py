@@ -117,7 +117,7 @@ class TokenizerManager:
         if self._refuse_after is None:
             self._refuse_after = self.requests.clock() + last_call
 
-    def give_up(self) -> None:
+    def fail_all(self) -> None:
         """Fail every open request with an UnavailableError."""
         for state in self.requests.states.values():
             state.fail(UnavailableError(_DRAINING, retry_after=1))

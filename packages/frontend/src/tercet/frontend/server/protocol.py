@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from typing import NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -14,12 +15,8 @@ from tercet.protocol.logging import RateLimitedLogger
 
 logger = logging.getLogger(__name__)
 
-_HEAD_SECONDS = 30.0
-"""Seconds in which the head of each request must arrive."""
 _LOG_SECONDS = 6.0
 """Seconds between log lines about invalid HTTP, which any client can cause."""
-_READ_SECONDS = 60.0
-"""Seconds in which a client must read some of its pending response, else it counts as gone."""
 _HEADER_COST = 32
 """Bytes that each header counts in addition to its length (as in RFC 7541, 4.1), because empty headers take time,
 too."""
@@ -31,6 +28,20 @@ _MAX_PIPELINED = 32
 _TOO_LONG = "The headers of the request are too long."
 
 
+class HttpLimits(NamedTuple):
+    """Limits of a server that are not options."""
+
+    connections: int | None = None
+    """Open connections; by default as many as the open files of the process allow."""
+    head_seconds: float = 30.0
+    """Seconds in which the head of each request must arrive."""
+    read_seconds: float = 60.0
+    """Seconds in which a client must read some of its pending response, else it counts as gone."""
+    last_call_seconds: int = 1
+    """Seconds that a draining server leaves for requests on their way, from clients that have just connected or have
+    just read a response."""
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """uvicorn's protocol with limits, and with a parser that ignores offers to upgrade.
 
@@ -39,6 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     limiter: ConnectionLimiter
     """The open connections of the server."""
+    limits = HttpLimits()
     head_limit = 0
     """Maximum bytes of a head with its trailers, and of consecutive framing bytes around a body."""
     invalid_http_log: RateLimitedLogger
@@ -188,7 +200,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._refuse(BadRequestError("Invalid HTTP request received."))
 
     def _start_head_timeout(self) -> None:
-        self._deadline = self.loop.call_later(_HEAD_SECONDS, self._close_gracefully)
+        self._deadline = self.loop.call_later(self.limits.head_seconds, self._close_gracefully)
 
     def _cancel_head_timeout(self) -> None:
         if self._deadline is not None:
@@ -202,7 +214,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """
         if self._unread is None:
             self._unread = self.loop.call_later(
-                _READ_SECONDS, self._check_reader, self.transport.get_write_buffer_size()
+                self.limits.read_seconds, self._check_reader, self.transport.get_write_buffer_size()
             )
 
     def _cancel_read_timeout(self) -> None:
@@ -249,13 +261,13 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle.more_body and not self.cycle.response_started and not self.pipeline
 
 
-def bounded_protocol(limit: int, limiter: ConnectionLimiter) -> type[BoundedProtocol]:
+def bounded_protocol(limit: int, limiter: ConnectionLimiter, limits: HttpLimits) -> type[BoundedProtocol]:
     """Return the protocol class of one server, with `limit` as its `head_limit`."""
     invalid_http_log = RateLimitedLogger(logger, _LOG_SECONDS)
     return type(
         "BoundedProtocol",
         (BoundedProtocol,),
-        {"head_limit": limit, "limiter": limiter, "invalid_http_log": invalid_http_log},
+        {"head_limit": limit, "limiter": limiter, "limits": limits, "invalid_http_log": invalid_http_log},
     )
 
 

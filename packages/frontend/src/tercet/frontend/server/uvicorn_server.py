@@ -13,15 +13,12 @@ from starlette.types import ASGIApp
 from tercet.frontend.config.config import HttpConfig
 from tercet.frontend.server.connection_limit import ConnectionLimiter, max_connections
 from tercet.frontend.server.listener import BACKLOG
-from tercet.frontend.server.protocol import BoundedProtocol, bounded_protocol
+from tercet.frontend.server.protocol import BoundedProtocol, HttpLimits, bounded_protocol
 
 _TICK = 1.0
 """Seconds between ticks, which update the date header."""
 _DRAIN_TICK = 0.1
 """Seconds between ticks while draining."""
-_LAST_CALL_SECONDS = 1
-"""Seconds that a draining server leaves for requests on their way, from clients that have just connected or have
-just read a response."""
 _ACCEPT_BATCH = 32
 """Connections accepted in one turn of the loop. Several such batches are open before the first surplus connection is
 closed, so they must fit into the reserve of `max_connections`."""
@@ -37,7 +34,7 @@ class Drainable(Protocol):
     def drain(self, last_call: float) -> None:
         """Refuse requests that arrive more than `last_call` seconds from now."""
 
-    def give_up(self) -> None:
+    def fail_all(self) -> None:
         """End the running requests."""
 
 
@@ -45,12 +42,18 @@ class HttpServer(uvicorn.Server):
     """HTTP server on one socket until `should_exit`; calls `on_started` once it accepts connections."""
 
     def __init__(
-        self, app: ASGIApp, config: HttpConfig, listener: socket.socket, on_started: Callable[[], None]
+        self,
+        app: ASGIApp,
+        config: HttpConfig,
+        listener: socket.socket,
+        on_started: Callable[[], None],
+        limits: HttpLimits = HttpLimits(),
     ) -> None:
+        limiter = ConnectionLimiter(limits.connections or max_connections())
         super().__init__(
             uvicorn.Config(
                 app,
-                http=bounded_protocol(config.max_header_bytes, ConnectionLimiter(max_connections())),
+                http=bounded_protocol(config.max_header_bytes, limiter, limits),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -64,6 +67,7 @@ class HttpServer(uvicorn.Server):
             )
         )
         self._listener = listener
+        self._limits = limits
         self._shares_socket = config.fd is not None
         self._on_started = on_started
         self._stopping = asyncio.Event()
@@ -85,13 +89,14 @@ class HttpServer(uvicorn.Server):
         """
         now = asyncio.get_running_loop().time()
         grace = self._grace if self._drain_state is None else 0
-        self._drain_state = _DrainState(drainable, now + _DRAIN_TICK, now + min(_LAST_CALL_SECONDS, grace), now + grace)
-        drainable.drain(math.inf if self._shares_socket else _LAST_CALL_SECONDS)
+        last_call = self._limits.last_call_seconds
+        self._drain_state = _DrainState(drainable, now + _DRAIN_TICK, now + min(last_call, grace), now + grace)
+        drainable.drain(math.inf if self._shares_socket else last_call)
         if self._shares_socket:
             for server in getattr(self, "servers", ()):  # absent before start-up
                 server.close()
         for connection in self._connections():
-            connection.start_draining(min(_LAST_CALL_SECONDS, grace))
+            connection.start_draining(min(last_call, grace))
         self._stopping.set()
 
     def stop(self) -> None:
@@ -113,7 +118,7 @@ class HttpServer(uvicorn.Server):
         now = asyncio.get_running_loop().time()
         remaining = state.deadline - now
         if remaining <= 0:
-            state.drainable.give_up()
+            state.drainable.fail_all()
         if remaining <= 0 or self._is_drained(state, now):
             self.config.timeout_graceful_shutdown = max(1, int(remaining))
             self.should_exit = True

@@ -17,7 +17,7 @@ from tercet.protocol.messages.values import Grammar
 
 logger = logging.getLogger(__name__)
 
-_MAX_RESULTS = 4096
+MAX_RESULTS = 4096
 _UNAVAILABLE = "Grammars cannot be checked now."
 _MAX_ATTEMPTS = 2
 """Attempts at a check whose worker died, which may have died before it received the check."""
@@ -29,7 +29,10 @@ class GrammarChecker:
     A check gets `seconds` of processor time. One API key uses at most all workers but one, and half of the queue.
     """
 
-    def __init__(self, workers: int = 2, max_waiting: int = 64, seconds: float = 2.0) -> None:
+    def __init__(
+        self, workers: int = 2, max_waiting: int = 64, seconds: float = 2.0, max_results: int = MAX_RESULTS
+    ) -> None:
+        self._max_results = max_results
         self._seconds = seconds
         self._idle = [WorkerProcess() for _ in range(workers)]
         self._all = list(self._idle)
@@ -109,7 +112,7 @@ class GrammarChecker:
         self._checks_by_key -= Counter([owner])
         if not task.cancelled() and task.exception() is None:
             self._results[key] = task.result()
-            if len(self._results) > _MAX_RESULTS:
+            if len(self._results) > self._max_results:
                 self._results.popitem(last=False)
 
 

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from tercet.frontend.config.validation import AdminKeys, ApiKeys, check_keys, read_adapters
+from tercet.frontend.config.config import HttpOptions, ServingOptions
+from tercet.frontend.config.validation import read_adapters
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 
@@ -77,35 +78,16 @@ class ServeOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class FrontendOptions:
+class FrontendOptions(HttpOptions, ServingOptions):
     """Options of the frontends: table [frontend]."""
 
-    served_model_name: str | None = None
-    """The model's name in the API; its own name when not given."""
-    lora: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    """NAME=PATH of a LoRA adapter that requests can name as their model; may be repeated."""
-    api_key: ApiKeys = ()
-    """A key that clients must send; may be repeated. Without any, everybody may ask."""
-    admin_key: AdminKeys = ()
-    """A key that also opens the routes that concern everybody, such as /flush_cache; may be repeated."""
-    allowed_origin: Annotated[tuple[str, ...], Parameter(negative="")] = ()
-    """Origin of web pages that may read answers, or * for all pages; may be repeated. Without any, none may."""
-    tool_call_parser: str | None = None
-    """Notation of the model's tool calls: a parser's name, auto for what its chat template uses, or none."""
-    reasoning_parser: str | None = None
-    """Notation of the model's reasoning: a parser's name, auto for what its chat template uses, or none."""
-    reasoning_field_name: str | None = None
-    """Field of chat messages that holds reasoning; reasoning_content when not given."""
-    shutdown_grace: int | None = None
-    """Seconds that requests in flight have to finish when the server is told to stop: 30 when not given."""
     response_store: str = "auto"
-    """File that stored responses and sessions are kept in: auto is in this user's state directory; none keeps none."""
+    """The SQLite file to keep responses in; auto for one in this user's state directory, none to keep nothing."""
 
     def __post_init__(self) -> None:
         try:
-            check_keys("--api-key", self.api_key)
-            check_keys("--admin-key", self.admin_key)
-            read_adapters(self.lora)
+            HttpOptions.__post_init__(self)
+            ServingOptions.__post_init__(self)
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
@@ -151,22 +133,17 @@ class SchedulerOptions:
     """The highest rank of an adapter: 64 when not given."""
 
     def __post_init__(self) -> None:
-        for option, choices in CHOICES.items():
-            if (value := getattr(self, option)) is not None and value not in choices:
-                told = f"one of {', '.join(choices)}, not {value!r}"
-                raise ConfigError(f"--{option.replace('_', '-')} must be {told}")
-        self._check_numbers()
-
-    def _check_numbers(self) -> None:
-        tokens = ("context_length", "chunked_prefill_size", "page_size")
-        processes = ("max_running_requests", "threads", "tensor_parallel_size")
-        for option in (*tokens, *processes, "max_loras", "max_lora_rank"):
-            value = getattr(self, option)
-            if not isinstance(value, int | None):
-                raise ConfigError(f"--{option.replace('_', '-')} must be a whole number, not {value!r}")
-            least = 0 if option == "max_loras" else 1
-            if value is not None and value < least:
-                raise ConfigError(f"--{option.replace('_', '-')} must be at least {least}, not {value}")
+        for option in fields(self):
+            value, flag = getattr(self, option.name), f"--{option.name.replace('_', '-')}"
+            choices = CHOICES.get(option.name, (value,))
+            if value is not None and value not in choices:
+                raise ConfigError(f"{flag} must be one of {', '.join(choices)}, not {value!r}")
+            if value is None or option.type != int | None:
+                continue
+            if not isinstance(value, int):
+                raise ConfigError(f"{flag} must be a whole number, not {value!r}")
+            if value < (least := 0 if option.name == "max_loras" else 1):
+                raise ConfigError(f"{flag} must be at least {least}, not {value}")
         if self.kv_cache_bytes is not None:
             try:
                 size = parse_bytes(self.kv_cache_bytes)

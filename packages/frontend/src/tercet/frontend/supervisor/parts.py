@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from tercet.frontend.supervisor.options import ServeConfig, extra_flags
@@ -10,6 +10,8 @@ from tercet.protocol.messages.values import Role
 from tercet.protocol.transport.endpoints import supervised_id
 
 _MAX_LORAS = 8
+_NOT_COPIED = {"api_key", "admin_key", "lora", "response_store"}
+"""Options of a frontend that do not become flags as they are. Keys travel in the environment."""
 
 
 @dataclass(frozen=True)
@@ -77,21 +79,14 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
 
 def frontend_flags(config: ServeConfig) -> list[str]:
     """Return the command line of a frontend's options."""
-    frontend = config.frontend
-    named = {
-        "served-model-name": frontend.served_model_name,
-        "tool-call-parser": frontend.tool_call_parser,
-        "reasoning-parser": frontend.reasoning_parser,
-        "reasoning-field-name": frontend.reasoning_field_name,
-        "shutdown-grace": frontend.shutdown_grace,
-    }
-    return [
-        *(f"--{name}={value}" for name, value in named.items() if value is not None),
-        *(f"--lora={name}={path}" for name, path in config.lora.items()),
-        *(f"--allowed-origin={origin}" for origin in frontend.allowed_origin),
-        f"--response-store={frontend.response_store}",
-        *extra_flags(config.frontend_extra),
-    ]
+    flags = [f"--lora={name}={path}" for name, path in config.lora.items()]
+    for option in fields(config.frontend):
+        value = getattr(config.frontend, option.name)
+        if option.name in _NOT_COPIED or value == option.default:
+            continue
+        values = value if isinstance(value, tuple) else (value,)
+        flags += [f"--{option.name.replace('_', '-')}={each}" for each in values]
+    return [*flags, f"--response-store={config.frontend.response_store}", *extra_flags(config.frontend_extra)]
 
 
 def _device_flags(config: ServeConfig, number: int) -> list[str]:

@@ -113,7 +113,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
 
         def announce(readies: dict[str, Ready]) -> None:
             limits = next((ready.limits for ready in readies.values() if ready.limits), None)
-            model = config.frontend.served_model_name or (limits.model if limits else config.model)
+            model = next(iter(config.frontend.served_model_name), limits.model if limits else config.model)
             task = limits.task if limits else Task.GENERATE
             display.close()
             sys.stdout.write(welcome(url, model, locked, time.monotonic() - began, task))

@@ -2,7 +2,7 @@
 
 from tercet.frontend.testing.encoding_engine import EncodingEngine
 from tercet.frontend.testing.engine import DETOKENIZER, FakeEngine, Script, Token, decode_spec
-from tercet.frontend.testing.managing import managed, said, submit
+from tercet.frontend.testing.managing import managed, received_choices, submit
 from tercet.frontend.testing.serving import Served, serving
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "Token",
     "decode_spec",
     "managed",
-    "said",
+    "received_choices",
     "serving",
     "submit",
 ]

@@ -108,7 +108,7 @@ class FakeEngine:
     full: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
     """Peers that do not answer orders and queries."""
-    siblings: dict[str, Series] = field(default_factory=dict)
+    other_frontends: dict[str, Series] = field(default_factory=dict)
     """Metrics of other frontends at the same socket, by peer id."""
     adapter: Callable[[str, str], str] = _digest
     """Function that returns the SHA-256 of the files at a path, or raises ValueError with the reason to refuse them."""
@@ -122,7 +122,7 @@ class FakeEngine:
 
     def send(self, peer: str, message: Message, *frames: Frame) -> bool:  # noqa: ARG002
         """Handle a message of the frontend; the reply is sent from the loop, never at once."""
-        if peer in self.full or peer not in {*self.schedulers, *self.siblings}:
+        if peer in self.full or peer not in {*self.schedulers, *self.other_frontends}:
             return False
         self.sent.append((peer, message))
         match message:
@@ -139,7 +139,7 @@ class FakeEngine:
             case UpdateWeightsFromDiskReq():
                 self._update(peer, message)
             case MetricsReq():
-                self._answer(peer, msgspec.structs.replace(self.siblings[peer], id=message.id))
+                self._answer(peer, msgspec.structs.replace(self.other_frontends[peer], id=message.id))
         return True
 
     def connect(self) -> None:

@@ -47,7 +47,7 @@ async def submit(manager: TokenizerManager, n: int = 1, max_tokens: int = 50, pr
     return await manager.submit([request])
 
 
-def said(generation: Generation) -> list[tuple[str, list[int], FinishReason | None]]:
+def received_choices(generation: Generation) -> list[tuple[str, list[int], FinishReason | None]]:
     """Return text, ids and finish of each choice of a single request, as its consumer receives them."""
     [state] = generation.states
     texts = {choice.index: "" for choice in state.choices}

@@ -20,6 +20,7 @@ from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import RoundRobin
 from tercet.frontend.server.app import build_app
 from tercet.frontend.server.listener import listening_socket, url_of
+from tercet.frontend.server.protocol import HttpLimits
 from tercet.frontend.server.stores import Stores
 from tercet.frontend.server.uvicorn_server import HttpServer
 from tercet.frontend.testing.engine import FakeEngine
@@ -64,6 +65,7 @@ async def serving(
     max_waiting: int = 256,
     peer: str = "frontend-0",
     store: StoreConfig = StoreConfig(),
+    limits: HttpLimits = HttpLimits(),
 ) -> AsyncIterator[Served]:
     """Serve on 127.0.0.1; with `connect`, the engine's peers are up and the model is ready."""
     with ThreadPoolExecutor(1) as pool:
@@ -76,13 +78,13 @@ async def serving(
             RequestTable(peer, dispatcher, ApiKeyQuota.of(http)),
             read_adapters(config.lora),
             AdaptersInFile(database) if database else None,
-            engine.siblings,
+            engine.other_frontends,
         )
         engine.deliver = manager.on_deliveries
         started, ended = asyncio.Event(), asyncio.Event()
         listener = socket.create_server(("127.0.0.1", 0)) if http.fd is None else listening_socket(http)
         stores = Stores(manager, ChatPlanner(config), database) if database else None
-        server = HttpServer(build_app(manager, http, config, stores), http, listener, started.set)
+        server = HttpServer(build_app(manager, http, config, stores), http, listener, started.set, limits)
         url = url_of(listener)
         manager.start()
         if stores is not None:

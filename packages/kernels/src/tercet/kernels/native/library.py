@@ -19,7 +19,7 @@ LEVELS = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 
 FOLDER = Path(__file__).parent / "lib"
 
-_CGROUP = Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 class Library:
@@ -61,17 +61,17 @@ def _open(level: str, folder: Path) -> Any:
 
 
 @cache
-def load_library(level: str | None = None) -> Library:
+def load_library(level: str | None = None, folder: Path = FOLDER) -> Library:
     """Return the library for an instruction set, by default the best one that was built and runs here.
 
     Raises UnavailableBackendError without one.
     """
     if level is not None:
-        return Library(level, FOLDER)
-    usable = LEVELS[: LEVELS.index(best_level(FOLDER)) + 1]
-    built = [candidate for candidate in usable if (FOLDER / f"libtercet_{candidate}.so").is_file()]
+        return Library(level, folder)
+    usable = LEVELS[: LEVELS.index(best_level(folder)) + 1]
+    built = [candidate for candidate in usable if (folder / f"libtercet_{candidate}.so").is_file()]
     logger.info("native kernels for %s", built[-1])
-    return Library(built[-1], FOLDER)
+    return Library(built[-1], folder)
 
 
 def describe_library(library: Library) -> str:
@@ -92,10 +92,10 @@ def missing_library() -> str:
     return ""
 
 
-def available_cores() -> int:
+def available_cores(cgroup: Path = CGROUP) -> int:
     """Return the number of usable cores: affinity, bounded by the container's CPU quota and OMP_NUM_THREADS."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, math.ceil(min(allowed, _quota(), _wanted())))
+    return max(1, math.ceil(min(allowed, _quota(cgroup), _wanted())))
 
 
 def _wanted() -> float:
@@ -104,14 +104,14 @@ def _wanted() -> float:
     return int(wanted) if wanted.isdecimal() and int(wanted) > 0 else math.inf
 
 
-def _quota() -> float:
+def _quota(cgroup: Path) -> float:
     """Return the container's CPU quota in cores, or infinity without one."""
     try:
-        quota, period = (_CGROUP / "cpu.max").read_text(encoding="ascii").split()
+        quota, period = (cgroup / "cpu.max").read_text(encoding="ascii").split()
     except (OSError, ValueError):  # no limit, or cgroup version 1
         try:
             names = ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
-            quota, period = ((_CGROUP / name).read_text(encoding="ascii").strip() for name in names)
+            quota, period = ((cgroup / name).read_text(encoding="ascii").strip() for name in names)
         except OSError:
             return math.inf
     return math.inf if quota in {"max", "-1"} else int(quota) / int(period)

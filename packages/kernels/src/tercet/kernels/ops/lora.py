@@ -17,7 +17,7 @@ LONGEST_RUN = 64
 class Segment(NamedTuple):
     """Tokens [start, stop) of a step that use the adapter in one slot."""
 
-    place: int
+    slot: int
     start: int
     stop: int
 
@@ -59,7 +59,7 @@ class LoRARows:
     def part(self, tokens: slice) -> "LoRARows | None":
         """Return the segments within `tokens`, relative to its start, or None without any. Raises as `known` does."""
         first, last = tokens.start, tokens.stop
-        cut = [Segment(place, max(start, first) - first, min(stop, last) - first) for place, start, stop in self.known]
+        cut = [Segment(slot, max(start, first) - first, min(stop, last) - first) for slot, start, stop in self.known]
         runs = [run for run in cut if run.start < run.stop]
         if not runs:
             return None
@@ -67,30 +67,30 @@ class LoRARows:
         return LoRARows(runs, table, self.ranks, self.longest)
 
     @cached_property
-    def by_place(self) -> dict[int, torch.Tensor | slice]:
+    def by_slot(self) -> dict[int, torch.Tensor | slice]:
         """Tokens of each slot: a slice if they are contiguous, otherwise an int64 index. Raises as `known` does."""
         tokens: dict[int, list[int]] = {}
-        for place, start, stop in self.known:
-            tokens.setdefault(place, []).extend(range(start, stop))
-        return {place: _index(found, self.table.device) for place, found in tokens.items()}
+        for slot, start, stop in self.known:
+            tokens.setdefault(slot, []).extend(range(start, stop))
+        return {slot: _index(found, self.table.device) for slot, found in tokens.items()}
 
 
 def add_lora(out: torch.Tensor, x: torch.Tensor, weights: LoRAWeights, rows: LoRARows) -> None:
     """Add each token's x [tokens, inputs] @ a.T @ b, in float32, to out [tokens, outputs] in place."""
-    for place, tokens in rows.by_place.items():
-        rank = rows.ranks[place]
-        for outputs, a, b in _parts(weights, place, rank):
+    for slot, tokens in rows.by_slot.items():
+        rank = rows.ranks[slot]
+        for outputs, a, b in _parts(weights, slot, rank):
             added = x[tokens].float() @ a.float().T @ b.float()
             out[tokens, outputs] = (out[tokens, outputs].float() + added).to(out.dtype)
 
 
-def _parts(weights: LoRAWeights, place: int, rank: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+def _parts(weights: LoRAWeights, slot: int, rank: int) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
     """Yield the outputs, the rows of a [rank, inputs] and the columns of b [rank, outputs] of each projection."""
     start = 0
     for index, size in enumerate(weights.parts):
         outputs = slice(start, start + size)
         first = index * weights.rank
-        yield outputs, weights.a[place, first : first + rank], weights.b[place, :rank, outputs]
+        yield outputs, weights.a[slot, first : first + rank], weights.b[slot, :rank, outputs]
         start += size
 
 

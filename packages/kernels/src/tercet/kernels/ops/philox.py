@@ -18,7 +18,7 @@ _MULTIPLIER_0, _MULTIPLIER_1 = 0xD2511F53, 0xCD9E8D57
 _WEYL_0, _WEYL_1 = 0x9E3779B9, 0xBB67AE85
 _WORD = 0xFFFFFFFF
 _ROUNDS = 10
-_BLOCK = 1 << 14
+BLOCK = 1 << 14
 """Numbers computed at a time, so that temporaries stay in a core's cache."""
 
 GUMBEL_MAX = -math.log(-math.log1p(-(2.0**-33)))
@@ -65,11 +65,11 @@ def unit_interval(words: torch.Tensor) -> torch.Tensor:
     return ((words.double() + 0.5) * 2.0**-32).float().clamp_(max=1 - 2.0**-24)
 
 
-def gumbel(key: NoiseKey, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+def gumbel(key: NoiseKey, rows: torch.Tensor, tokens: torch.Tensor, size: int = BLOCK) -> torch.Tensor:
     """Return standard Gumbel noise, float32 [n], of token `tokens[i]` in row `rows[i]` of `key`."""
     noise = torch.empty(tokens.shape, dtype=torch.float32, device=tokens.device)
-    for first in range(0, len(tokens), _BLOCK):
-        block = slice(first, first + _BLOCK)
+    for first in range(0, len(tokens), size):
+        block = slice(first, first + size)
         noise[block] = -torch.log(-torch.log1p(-uniform(key.rows(rows[block]), tokens[block]).double()))
     return noise
 

@@ -181,7 +181,7 @@ def _moe_token(device: torch.device, dtype: torch.dtype, hidden: int, size: int)
 
 def _lora(x: torch.Tensor, runs: list[Segment], what: str) -> Figure:
     """Measure rank-64 adapters of queries, keys and values: adapters and inputs are read once, outputs updated."""
-    rank, size, places = 64, x.shape[1], max(run.place for run in runs) + 1
+    rank, size, places = 64, x.shape[1], max(run.slot for run in runs) + 1
     parts = (size, size // 4, size // 4)
     a = torch.randn(places, len(parts) * rank, size, device=x.device).to(x.dtype)
     b = torch.randn(places, rank, sum(parts), device=x.device).to(x.dtype)

@@ -22,7 +22,7 @@ _OOM_MESSAGES = (
 )
 """Parts of RuntimeError messages that mean lack of memory."""
 
-_RETRY_AFTER = 256
+RETRY_AFTER = 256
 """Successful computations after which a size that failed is tried again."""
 
 Given = TypeVar("Given")
@@ -112,7 +112,8 @@ class SplitOnOom:
     computations have succeeded. `unit` names the unit of sizes in the log.
     """
 
-    def __init__(self, unit: str, release: Callable[[], None] = release_cached) -> None:
+    def __init__(self, unit: str, release: Callable[[], None] = release_cached, retry_after: int = RETRY_AFTER) -> None:
+        self._retry_after = retry_after
         self._unit = unit
         self._release = release
         self._max_size: int | None = None
@@ -142,7 +143,7 @@ class SplitOnOom:
 
     def _count_success(self, given: Given) -> Given:
         self._successes += 1
-        if self._successes >= _RETRY_AFTER:
+        if self._successes >= self._retry_after:
             self._max_size = None
         return given
 

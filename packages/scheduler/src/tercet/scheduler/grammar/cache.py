@@ -9,8 +9,8 @@ from tercet.protocol.messages.values import Grammar
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.grammar.port import GrammarBackend, GrammarError, M, Matcher
 
-MOST_GRAMMARS = 128
-MOST_TEXT = 4 << 20
+MAX_GRAMMARS = 128
+MAX_TEXT = 4 << 20
 """Maximum characters of all cached grammars, which bounds the size of their compiled forms, too."""
 _THREADS = 2
 _LONGEST_ERROR = 400
@@ -21,7 +21,8 @@ GrammarLoader = AsyncLoader[Grammar, Matcher]
 class GrammarCache(Generic[M]):
     """LRU cache of grammars, bounded in number and size. Thread-safe."""
 
-    def __init__(self, backend: GrammarBackend[M]) -> None:
+    def __init__(self, backend: GrammarBackend[M], max_grammars: int = MAX_GRAMMARS, max_text: int = MAX_TEXT) -> None:
+        self._max_grammars, self._max_text = max_grammars, max_text
         self._backend = backend
         self._kept: OrderedDict[Grammar, M] = OrderedDict()
         self._text = 0
@@ -48,7 +49,7 @@ class GrammarCache(Generic[M]):
             if grammar not in self._kept:
                 self._kept[grammar] = compiled
                 self._text += len(grammar.text)
-            while len(self._kept) > MOST_GRAMMARS or self._text > MOST_TEXT:
+            while len(self._kept) > self._max_grammars or self._text > self._max_text:
                 dropped, _ = self._kept.popitem(last=False)
                 self._text -= len(dropped.text)
             return compiled.copy()

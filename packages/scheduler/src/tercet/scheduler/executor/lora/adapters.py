@@ -122,7 +122,7 @@ def _runs(places: Sequence[int], counts: Sequence[int]) -> list[Segment]:
     whole: list[Segment] = []
     start = 0
     for place, count in zip(places, counts, strict=True):
-        if whole and whole[-1].place == place:
+        if whole and whole[-1].slot == place:
             whole[-1] = whole[-1]._replace(stop=start + count)
         else:
             whole.append(Segment(place, start, start + count))

@@ -4,6 +4,7 @@ This process is rank 0, which receives the plans and passes them on to the other
 one of them ends. Each rank is a `TpModelWorker` on its own GPU or cores.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -134,7 +135,9 @@ def forced_tokens(plan: Plan, result: StepResult) -> list[Forced]:
     return [Forced(row.slot, row.start + row.count + 1, tokens) for row, tokens in rows]
 
 
-def shared_options(options: WorkerOptions, size: int) -> list[WorkerOptions]:
+def shared_options(
+    options: WorkerOptions, size: int, cores: Callable[[], int] = available_cores
+) -> list[WorkerOptions]:
     """Return the options of each rank. Raise ValueError if there are too few GPUs.
 
     All ranks compute in the dtype that the first GPU would use alone, even if it is slow on another. On a CPU each rank
@@ -149,6 +152,6 @@ def shared_options(options: WorkerOptions, size: int) -> list[WorkerOptions]:
         dtype = served_dtype(options.model, options.dtype, slow=slow_dtype(torch.device(shares[0].device)))
         shares[1:] = [replace(share, dtype=dtype) for share in shares[1:]]
     else:
-        threads = options.threads or max(1, available_cores() // size)
+        threads = options.threads or max(1, cores() // size)
         shares = [replace(options, device="cpu", threads=threads)] * size
     return [shares[0], *(replace(share, grammar_backend="none", overlap=False) for share in shares[1:])]

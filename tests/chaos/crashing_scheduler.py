@@ -1,6 +1,6 @@
 """Scheduler process that dies in the step that would compute one particular prompt.
 
-Usage: python tests/chaos/fragile_scheduler.py MODULE OPTIONS
+Usage: python tests/chaos/crashing_scheduler.py MODULE OPTIONS
 """
 
 import os
@@ -20,7 +20,7 @@ from tercet.scheduler.resolved_model import ResolvedModel
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
 
 
-class FragileExecutor:
+class CrashingExecutor:
     """Real executor that crashes on one prompt."""
 
     def __init__(self, executor: Executor) -> None:
@@ -58,16 +58,16 @@ class FragileExecutor:
         self._executor.close()
 
 
-def build_fragile(
+def build_crashing(
     options: ModelOptions,
     schedule: ScheduleOptions,
     found: ResolvedModel,
     report: Callable[[int, int], None],
     advance: Advance,
 ) -> Executor:
-    return FragileExecutor(build_torch(options, schedule, found, report, advance))
+    return CrashingExecutor(build_torch(options, schedule, found, report, advance))
 
 
 if __name__ == "__main__":
-    EXECUTORS["torch"] = build_fragile
+    EXECUTORS["torch"] = build_crashing
     main(sys.argv[2:])
