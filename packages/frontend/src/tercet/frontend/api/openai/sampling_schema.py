@@ -48,7 +48,7 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """What a stream carries besides text."""
+    """Additional content of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -56,7 +56,7 @@ class StreamOptions(Strict):
 
 
 class SamplingFields(Strict):
-    """OpenAI's fields, then the extensions that SGLang, vLLM and others share."""
+    """Fields of OpenAI's API, followed by extensions that SGLang, vLLM and other servers share."""
 
     model: Name
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None

@@ -19,7 +19,7 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fa
 
 
 class NativeSampling(NativeStructuredFields):
-    """SGLang's names of the sampling parameters."""
+    """Sampling parameters under SGLang's names."""
 
     max_new_tokens: Count | None = None
     min_new_tokens: Count | None = None
@@ -56,7 +56,7 @@ _NOT_SERVED = (
 
 
 class NativeGenerate(Strict):
-    """A prompt, or several, as text or as ids."""
+    """Request of /generate: one or several prompts, as text or as token ids."""
 
     text: Text | Annotated[list[Text], Batch] | None = None
     input_ids: TokenIds | Annotated[list[TokenIds], Batch] | None = None
@@ -118,7 +118,7 @@ class NativeGenerate(Strict):
 
 
 class Tokenize(Strict):
-    """Text, or a chat, to turn into ids."""
+    """Text or chat to tokenize."""
 
     reasoning_field: ClassVar[str] = "reasoning_content"
     """Name of the reasoning field, as in chats."""
@@ -157,7 +157,7 @@ def tokenize_request(name: str) -> type[Tokenize]:
 
 
 class Detokenize(Strict):
-    """Ids to turn into text."""
+    """Token ids to turn into text."""
 
     model: Name | None = None
     tokens: Annotated[list[TokenId], Field(max_length=4_194_304, fail_fast=True)]
