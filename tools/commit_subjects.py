@@ -18,7 +18,7 @@ _NOT_IMPERATIVE = re.compile(r": (a|an|the|what|whether|how|who|which|of|as|thos
 
 
 def fault(subject: str) -> str:
-    """Return what is wrong with a commit subject, or an empty string."""
+    """Return the fault of a commit subject, or an empty string."""
     if subject.startswith(("Merge ", "Revert ", "fixup! ", "squash! ")):
         return ""
     if len(subject) > LONGEST:

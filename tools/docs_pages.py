@@ -90,7 +90,7 @@ def _default(field: "Field[Any]") -> str:
 
 
 def architectures_table() -> str:
-    """Return the architectures with a module of their own, and what each module makes of them."""
+    """Return the architectures with a module of their own, and the output of each."""
     rows = [
         [f"`{name}`", _module(name), "text" + (", vectors, scores" if _encodes(name) else "")]
         for name in sorted(generators(), key=str.lower)
@@ -135,7 +135,7 @@ def frontend_metrics_table() -> str:
 
 
 def scheduler_metrics_table() -> str:
-    """Return the series of schedulers, which every frontend reports alike."""
+    """Return the series of schedulers. All frontends report the same values."""
     labels = ("scheduler", "model")
     rows = [_series_row(name, "GaugeMetricFamily", labels, text) for name, text in metrics._GAUGES.items()]
     counters = {**metrics._COUNTERS, **metrics._STEPS}

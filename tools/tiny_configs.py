@@ -98,7 +98,7 @@ _MORE: dict[str, dict[str, Any]] = {
 
 
 class UnbuiltError(Exception):
-    """Model type of which no small model can be built here."""
+    """Error: no small model of this type can be built."""
 
 
 def tiny_config(model_type: str) -> PreTrainedConfig:
@@ -122,7 +122,7 @@ def _shrunk(kind: type[PreTrainedConfig], sizes: dict[str, Any], model_type: str
 
 
 def _known(kind: type[PreTrainedConfig]) -> set[str]:
-    """Return the fields that a config accepts, by both names of those that have two."""
+    """Return the names of the fields that a config accepts, aliases included."""
     names = {name for each in kind.__mro__ for name in getattr(each, "__annotations__", {})}
     names |= set(inspect.signature(kind.__init__).parameters)
     return names

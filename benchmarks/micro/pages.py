@@ -1,7 +1,7 @@
 """Cost of the KV page size on a CPU: core, executor and the embedded model, alternating over all sizes.
 
-Decode steps of 8 rows after prompts of 500 tokens, and the time to the first token of a prompt of which all but the
-last 20 tokens are in the prefix cache; the cached prefix ends anywhere in a page.
+Measured are decode steps of 8 rows after prompts of 500 tokens, and the time to the first token of a prompt whose
+tokens are cached except the last 20. The cached prefix ends anywhere in a page.
 """
 
 import random

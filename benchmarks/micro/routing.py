@@ -47,7 +47,7 @@ def shared_prefixes(chance: random.Random) -> Iterator[Prompt]:
 
 
 def conversations(chance: random.Random) -> Iterator[Prompt]:
-    """Yield prompts of 256 conversations that grow by a turn of 64 tokens at a time, up to ten turns."""
+    """Yield prompts of 256 conversations that grow in turns of 64 tokens, up to ten turns."""
     begun = [_words(chance, 64) for _ in range(256)]
     while True:
         place = chance.randrange(len(begun))

@@ -1,4 +1,4 @@
-# The detokenizer: token ids to text. No torch and no model: it asks schedulers for the tokenizer. Build from the root:
+# The detokenizer: token ids to text. No torch and no model: schedulers send it the tokenizer. Build from the root:
 #     docker build --file deploy/docker/detokenizer.Dockerfile --tag tercet-detokenizer:0.1.0 .
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
@@ -6,7 +6,7 @@ RUN python -m venv /opt/tercet
 COPY constraints.txt ./
 COPY packages/protocol packages/protocol
 COPY packages/detokenizer packages/detokenizer
-# The same pins for what builds the packages, which -c alone would not reach.
+# The same pins for build dependencies, which -c alone does not pin.
 ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
 RUN /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt packages/protocol packages/detokenizer
 

@@ -1,4 +1,4 @@
-# The frontend: HTTP, tokenization, and the command `tercet` (so also `tercet keys`). No torch. Build from the root:
+# The frontend: HTTP, tokenization, and the command `tercet`, including `tercet keys`. No torch. Build from the root:
 #     docker build --file deploy/docker/frontend.Dockerfile --tag tercet-frontend:0.1.0 .
 FROM python:3.12-slim-bookworm AS build
 WORKDIR /src
@@ -6,7 +6,7 @@ RUN python -m venv /opt/tercet
 COPY constraints.txt ./
 COPY packages/protocol packages/protocol
 COPY packages/frontend packages/frontend
-# The same pins for what builds the packages, which -c alone would not reach.
+# The same pins for build dependencies, which -c alone does not pin.
 ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
 RUN /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt packages/protocol packages/frontend
 
@@ -18,7 +18,7 @@ COPY --from=build /opt/tercet /opt/tercet
 ENV PATH=/opt/tercet/bin:$PATH PYTHONUNBUFFERED=1
 USER 10001:10001
 WORKDIR /tmp
-# 8000 is HTTP; 30000 is the inbox, where schedulers and detokenizers answer.
+# 8000 is HTTP; 30000 is the inbox, which receives messages of schedulers and detokenizers.
 EXPOSE 8000 30000
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=120s \

@@ -3,7 +3,7 @@
 #     docker build ... --build-arg ACCELERATOR=cuda --tag tercet-scheduler:0.1.0-cuda .
 ARG ACCELERATOR=cpu
 
-# The compiler is for the kernels' own C++: without one they would install, and run on torch alone.
+# The compiler builds the C++ kernels. Without it, the package installs and runs on torch alone.
 FROM python:3.12-slim-bookworm AS build
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -15,11 +15,11 @@ COPY constraints.txt ./
 COPY packages/protocol packages/protocol
 COPY packages/kernels packages/kernels
 COPY packages/scheduler packages/scheduler
-# The same pins for what builds the packages, which -c alone would not reach.
+# The same pins for build dependencies, which -c alone does not pin.
 ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
 
-# TORCH_INDEX: an index that has torch without CUDA, such as the one PyTorch's installation page names for CPUs. Without it
-# the image works and is several GB larger. Nothing but torch comes from there.
+# TORCH_INDEX: a package index with torch without CUDA, as PyTorch's installation page has one for CPUs. The image
+# works without it, and is then several GB larger. Only torch is taken from this index.
 FROM build AS build-cpu
 ARG TORCH_INDEX=""
 RUN /opt/tercet/bin/pip install --no-cache-dir --no-deps -c constraints.txt \
@@ -32,8 +32,8 @@ RUN /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt \
 
 FROM python:3.12-slim-bookworm AS run-cpu
 
-# Triton compiles a small C launcher for every kernel, and loads it from where it keeps what it has compiled. That has to be
-# a volume: Docker lets nothing be run from a tmpfs.
+# Triton compiles a small C launcher for every kernel and loads it from its cache folder. The cache must be a volume:
+# Docker does not allow code to run from a tmpfs.
 FROM python:3.12-slim-bookworm AS run-cuda
 # hadolint ignore=DL3008
 RUN apt-get update \
@@ -50,7 +50,7 @@ RUN groupadd --gid 10001 tercet \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp tercet \
     && install --directory --owner=10001 --group=10001 --mode=0700 /keys /models /kernels
 COPY --from=built /opt/tercet /opt/tercet
-# Models named rather than mounted are downloaded into /models.
+# Models that are given by a Hugging Face name are downloaded into /models.
 ENV PATH=/opt/tercet/bin:$PATH PYTHONUNBUFFERED=1 HF_HOME=/models
 USER 10001:10001
 WORKDIR /tmp

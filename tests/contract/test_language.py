@@ -38,8 +38,6 @@ SOURCES = sorted(
 def docstrings(path: Path) -> Iterator[tuple[int, str]]:
     """Yield the line and the text of each docstring of a module, class or function."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ClassDef) and "/frontend/api/" in str(path):
-            continue  # descriptions of schemas, published in the OpenAPI document
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text is not None:

@@ -79,7 +79,7 @@ def _tags(count: int) -> dict[str, Any]:
 
 
 async def _ever_new(url: str, key: str) -> None:
-    """Send ambiguous grammars of which none is like another, so that each is tried and read anew."""
+    """Send different ambiguous grammars, so that each is checked and compiled again."""
     body = {"model": await model_of(url, key), "messages": [{"role": "user", "content": "go on"}], "max_tokens": 200}
     sent = 0
 
@@ -93,7 +93,7 @@ async def _ever_new(url: str, key: str) -> None:
 
 
 async def _native_bias(url: str, key: str) -> None:
-    """Ask for choices with much to do for every token."""
+    """Ask for choices whose tokens need much sampling work."""
     bias = {str(token): -1.0 for token in range(300)}
     sampling = {"n": 16, "max_tokens": 200, "logit_bias": bias, "repetition_penalty": 1.1, "temperature": 1}
     body = {"model": await model_of(url, key), "prompt": "Once upon", **sampling}
@@ -101,7 +101,7 @@ async def _native_bias(url: str, key: str) -> None:
 
 
 async def _stops(url: str, key: str) -> None:
-    """Send stop strings that begin like what is likely, and are long."""
+    """Send long stop strings that begin like the likely output."""
     stop = [("a " * 500)[index:] + str(index) for index in range(4)]
     body = {"model": await model_of(url, key), "prompt": "a " * 20, "max_tokens": 200, "stop": stop, "n": 16}
     await at_once(again(lambda: post(url, key, "/v1/completions", body)) for _ in range(4))

@@ -62,7 +62,7 @@ async def model_of(url: str, key: str) -> str:
 
 
 async def at_once(requests: Iterable[Awaitable[object]], seconds: float = SECONDS) -> None:
-    """Wait until all requests have ended, or for so many seconds; what has not ended then is cancelled."""
+    """Wait until all requests have ended, for at most `seconds`, and cancel the rest."""
     tasks = [asyncio.ensure_future(each) for each in requests]
     await asyncio.wait(tasks, timeout=seconds)
     for task in tasks:
@@ -71,7 +71,7 @@ async def at_once(requests: Iterable[Awaitable[object]], seconds: float = SECOND
 
 
 async def again(make: Callable[[], Awaitable[object]], seconds: float = SECONDS) -> None:
-    """Await what `make` returns again and again for so many seconds."""
+    """Call `make` and await its result, again and again for `seconds`."""
     end = asyncio.get_running_loop().time() + seconds
     while asyncio.get_running_loop().time() < end:
         await make()

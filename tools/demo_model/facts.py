@@ -40,7 +40,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Question:
-    """Evaluation question, with substrings at least one of which a right answer contains."""
+    """Evaluation question, with its expected substrings. A right answer contains at least one."""
 
     text: str
     expect: tuple[str, ...]

@@ -149,7 +149,7 @@ def random_requests(count: int, inputs: tuple[int, int], outputs: tuple[int, int
 
 
 def sharing_requests(scale: Scale) -> list[Request]:
-    """Return requests of which nine in ten begin with the same `prefix` tokens, the tenth with its own."""
+    """Return requests. Nine in ten begin with the same `prefix` tokens, the tenth with its own."""
     chance, vocab = random.Random(1), scale.large.vocab
     common = [chance.randrange(vocab) for _ in range(scale.prefix)]
     requests = []

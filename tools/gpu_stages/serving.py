@@ -72,7 +72,7 @@ def small_models(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
 
 
 def shared_prefix(scale: Scale, make_engine: MakeEngine) -> Iterator[Results]:
-    """Yield requests of which nine in ten have the same prefix, with the prefix cache and without it."""
+    """Yield results with the prefix cache and without it; nine in ten requests have the same prefix."""
     requests = sharing_requests(scale)
     cached = served(make_engine, scale.large, requests)
     yield {"cached": cached}

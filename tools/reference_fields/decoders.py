@@ -51,7 +51,7 @@ def models_of(architecture: str) -> tuple[str, ...]:
 
 
 def fields_of_architecture(architecture: str) -> Fields:
-    """Return what an architecture's own files declare and read. Raises LookupError for an import that is not known."""
+    """Return the fields that an architecture's files declare and read. Raises LookupError for an unknown import."""
     found = Fields()
     for model in models_of(architecture):
         paths = [f"models/{model}/{kind}_{model}.py" for kind in ("configuration", "modeling")]
@@ -66,7 +66,7 @@ def fields_of_architecture(architecture: str) -> Fields:
 
 @cache
 def shared_fields() -> Fields:
-    """Return what modules that every architecture runs through declare and read."""
+    """Return the fields that modules of all architectures declare and read."""
     found = Fields()
     for module in SHARED:
         found.add(fields_of(f"{module}.py"))

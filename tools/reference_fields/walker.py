@@ -103,7 +103,7 @@ def _add_config_class(node: ast.ClassDef, found: Fields) -> None:
 
 
 def _own_reads(method: ast.FunctionDef) -> set[str]:
-    """Return the fields that a method of a config class reads of its object and of what it was made of."""
+    """Return the fields that a method of a config class reads from its object and its constructor arguments."""
     found: set[str] = set()
     for leaf in ast.walk(method):
         if isinstance(leaf, ast.Call) and leaf.args:

@@ -1,4 +1,4 @@
-"""What tests of the stages of the GPU check share: without a GPU, Triton's interpreter runs their kernels."""
+"""Fixtures of the tests of GPU check stages. Without a GPU, Triton's interpreter runs the kernels."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -15,7 +15,7 @@ quicken()
 
 @pytest.fixture(scope="module")
 def short_stages() -> Iterator[None]:
-    """Stages measure each thing by one call, and check a few."""
+    """Make stages measure each operation by one call, and check a few."""
     from tercet.kernels.tools.triton_checks import CHECKS  # where there is no triton, no test asks for this
     from tools.tests.tiny import peer
 

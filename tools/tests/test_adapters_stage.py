@@ -1,4 +1,4 @@
-"""The stage of adapters: does it find what is wrong, with graphs and without? On the CPU, in Triton's interpreter."""
+"""Tests that the stage of adapters finds errors, with CUDA graphs and without, in Triton's interpreter on the CPU."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -36,13 +36,13 @@ SCALE = replace(TINY, compared=Shape("LlamaForCausalLM", 32, 32, 1, 2, 1, 16, 32
 
 
 class Tape:
-    """A `Recorder` that runs the work again, into the tensor of the first result."""
+    """Fake `Recorder` whose replay runs the work again, into the tensor of the first result."""
 
     def __init__(self, fails: int = 0) -> None:
         self.fails = fails
         self.recorded: list[int] = []
         self.replayed: list[int] = []
-        """Rows of what has given hidden states: what samples is not counted, nor are launches that end a recording."""
+        """Rows of replays that return hidden states, without sampling and without launches that end a recording."""
 
     def record(self, run: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         output = run()
@@ -65,7 +65,7 @@ class Tape:
 def with_graphs(
     monkeypatch: pytest.MonkeyPatch, tape: Tape, *, decode_rows: int | None = None, chained_rows: int = 0
 ) -> None:
-    """Workers whose attention may be any are made as on a GPU."""
+    """Make workers with attention `auto` as on a GPU."""
 
     def runner(model: Any, pool: KVPool, backend: Any, **more: Any) -> ModelRunner:
         if backend is TritonAttention:
@@ -91,7 +91,7 @@ def compared() -> Results:
 
 
 def test_adapters_are_right_in_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a worker whose adapters nobody has there are graphs for steps without, and of the other twice as many."""
+    """A worker without adapters in use has graphs of steps without adapters; the other has twice as many."""
     tape = Tape()
     with_graphs(monkeypatch, tape)
     results = compared()
@@ -107,7 +107,7 @@ def test_graphs_that_read_no_adapters_are_found(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_decodes_with_adapters_that_are_not_replayed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although all graphs are there: only the last decode is of somebody without."""
+    """All graphs exist, but only the last decode is of a request without an adapter."""
     kind_of = CudaGraphRunner._graph_key
     with_graphs(monkeypatch, Tape())
     monkeypatch.setattr(
@@ -138,7 +138,7 @@ def test_an_adapter_whose_scale_is_slightly_wrong_is_found(monkeypatch: pytest.M
 
 
 def test_what_is_not_run_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first two are compared, then the device fails."""
+    """Two cases are compared before the device fails."""
     merged = adapters._merged
 
     def breaks(directory: Path, *given: Any) -> Any:
@@ -155,7 +155,7 @@ def test_what_is_not_run_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_time_is_that_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row with an adapter, one for both and then two, in graphs of steps with adapters."""
+    """Each row has an adapter, first one for both rows, then two, in graphs of steps with adapters."""
     tape = Tape()
     with_graphs(monkeypatch, tape)
     monkeypatch.setattr(adapters, "_TURNS", 1)

@@ -1,4 +1,4 @@
-"""The table of peers says medians, leaves out what strangers spoiled, and tells which answers were wrong."""
+"""Tests of the table of peers: medians, rows left out because of other processes, wrong answers."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A stage in which the device fails: which check was it, and what was not run?"""
+"""Tests of a stage in which the device fails: the failing check, and the checks that were not run."""
 
 import json
 from typing import Any
@@ -21,7 +21,7 @@ pytestmark = [
 
 
 def test_an_operation_in_which_the_device_fails_is_the_one_that_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Here, where no other process goes on; what was right before is."""
+    """The stage runs without other processes; earlier checks stay right."""
     monkeypatch.setitem(OPS, "philox", failing)
     parts = [json.loads(json.dumps(part)) for part in kernels.correctness(TINY)]
     assert set(parts[0]["checks"].values()) == {"not run"}

@@ -1,4 +1,4 @@
-"""A dry run of every stage on the CPU, in Triton's interpreter, on shapes that mean nothing: is everything wired?"""
+"""Dry run of every stage on the CPU, in Triton's interpreter, on tiny shapes."""
 
 import json
 import os
@@ -44,7 +44,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory, short_stages: None) -> Path:
-    """Where every stage has written."""
+    """Return the folder with the records of every stage."""
     out = tmp_path_factory.mktemp("results")
     with np.errstate(all="ignore"):
         for stage in (*STAGES, *SERVED_STAGES):
@@ -53,7 +53,6 @@ def out(tmp_path_factory: pytest.TempPathFactory, short_stages: None) -> Path:
 
 
 def assert_adapter_times(results: dict[str, Any]) -> None:
-    """Of the stage of that name."""
     timed = results["timed"]
     assert {"batch 1", "batch 2"} < timed.keys()
     for turns in (timed["batch 1"], timed["batch 2"], {"all": {"speeds": timed["prefill_tokens_per_s"]}}):
@@ -62,7 +61,6 @@ def assert_adapter_times(results: dict[str, Any]) -> None:
 
 
 def assert_tuning(results: dict[str, Any]) -> None:
-    """Of the stage of that name."""
     assert results["wrong"] == []
     for name, (tilings, _) in tuning.OPERATIONS.items():
         count = 1 if name.startswith("row") else 2
@@ -77,7 +75,7 @@ def assert_tuning(results: dict[str, Any]) -> None:
 
 
 def assert_served(stage: str, results: dict[str, Any]) -> None:
-    """Of stages that serve."""
+    """Check the results of stages that serve requests."""
     match stage:
         case "offline":
             assert results["output_tokens"] >= 3
@@ -152,7 +150,7 @@ def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
 
 
 def test_the_table_has_every_figure_of_the_stages(out: Path) -> None:
-    """Of what the stages wrote: none is missing but those of sizes that the dry run has not."""
+    """Only figures of sizes that the dry run does not have are missing."""
     ((_, records),) = read(out).items()
     lines = table(records).splitlines()[2:]
     for row, line in zip(ROWS, lines, strict=True):
@@ -210,7 +208,7 @@ def test_what_is_explained_is_not_reached_by_that() -> None:
 
 
 def test_what_ceilings_took_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After they were measured, for a server sizes its cache by what it finds."""
+    """A server sizes its cache by the free memory, so the ceilings free theirs."""
     calls = list[str]()
 
     def measured(*given: Any) -> Any:
@@ -250,7 +248,7 @@ def test_a_wrong_operation_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_weight_that_is_put_in_full_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A scale that is a hundredth too large. Of mxfp4 are experts alone, which are not put in full."""
+    """A scale is 1% too large. In mxfp4 only experts are quantized, and they are not dequantized."""
 
     def slightly(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
         return dequantize(replace(weight, scales=weight.scales * 1.01), dtype)
@@ -262,7 +260,7 @@ def test_a_weight_that_is_put_in_full_wrongly_is_found(monkeypatch: pytest.Monke
 
 
 def test_a_cache_whose_scales_are_not_read_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By whatever stores and widens keys and values, but not by the reference, which was computed before."""
+    """The fault is in storing and dequantizing keys and values; the reference was computed before."""
     scored, calls = quantised._scored, list[Any]()
 
     def once(*given: Any, **options: Any) -> torch.Tensor:
@@ -306,7 +304,7 @@ def test_a_form_that_fails_keeps_no_other_from_its_turn(monkeypatch: pytest.Monk
 
 
 def test_rotation_is_timed_within_attention_and_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the layers that a GPU has, which leave it to a backend that can."""
+    """The layers are those of a GPU, which leave rotation to a backend that supports it."""
     calls, whole = list[int](), TritonAttention.attend_new
 
     def counted(*given: Any, **options: Any) -> torch.Tensor:
@@ -332,7 +330,7 @@ def test_what_is_decoded_again_is_the_same() -> None:
 
 
 def test_page_tables_are_as_wide_as_requests_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As narrow as what is decoded unless they are asked to be a server's."""
+    """They are as narrow as the decoded context unless the width of a server is requested."""
     contexts = list[int]()
     make = worker.make_worker
 

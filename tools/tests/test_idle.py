@@ -1,4 +1,4 @@
-"""What a part has used is told from what it had used before, and a server's processes from others."""
+"""Tests of tools/idle.py: processor time since the start of the measurement, and the processes of a server."""
 
 import os
 import subprocess

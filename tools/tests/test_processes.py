@@ -1,4 +1,4 @@
-"""Tasks in processes of their own, and what becomes of those in which the device fails."""
+"""Tests of tasks in processes of their own, and of tasks in which the device fails."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ FAULT = "CUDA error: an illegal memory access was encountered"
 
 
 def work(task: str) -> Iterator[int]:
-    """The process that has it, twice, and between these what the task is named by."""
+    """Yield the id of the process twice; the task may fail in between."""
     yield os.getpid()
     if task == "faults":
         raise RuntimeError(FAULT)
@@ -60,7 +60,7 @@ def test_several_processes_share_the_tasks() -> None:
 
 
 def test_nobody_waits_for_tasks_that_nobody_asks_for_any_more() -> None:
-    """A consumer that goes away takes the processes along."""
+    """The processes end when their consumer ends."""
     tasks = each(work, ["one", "two"], 1)
     _, process = next(tasks)
     assert isinstance(process, int)

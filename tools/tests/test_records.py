@@ -1,4 +1,4 @@
-"""Records of stages: what is kept, in which files, and what they tell of correctness."""
+"""Tests of records of stages: their content, their files, and the correctness that they state."""
 
 import json
 from collections.abc import Iterator
@@ -36,8 +36,6 @@ def correctness(**words: str) -> Results:
 
 
 def test_a_stage_that_is_cut_off_keeps_what_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In its own file, as in the bundle."""
-
     def breaks(scale: Scale) -> Iterator[Results]:
         yield {"first": 1}
         raise KeyboardInterrupt
@@ -111,7 +109,7 @@ def test_of_two_records_of_a_stage_the_later_one_counts(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_measured_where_kernels_are_wrong_says_so(known: Results, trouble: str, tmp_path: Path) -> None:
-    """Each record, and the table beside each of its figures."""
+    """Each record says so, and the table beside each of its figures."""
     assert trouble_of(known) == trouble
     known["machine"] = {"gpu": "none"}
     write(known, tmp_path)

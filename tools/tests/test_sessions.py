@@ -1,4 +1,4 @@
-"""What a stage started ends with it, and a stage that fails ends no other."""
+"""Tests that processes of a stage end with it, and that a failing stage ends no other."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -12,12 +12,12 @@ from tools import gpu_check
 from tools.gpu_stages.sessions import run_apart
 
 OTHER = "(echo here; exec sleep 600) > {} &"
-"""Another process, which is told of by the pipe that it holds open."""
+"""Command that starts another process, which holds the pipe open while it lives."""
 
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Iterator[tuple[Path, int]]:
-    """Its path, and its end to read from."""
+    """Yield the path of a pipe, and its end to read from."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
     end = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -27,7 +27,7 @@ def pipe(tmp_path: Path) -> Iterator[tuple[Path, int]]:
 
 
 def everything(end: int) -> bytes:
-    """All that is written until nobody holds the pipe any more."""
+    """Return all bytes that are written until no process holds the pipe."""
     return b"".join(iter(lambda: os.read(end, 100), b""))
 
 
@@ -46,7 +46,7 @@ def test_what_a_command_leaves_behind_is_killed(pipe: tuple[Path, int]) -> None:
 
 
 class Runs:
-    """In place of processes: what each stage ends with, the stages that ran, and what all were told beside that."""
+    """Fake runner: exit codes by stage, the stages that ran, and the other arguments."""
 
     def __init__(self, **codes: int | None) -> None:
         self.codes = codes

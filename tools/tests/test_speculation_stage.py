@@ -1,4 +1,4 @@
-"""The stage of assumed tokens: does it find what is wrong, with graphs and without? In Triton's interpreter."""
+"""Tests that the stage of draft tokens finds errors, with CUDA graphs and without, in Triton's interpreter."""
 
 from dataclasses import replace
 from typing import Any
@@ -62,7 +62,7 @@ def test_assumed_tokens_that_nobody_gets_are_found(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_rows_that_do_not_see_those_before_them_are_found(graphs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Even if every token is the same: what a row stores lies where the next one's belongs, but for the last."""
+    """Tokens are equal, but each row except the last stores at the place of the next one."""
     if graphs:
         with_graphs(monkeypatch, Tape(), decode_rows=4, chained_rows=8)
     gather = SlotTables.gather
@@ -82,7 +82,7 @@ def test_rows_that_do_not_see_those_before_them_are_found(graphs: bool, monkeypa
 
 
 def test_chains_that_are_not_replayed_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although all graphs are there."""
+    """All graphs exist."""
     kind_of = CudaGraphRunner._graph_key
     with_graphs(monkeypatch, Tape(), decode_rows=4, chained_rows=8)
 
@@ -106,7 +106,7 @@ def test_graphs_of_chains_that_cannot_be_recorded_are_found(monkeypatch: pytest.
 
 
 def test_time_is_that_of_chains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one row and two for one choice, and as many as there may be; with results waited for, and ahead of them."""
+    """One and two rows, for one choice and for the most; with the result awaited and with overlap."""
     tape = Tape()
     with_graphs(monkeypatch, tape, decode_rows=2, chained_rows=SCALE.draft_rows)
     *_, last = speculation.time_steps(SCALE)

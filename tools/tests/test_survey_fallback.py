@@ -1,4 +1,4 @@
-"""The survey of model types on transformers' modules: how it judges, and, slowly, that it finds none wrong."""
+"""Tests of the survey of model types on transformers' modules; a slow one runs the survey."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the stage `tuning` makes of ways that are wrong, and of times."""
+"""Tests of the stage `tuning`: wrong variants, and times."""
 
 import json
 from collections.abc import Callable
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each measurement is one call."""
+    """Replace each measurement by one call."""
 
     def once(run: Callable[[], object], *_: object) -> float:
         run()
@@ -32,7 +32,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_way_that_is_wrong_is_found_and_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One draws another token, one stores no values, and one does not run."""
+    """One variant draws another token, one stores no values, and one does not run."""
     sample, look_up = sampling.sample, embedding.embedding
     rope_store: Any = rope.rope_store
 
@@ -65,7 +65,7 @@ def test_a_way_that_is_wrong_is_found_and_not_timed(monkeypatch: pytest.MonkeyPa
 
 
 def test_other_processes_check_and_measure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that is replaced here is there."""
+    """Other processes do not have the replacements of this test."""
     ways = embedding.TILINGS[:2]
     monkeypatch.setattr(tuning, "OPERATIONS", {"embedding": (ways, tuning.OPERATIONS["embedding"][1])})
     parts = [json.loads(json.dumps(part)) for part in tuning.tuning(replace(TINY, batches=(), processes=2))]

@@ -1,4 +1,4 @@
-"""The stage of other weights: does it find what is wrong, with graphs? On the CPU, in Triton's interpreter."""
+"""Tests that the stage of weight updates finds errors, with CUDA graphs, in Triton's interpreter on the CPU."""
 
 from typing import Any
 

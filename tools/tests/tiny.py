@@ -1,4 +1,4 @@
-"""What the stages of the GPU check run on in tests: shapes that mean nothing, on the CPU, in Triton's interpreter."""
+"""Tiny shapes for tests of GPU check stages, on the CPU in Triton's interpreter."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ TINY = Scale(
 
 
 class Engine:
-    """Answers every request with as many tokens as it may have."""
+    """Fake engine that answers each request with its maximum number of tokens."""
 
     def generate(self, *, input_ids: list[list[int]], sampling_params: list[dict[str, Any]]) -> list[dict[str, Any]]:
         assert all(ids and max(ids) < SHAPE.vocab for ids in input_ids)
@@ -71,5 +71,5 @@ def peer(directory: Path, scale: Scale, requests: Sequence[Request]) -> Results:
 
 
 def failing(*_: object) -> Any:
-    """What a device makes of an operation that reads memory which is nobody's."""
+    """Raise the error of a device after an illegal memory access."""
     raise RuntimeError("CUDA error: an illegal memory access was encountered")

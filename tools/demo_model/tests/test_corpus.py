@@ -1,4 +1,4 @@
-"""The corpus is reproducible, keeps its promises, and says in every answer what the evaluation expects."""
+"""Tests of the corpus: it is reproducible and well-formed, and its answers contain the expected facts."""
 
 from __future__ import annotations
 

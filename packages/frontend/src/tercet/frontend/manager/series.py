@@ -53,7 +53,7 @@ FAMILIES = {
     ),
     "parts_ready": MetricFamily(GaugeMetricFamily, "Parts that take requests now.", ("role",)),
     "part_deaths": MetricFamily(
-        CounterMetricFamily, "Parts lost that had not label_values that they leave.", ("role",)
+        CounterMetricFamily, "Parts that were lost without having announced that they leave.", ("role",)
     ),
 }
 _HISTOGRAMS = {

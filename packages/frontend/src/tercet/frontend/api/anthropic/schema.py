@@ -14,7 +14,7 @@ Anything = dict[str, Any]
 
 
 class TextBlock(Strict):
-    """A piece of text."""
+    """Text block."""
 
     type: Literal["text"]
     text: Text
@@ -23,7 +23,7 @@ class TextBlock(Strict):
 
 
 class ThinkingBlock(Strict):
-    """What the model thought before. Its signature is ours, and says nothing."""
+    """Thinking of an earlier answer. Its signature is not checked."""
 
     type: Literal["thinking"]
     thinking: Text
@@ -31,14 +31,14 @@ class ThinkingBlock(Strict):
 
 
 class RedactedThinkingBlock(Strict):
-    """What another server's model thought, which nobody here can read."""
+    """Encrypted thinking of another server's model. It is not shown to the model."""
 
     type: Literal["redacted_thinking"]
     data: Text
 
 
 class ToolUseBlock(Strict):
-    """A call that the model made."""
+    """Tool call in an earlier answer."""
 
     type: Literal["tool_use"]
     id: Name
@@ -50,7 +50,7 @@ class ToolUseBlock(Strict):
 
 
 class ToolResultBlock(Strict):
-    """What the call gave."""
+    """Result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
@@ -66,14 +66,14 @@ Block = Annotated[
 
 
 class Message(Strict):
-    """One turn."""
+    """Message of a chat."""
 
     role: Literal["user", "assistant", "system"]
     content: Text | Annotated[list[Block], Field(max_length=4096)]
 
 
 class Tool(Strict):
-    """A tool of the client's own."""
+    """Tool that the client runs."""
 
     name: ToolName
     input_schema: Anything
@@ -94,7 +94,7 @@ class Tool(Strict):
 
 
 class ToolChoice(Strict):
-    """Whether to call a tool, and which."""
+    """Choice of the tool that the model must or may call."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
@@ -108,7 +108,7 @@ class ToolChoice(Strict):
 
 
 class Thinking(Strict):
-    """Whether to think before answering, and for how many tokens."""
+    """Thinking before the answer: on or off, and the number of tokens for it."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Annotated[int, Field(ge=1024, le=2**31 - 1)] | None = None
@@ -122,21 +122,21 @@ class Thinking(Strict):
 
 
 class OutputFormat(Strict):
-    """The schema of the text."""
+    """JSON schema that the text must match."""
 
     type: Literal["json_schema"]
     schema_: Anything = Field(alias="schema")
 
 
 class OutputConfig(Strict):
-    """What the answer is to be like."""
+    """Effort and format of the answer."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class Metadata(Strict):
-    """About the request."""
+    """Metadata of the request."""
 
     user_id: Name | None = None
 
@@ -204,7 +204,7 @@ def _keeps_whole_context(management: object) -> bool:
 
 
 class CreateMessage(Prompted):
-    """A message to answer."""
+    """Request for a message."""
 
     max_tokens: Annotated[int, bounded("max_new_tokens", ge=1)]
     stream: bool | None = None
@@ -234,4 +234,4 @@ class CreateMessage(Prompted):
 
 
 class CountTokens(Prompted):
-    """A message to count the tokens of."""
+    """Request for the number of tokens of a chat."""

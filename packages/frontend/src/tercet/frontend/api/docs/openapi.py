@@ -17,20 +17,20 @@ from tercet.frontend.http.route import Route
 
 _REF = "#/components/schemas/{model}"
 _REFUSALS = {
-    400: "What is wrong, and with which parameter.",
-    401: "No API key, or a wrong one.",
-    404: "No such model or object.",
-    429: "Too much is asked at once; try again after `Retry-After` seconds.",
+    400: "The request is invalid; `param` names the parameter.",
+    401: "The API key is missing or wrong.",
+    404: "The model or object does not exist.",
+    429: "Too many requests at once; try again after `Retry-After` seconds.",
     431: "The headers are too long.",
     500: "The server failed this request.",
-    503: "Nothing can serve this now; try again after `Retry-After` seconds.",
+    503: "The server cannot serve this now; try again after `Retry-After` seconds.",
 }
 _REFUSALS_OF_BODIES = {
     408: "The body took too long to arrive.",
     413: "The body is too long.",
     415: "The body is not JSON.",
 }
-_ADMIN_ONLY = {403: "It needs an admin key."}
+_ADMIN_ONLY = {403: "The route needs an admin key."}
 _ERROR = {
     "type": "object",
     "required": ["error"],

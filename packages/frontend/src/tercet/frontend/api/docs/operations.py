@@ -20,9 +20,9 @@ from tercet.frontend.api.sglang.generate_schema import Detokenize, NativeGenerat
 from tercet.frontend.api.sglang.session_schema import CloseSession, OpenSession
 
 _PAGE = [
-    QueryParameter("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Items a page; by default 20."),
-    QueryParameter("after", {"type": "string"}, "The last item of the page before."),
-    QueryParameter("order", {"enum": ["asc", "desc"]}, "Oldest or newest first; desc by default."),
+    QueryParameter("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Items per page; 20 by default."),
+    QueryParameter("after", {"type": "string"}, "Id of the last item of the previous page."),
+    QueryParameter("order", {"enum": ["asc", "desc"]}, "Oldest first (asc) or newest first (desc); desc by default."),
 ]
 _FIRST = {"type": "message", "role": "user", "content": "What is a scheduler?"}
 _QUESTION = [{"role": "user", "content": "What is a scheduler?"}]
@@ -190,7 +190,7 @@ _CLASSIFIED = {
 
 _RERANK = Operation(
     tag="Scores",
-    summary="Documents by their relevance to a query, the best first, in Jina's and Cohere's words.",
+    summary="Rank documents by relevance to a query, best first. Jina's and Cohere's format.",
     answer="Results with index and relevance_score.",
     body=RerankRequest,
     example={"model": "bge-reranker-v2-m3", "query": "What is a tercet?", "documents": ["Three lines.", "Rain."]},
@@ -198,7 +198,7 @@ _RERANK = Operation(
 )
 _SCORE = Operation(
     tag="Scores",
-    summary="How well texts go together, pair by pair, in vLLM's words.",
+    summary="Score pairs of texts. vLLM's format.",
     answer="A list of scores.",
     body=ScoreRequest,
     example={"model": "bge-reranker-v2-m3", "text_1": "What is a tercet?", "text_2": ["Three lines.", "Rain."]},
@@ -206,7 +206,7 @@ _SCORE = Operation(
 )
 _CLASSIFY = Operation(
     tag="Scores",
-    summary="The label of each input, and every label's share, in vLLM's words.",
+    summary="Classify inputs: the label of each, and the probabilities of all labels. vLLM's format.",
     answer="A list of classes.",
     body=ClassifyRequest,
     example={"model": "sentiment", "input": "What a day!"},
@@ -215,8 +215,8 @@ _CLASSIFY = Operation(
 
 _LOAD = Operation(
     tag="Control",
-    summary="Give a name to a LoRA adapter, which requests then know it by. Needs an admin key.",
-    answer="Every adapter's path, by name.",
+    summary="Load a LoRA adapter under a name that requests can use. Needs an admin key.",
+    answer="The paths of all adapters, by name.",
     body=LoadAdapter,
     example={"lora_name": "haiku", "lora_path": "/adapters/haiku"},
     admin=True,
@@ -224,8 +224,8 @@ _LOAD = Operation(
 )
 _UNLOAD = Operation(
     tag="Control",
-    summary="Take the name of an adapter away. Needs an admin key.",
-    answer="The path of every other adapter, by name.",
+    summary="Unload a LoRA adapter. Needs an admin key.",
+    answer="The paths of the remaining adapters, by name.",
     body=UnloadAdapter,
     example={"lora_name": "haiku"},
     admin=True,
@@ -235,7 +235,7 @@ _UNLOAD = Operation(
 OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): Operation(
         tag="OpenAI",
-        summary="Go on with a chat.",
+        summary="Create a chat completion.",
         answer="A chat.completion, or its chunks.",
         body=ChatRequest,
         example={"model": "embedded", "messages": _QUESTION, "max_completion_tokens": 64},
@@ -259,7 +259,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/completions"): Operation(
         tag="OpenAI",
-        summary="Go on with a text, or with several.",
+        summary="Create completions of one or several prompts.",
         answer="A text_completion, or its chunks.",
         body=CompletionRequest,
         example={"model": "embedded", "prompt": "A tercet is", "max_tokens": 16},
@@ -276,7 +276,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/responses"): Operation(
         tag="Responses",
-        summary="Answer an input of items, and keep the answer; with `background` nobody has to wait for it.",
+        summary="Create a response and store it; with `background` the client need not wait for it.",
         answer="A response, or its events.",
         body=CreateResponse,
         example={"model": "embedded", "input": "What is a scheduler?", "max_output_tokens": 64},
@@ -285,7 +285,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/responses/input_tokens"): Operation(
         tag="Responses",
-        summary="How many tokens an input has.",
+        summary="Count the tokens of an input.",
         answer="The number.",
         body=TokenCount,
         example={"model": "embedded", "input": "What is a scheduler?"},
@@ -293,36 +293,38 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/responses/{response_id}"): Operation(
         tag="Responses",
-        summary="A stored response as it stands, or the events of one made in the background.",
+        summary="Get a stored response, or the events of a background response.",
         answer="A response, or its events.",
         query=[
-            QueryParameter("stream", {"enum": ["true", "false"]}, "Its events, as they come."),
-            QueryParameter("starting_after", {"type": "integer", "minimum": 0}, "Only events numbered above this."),
+            QueryParameter("stream", {"enum": ["true", "false"]}, "Stream the events."),
+            QueryParameter(
+                "starting_after", {"type": "integer", "minimum": 0}, "Only events with a higher sequence number."
+            ),
         ],
         response=_RESPONSE,
     ),
     ("DELETE", "/v1/responses/{response_id}"): Operation(
         tag="Responses",
-        summary="Forget a stored response.",
-        answer="That it is so.",
+        summary="Delete a stored response.",
+        answer="A confirmation.",
         response={"id": _RESPONSE_ID, "object": "response", "deleted": True},
     ),
     ("POST", "/v1/responses/{response_id}/cancel"): Operation(
         tag="Responses",
-        summary="End a response that is made in the background.",
-        answer="The response as it stands.",
+        summary="Cancel a background response.",
+        answer="The cancelled response.",
         response={**_RESPONSE, "status": "cancelled", "background": True},
     ),
     ("GET", "/v1/responses/{response_id}/input_items"): Operation(
         tag="Responses",
-        summary="What a stored response was made from, with all before it.",
+        summary="List the input items of a stored response, earlier turns included.",
         answer="A page of items.",
         query=_PAGE,
         response=_ITEMS,
     ),
     ("POST", "/v1/conversations"): Operation(
         tag="Conversations",
-        summary="Begin a conversation, which responses go on with.",
+        summary="Create a conversation, which responses can continue.",
         answer="A conversation.",
         body=CreateConversation,
         example={"items": [_FIRST], "metadata": {"topic": "schedulers"}},
@@ -330,13 +332,13 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/conversations/{conversation_id}"): Operation(
         tag="Conversations",
-        summary="A conversation, without its items.",
+        summary="Get a conversation, without its items.",
         answer="A conversation.",
         response=_CONVERSATION,
     ),
     ("POST", "/v1/conversations/{conversation_id}"): Operation(
         tag="Conversations",
-        summary="Give a conversation other metadata.",
+        summary="Replace the metadata of a conversation.",
         answer="The conversation.",
         body=UpdateConversation,
         example={"metadata": {"topic": "sonnets"}},
@@ -344,8 +346,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("DELETE", "/v1/conversations/{conversation_id}"): Operation(
         tag="Conversations",
-        summary="Forget a conversation with its items.",
-        answer="That it is so.",
+        summary="Delete a conversation and its items.",
+        answer="A confirmation.",
         response={
             "id": _CONVERSATION["id"],
             "object": "conversation.deleted",
@@ -355,33 +357,33 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/conversations/{conversation_id}/items"): Operation(
         tag="Conversations",
         summary="Add items to the end of a conversation.",
-        answer="A list of those items.",
+        answer="A list of the added items.",
         body=AddItems,
         example={"items": [_FIRST]},
         response=_ITEMS,
     ),
     ("GET", "/v1/conversations/{conversation_id}/items"): Operation(
         tag="Conversations",
-        summary="The items of a conversation.",
+        summary="List the items of a conversation.",
         answer="A page of items.",
         query=_PAGE,
         response=_ITEMS,
     ),
     ("GET", "/v1/conversations/{conversation_id}/items/{item_id}"): Operation(
         tag="Conversations",
-        summary="One item of a conversation.",
+        summary="Get an item of a conversation.",
         answer="The item.",
         response=_ASKED,
     ),
     ("DELETE", "/v1/conversations/{conversation_id}/items/{item_id}"): Operation(
         tag="Conversations",
-        summary="Take an item out of a conversation.",
+        summary="Delete an item of a conversation.",
         answer="The conversation.",
         response=_CONVERSATION,
     ),
     ("POST", "/v1/embeddings"): Operation(
         tag="OpenAI",
-        summary="A vector for each input.",
+        summary="Create embeddings, one for each input.",
         answer="A list of embeddings, as numbers or as base64 of little-endian float32.",
         body=EmbeddingCreate,
         example={"model": "all-MiniLM-L6-v2", "input": ["A tercet is three lines.", "A sonnet is fourteen."]},
@@ -397,19 +399,19 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     **{("POST", path): _CLASSIFY for path in CLASSIFY_PATHS},
     ("GET", "/v1/models"): Operation(
         tag="OpenAI",
-        summary="The models served here.",
+        summary="List the models.",
         answer="A list of models.",
         response={"object": "list", "data": [_CARD]},
     ),
     ("GET", "/v1/models/{model:path}"): Operation(
         tag="OpenAI",
-        summary="One model, by its id, which may have slashes.",
+        summary="Get a model by its id, which may contain slashes.",
         answer="A model.",
         response=_CARD,
     ),
     ("POST", "/v1/messages"): Operation(
         tag="Anthropic",
-        summary="Go on with a chat, in Anthropic's words.",
+        summary="Create a message. Anthropic's format.",
         answer="A message, or its events.",
         body=CreateMessage,
         example={"model": "embedded", "messages": _QUESTION, "max_tokens": 64},
@@ -433,7 +435,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/messages/count_tokens"): Operation(
         tag="Anthropic",
-        summary="How many tokens a chat has.",
+        summary="Count the tokens of a chat.",
         answer="The number.",
         body=CountTokens,
         example={"model": "embedded", "messages": _QUESTION},
@@ -441,8 +443,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/generate"): Operation(
         tag="Native",
-        summary="Go on with a text or with token ids, in SGLang's words.",
-        answer="The text, and meta_info about it; a list of them for a list of prompts, or n above 1.",
+        summary="Generate from a text or token ids. SGLang's format.",
+        answer="The text and its meta_info; a list for a list of prompts or n above 1.",
         lists=True,
         body=NativeGenerate,
         example={"text": "A tercet is", "sampling_params": {"max_new_tokens": 16, "temperature": 0.0}},
@@ -462,7 +464,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/open_session"): Operation(
         tag="Native",
-        summary="Open a session, whose prompts may go on from one another by `session_params`.",
+        summary="Open a session, whose turns later prompts can continue with `session_params`.",
         answer="The session's id.",
         body=OpenSession,
         example={"capacity_of_str_len": 1024},
@@ -470,7 +472,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/close_session"): Operation(
         tag="Native",
-        summary="Forget a session.",
+        summary="Close a session.",
         answer="null",
         body=CloseSession,
         example={"session_id": "0123456789abcdef0123456789abcdef"},
@@ -478,15 +480,15 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/tokenize"): Operation(
         tag="Native",
-        summary="The token ids of a text, or of a chat as the model's template renders it.",
-        answer="Ids and their number.",
+        summary="Tokenize a text, or a chat rendered by the model's template.",
+        answer="The token ids and their number.",
         body=Tokenize,
         example={"prompt": "A tercet is"},
         response={"tokens": [5, 6, 7], "count": 3, "max_model_len": 2048},
     ),
     ("POST", "/detokenize"): Operation(
         tag="Native",
-        summary="The text of token ids.",
+        summary="Turn token ids into text.",
         answer="The text.",
         body=Detokenize,
         example={"tokens": [5, 6, 7]},
@@ -494,8 +496,8 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/abort_request"): Operation(
         tag="Control",
-        summary="End a request by its id, at whatever frontend it is; with an admin key, all requests.",
-        answer="That it is so.",
+        summary="Abort a request by its id, at any frontend; with an admin key, abort all requests.",
+        answer="A confirmation.",
         body=AbortRequest,
         example={"rid": "frontend-0-0123456789abcdefghijklmn"},
         admin=True,
@@ -503,28 +505,28 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("POST", "/flush_cache"): Operation(
         tag="Control",
-        summary="Forget every cached prefix that no running request uses. Needs an admin key.",
-        answer="What each scheduler said.",
+        summary="Remove the cached prefixes that no running request uses. Needs an admin key.",
+        answer="The reply of each scheduler.",
         admin=True,
         response=_OBEYED,
     ),
     ("POST", "/pause_generation"): Operation(
         tag="Control",
-        summary="Stop generating until told to go on; requests are kept. Needs an admin key.",
-        answer="What each scheduler said.",
+        summary="Pause generation; requests are kept. Needs an admin key.",
+        answer="The reply of each scheduler.",
         admin=True,
         response=_OBEYED,
     ),
     ("POST", "/continue_generation"): Operation(
         tag="Control",
-        summary="End a pause. Needs an admin key.",
-        answer="What each scheduler said.",
+        summary="Resume generation after a pause. Needs an admin key.",
+        answer="The reply of each scheduler.",
         admin=True,
         response=_OBEYED,
     ),
     ("POST", "/update_weights_from_disk"): Operation(
         tag="Control",
-        summary="Go on with other weights of a model, once requests that have begun are answered. Needs an admin key.",
+        summary="Load new weights of a model after running requests have finished. Needs an admin key.",
         answer="The fingerprint of each scheduler's weights.",
         body=UpdateWeights,
         example={"model_path": "/checkpoints/step-700"},
@@ -539,25 +541,25 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     **{("POST", path): _UNLOAD for path in UNLOAD_PATHS},
     ("GET", "/server_info"): Operation(
         tag="Operation",
-        summary="Models, limits, and every part with how busy it is.",
-        answer="All of it.",
+        summary="Get the models, limits, and the load of every part.",
+        answer="Information on the server.",
         response=_SERVER,
     ),
     ("GET", "/health"): Operation(
         tag="Operation",
-        summary="Whether requests can be served now. Needs no key.",
-        answer="They can.",
+        summary="Report whether requests can be served now. Needs no key.",
+        answer="Requests can be served.",
         response={"status": "ok"},
     ),
     ("GET", "/live"): Operation(
         tag="Operation",
-        summary="Whether this process answers at all. Needs no key.",
-        answer="It does.",
+        summary="Report that this process is alive. Needs no key.",
+        answer="The process is alive.",
         response={"status": "ok"},
     ),
     ("GET", "/metrics"): Operation(
         tag="Operation",
-        summary="Counters for Prometheus.",
+        summary="Get the metrics for Prometheus.",
         answer="Prometheus' text format.",
         media_type="text/plain",
         response="# HELP tercet_requests_waiting Requests that no part takes.\n"
@@ -566,7 +568,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
     ),
     ("GET", "/openapi.json"): Operation(
         tag="Operation",
-        summary="This description.",
+        summary="Get this document.",
         answer="An OpenAPI 3.1 document.",
         response={
             "openapi": "3.1.0",

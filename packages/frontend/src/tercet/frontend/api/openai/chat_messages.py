@@ -13,7 +13,7 @@ CallId = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class TextPart(Strict):
-    """A piece of a message's text."""
+    """Text part of a message."""
 
     type: Literal["text"]
     text: Text
@@ -21,7 +21,7 @@ class TextPart(Strict):
 
 
 class RefusalPart(Strict):
-    """A piece of what the assistant said instead of an answer."""
+    """Refusal in an earlier answer."""
 
     type: Literal["refusal"]
     refusal: Text
@@ -33,7 +33,7 @@ ParsedMessage = Text | Annotated[list[SaidPart], Field(min_length=1, max_length=
 
 
 class ChatMessage(Strict):
-    """Fields of all messages. Some clients add the type of a text part, or of an item of /v1/responses."""
+    """Fields of all messages. A `type` of `text` or `message`, which some clients add, is ignored."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,7 +44,7 @@ class ChatMessage(Strict):
 
 
 class InstructionMessage(ChatMessage):
-    """What the developer tells the model; the two roles mean the same."""
+    """Instructions of the developer. Both roles mean the same."""
 
     role: Literal["system", "developer"]
     content: Content
@@ -52,7 +52,7 @@ class InstructionMessage(ChatMessage):
 
 
 class UserMessage(ChatMessage):
-    """What the user says."""
+    """Message of the user."""
 
     role: Literal["user"]
     content: Content
@@ -60,7 +60,7 @@ class UserMessage(ChatMessage):
 
 
 class CalledFunction(Strict):
-    """What was called, with its arguments as JSON."""
+    """Called function, with its arguments as JSON."""
 
     name: Name
     arguments: Text
@@ -68,14 +68,14 @@ class CalledFunction(Strict):
 
 
 class CalledCustom(Strict):
-    """Which custom tool was called, and with what."""
+    """Called custom tool, with its input."""
 
     name: Name
     input: Text
 
 
 class FunctionCall(Strict):
-    """A call the assistant made. What is left out OpenAI's clients add to answers, and send back with them."""
+    """Function call in an earlier answer. Fields that OpenAI's clients add to parsed answers are ignored."""
 
     id: CallId
     type: Literal["function"]
@@ -84,7 +84,7 @@ class FunctionCall(Strict):
 
 
 class CustomCall(Strict):
-    """The same of a custom tool."""
+    """Custom tool call in an earlier answer."""
 
     id: CallId
     type: Literal["custom"]
@@ -97,7 +97,7 @@ ToolCall = Annotated[FunctionCall | CustomCall, Field(discriminator="type")]
 
 
 class AssistantMessage(ChatMessage):
-    """What the model said and called before, or is to go on with. What is left out clients add to answers."""
+    """Earlier answer, or the beginning of the next one. Fields that clients add to answers are ignored."""
 
     role: Literal["assistant"]
     content: ParsedMessage | None = None
@@ -122,7 +122,7 @@ class AssistantMessage(ChatMessage):
 
 
 class ToolMessage(ChatMessage):
-    """What a tool answered to a call."""
+    """Result of a tool call."""
 
     role: Literal["tool"]
     content: Content
@@ -131,7 +131,7 @@ class ToolMessage(ChatMessage):
 
 
 class FunctionMessage(ChatMessage):
-    """What a function answered, before there were tools."""
+    """Result of a function call, in the form that OpenAI used before tools."""
 
     role: Literal["function"]
     content: Text | None

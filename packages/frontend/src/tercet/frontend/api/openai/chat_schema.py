@@ -17,7 +17,7 @@ TemplateValue = bool | Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | Name
 
 
 class Prediction(Strict):
-    """What the client expects the answer to be: where it is so, it comes sooner."""
+    """Text that the answer is expected to contain. Generation is faster where the answer equals it."""
 
     type: Literal["content"]
     content: Content
@@ -28,13 +28,13 @@ class Prediction(Strict):
 
 
 class Thinking(Strict):
-    """DeepSeek's way to say whether to reason."""
+    """DeepSeek's switch for reasoning."""
 
     type: Literal["enabled", "disabled", "auto"]
 
 
 class ChatRequest(SamplingFields, StructuredFields, ToolFields):
-    """A chat to go on with."""
+    """Request for a chat completion."""
 
     reasoning_field: ClassVar[str] = "reasoning_content"
     """Name of the reasoning field in responses, which is accepted in messages as well."""

@@ -17,7 +17,7 @@ Batch = Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)
 
 
 class CompletionRequest(SamplingFields, StructuredFields):
-    """Text, or several texts, to go on with."""
+    """Request for completions of one or several prompts."""
 
     prompt: Text | TokenIds | Annotated[list[Text], Batch] | Annotated[list[TokenIds], Batch]
     best_of: Annotated[int, Field(ge=0, le=20)] | None = None

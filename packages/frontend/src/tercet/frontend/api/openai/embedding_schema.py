@@ -36,7 +36,7 @@ Inputs = Annotated[
 
 
 class _Encoded(Strict):
-    """Fields of all embedding requests."""
+    """Fields of all requests for vectors or scores."""
 
     model: Name
     user: Name | None = None
@@ -75,26 +75,26 @@ class InputRequest(_Encoded):
 
 
 class EmbeddingCreate(InputRequest):
-    """/v1/embeddings."""
+    """Request of /v1/embeddings."""
 
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
 
 
 class ClassifyRequest(InputRequest):
-    """/v1/classify."""
+    """Request of /v1/classify."""
 
     use_activation: bool | None = None
 
 
 class Document(Strict):
-    """A document of a rerank."""
+    """Document to rank."""
 
     text: Text
 
 
 class RerankRequest(_Encoded):
-    """/v1/rerank."""
+    """Request of /v1/rerank."""
 
     query: Text
     documents: Annotated[list[Text | Document], Batch]
@@ -116,7 +116,7 @@ class RerankRequest(_Encoded):
 
 
 class ScoreRequest(_Encoded):
-    """/v1/score: one text against one or many, or two lists of equal length."""
+    """Request of /v1/score: one text against one or many, or two lists of equal length."""
 
     text_1: Text | Texts
     text_2: Text | Texts

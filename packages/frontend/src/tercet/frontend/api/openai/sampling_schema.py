@@ -62,7 +62,7 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """What a stream carries besides text."""
+    """Additional content of a stream."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -95,7 +95,7 @@ class OpenAIFields(Strict):
 
 
 class SamplingFields(FilterFields, OpenAIFields):
-    """OpenAI's fields, then the extensions that SGLang, vLLM and others share."""
+    """Fields of OpenAI's API, followed by extensions that SGLang, vLLM and other servers share."""
 
     repetition_penalty: Annotated[float, bounded("repetition_penalty")] | None = None
     min_tokens: Count | None = None

@@ -20,7 +20,7 @@ Triggers = Annotated[
 
 
 class Structure(Strict):
-    """`begin`, an instance of the schema, `end`."""
+    """Tag: the text of `begin`, an instance of the schema, the text of `end`."""
 
     begin: Text
     schema_: dict[str, Any] = Field(alias="schema")
@@ -28,28 +28,28 @@ class Structure(Strict):
 
 
 class SchemaContent(Strict):
-    """An instance of a schema."""
+    """Instance of a JSON schema."""
 
     type: Literal["json_schema"]
     json_schema: dict[str, Any] | bool
 
 
 class RegexContent(Strict):
-    """Text that a regular expression matches."""
+    """Text that matches a regular expression."""
 
     type: Literal["regex"]
     pattern: Text
 
 
 class GrammarContent(Strict):
-    """Text of a grammar."""
+    """Text that matches a grammar."""
 
     type: Literal["grammar"]
     grammar: Text
 
 
 class ConstantContent(Strict):
-    """Exactly this text."""
+    """Fixed text."""
 
     type: Literal["const_string"]
     value: Text
@@ -59,7 +59,7 @@ Content = Annotated[SchemaContent | RegexContent | GrammarContent | ConstantCont
 
 
 class TagFormat(Strict):
-    """`begin`, the content, `end`; alone it is the whole answer."""
+    """Tag: the text of `begin`, the content, the text of `end`. As the `format` it is the whole answer."""
 
     type: Literal["tag"] = "tag"
     begin: Text
@@ -81,7 +81,7 @@ class TriggeredTags(Strict):
 
 
 class SeparatedTags(Strict):
-    """Tags and nothing else."""
+    """Sequence of tags without free text."""
 
     type: Literal["tags_with_separator"]
     tags: Tags
@@ -94,7 +94,7 @@ TagsFormat = Annotated[TagFormat | TriggeredTags | SeparatedTags, Field(discrimi
 
 
 class StructuralTagFormat(Strict):
-    """Either `structures` and `triggers`, or `format`."""
+    """Structural tag: either `structures` and `triggers`, or `format`."""
 
     type: Literal["structural_tag"]
     structures: Annotated[list[Structure], Field(min_length=1, max_length=MAX_TAGS)] | None = None

@@ -17,13 +17,13 @@ Options = Annotated[list[Annotated[str, Field(max_length=MAX_TEXT)]], Field(min_
 
 
 class TextFormat(Strict):
-    """No constraint."""
+    """Text without a constraint."""
 
     type: Literal["text"]
 
 
 class JsonObjectFormat(Strict):
-    """Any JSON object; or an instance of a schema, which is `value` to Hugging Face's client and `schema` to others."""
+    """JSON object, or an instance of a schema. Hugging Face's client names the schema `value`."""
 
     type: Literal["json_object"]
     schema_: dict[str, Any] | None = Field(default=None, alias="schema")
@@ -37,7 +37,7 @@ class JsonObjectFormat(Strict):
 
 
 class NamedSchema(Strict):
-    """A JSON schema, and what the model may be told of it."""
+    """JSON schema with a name and a description."""
 
     name: Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
     description: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
@@ -46,7 +46,7 @@ class NamedSchema(Strict):
 
 
 class JsonSchemaFormat(Strict):
-    """An instance of a JSON schema."""
+    """Instance of a JSON schema."""
 
     type: Literal["json_schema"]
     json_schema: NamedSchema
@@ -58,7 +58,7 @@ ResponseFormat = Annotated[
 
 
 class StructuredOutputs(Strict):
-    """vLLM's way; one of them."""
+    """vLLM's constraints. Exactly one must be set."""
 
     json_: SchemaOrText | None = Field(default=None, alias="json")
     regex: Pattern | None = None
@@ -69,7 +69,7 @@ class StructuredOutputs(Strict):
 
 
 class StructuredFields(Strict):
-    """Fields that constrain a response; at most one may be set.
+    """Fields that constrain a response. At most one may be set.
 
     `guided_...` are vLLM's older names, `regex` and `ebnf` SGLang's.
     """

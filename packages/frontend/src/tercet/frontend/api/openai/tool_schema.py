@@ -21,7 +21,7 @@ FunctionName = Annotated[str, Field(pattern="^[a-zA-Z0-9_-]{1,64}$")]
 
 
 class Function(Strict):
-    """A function of the client's that the model may call."""
+    """Function that the model may call."""
 
     name: FunctionName
     description: Description | None = None
@@ -30,13 +30,13 @@ class Function(Strict):
 
 
 class TextFormat(Strict):
-    """Any text."""
+    """Input without a constraint."""
 
     type: Literal["text"]
 
 
 class InputGrammar(Strict):
-    """A language, whose texts are the inputs that a custom tool takes."""
+    """Grammar of the input of a custom tool."""
 
     syntax: Literal["lark", "regex"]
     definition: Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
@@ -49,14 +49,14 @@ class InputGrammar(Strict):
 
 
 class GrammarFormat(Strict):
-    """The texts of a language."""
+    """Input that matches a grammar."""
 
     type: Literal["grammar"]
     grammar: InputGrammar
 
 
 class Custom(Strict):
-    """A tool of the client's that takes a text."""
+    """Custom tool: its input is text."""
 
     name: FunctionName
     description: Description | None = None
@@ -64,27 +64,27 @@ class Custom(Strict):
 
 
 class FunctionTool(Strict):
-    """A function as a tool."""
+    """Tool of type `function`."""
 
     type: Literal["function"]
     function: Function
 
 
 class CustomTool(Strict):
-    """A custom tool."""
+    """Tool of type `custom`."""
 
     type: Literal["custom"]
     custom: Custom
 
 
 class NamedFunction(Strict):
-    """A function, or a custom tool, by its name."""
+    """Name of a function or a custom tool."""
 
     name: FunctionName
 
 
 class NamedTool(Strict):
-    """A function by its name, among tools."""
+    """Choice of a function by name."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -95,7 +95,7 @@ class NamedTool(Strict):
 
 
 class NamedCustomTool(Strict):
-    """A custom tool by its name."""
+    """Choice of a custom tool by name."""
 
     type: Literal["custom"]
     custom: NamedFunction
@@ -118,14 +118,14 @@ AnyNamed = Annotated[NamedTool | NamedCustomTool, Field(discriminator="type")]
 
 
 class AllowedTools(Strict):
-    """Some of the tools, and whether one of them has to be called."""
+    """Subset of the tools; `mode` says whether the model must call one."""
 
     mode: Literal["auto", "required"]
     tools: Annotated[list[AnyNamed], Field(min_length=1, max_length=_MAX_TOOLS)]
 
 
 class AllowedToolsChoice(Strict):
-    """A choice among some of the tools."""
+    """Choice among some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: AllowedTools

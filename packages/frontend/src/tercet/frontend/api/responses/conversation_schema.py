@@ -11,7 +11,7 @@ _MAX_ITEMS = 20
 
 
 class CreateConversation(Strict):
-    """A conversation to begin."""
+    """Request for a new conversation."""
 
     items: Annotated[list[InputItem], Field(max_length=_MAX_ITEMS)] | None = None
     metadata: Metadata | None = None
@@ -23,13 +23,13 @@ class CreateConversation(Strict):
 
 
 class UpdateConversation(Strict):
-    """What is to be told of a conversation from now on."""
+    """New metadata of a conversation."""
 
     metadata: Metadata | None
 
 
 class AddItems(Strict):
-    """Items for the end of a conversation."""
+    """Items to add to the end of a conversation."""
 
     items: Annotated[list[InputItem], Field(min_length=1, max_length=_MAX_ITEMS)]
 

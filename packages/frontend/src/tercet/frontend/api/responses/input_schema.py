@@ -16,7 +16,7 @@ ASYNC = AliasChoices("async", "async_")
 
 
 class TextPart(Strict):
-    """A piece of text, the user's or the model's; `parsed` is what OpenAI's clients made of it."""
+    """Text of the user or the model. `parsed`, which OpenAI's clients add, is ignored."""
 
     type: Literal["input_text", "output_text", "text"]
     text: Text
@@ -27,14 +27,14 @@ class TextPart(Strict):
 
 
 class RefusalPart(Strict):
-    """What the assistant said instead of an answer."""
+    """Refusal in an earlier message."""
 
     type: Literal["refusal"]
     refusal: Text
 
 
 class ReasoningPart(Strict):
-    """What the model thought."""
+    """Text of reasoning."""
 
     type: Literal["reasoning_text", "summary_text"]
     text: Text
@@ -44,7 +44,7 @@ Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 
 
 class MessageItem(Strict):
-    """What somebody said."""
+    """Message of a chat."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
@@ -55,7 +55,7 @@ class MessageItem(Strict):
 
 
 class ReasoningItem(Strict):
-    """What the model thought before."""
+    """Reasoning of an earlier answer."""
 
     type: Literal["reasoning"]
     id: Name | None = None
@@ -79,7 +79,7 @@ class CallItem(Strict):
 
 
 class FunctionCallItem(CallItem):
-    """A call of a function; `parsed_arguments` is what OpenAI's clients made of it."""
+    """Function call. `parsed_arguments`, which OpenAI's clients add, is ignored."""
 
     type: Literal["function_call"]
     arguments: Text
@@ -87,14 +87,14 @@ class FunctionCallItem(CallItem):
 
 
 class CustomCallItem(CallItem):
-    """A call of a custom tool."""
+    """Custom tool call."""
 
     type: Literal["custom_tool_call"]
     input: Text
 
 
 class OutputItem(Strict):
-    """What a call gave."""
+    """Result of a tool call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Name
@@ -108,7 +108,7 @@ class OutputItem(Strict):
 
 
 class ItemReference(Strict):
-    """An item of a stored response."""
+    """Reference to an item of a stored response."""
 
     type: Literal["item_reference"] = "item_reference"
     id: Name

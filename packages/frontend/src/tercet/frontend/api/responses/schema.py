@@ -32,13 +32,13 @@ _INCLUDABLE = {
 
 
 class JsonObjectFormat(Strict):
-    """Any JSON object."""
+    """JSON object."""
 
     type: Literal["json_object"]
 
 
 class JsonSchemaFormat(Strict):
-    """An instance of a schema."""
+    """Instance of a JSON schema."""
 
     type: Literal["json_schema"]
     name: ToolName
@@ -48,14 +48,14 @@ class JsonSchemaFormat(Strict):
 
 
 class TextConfig(Strict):
-    """What the text is to look like."""
+    """Format of the text."""
 
     format: Annotated[TextFormat | JsonObjectFormat | JsonSchemaFormat, Field(discriminator="type")] | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class Reasoning(Strict):
-    """How much to think. There are no summaries: reasoning is told as it is."""
+    """Effort of reasoning. Reasoning is shown in full, so there are no summaries."""
 
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     summary: Literal["auto", "concise", "detailed"] | None = None
@@ -72,7 +72,7 @@ class Reasoning(Strict):
 
 
 class StreamOptions(Strict):
-    """What a stream carries besides events."""
+    """Options of a stream."""
 
     include_obfuscation: bool | None = None
 
@@ -83,7 +83,7 @@ def missing_input_error() -> BadRequestError:
 
 
 class InConversation(Strict):
-    """The conversation that a response goes on with."""
+    """Conversation that the response continues."""
 
     id: Name
 
@@ -144,7 +144,7 @@ class Prompted(Strict):
 
 
 class TokenCount(Prompted):
-    """How many tokens an input has."""
+    """Request for the number of tokens of an input."""
 
     personality: Name | None = None
 
@@ -182,7 +182,7 @@ class _OpenAIFields(Prompted):
 
 
 class CreateResponse(FilterFields, _OpenAIFields):
-    """A response to make."""
+    """Request for a response."""
 
     min_tokens: Count | None = None
     ignore_eos: bool | None = None

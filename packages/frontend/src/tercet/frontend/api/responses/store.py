@@ -40,7 +40,7 @@ _RELEASE_LEASE = (
 
 
 class LeaseLostError(Exception):
-    """The response was cancelled, deleted or taken by another frontend, so nothing more may be written."""
+    """Error: the response was cancelled, deleted or taken by another frontend; nothing more may be written."""
 
 
 class Lease(msgspec.Struct, frozen=True):

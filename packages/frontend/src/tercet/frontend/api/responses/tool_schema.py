@@ -44,7 +44,7 @@ class ClientTool(Strict):
 
 
 class FunctionTool(ClientTool):
-    """A function that the model may call."""
+    """Function that the model may call."""
 
     type: Literal["function"]
     parameters: Anything | None = None
@@ -56,19 +56,19 @@ class FunctionTool(ClientTool):
 
 
 class TextFormat(Strict):
-    """Any text."""
+    """Input without a constraint."""
 
     type: Literal["text"]
 
 
 class GrammarFormat(InputGrammar):
-    """The texts of a language."""
+    """Input that matches a grammar."""
 
     type: Literal["grammar"]
 
 
 class CustomTool(ClientTool):
-    """A tool of the client's that takes a text."""
+    """Custom tool: its input is text."""
 
     type: Literal["custom"]
     format: Annotated[TextFormat | GrammarFormat, Field(discriminator="type")] = TextFormat(type="text")
@@ -81,7 +81,7 @@ class CustomTool(ClientTool):
 
 
 class Namespace(Strict):
-    """Tools that belong together."""
+    """Group of tools with a common name."""
 
     type: Literal["namespace"]
     name: ToolName
@@ -93,7 +93,7 @@ class Namespace(Strict):
 
 
 class OfflineSearch(Strict):
-    """A search of what OpenAI keeps of the web, and of nothing else: here it could find nothing, and is left out."""
+    """Web search in OpenAI's cache. It is accepted and left out: there is no such cache here."""
 
     type: Literal["web_search"]
     external_web_access: Literal[False]
@@ -107,14 +107,14 @@ Tools = Annotated[list[AnyTool], Field(max_length=_MAX_TOOLS)]
 
 
 class NamedTool(Strict):
-    """The tool that is to be called."""
+    """Choice of a tool by name."""
 
     type: Literal["function", "custom"]
     name: ToolName
 
 
 class AllowedTools(Strict):
-    """Some of the tools."""
+    """Subset of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]

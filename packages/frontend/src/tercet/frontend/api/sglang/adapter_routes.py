@@ -21,7 +21,7 @@ AdapterName = Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)]
 
 
 class LoadAdapter(Strict):
-    """A name, and what it is to stand for: a directory where the schedulers are, or a name at Hugging Face."""
+    """Name and path of an adapter: a directory that the schedulers can read, or a name on Hugging Face."""
 
     lora_name: AdapterName
     lora_path: Annotated[str, Field(min_length=1, max_length=LONGEST_PATH)]
@@ -31,7 +31,7 @@ class LoadAdapter(Strict):
 
 
 class UnloadAdapter(Strict):
-    """A name that is to stand for nothing any more."""
+    """Name of an adapter to unload."""
 
     lora_name: AdapterName
     lora_int_id: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None

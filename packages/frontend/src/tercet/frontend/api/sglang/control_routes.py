@@ -22,7 +22,7 @@ _PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_", "rerank-", "score-", "classi
 
 
 class AbortRequest(Strict):
-    """Which request is to end: one by its id, or every one of this server."""
+    """Request to abort: one by its id, or all of this server."""
 
     rid: Annotated[str, Field(min_length=1, max_length=512)] | None = None
     abort_all: bool | None = None
@@ -35,7 +35,7 @@ class AbortRequest(Strict):
 
 
 class UpdateWeights(Strict):
-    """Other weights of a model: a directory of safetensors where the schedulers are."""
+    """New weights of a model: a directory of safetensors that the schedulers can read."""
 
     model_path: Annotated[str, Field(min_length=1, max_length=LONGEST_PATH)]
     model: Name | None = None

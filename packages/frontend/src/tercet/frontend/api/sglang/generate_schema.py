@@ -39,7 +39,7 @@ class _NativeLimits(NativeStructuredFields):
 
 
 class NativeSampling(FilterFields, _NativeLimits):
-    """SGLang's names of the sampling parameters."""
+    """Sampling parameters under SGLang's names."""
 
     presence_penalty: Annotated[float, bounded("presence_penalty")] | None = None
     frequency_penalty: Annotated[float, bounded("frequency_penalty")] | None = None
@@ -69,7 +69,7 @@ _NOT_SERVED = (
 
 
 class NativeGenerate(Strict):
-    """A prompt, or several, as text or as ids."""
+    """Request of /generate: one or several prompts, as text or as token ids."""
 
     text: Text | Annotated[list[Text], Batch] | None = None
     input_ids: TokenIds | Annotated[list[TokenIds], Batch] | None = None
@@ -131,7 +131,7 @@ class NativeGenerate(Strict):
 
 
 class Tokenize(Strict):
-    """Text, or a chat, to turn into ids."""
+    """Text or chat to tokenize."""
 
     reasoning_field: ClassVar[str] = "reasoning_content"
     """Name of the reasoning field, as in chats."""
@@ -170,7 +170,7 @@ def tokenize_request(name: str) -> type[Tokenize]:
 
 
 class Detokenize(Strict):
-    """Ids to turn into text."""
+    """Token ids to turn into text."""
 
     model: Name | None = None
     tokens: Annotated[list[TokenId], Field(max_length=4_194_304, fail_fast=True)]

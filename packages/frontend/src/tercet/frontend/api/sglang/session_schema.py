@@ -10,20 +10,20 @@ SessionId = Annotated[str, Field(min_length=1, max_length=128)]
 
 
 class OpenSession(Strict):
-    """A session to open."""
+    """Request to open a session."""
 
     capacity_of_str_len: Annotated[int, Field(ge=1, le=2**31 - 1)]
     session_id: SessionId | None = None
 
 
 class CloseSession(Strict):
-    """A session to forget."""
+    """Request to close a session."""
 
     session_id: SessionId
 
 
 class SessionParams(Strict):
-    """Which turn of which session a prompt goes on from."""
+    """Session, and the turn of it that a prompt continues."""
 
     id: SessionId
     rid: Name | None = None
