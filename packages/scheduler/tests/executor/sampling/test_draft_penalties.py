@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from functools import cache
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ PENALISED = ["repetition", "frequency", "presence", "everything"]
 STEPS = 14
 
 
+@cache
 def one_by_one(kind: str, ops: SamplingOps) -> list[int]:
     sampler = Sampler(1, VOCAB, CPU, ops)
     sampler.introduce([init(0, **KINDS[kind])])
