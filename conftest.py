@@ -3,7 +3,9 @@
 Where several workers share a run, each takes a file at a time, or a whole folder whose files share servers.
 """
 
+import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Shorten the names of the workers' directories, since paths of sockets have a limit."""
     if worker := os.environ.get("PYTEST_XDIST_WORKER"):
         config.option.basetemp = str(Path(config.option.basetemp).with_name(worker.removeprefix("gw")))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep modules and tests out of garbage collections, which would look through all of them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
