@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from packages.kernels.tests.pairwise import pairwise
 from packages.scheduler.tests.executor.sampling.test_sampler import KINDS, VOCAB, init, logits_of
 from tercet.scheduler.device.staging import HostToDevice
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
@@ -25,9 +26,7 @@ def one_by_one(kind: str, ops: SamplingOps) -> list[int]:
     return [int(sampler.sample(logits_of(step, 1), [0], [step]).tokens) for step in range(STEPS)]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("parts", [1, 2], ids=["at once", "in parts"])
-@pytest.mark.parametrize("kind", PENALISED)
+@pytest.mark.parametrize(("kind", "parts", "seed"), pairwise(PENALISED, [1, 2], range(3)))
 def test_tokens_that_are_assumed_rightly_change_nothing(kind: str, parts: int, seed: int, ops: SamplingOps) -> None:
     """Beside a choice without penalties that assumes some, too, and one that assumes none. Some tokens are wrong."""
     chance = random.Random(seed)

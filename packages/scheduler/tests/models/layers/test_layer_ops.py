@@ -212,9 +212,19 @@ def test_experts_as_gpt_oss_is_published_say_the_same(tmp_path: Path, monkeypatc
     assert few == [2, 2], "of two layers"
 
 
-@pytest.mark.parametrize("cached", [None, torch.float8_e4m3fn])
+CACHED = [None, torch.float8_e4m3fn]
+"""Types of a cache. It does not know the kind of the weights: one of them for each kind, the other in slow runs."""
+
+
 @pytest.mark.parametrize(
-    ("kind", "more"), [*((kind, {}) for kind in KINDS), ("channel", MIXTURE), ("awq", MIXTURE), ("gptq", GEMMA)]
+    ("kind", "more", "cached"),
+    [
+        pytest.param(kind, more, cached, marks=() if place % 2 == number % 2 else pytest.mark.slow)
+        for number, (kind, more) in enumerate(
+            [*((kind, {}) for kind in KINDS), ("channel", MIXTURE), ("awq", MIXTURE), ("gptq", GEMMA)]
+        )
+        for place, cached in enumerate(CACHED)
+    ],
 )
 def test_a_quantised_fused_model_says_what_its_weights_in_full_say(
     kind: str, more: dict[str, Any], cached: torch.dtype | None, tmp_path: Path
