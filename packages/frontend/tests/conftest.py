@@ -1,14 +1,12 @@
 """Tiny byte-level model, and clients that are closed with their test."""
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterator
-from functools import cache
+from collections.abc import AsyncIterator, Callable
 
 import httpx2
 import msgspec
 import openai
 import pytest
-from httpx2._transports import default as transports
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tercet.frontend.testing import FakeEngine, Script, Served, Token
@@ -20,14 +18,6 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 CORPUS = ["the quick brown fox jumps over the lazy dog", "user assistant system", "hello world, how are you?"] * 4
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _trusted_certificates() -> Iterator[None]:
-    """Read the trusted certificates once: each client would for 50 ms, and none of them speaks TLS."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transports, "create_ssl_context", cache(transports.create_ssl_context))
-        yield
 
 
 @pytest.fixture(scope="session")
