@@ -184,7 +184,7 @@ FATES = {"lost": Fate(copies=0), "doubled": Fate(copies=2), "overtaken": Fate(la
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("fate", FATES)
-@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_single_message_may_be(every: int, fate: str, overlap: int) -> None:
     """Every message of a run in turn: none is needed, and no fault costs more than two seconds."""
     few = [name for name in names(overlap) if name[0] in {"request", "other"}]
