@@ -1,4 +1,4 @@
-"""Grids of options of which the ordinary run tests enough for every pair of values."""
+"""Grids of options, of which the ordinary run tests a part."""
 
 from collections.abc import Sequence
 from itertools import combinations, product
@@ -24,6 +24,15 @@ def pairwise(*options: Sequence[Any]) -> list[Any]:
             marks=() if case in needed else pytest.mark.slow,
         )
         for case in cases
+    ]
+
+
+def alternating(first: Sequence[Any], second: Sequence[Any]) -> list[Any]:
+    """Return every combination of two that hardly depend on one another; every other one is slow."""
+    return [
+        pytest.param(one, other, marks=() if (row + column) % 2 == 0 else pytest.mark.slow)
+        for row, one in enumerate(first)
+        for column, other in enumerate(second)
     ]
 
 
