@@ -206,14 +206,14 @@ full_queues = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(fates=mistreated, closed=full_queues, overlap=st.integers(0, 1))
 def test_any_number_of_messages_may_be_mistreated(fates: dict[Name, Fate], closed: list[Closed], overlap: int) -> None:
     played = run(fates, overlap, closed)
     assert played.answers == unbroken(), played.simulation.manager.counters.redispatches
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(fates=mistreated, closed=full_queues, overlap=st.integers(0, 1))
 def test_schedulers_that_disagree_never_get_mixed_up(
     fates: dict[Name, Fate], closed: list[Closed], overlap: int

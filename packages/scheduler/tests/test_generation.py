@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from packages.kernels.tests.pairwise import alternating
 from tercet.kernels.native.library import missing_library
 from tercet.protocol.messages.values import FinishReason, FinishType, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
@@ -37,13 +38,11 @@ LONG = some_ids(150, 1)
 PROMPTS = {"short": some_ids(5, 2), "long": LONG, "branch": LONG[:90] + some_ids(21, 3)}
 """`branch` shares its first 90 tokens with `long`: 11 whole pages."""
 
-families = pytest.mark.parametrize(
-    "family",
-    [
-        *("llama", "llama3_rope", "llama_tied", "mistral", "qwen2", "qwen2_sliding", "qwen3", "qwen3_sliding"),
-        "deepseek_v3",
-    ],
-)
+FAMILIES = [
+    *("llama", "llama3_rope", "llama_tied", "mistral", "qwen2", "qwen2_sliding", "qwen3", "qwen3_sliding"),
+    "deepseek_v3",
+]
+families = pytest.mark.parametrize("family", FAMILIES)
 
 with_experts = pytest.mark.parametrize(
     "family",
@@ -135,8 +134,7 @@ def test_alone(family: str, serve: Serve, expected: Expected) -> None:
     assert len(set(server.output["a", 0])) > 20  # a model that repeats itself would hide mistakes
 
 
-@families
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(("family", "overlap"), alternating(FAMILIES, [0, 1]))
 def test_in_mixed_batches_with_chunked_prefill(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
     server = serve(family, overlap=overlap, token_budget=23, radix_cache=False)
     for turns, name in ((3, "short"), (9, "long"), (0, "branch")):

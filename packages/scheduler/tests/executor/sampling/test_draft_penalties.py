@@ -13,7 +13,7 @@ from packages.kernels.tests.pairwise import pairwise
 from packages.scheduler.tests.executor.sampling.test_sampler import KINDS, VOCAB, init, logits_of
 from tercet.scheduler.device.staging import HostToDevice
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
-from tercet.scheduler.executor.sampling.sampler import Sampler, SamplingOps, join_sampled
+from tercet.scheduler.executor.sampling.sampler import Sampler, join_sampled
 
 CPU = torch.device("cpu")
 PENALISED = ["repetition", "frequency", "presence", "everything"]
@@ -28,7 +28,7 @@ def one_by_one(kind: str, ops: Any) -> list[int]:
 
 
 @pytest.mark.parametrize(("kind", "parts", "seed"), pairwise(PENALISED, [1, 2], range(3)))
-def test_tokens_that_are_assumed_rightly_change_nothing(kind: str, parts: int, seed: int, ops: SamplingOps) -> None:
+def test_tokens_that_are_assumed_rightly_change_nothing(kind: str, parts: int, seed: int, ops: Any) -> None:
     """Beside a choice without penalties that assumes some, too, and one that assumes none. Some tokens are wrong."""
     chance = random.Random(seed)
     kinds = [kind, "plain", "presence"]
