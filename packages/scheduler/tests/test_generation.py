@@ -44,13 +44,11 @@ FAMILIES = [
 ]
 families = pytest.mark.parametrize("family", FAMILIES)
 
-with_experts = pytest.mark.parametrize(
-    "family",
-    [
-        *("llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe"),
-        *("deepseek_v3", "deepseek_v3_moe"),
-    ],
-)
+WITH_EXPERTS = [
+    *("llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe"),
+    *("deepseek_v3", "deepseek_v3_moe"),
+]
+with_experts = pytest.mark.parametrize("family", WITH_EXPERTS)
 
 
 @pytest.fixture(scope="module")
@@ -206,8 +204,7 @@ def test_forks(family: str, serve: Serve, expected: Expected) -> None:
     assert outputs[0] != outputs[1]
 
 
-@with_experts
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(("family", "overlap"), alternating(WITH_EXPERTS, [0, 1]))
 def test_with_guesses(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
     """Several tokens of a choice in one step, right ones and wrong ones, beside others and over the ends of pages."""
     server = serve(family, overlap=overlap, draft_rows=16)
@@ -231,8 +228,7 @@ def test_with_guesses(family: str, overlap: int, serve: Serve, expected: Expecte
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}
 
 
-@families
-@pytest.mark.parametrize("penalties", [{}, PENALTIES], ids=["plain", "penalised"])
+@pytest.mark.parametrize(("family", "penalties"), alternating(FAMILIES, [{}, PENALTIES]))
 def test_guesses_change_nothing_that_is_sampled(family: str, penalties: dict[str, float], serve: Serve) -> None:
     sampled: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "n": 2, "min_new_tokens": 50, **penalties}
     plain, guessing = serve(family), serve(family, draft_rows=9)
