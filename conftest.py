@@ -3,7 +3,12 @@
 Where several workers share a run, each takes a file at a time, or a whole folder whose files share servers.
 """
 
+import gc
 import os
+from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +29,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.basetemp = str(Path(config.option.basetemp).with_name(worker.removeprefix("gw")))
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Keep modules and tests out of garbage collections, which would look through all of them again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Schedule files in the order of collection: the longest first, so that no worker is left with one alone."""
@@ -36,6 +52,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     config.option.loadscopereorder = False
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _trusted_certificates() -> Iterator[None]:
+    """Read the trusted certificates once: each client would for 50 ms, and none of them speaks TLS."""
+    with pytest.MonkeyPatch.context() as patch:
+        if find_spec("httpx2") is not None:
+            transports = import_module("httpx2._transports.default")
+            patch.setattr(transports, "create_ssl_context", cache(transports.create_ssl_context))
+        yield
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

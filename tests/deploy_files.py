@@ -5,6 +5,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ class Dockerfile:
         return {found[1] for copy in self.values("COPY") if (found := re.match(r"packages/([a-z]+)", copy))}
 
 
+@cache
 def compose() -> dict[str, Any]:
     """Return compose.yaml with the values of deploy/.env for its variables."""
     values = dict(
@@ -139,6 +141,6 @@ def declared_closure(part: str) -> set[str]:
     return found
 
 
-def _objects() -> Iterator[dict[str, Any]]:
-    for path in kubernetes_files():
-        yield from yaml.safe_load_all(path.read_text())
+@cache
+def _objects() -> list[dict[str, Any]]:
+    return [each for path in kubernetes_files() for each in yaml.safe_load_all(path.read_text())]

@@ -177,7 +177,7 @@ FATES = {"lost": Fate(copies=0), "doubled": Fate(copies=2), "overtaken": Fate(la
 
 @pytest.mark.parametrize("overlap", [0, 1])
 @pytest.mark.parametrize("fate", FATES)
-@pytest.mark.parametrize("every", [6, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_single_message_may_be(every: int, fate: str, overlap: int) -> None:
     """Every message of a run in turn: none is needed, and no fault costs more than two seconds."""
     few = [name for name in names(overlap) if name[0] in {"request", "other"}]
@@ -199,14 +199,14 @@ full_queues = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(fates=mistreated, closed=full_queues, overlap=st.integers(0, 1))
 def test_any_number_of_messages_may_be_mistreated(fates: dict[Name, Fate], closed: list[Closed], overlap: int) -> None:
     played = run(fates, overlap, closed)
     assert played.answers == unbroken(), played.simulation.manager.counters.redispatches
 
 
-@settings(deadline=None, max_examples=120)
+@settings(deadline=None, max_examples=60)
 @given(fates=mistreated, closed=full_queues, overlap=st.integers(0, 1))
 def test_schedulers_that_disagree_never_get_mixed_up(
     fates: dict[Name, Fate], closed: list[Closed], overlap: int

@@ -1,8 +1,11 @@
 """Tiny random checkpoints of every architecture, made by transformers, each with a tokenizer of its own."""
 
+import fcntl
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -320,21 +323,29 @@ def reference() -> Callable[..., Any]:
 
 @pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The directory of a checkpoint by name, made once: that of a family, or "<family>/old", "/sharded" or "/fused"."""
+    """Return the directory of a checkpoint by name: that of a family, or "<family>/old", "/sharded" or "/fused".
+
+    The first worker that asks for one makes it for all.
+    """
     import torch
 
     torch.set_num_threads(1)  # on tiny matrices threads only wait for one another
-    root = tmp_path_factory.mktemp("checkpoints")
-    made: dict[str, Path] = {}
+    own = tmp_path_factory.getbasetemp()
+    root = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "checkpoints"
+    root.mkdir(exist_ok=True)
 
+    @cache
     def checkpoint(name: str) -> Path:
-        if name not in made:
-            family, _, variant = name.partition("/")
-            target = root / name.replace("/", "-")
-            made[name] = (
-                old_form(checkpoint(family), target) if variant == "old" else make_checkpoint(family, target, variant)
-            )
-        return made[name]
+        family, _, variant = name.partition("/")
+        source = checkpoint(family) if variant == "old" else None
+        target, unfinished = root / name.replace("/", "-"), root / "unfinished"
+        with (root / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not target.exists():
+                shutil.rmtree(unfinished, ignore_errors=True)
+                old_form(source, unfinished) if source else make_checkpoint(family, unfinished, variant)
+                unfinished.rename(target)
+        return target
 
     return checkpoint
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from packages.kernels.tests.pairwise import alternating
 from tercet.kernels.native.library import missing_library
 from tercet.protocol.messages.values import FinishReason, FinishType, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
@@ -37,21 +38,17 @@ LONG = some_ids(150, 1)
 PROMPTS = {"short": some_ids(5, 2), "long": LONG, "branch": LONG[:90] + some_ids(21, 3)}
 """`branch` shares its first 90 tokens with `long`: 11 whole pages."""
 
-families = pytest.mark.parametrize(
-    "family",
-    [
-        *("llama", "llama3_rope", "llama_tied", "mistral", "qwen2", "qwen2_sliding", "qwen3", "qwen3_sliding"),
-        "deepseek_v3",
-    ],
-)
+FAMILIES = [
+    *("llama", "llama3_rope", "llama_tied", "mistral", "qwen2", "qwen2_sliding", "qwen3", "qwen3_sliding"),
+    "deepseek_v3",
+]
+families = pytest.mark.parametrize("family", FAMILIES)
 
-with_experts = pytest.mark.parametrize(
-    "family",
-    [
-        *("llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe"),
-        *("deepseek_v3", "deepseek_v3_moe"),
-    ],
-)
+WITH_EXPERTS = [
+    *("llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe"),
+    *("deepseek_v3", "deepseek_v3_moe"),
+]
+with_experts = pytest.mark.parametrize("family", WITH_EXPERTS)
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +132,7 @@ def test_alone(family: str, serve: Serve, expected: Expected) -> None:
     assert len(set(server.output["a", 0])) > 20  # a model that repeats itself would hide mistakes
 
 
-@families
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(("family", "overlap"), alternating(FAMILIES, [0, 1]))
 def test_in_mixed_batches_with_chunked_prefill(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
     server = serve(family, overlap=overlap, token_budget=23, radix_cache=False)
     for turns, name in ((3, "short"), (9, "long"), (0, "branch")):
@@ -208,8 +204,7 @@ def test_forks(family: str, serve: Serve, expected: Expected) -> None:
     assert outputs[0] != outputs[1]
 
 
-@with_experts
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize(("family", "overlap"), alternating(WITH_EXPERTS, [0, 1]))
 def test_with_guesses(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
     """Several tokens of a choice in one step, right ones and wrong ones, beside others and over the ends of pages."""
     server = serve(family, overlap=overlap, draft_rows=16)
@@ -233,8 +228,7 @@ def test_with_guesses(family: str, overlap: int, serve: Serve, expected: Expecte
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}
 
 
-@families
-@pytest.mark.parametrize("penalties", [{}, PENALTIES], ids=["plain", "penalised"])
+@pytest.mark.parametrize(("family", "penalties"), alternating(FAMILIES, [{}, PENALTIES]))
 def test_guesses_change_nothing_that_is_sampled(family: str, penalties: dict[str, float], serve: Serve) -> None:
     sampled: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "n": 2, "min_new_tokens": 50, **penalties}
     plain, guessing = serve(family), serve(family, draft_rows=9)

@@ -13,6 +13,7 @@ import torch
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
+from packages.kernels.tests.pairwise import pairwise
 from packages.kernels.tests.triton.wide_tables import with_wide_table
 from tercet.kernels.attention import triton as backend
 from tercet.kernels.attention import triton_plan
@@ -161,9 +162,7 @@ def test_one_split_and_many(processors: int, window: int, order: str, monkeypatc
     check(Case(lengths=(520, 3, 64, 257, 65), head_dim=16, window=window, sinks=True))
 
 
-@pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize("page_size", [1, 16, 64])
-@pytest.mark.parametrize("head_dim", [16, 80, 96, 128])
+@pytest.mark.parametrize(("head_dim", "page_size", "norms"), pairwise([16, 80, 96, 128], [1, 16, 64], [False, True]))
 def test_pages_and_heads(head_dim: int, page_size: int, norms: bool) -> None:
     check(Case(lengths=(70, 1, 16), heads=(6, 2), head_dim=head_dim, page_size=page_size, norms=norms))
 

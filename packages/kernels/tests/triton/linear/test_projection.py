@@ -8,6 +8,7 @@ import torch
 
 pytest.importorskip("triton", reason="the kernels are Triton's")
 
+from packages.kernels.tests.pairwise import pairwise
 from tercet.kernels.ops import projection as reference
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Norm, Weight
@@ -35,10 +36,9 @@ def weight_of(request: pytest.FixtureRequest, device: torch.device) -> MakeWeigh
     return make
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("size", [512, 4096 + 512, 320])
-@pytest.mark.parametrize("outputs", [2, 74])
-@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "size", "outputs", "biased"), pairwise([1, 3], [512, 4096 + 512, 320], [74, 2], [True, False])
+)
 def test_gated_or_not(
     device: torch.device, weight_of: MakeWeight, rows: int, size: int, outputs: int, biased: bool
 ) -> None:
@@ -49,10 +49,7 @@ def test_gated_or_not(
         torch.testing.assert_close(actual, reference.project(x, weight, bias, gate=gate), rtol=4e-3, atol=4e-3)
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("size", [512, 2048 + 512])
-@pytest.mark.parametrize("summed", [False, True])
-@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize(("rows", "size", "summed", "gate"), pairwise([1, 3], [512, 2048 + 512], [False, True], GATES))
 def test_of_a_norm(
     device: torch.device, weight_of: MakeWeight, rows: int, size: int, summed: bool, gate: Gate | None
 ) -> None:

@@ -3,6 +3,7 @@ import torch
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
+from packages.kernels.tests.pairwise import alternating
 from tercet.kernels.ops import quantized as reference
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.linear import quantized as quantised
@@ -25,12 +26,12 @@ LLAMA = {"qkv": (6144, 4096), "o": (4096, 4096), "gate and up": (28672, 4096), "
 
 
 @pytest.mark.usefixtures("nan_in_unwritten_memory")
-@pytest.mark.parametrize(("kind", "block", "k"), WEIGHTS)
-@pytest.mark.parametrize(("m", "splits"), [(1, 2), (20, 4), (70, 8), (3, 16)])
+@pytest.mark.parametrize(("given_weight", "cut"), alternating(WEIGHTS, [(1, 2), (20, 4), (70, 8), (3, 16)]))
 def test_splits(
-    kind: reference.Format, block: tuple[int, int], k: int, m: int, splits: int, device: torch.device
+    given_weight: tuple[reference.Format, tuple[int, int], int], cut: tuple[int, int], device: torch.device
 ) -> None:
     """Of 16 splits some have no block."""
+    (kind, block, k), (m, splits) = given_weight, cut
     weight = reference.quantize(torch.randn(71, k, device=device) * torch.rand(71, 1, device=device), kind, block)
     x, bias = torch.randn(m, k, device=device), torch.randn(71, device=device)
     for tiling, given in zip(quantised.TILINGS[:3], (None, bias, bias), strict=True):

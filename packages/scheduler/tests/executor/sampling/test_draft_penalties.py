@@ -2,31 +2,33 @@
 
 import itertools
 import random
+from functools import cache
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from packages.kernels.tests.pairwise import pairwise
 from packages.scheduler.tests.executor.sampling.test_sampler import KINDS, VOCAB, init, logits_of
 from tercet.scheduler.device.staging import HostToDevice
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
-from tercet.scheduler.executor.sampling.sampler import Sampler, SamplingOps, join_sampled
+from tercet.scheduler.executor.sampling.sampler import Sampler, join_sampled
 
 CPU = torch.device("cpu")
 PENALISED = ["repetition", "frequency", "presence", "everything"]
 STEPS = 14
 
 
-def one_by_one(kind: str, ops: SamplingOps) -> list[int]:
+@cache
+def one_by_one(kind: str, ops: Any) -> list[int]:
     sampler = Sampler(1, VOCAB, CPU, ops)
     sampler.introduce([init(0, **KINDS[kind])])
     return [int(sampler.sample(logits_of(step, 1), [0], [step]).tokens) for step in range(STEPS)]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("parts", [1, 2], ids=["at once", "in parts"])
-@pytest.mark.parametrize("kind", PENALISED)
-def test_tokens_that_are_assumed_rightly_change_nothing(kind: str, parts: int, seed: int, ops: SamplingOps) -> None:
+@pytest.mark.parametrize(("kind", "parts", "seed"), pairwise(PENALISED, [1, 2], range(3)))
+def test_tokens_that_are_assumed_rightly_change_nothing(kind: str, parts: int, seed: int, ops: Any) -> None:
     """Beside a choice without penalties that assumes some, too, and one that assumes none. Some tokens are wrong."""
     chance = random.Random(seed)
     kinds = [kind, "plain", "presence"]

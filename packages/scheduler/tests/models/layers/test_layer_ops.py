@@ -10,6 +10,7 @@ import torch
 
 pytest.importorskip("triton", reason="the fused operations are Triton's")
 
+from packages.kernels.tests.pairwise import alternating
 from packages.kernels.tests.quick_interpreter import quicken
 from tercet.kernels.attention.api import NewTokens
 from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
@@ -211,13 +212,19 @@ def test_experts_as_gpt_oss_is_published_say_the_same(tmp_path: Path, monkeypatc
     assert few == [2, 2], "of two layers"
 
 
-@pytest.mark.parametrize("cached", [None, torch.float8_e4m3fn])
-@pytest.mark.parametrize(
-    ("kind", "more"), [*((kind, {}) for kind in KINDS), ("channel", MIXTURE), ("awq", MIXTURE), ("gptq", GEMMA)]
-)
+WEIGHTS: list[tuple[str, dict[str, Any]]] = [
+    *((kind, {}) for kind in KINDS),
+    ("channel", MIXTURE),
+    ("awq", MIXTURE),
+    ("gptq", GEMMA),
+]
+
+
+@pytest.mark.parametrize(("weights", "cached"), alternating(WEIGHTS, [None, torch.float8_e4m3fn]))
 def test_a_quantised_fused_model_says_what_its_weights_in_full_say(
-    kind: str, more: dict[str, Any], cached: torch.dtype | None, tmp_path: Path
+    weights: tuple[str, dict[str, Any]], cached: torch.dtype | None, tmp_path: Path
 ) -> None:
+    kind, more = weights
     kept = ("block_sparse_moe.gate",) if more is MIXTURE else ()
     grain = Grain(group=32, block=(32, 32))
     beside = GEMMA_NORMS if more is GEMMA else None

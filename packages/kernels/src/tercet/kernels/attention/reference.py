@@ -36,18 +36,19 @@ class ReferenceAttention:
         token = 0
         for row in range(batch.rows):
             kv_len, query_len = batch.host_kv_lens[row], batch.host_query_lens[row]
+            earliest = max(0, kv_len - query_len - window + 1) if window else 0
+            row_keys, row_values = (_gather(each, batch, row, range(earliest, kv_len)) for each in (k_cache, v_cache))
             for position in range(kv_len - query_len, kv_len):
                 first = max(0, position - window + 1) if window else 0
-                seen = range(first, position + 1)
-                keys = _gather(k_cache, batch, row, seen)
-                values = _gather(v_cache, batch, row, seen)
+                seen = slice(first - earliest, position + 1 - earliest)
+                keys, values = row_keys[seen], row_values[seen]
                 for head in range(q.shape[1]):
                     scores = keys[:, head // group] @ q[token, head].double() * scale
                     if softcap:
                         scores = softcap * torch.tanh(scores / softcap)
                     if sinks is not None:
                         scores = torch.cat([scores, sinks[head].double().reshape(1)])
-                    weights = torch.softmax(scores, dim=0)[: len(seen)]
+                    weights = torch.softmax(scores, dim=0)[: len(keys)]
                     out[token, head] = weights @ values[:, head // group]
                 token += 1
         return out.to(q.dtype)

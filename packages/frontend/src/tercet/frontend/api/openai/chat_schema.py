@@ -1,5 +1,6 @@
 """Request schema of /v1/chat/completions: OpenAI's fields, and the extensions of SGLang, vLLM and others."""
 
+from functools import cache
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
@@ -131,6 +132,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
         return self.max_tokens, "max_tokens"
 
 
+@cache
 def chat_request(name: str) -> type[ChatRequest]:
     """Return the schema for a server with this reasoning field."""
 

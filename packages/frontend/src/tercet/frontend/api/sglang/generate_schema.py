@@ -1,5 +1,6 @@
 """Request schemas of SGLang's /generate, and of /tokenize and /detokenize."""
 
+from functools import cache
 from typing import Annotated, Any, ClassVar, cast
 
 from pydantic import Field, field_validator, model_validator
@@ -160,6 +161,7 @@ class Tokenize(Strict):
         return specs_of(self.tools or ())
 
 
+@cache
 def tokenize_request(name: str) -> type[Tokenize]:
     """Return the schema for a server with this reasoning field."""
 
