@@ -96,3 +96,11 @@ def test_the_architecture_page_names_every_folder() -> None:
     text = (ROOT / "ARCHITECTURE.md").read_text()
     folders = {each.parent.name for each in ROOT.glob("packages/*/src/tercet/*/*/**/__init__.py")}
     assert [name for name in sorted(folders) if f"{name}/`" not in text] == []
+
+
+def test_the_files_that_the_architecture_page_names_exist() -> None:
+    names = re.findall(
+        r"`((?:frontend|scheduler|detokenizer|kernels|protocol)/[\w/]+\.py)`", (ROOT / "ARCHITECTURE.md").read_text()
+    )
+    assert len(names) > 50
+    assert [name for name in names if not [*ROOT.glob(f"packages/*/src/tercet/{name}")]] == []
