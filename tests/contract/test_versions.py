@@ -89,7 +89,7 @@ def newer(directory: Path, version: tuple[int, int]) -> Path:
         },
     )
     _edit(
-        package / "counters.py",
+        package / "logging.py",
         {
             "def count(self, name: str)": "def count(self, name: str, by: int = 1)",
             "self._counts[name] += 1": "self._counts[name] += by",
