@@ -73,7 +73,7 @@ def lossy() -> Iterator[Server]:
 
 
 def _rebuilt(program: str, *roles: Role) -> Sequence[str]:
-    here = Path(__file__).parent
+    here = Path(__file__).with_name("programs")
     return str(here / "rebuilt_server.py"), str(here / program), ",".join(roles)
 
 

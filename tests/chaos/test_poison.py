@@ -3,11 +3,11 @@
 import httpx2
 
 from tests.chaos.conftest import References, Table
-from tests.chaos.crashing_scheduler import POISON
 from tests.chaos.fault_injection import failures
 from tests.chaos.load import SHORT, Load, shuffled
 from tests.chaos.output_check import OutputCheck
 from tests.chaos.parts import assert_nothing_is_left, watched
+from tests.chaos.programs.crashing_scheduler import POISON
 from tests.server_process import Server
 
 

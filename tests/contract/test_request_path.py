@@ -74,7 +74,8 @@ def test_the_page_says_how_long_the_way_is() -> None:
 
 
 def test_every_file_is_reached_by_imports() -> None:
-    reached, new = set(), set(WIRING)
+    reached: set[str] = set()
+    new = set(WIRING)
     while new:
         new = {found for name in new for found in imports(name)} & set(way()) - reached
         reached |= new

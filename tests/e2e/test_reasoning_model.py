@@ -10,8 +10,8 @@ from langchain_openai import ChatOpenAI
 from openai import OpenAI
 from pydantic import SecretStr
 
+from tests.e2e.clients.test_tools import NAMED, QUESTION, TOOLS, check
 from tests.e2e.random_checkpoint import REASONING, write
-from tests.e2e.test_tools import NAMED, QUESTION, TOOLS, check
 from tests.server_process import Server
 
 BUDGET = 12

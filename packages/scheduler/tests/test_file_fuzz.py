@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from packages.scheduler.tests.executor.encoders import maker
+from packages.scheduler.tests.executor.encoders.encoders import maker
 from packages.scheduler.tests.models.test_hugging_face import make
 
 Checkpoints = Callable[[str], Path]

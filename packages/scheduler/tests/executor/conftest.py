@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from packages.kernels.tests.quick_interpreter import quicken
-from packages.scheduler.tests.executor.encoders import Make, maker
+from packages.scheduler.tests.executor.encoders.encoders import Make, maker
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.native.library import load_library, missing_library

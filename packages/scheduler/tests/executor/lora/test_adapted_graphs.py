@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from packages.scheduler.tests.executor.graphed import SLOTS, LateReading, Tape, init
+from packages.scheduler.tests.executor.graphs.graphed import SLOTS, LateReading, Tape, init
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.lora import LoRAWeights
 from tercet.protocol.messages.values import LoRAAdapter

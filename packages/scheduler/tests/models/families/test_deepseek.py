@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from packages.scheduler.tests.conftest import LATENT
-from packages.scheduler.tests.executor.graphed import Tape, init
+from packages.scheduler.tests.executor.graphs.graphed import Tape, init
 from packages.scheduler.tests.models.families.test_families import Paged, load, some_tokens
 from packages.scheduler.tests.models.test_hugging_face import assert_alike, changed, expected, generate, options
 from tercet.kernels.attention.api import AttentionParams

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from packages.scheduler.tests.test_structured import CASES, Serve, cases, serve
+from packages.scheduler.tests.generation.test_structured import CASES, Serve, cases, serve
 
 __all__ = ["serve"]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from packages.scheduler.tests.conftest import write_tokenizer
-from packages.scheduler.tests.executor.encoders import Make, close, some_inputs, vectors_of
-from packages.scheduler.tests.executor.test_encoder_worker import sentence_files
+from packages.scheduler.tests.executor.encoders.encoders import Make, close, some_inputs, vectors_of
+from packages.scheduler.tests.executor.encoders.test_encoder_worker import sentence_files
 from tercet.protocol.messages.values import Task
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 from tercet.scheduler.model_files import ModelError, model_identity

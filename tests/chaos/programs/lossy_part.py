@@ -1,6 +1,6 @@
 """Part that silently loses one in a hundred of the messages it sends.
 
-Usage: python tests/chaos/lossy_part.py MODULE OPTIONS
+Usage: python tests/chaos/programs/lossy_part.py MODULE OPTIONS
 """
 
 import random

@@ -1,6 +1,6 @@
 """`tercet serve` with some parts replaced by a program, which gets the part's module as an argument.
 
-Usage: python tests/chaos/rebuilt_server.py PROGRAM ROLE[,ROLE] OPTIONS
+Usage: python tests/chaos/programs/rebuilt_server.py PROGRAM ROLE[,ROLE] OPTIONS
 """
 
 import sys

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai import NotFoundError, OpenAI
 
-from tests.e2e.test_responses import LONG, kill_frontend, until_ended
+from tests.e2e.clients.test_responses import LONG, kill_frontend, until_ended
 from tests.server_process import Server
 
 Start = Callable[..., Server]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from packages.scheduler.tests.executor.graphed import SLOTS, Graphed, LateReading, Rotating, Tape, init
+from packages.scheduler.tests.executor.graphs.graphed import SLOTS, Graphed, LateReading, Rotating, Tape, init
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, StepResult

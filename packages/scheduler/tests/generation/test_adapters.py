@@ -8,7 +8,7 @@ import peft
 import pytest
 import torch
 
-from packages.scheduler.tests.test_generation import PROMPTS, TOKENS
+from packages.scheduler.tests.generation.test_generation import PROMPTS, TOKENS
 from tercet.kernels.native.library import missing_library
 from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.core.config import CoreConfig

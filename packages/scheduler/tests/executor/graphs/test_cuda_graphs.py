@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from packages.scheduler.tests.executor.graphed import (
+from packages.scheduler.tests.executor.graphs.graphed import (
     LENGTH,
     SLOTS,
     Graphed,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from packages.scheduler.tests.executor.encoders import LENGTHS, Make, close, some_inputs, vectors_of
+from packages.scheduler.tests.executor.encoders.encoders import LENGTHS, Make, close, some_inputs, vectors_of
 from tercet.protocol.messages.values import Task, pack_ints, unpack_floats
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeRow
 from tercet.scheduler.device.staging import HostToDevice

@@ -1,6 +1,6 @@
 """Scheduler process that dies in the step that would compute one particular prompt.
 
-Usage: python tests/chaos/crashing_scheduler.py MODULE OPTIONS
+Usage: python tests/chaos/programs/crashing_scheduler.py MODULE OPTIONS
 """
 
 import os

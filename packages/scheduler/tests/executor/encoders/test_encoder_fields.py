@@ -8,8 +8,13 @@ from typing import Any
 import pytest
 import transformers
 
-from packages.scheduler.tests.executor.encoders import Make, close, some_inputs, vectors_of
-from packages.scheduler.tests.executor.test_encoder_worker import GROUPED, NO_ENDS, expected, sentence_files
+from packages.scheduler.tests.executor.encoders.encoders import Make, close, some_inputs, vectors_of
+from packages.scheduler.tests.executor.encoders.test_encoder_worker import (
+    GROUPED,
+    NO_ENDS,
+    expected,
+    sentence_files,
+)
 from tercet.protocol.messages.values import Task, pack_ints
 from tercet.scheduler.architectures import embedders, is_decoder
 from tercet.scheduler.core.embedding.plan import EncodeRow

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from packages.scheduler.tests.executor.encoders import Make, close, some_inputs, vectors_of
+from packages.scheduler.tests.executor.encoders.encoders import Make, close, some_inputs, vectors_of
 from tercet.protocol.messages.values import Task, pack_ints
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeRow
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
