@@ -106,6 +106,8 @@ def test_a_complete_file_is_left_as_it_is() -> None:
         {"added_tokens_decoder": {"1": {"content": ""}}},
         {"added_tokens_decoder": {"1": {**token("q"), "lstrip": 3}}},
         {"extra_special_tokens": [None]},
+        {"extra_special_tokens": 3},
+        {"additional_special_tokens": "<a>"},
     ],
     ids=str,
 )

@@ -104,3 +104,13 @@ def test_the_final_message_is_continued_after_joining() -> None:
     chat = [{"role": role, "content": text} for role, text in (("user", "a"), ("assistant", "b"), ("assistant", "c"))]
     prompt = ChatPrompt(messages=chat, continue_final_message=True, add_generation_prompt=False)
     assert TemplateManager(SYSTEM_ALTERNATING, {}).render(prompt) == "<user>a<assistant>b\n\nc"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("role", ["user", "system"])
+def test_the_longest_chat_is_joined_in_one_pass(role: str) -> None:
+    """Joining one by one would copy 140 GB."""
+    turns = [(role, f"{number} " + "x" * 1000) for number in range(16_384)]
+    text = render(SYSTEM_ALTERNATING if role == "user" else SYSTEM_FIRST, *turns, ("user", "end"))
+    assert text.count("x" * 1000) == 16_384
+    assert text.count(f"<{role}>") == 1

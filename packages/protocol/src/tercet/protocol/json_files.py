@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 MOST_DEPTH = 100
@@ -89,3 +90,14 @@ def _path_of_odd(value: Any) -> str:
         if found := _path_of_odd(child):
             return str(name)[:100] if found == "the value" else f"{str(name)[:100]}.{found}"
     return ""
+
+
+def read_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
+    """Return the JSON object in a file; empty without the file. Raises ValueError with the file's name."""
+    try:
+        value = parse_json(files.get(name, b"{}"))
+    except ValueError as error:
+        raise ValueError(f"{name} cannot be read as JSON: {error_line(error)}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{name} holds no JSON object")
+    return value

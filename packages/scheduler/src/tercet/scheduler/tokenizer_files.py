@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from tokenizers import AddedToken, Tokenizer
 
-from tercet.protocol.json_files import error_line, parse_json
+from tercet.protocol.json_files import error_line, read_object
 
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
@@ -75,20 +75,10 @@ def _added_tokens(text: bytes) -> list[_Added]:
 
 def _settings(files: Mapping[str, bytes]) -> dict[str, Any]:
     """Return tokenizer_config.json, which special_tokens_map.json completes if the former has no table of tokens."""
-    config = _object(files, "tokenizer_config.json")
+    config = read_object(files, "tokenizer_config.json")
     if "added_tokens_decoder" in config:
         return config
-    return {**config, **_object(files, "special_tokens_map.json")}
-
-
-def _object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    try:
-        value = parse_json(files.get(name, b"{}"))
-    except ValueError as error:
-        raise ValueError(f"{name} cannot be read as JSON: {error_line(error)}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} holds no JSON object")
-    return value
+    return {**config, **read_object(files, "special_tokens_map.json")}
 
 
 def _missing(present: Mapping[str, _Added], config: Mapping[str, Any]) -> list[AddedToken]:
@@ -128,6 +118,8 @@ def _special(config: Mapping[str, Any]) -> Iterator[AddedToken]:
             yield _token(config[name], name, special=True)
     for name in _LISTS:
         further = config.get(name) or []
+        if not isinstance(further, list | dict):
+            raise ValueError(f"tokenizer_config.json: {name}: must be a list or an object of tokens")
         for place, each in enumerate(further.values() if isinstance(further, dict) else further):
             yield _token(each, f"{name}[{place}]", special=True)
 

@@ -16,10 +16,11 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.model.files import read_object, read_text
+from tercet.frontend.model.files import read_text
 from tercet.frontend.model.message_shape import find_shape
 from tercet.frontend.model.prompts import ChatPrompt
 from tercet.frontend.parsers.registry import ParserNames, detect
+from tercet.protocol.json_files import read_object
 
 _PROBE = "tercet-probe"
 _END = "\ufdd2end of the message to continue\ufdd3"

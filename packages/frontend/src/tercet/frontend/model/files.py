@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from json import JSONDecodeError
-from typing import Any
 
-from tercet.protocol.json_files import error_line, parse_json
+from tercet.protocol.json_files import error_line
 
 
 @contextmanager
@@ -21,17 +20,6 @@ def reading(name: str) -> Iterator[None]:
         raise ValueError(error_line(error)) from error
     except BaseException as error:  # tokenizers raises bare Exception, and a Rust panic is a BaseException
         raise ValueError(f"{name} does not load: {error_line(error)}") from error
-
-
-def read_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
-    """Return the JSON object in a file; empty without the file. Raises ValueError with the file's name."""
-    try:
-        value = parse_json(files.get(name, b"{}"))
-    except ValueError as error:
-        raise ValueError(f"{name} cannot be read as JSON: {error_line(error)}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{name} holds no JSON object")
-    return value
 
 
 def read_text(files: Mapping[str, bytes], name: str) -> str:

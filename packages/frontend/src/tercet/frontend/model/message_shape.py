@@ -56,13 +56,12 @@ class MessageShape(msgspec.Struct, frozen=True, kw_only=True):
     def _with_one_system(self, messages: list[Message]) -> list[Message]:
         """Fold instructions into the first message, or into the first user message if the template has no place."""
         places = {"system": self.system, "developer": self.developer}
-        kept = [
-            message
-            for number, message in enumerate(messages)
-            if places.get(message["role"], SystemPlace.ANYWHERE) is SystemPlace.ANYWHERE
-            or (number == 0 and places[message["role"]] is SystemPlace.FIRST)
-        ]
-        folded = [message for message in messages if not any(message is each for each in kept)]
+        kept: list[Message] = []
+        folded: list[Message] = []
+        for number, message in enumerate(messages):
+            place = places.get(message["role"], SystemPlace.ANYWHERE)
+            stays = place is SystemPlace.ANYWHERE or (place is SystemPlace.FIRST and number == 0)
+            (kept if stays else folded).append(message)
         if not folded:
             return messages
         role = folded[0]["role"]
@@ -130,15 +129,15 @@ def _renders_call(render: Render, call_id: str) -> bool:
 
 
 def _alternating(messages: Sequence[Message]) -> list[Message]:
-    """Join neighbors of one role. Results of tools stay apart, and so do messages around calls."""
-    joined: list[Message] = []
+    """Join neighbors of one role. Results of tools stay apart, and so does a message after one with calls."""
+    runs: list[list[Message]] = []
     for message in messages:
-        last = joined[-1] if joined else None
+        last = runs[-1][-1] if runs else None
         if last is not None and last["role"] == message["role"] != "tool" and not last.get("tool_calls"):
-            joined[-1] = {**message, **_joined([last, message])}
+            runs[-1].append(message)
         else:
-            joined.append(message)
-    return joined
+            runs.append([message])
+    return [run[0] if len(run) == 1 else {**run[-1], "content": _joined(run)["content"]} for run in runs]
 
 
 def _joined(messages: Sequence[Message]) -> Message:

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from tercet.frontend.model.files import read_object
+from tercet.protocol.json_files import read_object
 
 _Form = TypeVar("_Form")
 Activation = Callable[[Sequence[float]], list[float]]

@@ -13,14 +13,14 @@ from tercet.frontend.__about__ import __version__
 from tercet.frontend.constraints import Tokens
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
 from tercet.frontend.model.chat_template import TemplateManager
-from tercet.frontend.model.files import read_object, read_text, reading
+from tercet.frontend.model.files import read_text, reading
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, size_of
 from tercet.frontend.model.sentence_files import SentenceFiles
 from tercet.frontend.model.special_text import SpecialTexts
 from tercet.frontend.model.token_bytes import TokenBytes
 from tercet.frontend.model.tokenizer import PromptTokenizer
 from tercet.frontend.model.tokenizer_pool import Piece, TokenizerPool
-from tercet.protocol.json_files import error_line
+from tercet.protocol.json_files import error_line, read_object
 from tercet.protocol.messages.values import SAMPLING_FIELDS, LoRAAdapter, ModelIdentity, ModelLimits
 
 _PROMPT_END = 256
