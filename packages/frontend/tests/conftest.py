@@ -1,7 +1,7 @@
 """Tiny byte-level model, and clients that are closed with their test."""
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import httpx2
 import msgspec
@@ -9,6 +9,7 @@ import openai
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from tercet.frontend.http.auth import Caller, set_caller
 from tercet.frontend.testing import FakeEngine, Script, Served, Token
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import ModelLimits
@@ -18,6 +19,13 @@ CHATML = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 CORPUS = ["the quick brown fox jumps over the lazy dog", "user assistant system", "hello world, how are you?"] * 4
+
+
+@pytest.fixture(autouse=True)
+def _no_caller() -> Iterator[None]:
+    """Reset the caller after each test; a test that is no coroutine sets it for all tests of its process."""
+    yield
+    set_caller({}, Caller())
 
 
 @pytest.fixture(scope="session")

@@ -249,7 +249,7 @@ def test_a_step_whose_result_is_asked_for_twice_forces_once(options: WorkerOptio
     )
     worker = TpModelWorker(options)
     assert worker.grammars is not None
-    worker.grammars.request(PHRASE)
+    worker.grammars.get(PHRASE).result()
     plan = Plan(step=0, introduce=[init], pages=[PageUpdate(0, 0, [[1, 3]])], rows=[Row(0, 0, 5, sample=True)])
     forced: list[Forced] = []
     step = PendingRankStep(worker.submit(plan), plan, forced)
