@@ -56,6 +56,10 @@ TEMPLATES = {
         "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1\\n</parameter>",
         ParserNames(None, "qwen3_coder"),
     ),
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": (
+        "{%- set think_end_token = '</seed:think>' -%} <seed:think> <seed:tool_call>\\n<function=f>\\n<parameter=p>v",
+        ParserNames("seed_oss", "seed_oss"),
+    ),
     "mistralai/Mistral-7B-Instruct-v0.3": ('{{ "[TOOL_CALLS] [" }}{{ tool_call }}', ParserNames(None, "mistral_array")),
     "mistralai/Magistral-Small-2509": (
         "[THINK]{{ block }}[/THINK] {{ '[TOOL_CALLS]' + name + '[ARGS]' }}",

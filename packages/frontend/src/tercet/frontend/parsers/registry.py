@@ -38,6 +38,7 @@ TOOL_FORMATS: dict[str, Callable[[], ToolFormat]] = {
     "mistral": _lazy(ToolFormat, "tools.mistral:FORMAT"),
     "mistral_array": _lazy(ToolFormat, "tools.mistral:ARRAY_FORMAT"),
     "qwen3_coder": _lazy(ToolFormat, "tools.qwen3_coder:FORMAT"),
+    "seed_oss": _lazy(ToolFormat, "tools.seed_oss:FORMAT"),
 }
 
 REASONING_FORMATS: dict[str, Callable[[], ReasoningFormat]] = {
@@ -47,6 +48,7 @@ REASONING_FORMATS: dict[str, Callable[[], ReasoningFormat]] = {
     "kimi_k2": _lazy(ReasoningFormat, "reasoning.deepseek_r1:KIMI_K2"),
     "mistral": _lazy(ReasoningFormat, "reasoning.mistral:FORMAT"),
     "qwen3": _lazy(ReasoningFormat, "reasoning.deepseek_r1:QWEN3"),
+    "seed_oss": _lazy(ReasoningFormat, "reasoning.seed_oss:FORMAT"),
 }
 
 _TOOL_TEMPLATE_MARKERS: list[tuple[str, tuple[str, ...]]] = [
@@ -55,6 +57,7 @@ _TOOL_TEMPLATE_MARKERS: list[tuple[str, tuple[str, ...]]] = [
     ("deepseek_v3", ("<｜tool▁calls▁begin｜>", "```json")),
     ("deepseek_v31", ("<｜tool▁calls▁begin｜>",)),
     ("glm", ("<arg_key>",)),
+    ("seed_oss", ("<seed:tool_call>",)),
     ("qwen3_coder", ("<function=", "<parameter=")),
     ("mistral", ("[TOOL_CALLS]", "[ARGS]")),
     ("mistral_array", ("[TOOL_CALLS]",)),
@@ -69,6 +72,7 @@ _TOOL_TEMPLATE_MARKERS: list[tuple[str, tuple[str, ...]]] = [
 _REASONING_TEMPLATE_MARKERS: list[tuple[str, tuple[str, ...]]] = [
     ("gpt_oss", ("<|channel|>", "<|message|>")),
     ("mistral", ("[THINK]",)),
+    ("seed_oss", ("<seed:think>",)),
     ("kimi_k2", ("<|im_middle|>", "</think>")),
     ("deepseek_r1", ("<｜Assistant｜><think>",)),
     ("qwen3", ("</think>",)),

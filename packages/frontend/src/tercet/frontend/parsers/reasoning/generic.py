@@ -22,6 +22,8 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True):
     """The answer begins with reasoning even if the prompt does not end with a tag."""
     extra_ends: tuple[str, ...] = ()
     """Markers that end reasoning if its end tag is missing. They belong to the text after it."""
+    opened_by: tuple[str, ...] = ()
+    """Ends of a prompt, besides `begin`, that have opened the reasoning."""
     special_tokens: bool = False
 
 
@@ -44,7 +46,7 @@ def tagged(tags: Tags) -> ReasoningFormat:
 def opened(tags: Tags, prompt: str) -> bool:
     """Return whether an answer to this prompt begins inside reasoning. Only the prompt's end is needed."""
     tail = prompt.rstrip()
-    return tail.endswith(tags.begin) or (tags.always and not tail.endswith(tags.end))
+    return tail.endswith((tags.begin, *tags.opened_by)) or (tags.always and not tail.endswith(tags.end))
 
 
 def closed(tags: Tags, prompt: str) -> bool:
