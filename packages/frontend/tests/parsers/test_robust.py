@@ -21,7 +21,16 @@ MARKERS = [
     "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "```json", "```",
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
     "<|tool_calls_section_end|>", "<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>",
-    "<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>",
+    "<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>", "<minimax:tool_call>",
+    "</minimax:tool_call>", '<invoke name="', '<parameter name="', '">', "</invoke>", "<｜DSML｜function_calls>",
+    '<｜DSML｜invoke name="now">', '<｜DSML｜parameter name="a"', ' string="true">', ' string="false">',
+    "</｜DSML｜parameter>", "</｜DSML｜invoke>", "<｜tool_call_begin｜>function<｜tool_sep｜>", "<steptml:invoke name=",
+    "<|tool_call>", "call:now{", "<tool_call|>", '<|"|>', "<start_function_call>", "<escape>", "<|START_ACTION|>",
+    "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>",
+    "<response>", "</response>", "<answer>", "</answer>", "<|tool_call|>", "<|/tool_call|>", "functools",
+    "<tool_calls>", "</tool_calls>", "<TOOLCALL>", "</TOOLCALL>", "<|action_start|><|plugin|>", "<|action_end|>",
+    "<|tools_prefix|>", "<|tools_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>", "<|tool_call_start|>",
+    "<|tool_call_end|>", "<function_calls>", "</function_calls>", "<|channel>thought", "<channel|>",
     "assistant", "analysis", " to=functions.now", "<think>", "</think>", "[THINK]", "[/THINK]",
 ]  # fmt: skip
 PIECES = ["{", "}", "[", "]", "(", ")", '"', "'", ":", ",", "=", ";", "\\", " ", "\n", "<", "x", "é", "0", "-", "now"]
