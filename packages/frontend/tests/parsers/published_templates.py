@@ -147,5 +147,37 @@ TEMPLATES: dict[str, tuple[str, ParserNames]] = {
         "<|system|> <|tool|>{{ t }}<|/tool|> <think>",
         ParserNames("qwen3", "phi4_mini"),
     ),
+    "meta-llama/Meta-Llama-3-8B-Instruct": ("<|start_header_id|>{{ role }}<|end_header_id|>", ParserNames()),
+    "NousResearch/Hermes-2-Pro-Llama-3-8B": ("within <tool_call></tool_call> XML tags", ParserNames(None, "hermes")),
+    "Qwen/Qwen3.5-27B": (
+        "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1> {{ '</think>' }}",
+        ParserNames("qwen3", "qwen3_coder"),
+    ),
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": ("[INST] {{ content }} [/INST]", ParserNames()),
+    "mistralai/Mistral-Small-3.2-24B-Instruct-2506": (
+        "{{ '[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' }}",
+        ParserNames(None, "mistral"),
+    ),
+    "microsoft/phi-4": ("<|im_start|>user<|im_sep|>{{ content }}<|im_end|>", ParserNames()),
+    "microsoft/Phi-4-reasoning": (
+        "<|im_start|>system<|im_sep|> <think> {Thought section} </think> {Solution section}",
+        ParserNames("qwen3"),
+    ),
+    "baidu/ERNIE-4.5-0.3B-PT": ("User: {{ content }}Assistant: ", ParserNames()),
+    "ibm-granite/granite-3.1-8b-instruct": (
+        "<|start_of_role|>system<|end_of_role|> respond only with <|tool_call|> followed by a JSON list of tools used.",
+        ParserNames(None, "granite"),
+    ),
+    "rednote-hilab/dots.llm1.inst": ("<|userprompt|>{{ content }}<|endofuserprompt|><|response|>", ParserNames()),
+    "allenai/OLMoE-1B-7B-0924-Instruct": ("<|user|>{{ content }}<|assistant|>", ParserNames()),
+    "allenai/Olmo-3-7B-Instruct": (
+        "{{ '<functions>' + functions + '</functions>' }}{{ '<function_calls>' + calls + '</function_calls>' }}",
+        ParserNames(None, "olmo3"),
+    ),
+    "deepseek-ai/DeepSeek-V2-Chat": ("User: {{ content }} Assistant:", ParserNames()),
+    "Salesforce/Llama-xLAM-2-8b-fc-r": (
+        '[{"name": "tool_call_name", "arguments": {"arg1": "value1"}}]',
+        ParserNames(),
+    ),
     "a template without tools": ("<|im_start|>{{ role }}", ParserNames(None, None)),
 }

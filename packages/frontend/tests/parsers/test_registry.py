@@ -45,7 +45,7 @@ def test_parsers_are_imported_when_they_are_asked_for() -> None:
         "import sys; from tercet.frontend.parsers import registry; "
         "before = [m for m in sys.modules if m.startswith('tercet.frontend.parsers.tools.')]; "
         "registry.tool_format('glm'); "
-        "print(before, 'tercet.frontend.parsers.tools.glm' in sys.modules)"
+        "print(before, 'tercet.frontend.parsers.tools.tagged.glm' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[] True"

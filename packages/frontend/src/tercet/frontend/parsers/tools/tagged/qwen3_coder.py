@@ -3,6 +3,6 @@
 Source: the chat template and tool parser of Qwen/Qwen3-Coder-480B-A35B-Instruct.
 """
 
-from tercet.frontend.parsers.tools.function_tags import FunctionTags, function_format
+from tercet.frontend.parsers.tools.tagged.function_tags import FunctionTags, function_format
 
 FORMAT = function_format(FunctionTags(begin="<tool_call>", end="</tool_call>", breaks=True))

@@ -8,7 +8,7 @@ with the name of a tool is a call; every other object, and code after the tag, i
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.call_object import BARE_CALL, BARE_SIGN, read_call
+from tercet.frontend.parsers.tools.json_calls.call_object import BARE_CALL, BARE_SIGN, read_call
 
 _TAG = "<|python_tag|>"
 _BEGIN = Markers(_TAG, "{")

@@ -3,7 +3,7 @@
 Source: the chat template of stepfun-ai/step3.
 """
 
-from tercet.frontend.parsers.tools.invoke import InvokeTags, invoke_format
+from tercet.frontend.parsers.tools.tagged.invoke import InvokeTags, invoke_format
 
 FORMAT = invoke_format(
     InvokeTags(

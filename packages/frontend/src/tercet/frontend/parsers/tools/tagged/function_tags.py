@@ -12,7 +12,7 @@ import msgspec
 from tercet.frontend.parsers.port import Style, ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.tagged_arguments import ArgumentsWriter
+from tercet.frontend.parsers.tools.tagged.tagged_arguments import ArgumentsWriter
 from tercet.frontend.parsers.typed_value import STRING
 
 _NEXT, _DONE = "\n<parameter=", "\n</function>"

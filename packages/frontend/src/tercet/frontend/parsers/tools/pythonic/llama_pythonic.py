@@ -5,7 +5,7 @@ Source: the prompt formats of Llama 3.2 and Llama 4 in meta-llama/llama-models, 
 """
 
 from tercet.frontend.parsers.port import Style, ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.python_calls import PythonMarks, python_calls
+from tercet.frontend.parsers.tools.pythonic.python_calls import PythonMarks, python_calls
 
 FORMAT = ToolFormat(
     framing=ToolFraming(

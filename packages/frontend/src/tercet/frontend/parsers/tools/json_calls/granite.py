@@ -5,7 +5,7 @@ Source: the chat templates of ibm-granite/granite-3.0-8b-instruct to granite-3.3
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.marked_json import MarkedJson, marked_json
+from tercet.frontend.parsers.tools.json_calls.marked_json import MarkedJson, marked_json
 
 FORMAT = ToolFormat(
     framing=ToolFraming(

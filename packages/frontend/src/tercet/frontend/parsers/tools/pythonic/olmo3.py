@@ -4,7 +4,7 @@ Source: the chat template of allenai/Olmo-3-7B-Instruct.
 """
 
 from tercet.frontend.parsers.port import Style, ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.python_calls import PythonMarks, python_calls
+from tercet.frontend.parsers.tools.pythonic.python_calls import PythonMarks, python_calls
 
 FORMAT = ToolFormat(
     framing=ToolFraming(

@@ -7,7 +7,7 @@ name of a tool is a call; everything else is text.
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.call_object import BARE_CALL, BARE_SIGN, read_call, read_calls
+from tercet.frontend.parsers.tools.json_calls.call_object import BARE_CALL, BARE_SIGN, read_call, read_calls
 
 _BEGIN = Markers("[", "{")
 

@@ -3,6 +3,6 @@
 Source: the chat template of ByteDance-Seed/Seed-OSS-36B-Instruct.
 """
 
-from tercet.frontend.parsers.tools.function_tags import FunctionTags, function_format
+from tercet.frontend.parsers.tools.tagged.function_tags import FunctionTags, function_format
 
 FORMAT = function_format(FunctionTags(begin="<seed:tool_call>", end="</seed:tool_call>", breaks=False))

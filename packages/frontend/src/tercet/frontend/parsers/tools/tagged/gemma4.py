@@ -14,7 +14,7 @@ from tercet.frontend.parsers.json_scan import copy_string, escaped, read_string
 from tercet.frontend.parsers.port import Style, ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import Emit, MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.tagged_arguments import ArgumentsWriter
+from tercet.frontend.parsers.tools.tagged.tagged_arguments import ArgumentsWriter
 from tercet.frontend.parsers.typed_value import UNKNOWN, to_json
 
 _MAX_DEPTH = 64

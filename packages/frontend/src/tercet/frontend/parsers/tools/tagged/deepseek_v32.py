@@ -4,7 +4,7 @@ Source: encoding/encoding_dsv32.py of deepseek-ai/DeepSeek-V3.2, and that of dee
 another name.
 """
 
-from tercet.frontend.parsers.tools.invoke import InvokeTags, invoke_format
+from tercet.frontend.parsers.tools.tagged.invoke import InvokeTags, invoke_format
 
 _DSML = "｜DSML｜"
 

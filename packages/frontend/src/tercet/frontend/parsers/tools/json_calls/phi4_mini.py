@@ -5,7 +5,7 @@ Source: the chat template and model card of microsoft/Phi-4-mini-instruct, and v
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.marked_json import MarkedJson, marked_json
+from tercet.frontend.parsers.tools.json_calls.marked_json import MarkedJson, marked_json
 
 FORMAT = ToolFormat(
     framing=ToolFraming(

@@ -4,7 +4,7 @@ Source: the chat templates of LiquidAI/LFM2-1.2B-Tool and LiquidAI/LFM2.5-8B-A1B
 """
 
 from tercet.frontend.parsers.port import Style, ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.python_calls import PythonMarks, python_calls
+from tercet.frontend.parsers.tools.pythonic.python_calls import PythonMarks, python_calls
 
 FORMAT = ToolFormat(
     framing=ToolFraming(
