@@ -202,7 +202,7 @@ BAD_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments"
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "f", "more": 1}}]}, "tools[0].function.more"),
         ({"tools": [NOW] * 129}, "tools"),
@@ -218,7 +218,7 @@ BAD_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments"
             {"messages": [{"role": "assistant", "tool_calls": [BAD_CALL]}]},
             "messages[0].tool_calls[0].function.arguments",
         ),
-        ({"messages": [{"role": "assistant"}]}, "messages"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
     ],
 )
 async def test_what_cannot_be_meant_is_refused_by_name(

@@ -72,7 +72,7 @@ def to_chat(
     try:
         return prompt_of(Tokenize.model_validate(body), model)
     except ValidationError as error:
-        raise ValueError(str(validation_error(error, body))) from None
+        raise ValueError(str(validation_error(error, body, Tokenize))) from None
 
 
 def to_inputs(prompt: Texts, model: ServedModel, truncate: int | None) -> tuple[EmbeddingRequest, bool]:
@@ -99,7 +99,7 @@ def _request(body: dict[str, Any], model: ServedModel, lora: Mapping[str, LoRAAd
     try:
         asked = NativeGenerate.model_validate(body)
     except ValidationError as error:
-        raise ValueError(str(validation_error(error, body))) from None
+        raise ValueError(str(validation_error(error, body, NativeGenerate))) from None
     [name] = asked.adapters()
     if name is not None and name not in lora:
         raise BadRequestError(f"The engine was made without an adapter {name!r}.", param="lora_path")

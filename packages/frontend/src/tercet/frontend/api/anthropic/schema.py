@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Name, StopString, Strict, bounded, refuse
+from tercet.frontend.api.openai.sampling_schema import Name, StopString, Strict, bounded, refuse, refuse_field
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 
 Text = Annotated[str, Field(max_length=16_777_216)]
@@ -88,8 +88,8 @@ class Tool(Strict):
 
     @model_validator(mode="after")
     def _refuse_unsupported_calling(self) -> "Tool":
-        refuse("tools.allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
-        refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
+        refuse_field("allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
+        refuse_field("defer_loading", self.defer_loading, harmless=not self.defer_loading)
         return self
 
 

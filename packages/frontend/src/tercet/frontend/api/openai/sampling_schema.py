@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.errors import BadRequestError, FieldError, UnsupportedParameterError
 from tercet.frontend.manager.request import GenerationOptions, ParamNames
 from tercet.frontend.manager.validation import MAX_STOPS
 from tercet.frontend.model.served_model import SamplingDefaults
@@ -197,3 +197,9 @@ def refuse(param: str, value: Any, *, harmless: bool) -> None:
     """Raise UnsupportedParameterError for a documented parameter, unless its value is harmless."""
     if value is not None and not harmless:
         raise UnsupportedParameterError(f"'{param}' is not supported by this server.", param=param)
+
+
+def refuse_field(field: str, value: Any, *, harmless: bool) -> None:
+    """Refuse a documented field of an object within the body, unless its value is harmless. Raises FieldError."""
+    if value is not None and not harmless:
+        raise FieldError("{param} is not supported by this server.", field, error=UnsupportedParameterError)

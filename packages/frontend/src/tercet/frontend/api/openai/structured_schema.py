@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 from tercet.frontend.api.openai.sampling_schema import Strict
 from tercet.frontend.api.openai.structural_tag_schema import StructuralTagFormat, parse_structural_tag, structural_tag
 from tercet.frontend.constraints import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
-from tercet.frontend.errors import BadRequestError
+from tercet.frontend.errors import BadRequestError, FieldError
 from tercet.frontend.structured_output.limits import MAX_OPTIONS, MAX_TEXT
 
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
@@ -32,7 +32,7 @@ class JsonObjectFormat(Strict):
     @model_validator(mode="after")
     def _check_schema(self) -> "JsonObjectFormat":
         if self.schema_ is not None and self.value is not None:
-            raise BadRequestError("'schema' and 'value' exclude each other.", param="response_format.value")
+            raise FieldError("'schema' and 'value' exclude each other.", "value")
         return self
 
 

@@ -4,7 +4,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Count, FilterFields, Name, Stops, Strict, bounded, refuse
+from tercet.frontend.api.openai.sampling_schema import (
+    Count,
+    FilterFields,
+    Name,
+    Stops,
+    Strict,
+    bounded,
+    refuse,
+    refuse_field,
+)
 from tercet.frontend.api.responses.input_schema import InputItem, Metadata, Text, known_types
 from tercet.frontend.api.responses.tool_schema import (
     Anything,
@@ -66,8 +75,8 @@ class Reasoning(Strict):
     @model_validator(mode="after")
     def _refuse_unsupported_reasoning(self) -> "Reasoning":
         """Refuse to choose which earlier reasoning the model sees, because its chat template decides that."""
-        refuse("reasoning.context", self.context, harmless=self.context == "auto")
-        refuse("reasoning.mode", self.mode, harmless=self.mode == "standard")
+        refuse_field("context", self.context, harmless=self.context == "auto")
+        refuse_field("mode", self.mode, harmless=self.mode == "standard")
         return self
 
 
