@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tercet.frontend.api.sglang.generate import prompt_of, to_generate_requests
+from tercet.frontend.api.sglang.generate import prompts_of, to_generate_requests
 from tercet.frontend.api.sglang.generate_schema import NativeGenerate, Tokenize
 from tercet.frontend.errors import ApiError, BadRequestError
 from tercet.frontend.http.request_body import validation_error
@@ -70,9 +70,10 @@ def to_chat(
     """Return the prompt of a chat in the format of /v1/chat/completions. Raises ValueError, BadRequestError."""
     body = {"messages": list(messages), "tools": tools and list(tools), "add_generation_prompt": add_generation_prompt}
     try:
-        return prompt_of(Tokenize.model_validate(body), model)
+        [prompt] = prompts_of(Tokenize.model_validate(body), model)
     except ValidationError as error:
         raise ValueError(str(validation_error(error, body, Tokenize))) from None
+    return prompt
 
 
 def to_inputs(prompt: Texts, model: ServedModel, truncate: int | None) -> tuple[EmbeddingRequest, bool]:

@@ -6,7 +6,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse_field
 from tercet.frontend.api.openai.text_only import refuse_non_text
-from tercet.frontend.errors import FieldError
+from tercet.frontend.errors import BadRequestError, FieldError
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -153,6 +153,15 @@ def _check_text_only(messages: object) -> object:
 
 
 Messages = Annotated[list[Message], Field(min_length=1, max_length=16_384), BeforeValidator(_check_text_only)]
+
+
+def check_continued(messages: list[Message] | None, *, add_generation_prompt: bool | None) -> None:
+    """Raise BadRequestError if the final message cannot be continued."""
+    param = "continue_final_message"
+    if add_generation_prompt:
+        raise BadRequestError("'continue_final_message' and 'add_generation_prompt' exclude each other.", param=param)
+    if not messages or messages[-1].role != "assistant":
+        raise BadRequestError("The message to continue must be the assistant's.", param=param)
 
 
 def with_reasoning(messages: object, name: str) -> object:

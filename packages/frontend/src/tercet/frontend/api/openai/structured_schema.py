@@ -116,14 +116,14 @@ def constraint_of(body: StructuredFields) -> Constraint | None:
     return _at_most_one(constraints)
 
 
-def native_constraint_of(body: NativeStructuredFields) -> Constraint | None:
+def native_constraint_of(body: NativeStructuredFields, param: str = "sampling_params") -> Constraint | None:
     """Return the constraint of SGLang's sampling parameters. Raises BadRequestError for more than one."""
     return _at_most_one(
         [
-            _schema(body.json_schema, "sampling_params.json_schema"),
-            _regex(body.regex, "sampling_params.regex"),
-            _grammar(body.ebnf, "sampling_params.ebnf"),
-            parse_structural_tag(body.structural_tag, "sampling_params.structural_tag"),
+            _schema(body.json_schema, f"{param}.json_schema"),
+            _regex(body.regex, f"{param}.regex"),
+            _grammar(body.ebnf, f"{param}.ebnf"),
+            parse_structural_tag(body.structural_tag, f"{param}.structural_tag"),
         ]
     )
 
