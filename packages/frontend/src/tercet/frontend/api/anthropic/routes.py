@@ -95,7 +95,8 @@ def _chat_options(body: Prompted, options: GenerationOptions) -> ChatOptions:
     last = body.messages[-1]
     continues = last.role == "assistant"
     if continues and not isinstance(last.content, str) and any(block.type != "text" for block in last.content):
-        raise BadRequestError("Only text of the assistant's can be gone on with.", param="messages")
+        where = f"messages[{len(body.messages) - 1}].content"
+        raise BadRequestError("Only text of the assistant's can be gone on with.", param=where)
     return ChatOptions(
         messages=messages_of(body.system, body.messages),
         options=options,
@@ -159,10 +160,14 @@ def _usage(generation: Generation, thinking_tokens: int) -> dict[str, Any]:
     cached = generation.cached_tokens
     return {
         "input_tokens": generation.prompt_tokens - cached,
+        "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
+        "inference_geo": None,
         "output_tokens": generation.output_tokens,
         "output_tokens_details": {"thinking_tokens": thinking_tokens},
+        "server_tool_use": None,
+        "service_tier": "standard",
     }
 
 

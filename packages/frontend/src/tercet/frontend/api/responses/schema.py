@@ -159,7 +159,7 @@ class TokenCount(Prompted):
 
 
 class _OpenAIFields(Prompted):
-    """OpenAI's fields of a response to make, with two of its chats."""
+    """OpenAI's fields of a response to make, with some of its chats."""
 
     background: bool | None = None
     client_metadata: Anything | None = Field(None, exclude=True)
@@ -186,6 +186,8 @@ class _OpenAIFields(Prompted):
     moderation: Any = None
     prompt: Any = None
 
+    frequency_penalty: Annotated[float, bounded("frequency_penalty")] | None = None
+    presence_penalty: Annotated[float, bounded("presence_penalty")] | None = None
     seed: Annotated[int, bounded("seed")] | None = None
     stop: Stops | None = None
 
@@ -193,6 +195,7 @@ class _OpenAIFields(Prompted):
 class CreateResponse(FilterFields, _OpenAIFields):
     """Request for a response."""
 
+    repetition_penalty: Annotated[float, bounded("repetition_penalty")] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
