@@ -94,11 +94,12 @@ async def test_context_management_that_keeps_all_is_taken_for_counting(engine_of
     asked = {name: value for name, value in body({"type": "text", "text": "hello"}).items() if name != "max_tokens"}
     keep: Any = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
     clear: Any = {"edits": [{"type": "clear_tool_uses_20250919"}]}
+    managements: list[Any] = [None, {"edits": []}, keep, clear]
     async with serving(engine_of()) as served:
         http = http_of(served)
         counts = [
             await http.post("/v1/messages/count_tokens", json={**asked, "context_management": each})
-            for each in (None, {"edits": []}, keep, clear)
+            for each in managements
         ]
     assert [answer.status_code for answer in counts] == [200, 200, 200, 400]
     assert len({answer.json()["input_tokens"] for answer in counts[:3]}) == 1

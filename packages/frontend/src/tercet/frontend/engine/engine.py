@@ -23,8 +23,8 @@ from tercet.frontend.supervisor.options import FrontendOptions, LogLevel, Schedu
 
 __all__ = ["Completion", "Embedding", "Engine", "EngineError"]
 
-TokenScore = tuple[float | None, int, None]
-"""Log-probability, token id, and a null in place of the text. It is a list, as JSON has no tuples."""
+TokenScore = tuple[float | None, int, str | None]
+"""Log-probability, token id, and the token's text with `return_text_in_logprobs`. It is a list: JSON has no tuples."""
 
 
 class Finish(TypedDict):

@@ -19,7 +19,12 @@ Texts = str | Iterable[str]
 Ids = Iterable[int] | Iterable[Iterable[int]]
 Sampling = Mapping[str, Any] | Iterable[Mapping[str, Any] | None]
 
-OPTIONS = frozenset({"return_logprob", "top_logprobs_num", "logprob_start_len", "priority", "cache_salt", "lora_path"})
+OPTIONS = frozenset(
+    {
+        *("return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs"),
+        *("priority", "cache_salt", "lora_path"),
+    }
+)
 """Parameters of /generate other than prompts and sampling parameters."""
 
 
@@ -101,7 +106,7 @@ def _request(body: dict[str, Any], model: ServedModel, lora: Mapping[str, LoRAAd
         asked = NativeGenerate.model_validate(body)
     except ValidationError as error:
         raise ValueError(str(validation_error(error, body, NativeGenerate))) from None
-    [name] = asked.adapters()
+    [(name, _)] = asked.adapters()
     if name is not None and name not in lora:
         raise BadRequestError(f"The engine was made without an adapter {name!r}.", param="lora_path")
     [request] = to_generate_requests(asked, model, [None if name is None else lora[name]])

@@ -47,6 +47,8 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     logprobs: LogprobParams | None = None
     logprob_start: int = 0
     """First prompt token that the answer shows a log-probability of, if those of the prompt are requested."""
+    logprob_texts: bool = False
+    """Log-probabilities come with the text of their tokens."""
     prediction: str = ""
     """Output that the client expects; it speeds up decoding and does not change the answer."""
     priority: int = 0

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Strict
+from tercet.frontend.api.openai.sampling_schema import Name, Strict
 from tercet.frontend.api.openai.structural_tag_schema import StructuralTagFormat, parse_structural_tag, structural_tag
 from tercet.frontend.constraints import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
 from tercet.frontend.errors import BadRequestError, FieldError
@@ -71,7 +71,7 @@ class StructuredOutputs(Strict):
 class StructuredFields(Strict):
     """Fields that constrain a response. At most one may be set.
 
-    `guided_...` are vLLM's older names, `regex` and `ebnf` SGLang's.
+    `guided_...` are vLLM's older names, `regex` and `ebnf` SGLang's. The scheduler's options choose the backend.
     """
 
     response_format: ResponseFormat | None = None
@@ -80,6 +80,7 @@ class StructuredFields(Strict):
     guided_regex: Pattern | None = None
     guided_choice: Options | None = None
     guided_grammar: Pattern | None = None
+    guided_decoding_backend: Name | None = None
     regex: Pattern | None = None
     ebnf: Pattern | None = None
 

@@ -65,9 +65,7 @@ class GenerateRoutes:
         body = await read_model(request, NativeGenerate, self._body_limit)
         model, lora = await self._models(body)
         work, on_finished = to_generate_requests(body, model, lora), None
-        writer = GenerateWriter(
-            batch=body.is_batch, names=model.files.token_bytes if body.return_text_in_logprobs else None
-        )
+        writer = GenerateWriter(batch=body.is_batch)
         if body.session_params is not None:
             [continued] = work
             continued, on_finished = await self._sessions.continue_session(
@@ -152,23 +150,24 @@ class GenerateRoutes:
     async def _models(self, body: NativeGenerate) -> tuple[ServedModel, list[LoRAAdapter | None]]:
         """Return the model of a request, and the adapter of each prompt. Raises ApiError."""
         names = body.adapters()
-        found = {name: await self._adapter(name) for name in names if name is not None}
+        params = {name: param for name, param in reversed(names) if name is not None}
+        found = {name: await self._adapter(name, params[name]) for name, _ in names if name is not None}
         first = next(iter(found.values()), None)
         model = await self._model(first.base if first is not None and body.model is None else body.model)
         for name, each in found.items():
             if each.base != model.name:
-                raise BadRequestError(f"The adapter {name!r} is not one of {model.name!r}.", param="lora_path")
-        return model, [model.lora if name is None else found[name].lora for name in names]
+                raise BadRequestError(f"The adapter {name!r} is not one of {model.name!r}.", param=params[name])
+        return model, [model.lora if name is None else found[name].lora for name, _ in names]
 
-    async def _adapter(self, name: str) -> ServedModel:
-        """Return the model with this adapter. Raises ApiError."""
+    async def _adapter(self, name: str, param: str) -> ServedModel:
+        """Return the model with this adapter. Raises ApiError, which names `param`."""
         try:
             model = await self._manager.adapters.model(name)
         except ApiError as error:
-            error.param = "lora_path"
+            error.param = param
             raise
         if model.lora is None:
-            raise BadRequestError(f"{name!r} is a model, and no adapter.", param="lora_path")
+            raise BadRequestError(f"{name!r} is a model, and no adapter.", param=param)
         return model
 
     async def _model(self, name: str | None) -> ServedModel:
@@ -229,6 +228,7 @@ def _generate_request(each: PromptOptions, body: NativeGenerate, model: ServedMo
             spaces_between_special_tokens=requested.spaces_between_special_tokens is not False,
             logprobs=each.logprobs,
             logprob_start=each.logprob_start,
+            logprob_texts=bool(body.return_text_in_logprobs),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
             param_names=_param_names(each, params, constraint),

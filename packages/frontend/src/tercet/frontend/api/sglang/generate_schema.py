@@ -141,9 +141,11 @@ class NativeGenerate(Strict):
         """Return whether the prompts are a list, which is answered with a list."""
         return isinstance(self.text, list) or (self.input_ids is not None and isinstance(self.input_ids[0], list))
 
-    def adapters(self) -> list[str | None]:
-        """Return the name of each prompt's adapter, if it has one."""
-        return self.lora_path if isinstance(self.lora_path, list) else [self.lora_path] * len(self.prompts())
+    def adapters(self) -> list[tuple[str | None, str]]:
+        """Return the name of each prompt's adapter, if it has one, and the parameter that names it."""
+        if isinstance(self.lora_path, list):
+            return [(name, f"lora_path[{place}]") for place, name in enumerate(self.lora_path)]
+        return [(self.lora_path, "lora_path")] * len(self.prompts())
 
     def each(self) -> list[PromptOptions]:
         """Return the options of each prompt."""

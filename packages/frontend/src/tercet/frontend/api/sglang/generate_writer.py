@@ -17,13 +17,11 @@ from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, 
 class GenerateWriter:
     """Writer of /generate responses. Several prompts or choices are answered with a list.
 
-    An event of a stream has the whole text so far. Choices are numbered by prompt, then by index. With `names`,
-    log-probabilities have the text of their tokens.
+    An event of a stream has the whole text so far. Choices are numbered by prompt, then by index.
     """
 
-    def __init__(self, *, batch: bool = False, names: TokenBytes | None = None) -> None:
+    def __init__(self, *, batch: bool = False) -> None:
         self._batch = batch
-        self._names = names
         self._texts: dict[int, str] = {}
         self._ids: dict[int, list[int]] = {}
         self._scores: dict[int, _Scores] = {}
@@ -39,7 +37,7 @@ class GenerateWriter:
             text = self._texts[number] = self._texts.get(number, "") + update.text
             ids = self._ids.setdefault(number, [])
             ids += update.token_ids
-            scores = self._scores.setdefault(number, _Scores(self._names))
+            scores = self._scores.setdefault(number, _new_scores(state))
             if state.request.options.logprobs is not None:
                 scores.add(update.token_ids, update.logprobs)
             chunks += event(orjson.dumps(self._choice(number, state, text, ids, scores, update.finish)))
@@ -51,7 +49,7 @@ class GenerateWriter:
     def prepare(self, state: ReqState) -> Steps[None]:
         """Write the log-probabilities of the prompt, from the requested token on."""
         if state.prompt_logprobs is not None and state.rid not in self._prompts:
-            scores, start = _Scores(self._names), state.request.options.logprob_start
+            scores, start = _new_scores(state), state.request.options.logprob_start
             yield from scores.steps(unpack_ints(state.prompt_ids), [state.prompt_logprobs], start)
             self._prompts[state.rid] = scores
 
@@ -60,7 +58,7 @@ class GenerateWriter:
         rows = []
         for each in choices:
             yield from self.prepare(each.state)
-            ids, scores = list(each.token_ids), _Scores(self._names)
+            ids, scores = list(each.token_ids), _new_scores(each.state)
             if each.state.request.options.logprobs is not None:
                 yield from scores.steps(ids, each.logprobs)
             number = _number(generation, each.prompt, each.index)
@@ -128,6 +126,10 @@ class _Scores:
             f"{side}_token_logprobs": self._chosen.fragment(),
             f"{side}_top_logprobs": self._others.fragment(),
         }
+
+
+def _new_scores(state: ReqState) -> _Scores:
+    return _Scores(state.model.files.token_bytes if state.request.options.logprob_texts else None)
 
 
 def _number(generation: Generation, prompt: int, index: int) -> int:
