@@ -207,6 +207,8 @@ BAD_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments"
         ({"tools": [{"type": "function", "function": {"name": "f", "more": 1}}]}, "tools[0].function.more"),
         ({"tools": [NOW] * 129}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"tools": None, "functions": [{"name": "f"}, {"name": "f"}]}, "functions"),
+        ({"tools": None, "functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
         ({"function_call": "none"}, "function_call"),
         ({"function_call": {"name": "now"}}, "function_call"),
         ({"tools": None, "function_call": {"name": "now"}}, "function_call"),

@@ -294,3 +294,13 @@ async def test_a_chat_to_continue_is_tokenized_as_it_is_generated(engine_of: Eng
         ]
     assert told["tokens"] == list(unpack_ints(request.input_ids))
     assert {each.json()["error"]["param"] for each in refused} == {"continue_final_message"}
+
+
+async def test_several_lists_of_ids_are_decoded_each_alone(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        ids = [(await http.post("/tokenize", json={"prompt": text})).json()["tokens"] for text in ("hello", "fox")]
+        several = (await http.post("/detokenize", json={"tokens": [*ids, []]})).json()
+        wrong = await http.post("/detokenize", json={"tokens": [ids[0], [99999]]})
+    assert several == {"prompt": ["hello", "fox", ""], "text": ["hello", "fox", ""]}
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens[1]")

@@ -45,6 +45,16 @@ LogitBias = Annotated[
 ]
 
 
+def input_shape(given: object) -> str:
+    """Return the form of prompts or inputs, the tag of its branch of a union, so that errors concern that form only."""
+    first = given[0] if isinstance(given, list) and given else None
+    if isinstance(given, str):
+        return "a text"
+    if isinstance(first, int):
+        return "some ids"
+    return "lists of ids" if isinstance(first, list) else "some texts"
+
+
 def biases(bias: dict[str, float] | None) -> dict[int, float]:
     """Return a `LogitBias` by token id."""
     return {int(token_id): value for token_id, value in (bias or {}).items()}

@@ -1,7 +1,7 @@
 """SGLang's /generate, /tokenize, /detokenize and /server_info endpoints, and the probes /health and /live."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import orjson
@@ -87,11 +87,15 @@ class GenerateRoutes:
         return _json({**shown, "max_model_len": model.context})
 
     async def detokenize(self, request: Request) -> Response:
-        """Return the text of token ids."""
+        """Return the text of token ids, or of each of several lists."""
         body = await read_model(request, Detokenize, self._body_limit)
-        skip = bool(body.skip_special_tokens)
-        text = await (await self._model(body.model)).decode(body.tokens, skip_special_tokens=skip, param="tokens")
-        return _json({"prompt": text, "text": text})
+        model, several = await self._model(body.model), bool(body.tokens) and isinstance(body.tokens[0], list)
+        texts = []
+        for place, ids in enumerate(cast("list[list[int]]", body.tokens if several else [body.tokens])):
+            param = f"tokens[{place}]" if several else "tokens"
+            texts.append(await model.decode(ids, skip_special_tokens=bool(body.skip_special_tokens), param=param))
+        shown = texts if several else texts[0]
+        return _json({"prompt": shown, "text": shown})
 
     async def server_info(self, request: Request) -> Response:  # noqa: ARG002
         """Return the models with their limits, and the load of every scheduler and detokenizer."""

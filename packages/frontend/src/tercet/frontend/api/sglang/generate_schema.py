@@ -227,9 +227,12 @@ def tokenize_request(name: str) -> type[Tokenize]:
     return Named
 
 
+Ids = Annotated[list[TokenId], Field(max_length=4_194_304, fail_fast=True)]
+
+
 class Detokenize(Strict):
-    """Token ids to turn into text."""
+    """Token ids to turn into text, or several lists of them."""
 
     model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=4_194_304, fail_fast=True)]
+    tokens: Ids | Annotated[list[Ids], Batch]
     skip_special_tokens: bool | None = None
