@@ -8,7 +8,7 @@ with the name of a tool is a call; every other object, and code after the tag, i
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.call_object import BARE_CALL, read_call
+from tercet.frontend.parsers.tools.json_calls.call_object import BARE_CALL, BARE_SIGN, read_call
 
 _TAG = "<|python_tag|>"
 _BEGIN = Markers(_TAG, "{")
@@ -19,7 +19,7 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     while (yield from _find(reader, sink)):
         try:
             while True:
-                yield from read_call(reader, sink, tools.admits, bare=True)
+                yield from read_call(reader, sink, tools)
                 reader.hold()
                 yield from reader.peek_solid()
                 if not (yield from reader.accept(";")):
@@ -35,8 +35,9 @@ def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
 def _find(reader: Reader, sink: Sink) -> Steps[bool]:
     """Advance to the next possible beginning of a call, held and not consumed; return whether there is one."""
     while (yield from reader.find(_BEGIN, sink.text)):
-        reader.hold()
+        reader.hold(sign=BARE_SIGN)
         if (yield from reader.accept(_TAG)):
+            reader.announce()
             yield from reader.peek_solid()
         if (yield from reader.peek()) == "{":
             return True
@@ -50,7 +51,7 @@ FORMAT = ToolFormat(
         suffix="}",
         separator="; ",
         trigger='{"name": "',
-        extra_begins=(BARE_CALL,),
+        extra_patterns=(BARE_CALL,),
         special_tokens=True,
     ),
     grammar=read,

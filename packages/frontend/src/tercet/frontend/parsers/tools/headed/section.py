@@ -7,7 +7,7 @@ import msgspec
 from tercet.frontend.parsers.port import Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.call_object import read_arguments
+from tercet.frontend.parsers.tools.json_calls.call_object import read_arguments
 
 Header = tuple[str, str | None]
 

@@ -7,7 +7,7 @@ name of a tool is a call; everything else is text.
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.call_object import BARE_CALL, read_call, read_calls
+from tercet.frontend.parsers.tools.json_calls.call_object import BARE_CALL, BARE_SIGN, read_call, read_calls
 
 _BEGIN = Markers("[", "{")
 
@@ -15,12 +15,12 @@ _BEGIN = Markers("[", "{")
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     """Read text and calls."""
     while (yield from reader.find(_BEGIN, sink.text)):
-        reader.hold()
+        reader.hold(sign=BARE_SIGN if (yield from reader.peek()) == "{" else "[" + BARE_SIGN)
         try:
             if (yield from reader.peek()) == "[":
-                yield from read_calls(reader, sink, tools.admits, bare=True)
+                yield from read_calls(reader, sink, tools)
             else:
-                yield from read_call(reader, sink, tools.admits, bare=True)
+                yield from read_call(reader, sink, tools)
         except MalformedError:
             sink.text(reader.release())
 
@@ -33,7 +33,7 @@ FORMAT = ToolFormat(
         separator=", ",
         end="]",
         trigger='[{"name": "',
-        extra_begins=(BARE_CALL,),
+        extra_patterns=(BARE_CALL,),
     ),
     grammar=read,
 )

@@ -10,7 +10,7 @@ import re
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.section import Header, Section, read_sections
+from tercet.frontend.parsers.tools.headed.section import Header, Section, read_sections
 
 _ARGUMENTS = "<|tool_call_argument_begin|>"
 _ID = re.compile(r"[^<]+")

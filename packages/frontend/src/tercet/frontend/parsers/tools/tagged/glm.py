@@ -9,7 +9,7 @@ import re
 from tercet.frontend.parsers.port import Style, ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.tagged_arguments import ArgumentsWriter
+from tercet.frontend.parsers.tools.tagged.tagged_arguments import ArgumentsWriter
 from tercet.frontend.parsers.typed_value import UNKNOWN
 
 _BEGIN = Markers("\n<tool_call>", "<tool_call>")

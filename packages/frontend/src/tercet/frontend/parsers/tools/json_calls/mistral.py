@@ -12,7 +12,7 @@ from tercet.frontend.parsers.json_scan import copy_value
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.call_object import read_call, read_calls
+from tercet.frontend.parsers.tools.json_calls.call_object import read_call, read_calls
 
 _BEGIN = Markers("[TOOL_CALLS]")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+")

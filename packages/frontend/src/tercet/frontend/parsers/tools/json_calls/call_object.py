@@ -1,12 +1,14 @@
 """Calls written as JSON: one object with a name and arguments, or an array of such objects."""
 
-from collections.abc import Callable
-
 from tercet.frontend.parsers.json_scan import copy_string, copy_value, ignore, read_string
+from tercet.frontend.parsers.port import Tools
 from tercet.frontend.parsers.reader import MAX_NAME_CHARS, Emit, MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
 
 _ARGUMENTS = ("arguments", "parameters")
+_NAMES = ("name", "tool_name")
+BARE_SIGN = '{"name": "'
+"""Canonical beginning of a call without a marker before it."""
 BARE_CALL = r'\{\s*"(name|type|id|arguments|parameters)"\s*:'
 """Beginning of an object that may be a call without a marker before it."""
 
@@ -20,12 +22,10 @@ class _Fields:
     """Arguments that came before the name."""
 
 
-def read_call(
-    reader: Reader, sink: Sink, admits: Callable[[str], bool] = lambda _: True, *, bare: bool = False
-) -> Steps[None]:
+def read_call(reader: Reader, sink: Sink, bare: Tools | None = None) -> Steps[None]:
     """Read one call object, while the reader holds. Arguments stream once the name is known; keys may have any order.
 
-    `bare` means that no marker announced a call: then only objects with a name that `admits` accepts, and with
+    `bare` means that no marker announced a call: then only objects with the name of one of these tools, and with
     arguments, are calls. Raises MalformedError. If the reader still holds then, nothing was emitted; otherwise the call
     is open and part of its arguments was emitted.
     """
@@ -40,15 +40,13 @@ def read_call(
             yield from _start_with_arguments(reader, sink, fields)
             sink.end()
             return (yield from _skip_rest(reader))
-        yield from _read_field(reader, key, fields, bare=bare)
-        if key == "name" and not admits(fields.name or ""):
-            raise MalformedError
+        yield from _read_field(reader, key, fields, bare)
         yield from reader.peek_solid()
         if not (yield from reader.accept(",")):
             break
     yield from reader.peek_solid()
     yield from reader.expect("}")
-    if fields.name is None or (bare and fields.early is None):
+    if fields.name is None or (bare is not None and fields.early is None):
         raise MalformedError
     reader.commit()
     sink.start(fields.name, fields.id)
@@ -56,9 +54,9 @@ def read_call(
     return sink.end()
 
 
-def _read_field(reader: Reader, key: str, fields: _Fields, *, bare: bool) -> Steps[None]:
-    if key == "name" and fields.name is None:
-        fields.name = yield from read_string(reader)
+def _read_field(reader: Reader, key: str, fields: _Fields, bare: Tools | None) -> Steps[None]:
+    if key in _NAMES and fields.name is None and (bare is None or key == "name"):
+        fields.name = yield from (read_string(reader) if bare is None else _read_bare_name(reader, bare))
         if not 0 < len(fields.name) <= MAX_NAME_CHARS:
             raise MalformedError
     elif key == "id" and (yield from reader.peek()) == '"':
@@ -67,10 +65,25 @@ def _read_field(reader: Reader, key: str, fields: _Fields, *, bare: bool) -> Ste
         parts: list[str] = []
         yield from copy_arguments(reader, parts.append)
         fields.early = "".join(parts)
-    elif bare and key not in {"type", "id"}:
+    elif bare is not None and key not in {"type", "id"}:
         raise MalformedError
     else:
         yield from copy_value(reader, ignore)
+
+
+def _read_bare_name(reader: Reader, tools: Tools) -> Steps[str]:
+    """Return the name of one of these tools. The name, even a part of it, announces a call."""
+    parts: list[str] = []
+    try:
+        name = yield from read_string(reader, parts.append)
+    except MalformedError:
+        if tools.begins("".join(parts).removeprefix('"')):
+            reader.announce()
+        raise
+    if not tools.admits(name):
+        raise MalformedError
+    reader.announce()
+    return name
 
 
 def _start_with_arguments(reader: Reader, sink: Sink, fields: _Fields) -> Steps[None]:
@@ -113,14 +126,12 @@ def _skip_rest(reader: Reader) -> Steps[None]:
     yield from reader.accept("}")
 
 
-def read_calls(
-    reader: Reader, sink: Sink, admits: Callable[[str], bool] = lambda _: True, *, bare: bool = False
-) -> Steps[None]:
+def read_calls(reader: Reader, sink: Sink, bare: Tools | None = None) -> Steps[None]:
     """Read an array of call objects, while the reader holds. Raises MalformedError in the same cases as `read_call`."""
     yield from reader.expect("[")
     while True:
         yield from reader.peek_solid()
-        yield from read_call(reader, sink, admits, bare=bare)
+        yield from read_call(reader, sink, bare)
         reader.hold()
         yield from reader.peek_solid()
         if (yield from reader.accept("]")):

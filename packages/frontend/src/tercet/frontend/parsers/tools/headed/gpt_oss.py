@@ -9,7 +9,7 @@ from tercet.frontend.parsers.harmony import ENDS, Header, read_messages
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import Emit, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.call_object import read_arguments
+from tercet.frontend.parsers.tools.json_calls.call_object import read_arguments
 
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:

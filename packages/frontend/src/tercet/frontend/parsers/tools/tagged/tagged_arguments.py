@@ -21,12 +21,22 @@ class ArgumentsWriter:
         self._otherwise = otherwise
         self._empty = True
 
-    def read_value(self, reader: Reader, key: str, ends: Markers) -> Steps[str]:
-        """Write `key` and the value at the current position, up to an end marker, and return the marker."""
+    def write_key(self, key: str) -> None:
+        """Write `key`, before its value."""
         self._sink.arguments(("{" if self._empty else ", ") + json.dumps(key, ensure_ascii=False) + ": ")
         self._empty = False
-        allowed = json_types(self._properties.get(key), self._schema, self._known) or self._otherwise
-        writer = ValueWriter(self._sink.arguments, allowed)
+
+    def types(self, key: str) -> frozenset[str]:
+        """Return the JSON types that the schema allows for the value of `key`."""
+        return json_types(self._properties.get(key), self._schema, self._known) or self._otherwise
+
+    def read_value(self, reader: Reader, key: str, ends: Markers, types: frozenset[str] | None = None) -> Steps[str]:
+        """Write `key` and the value at the current position, up to an end marker, and return the marker.
+
+        `types` are those that the notation itself gives; otherwise the schema has them.
+        """
+        self.write_key(key)
+        writer = ValueWriter(self._sink.arguments, self.types(key) if types is None else types)
         marker = yield from reader.until(ends, writer.add)
         if not marker:
             writer.flush_partial()
