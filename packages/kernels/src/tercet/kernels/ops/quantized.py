@@ -158,6 +158,17 @@ def linear_quantized(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
     return linear(rows, dequantize(weight), bias).to(x.dtype).view(*x.shape[:-1], -1)
 
 
+def round_activations(x: torch.Tensor) -> torch.Tensor:
+    """Round X [m, k] to int8 with a scale for each 32 inputs of a row, and return the values: float32 [m, k].
+
+    Native products with `activations="int8"` of `pack_blocks` have such inputs.
+    """
+    blocks = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % (2 * HALF))).view(len(x), -1, 2 * HALF)
+    scales = blocks.abs().amax(2, keepdim=True) / 127
+    steps = (blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)).round()
+    return (steps * scales).view(len(x), -1)[:, : x.shape[1]]
+
+
 def quantize(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> QuantizedWeight:  # noqa: A002
     """Quantize a weight [n, k] by the largest element of each block, for tests and dummy weights.
 
