@@ -60,7 +60,7 @@ def test_what_is_neither_a_directory_nor_an_id(name: str, tmp_path: Path, monkey
 def test_a_file_is_no_model(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     file.write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match=r"model\.gguf' is a file: a model is a directory"):
+    with pytest.raises(ModelError, match=r"model\.gguf' is a GGUF file"):
         resolve_model(str(file))
 
 
@@ -197,7 +197,7 @@ def test_only_safetensors(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"holds neither model\.safetensors nor"):
         weight_files(tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
-    with pytest.raises(ModelError, match="safetensors and nothing else"):
+    with pytest.raises(ModelError, match="holds pickled weights only"):
         weight_files(tmp_path)
 
 
@@ -262,5 +262,5 @@ def test_a_broken_file_is_refused(tmp_path: Path, header: Any, size: int) -> Non
 def test_a_file_too_short_for_its_header(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.safetensors"
     path.write_bytes(content)
-    with pytest.raises(ModelError, match="longer than the file"):
+    with pytest.raises(ModelError, match=r"longer than the file|is empty"):
         read_header(path)

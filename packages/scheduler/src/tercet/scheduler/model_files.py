@@ -15,6 +15,16 @@ from typing import Any, BinaryIO
 
 from tercet.protocol.json_files import error_line, one_line, parse_json
 from tercet.protocol.messages.values import ModelIdentity
+from tercet.scheduler.formats.downloads import HEAD, download_fault
+from tercet.scheduler.formats.other_models import (
+    IS_ADAPTER,
+    config_fault,
+    file_as_model,
+    file_names,
+    model_fault,
+    name_fault,
+    weights_fault,
+)
 from tercet.scheduler.tokenizer_files import complete_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -95,10 +105,34 @@ def resolve_model(name: str) -> Path:
     if name and path.is_dir():
         return path.resolve()
     if name and path.exists():
-        raise ModelError(f"{name!r} is a file: a model is a directory with a config.json and safetensors")
+        raise ModelError(f"{name!r} {file_as_model(path)}")
     if not _HUB_ID.fullmatch(name):
-        raise ModelError(f"{name!r} is neither a directory nor a Hugging Face id")
+        raise ModelError(f"{name!r} {name_fault(name) or 'is neither a directory nor a Hugging Face id'}")
     return _download(name)
+
+
+def check_model(directory: Path, *, weights: bool = True) -> None:
+    """Raise ModelError for a directory that is no model that can be served, which says what it is and what to do.
+
+    Without `weights`, none need to be there.
+    """
+    fault = model_fault(file_names(directory), weights=weights)
+    if fault == IS_ADAPTER:
+        base = read_json(directory / "adapter_config.json").get("base_model_name_or_path")
+        if isinstance(base, str) and base:
+            fault = f"is an adapter of {base[:_LONGEST_NAME]!r}, not a model: serve that with --lora NAME={directory}"
+    if fault:
+        raise ModelError(f"{directory} {fault}")
+    if fault := config_fault(read_json(directory / "config.json")):
+        raise ModelError(f"{directory / 'config.json'} {fault}")
+    for path in weight_files(directory) if weights else []:
+        with open_regular(path, most=2**63 - 1) as file:
+            _check_download(path, file.read(HEAD), os.fstat(file.fileno()).st_size)
+
+
+def _check_download(path: Path, head: bytes, size: int) -> None:
+    if fault := download_fault(head, size, path.suffix):
+        raise ModelError(f"{path} {fault}")
 
 
 def resolve_adapter(name: str) -> Path:
@@ -160,6 +194,7 @@ def read_file(path: Path, most: int = _MAX_JSON) -> bytes:
         content = file.read(most + 1)
     if len(content) > most:  # the file has grown
         raise FileTooLargeError(f"{path} is larger than {most} bytes")
+    _check_download(path, content[:HEAD], len(content))
     return content
 
 
@@ -232,10 +267,8 @@ def weight_files(directory: Path) -> list[Path]:
         files = [directory / name for name in sorted(set(weight_map.values()))]
     elif single.is_file():
         files = [single]
-    elif any(directory.glob("*.bin")) or any(directory.glob("*.pt")) or any(directory.glob("*.pth")):
-        raise ModelError(f"{directory} holds pickled weights only: Tercet loads safetensors and nothing else")
     else:
-        raise ModelError(f"{directory} holds neither model.safetensors nor model.safetensors.index.json")
+        raise ModelError(f"{directory} {weights_fault(file_names(directory))}")
     if missing := [file.name for file in files if not file.is_file()]:
         raise ModelError(f"{directory} lacks {', '.join(missing)}, named by its index")
     return files
@@ -249,9 +282,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         with open_regular(path, most=2**63 - 1) as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
+            head = file.read(HEAD)
+            _check_download(path, head, size)
+            length = int.from_bytes(head[:8], "little")
             if size < 8 or length > min(size - 8, _MAX_HEADER):
                 raise ModelError(f"{path}: its header is longer than the file")
+            file.seek(8)
             text = file.read(length)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist") from None
@@ -410,8 +446,8 @@ def _download(name: str) -> Path:
         raise ModelError(f"{name!r} is not a directory, and {endpoint} gives access to no model of that id") from error
     except Exception as error:  # each transport that the hub library has used has its own exception tree
         return _cached(name, f"{endpoint} cannot be reached ({type(error).__name__})")
-    if not any(file.rfilename.endswith(".safetensors") for file in info.siblings or []):
-        raise ModelError(f"{name} has no safetensors weights, and Tercet loads nothing else")
+    if fault := model_fault([file.rfilename for file in info.siblings or []]):
+        raise ModelError(f"{name} {fault}")
     try:
         path = snapshot_download(
             name, revision=info.sha, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_LEFT_OUT, etag_timeout=_HUB_TIMEOUT
