@@ -7,7 +7,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +25,7 @@ from tercet.scheduler.formats.other_models import (
     name_fault,
     weights_fault,
 )
+from tercet.scheduler.formats.slow_tokenizers import SLOW_FILES, convert
 from tercet.scheduler.tokenizer_files import complete_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ _TOO_LARGE = ("Gemma", "Glm4", "GptOss")
 """Prefixes of families that were trained in bfloat16 and whose hidden states exceed the 65,504 of float16."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", *(name for name in SLOW_FILES if not name.endswith(".json"))]
 _HUB_LEFT_OUT = ["consolidated*", "*/*.safetensors"]
 _HUB_TIMEOUT = 5.0  # seconds for an answer; the files themselves may take as long as they need
 _MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
@@ -60,6 +61,8 @@ _LONGEST_MESSAGE = 10_000
 """Maximum characters of an error, which may name many tensors."""
 MAX_TOKENIZER = 1 << 28
 """Maximum bytes of a tokenizer.json. The largest known ones have an eighth of it."""
+_MOST = dict.fromkeys(("tokenizer.json", *SLOW_FILES), MAX_TOKENIZER)
+"""Maximum bytes of the files that hold a vocabulary."""
 _MOST_DIMENSIONS = 16
 _LONGEST_NAME = 255  # bytes, as in most file systems
 _SAMPLE = 1024  # bytes hashed of each tensor
@@ -313,32 +316,48 @@ def header_tensors(text: bytes, size: int, name: str) -> dict[str, StoredTensor]
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Raise ModelError unless there is a complete tokenizer.json: frontends and detokenizers need it.
+    """Raise ModelError unless the model has a complete tokenizer: frontends and detokenizers need it.
 
-    A truncated download is found by the file's end, which costs little. The content is not parsed here.
+    A truncated download of a tokenizer.json is found by the file's end, which costs little. The content is not parsed
+    here.
     """
     path = directory / "tokenizer.json"
     try:
         text = read_file(path, MAX_TOKENIZER)
     except FileNotFoundError:
-        raise ModelError(f"{directory} has no tokenizer.json, and other forms of tokenizers are not read") from None
+        if "tokenizer.json" not in tokenizer_files(directory):
+            others = "vocab.json with merges.txt, tokenizer.model or vocab.txt"
+            raise ModelError(f"{directory} has no tokenizer.json, and none of {others}") from None
+        return
     if not (text.lstrip().startswith(b"{") and text.rstrip().endswith(b"}")):
         raise ModelError(f"{path} is not whole JSON: was its download cut off?")
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """Return whether the directory has a file with a vocabulary."""
+    return any((directory / name).is_file() for name in ("tokenizer.json", *SLOW_FILES))
+
+
 def tokenizer_files(directory: Path) -> dict[str, bytes]:
-    """Return the contents of the TOKENIZER_FILES that the model has, tokenizer.json completed. Raises ModelError."""
-    files = {
-        name: read_file(directory / name, MAX_TOKENIZER if name == "tokenizer.json" else _MAX_JSON)
-        for name in TOKENIZER_FILES
-        if (directory / name).exists()
+    """Return the contents of the TOKENIZER_FILES that the model has, tokenizer.json completed. Raises ModelError.
+
+    A model without a tokenizer.json has one that is made of the files of `SLOW_FILES`.
+    """
+    files = _read_files(directory, TOKENIZER_FILES)
+    try:
+        if "tokenizer.json" in files:
+            return {**files, "tokenizer.json": complete_tokenizer(files)}
+        return {**files, **convert({**files, **_read_files(directory, SLOW_FILES)})}
+    except ModelError:
+        raise
+    except ValueError as error:
+        raise ModelError(f"{directory}: {error}") from error
+
+
+def _read_files(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
+    return {
+        name: read_file(directory / name, _MOST.get(name, _MAX_JSON)) for name in names if (directory / name).exists()
     }
-    if "tokenizer.json" in files:
-        try:
-            files["tokenizer.json"] = complete_tokenizer(files)
-        except ValueError as error:
-            raise ModelError(str(error)) from error
-    return files
 
 
 def file_hashes(files: Mapping[str, bytes]) -> dict[str, str]:
