@@ -111,6 +111,19 @@ def test_the_files_a_frontend_asks_for(checkpoints: Checkpoints) -> None:
     assert file_hashes({"a": b"abc"}) == {"a": hashlib.sha256(b"abc").hexdigest()}
 
 
+def test_every_further_template_is_sent(copy: Path) -> None:
+    folder = copy / "additional_chat_templates"
+    folder.mkdir()
+    for name in ("tool_use.jinja", "rag.jinja", "notes.txt"):
+        (folder / name).write_text(name)
+    found = {name: text for name, text in tokenizer_files(copy).items() if "/" in name}
+    assert found == {f"additional_chat_templates/{name}": name.encode() for name in ("rag.jinja", "tool_use.jinja")}
+    for number in range(70):
+        (folder / f"{number}.jinja").touch()
+    with pytest.raises(ModelError, match="more than 64 additional_chat_templates"):
+        tokenizer_files(copy)
+
+
 def test_auto_is_the_dtype_of_the_weights_where_that_is_not_slow(tmp_path: Path) -> None:
     served = {}
     for saved in ("float32", "bfloat16", "float16"):

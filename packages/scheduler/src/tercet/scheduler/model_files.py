@@ -34,7 +34,7 @@ TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
+    "chat_template.json",
     "special_tokens_map.json",
     "generation_config.json",
     "config.json",
@@ -42,6 +42,8 @@ TOKENIZER_FILES = (
     "sentence_bert_config.json",
 )
 """Files that a frontend or detokenizer may need: tokenizer, defaults, end tokens and prompts."""
+_TEMPLATES = "additional_chat_templates/*.jinja"
+_MOST_TEMPLATES = 64
 _SENTENCE_FILES = ("modules.json", "[0-9]*_*/config.json")
 """Patterns of further files that determine the vector of an input."""
 
@@ -343,7 +345,7 @@ def tokenizer_files(directory: Path) -> dict[str, bytes]:
 
     A model without a tokenizer.json has one that is made of the files of `SLOW_FILES`.
     """
-    files = _read_files(directory, TOKENIZER_FILES)
+    files = _read_files(directory, [*TOKENIZER_FILES, *_template_names(directory)])
     try:
         if "tokenizer.json" in files:
             return {**files, "tokenizer.json": complete_tokenizer(files)}
@@ -352,6 +354,14 @@ def tokenizer_files(directory: Path) -> dict[str, bytes]:
         raise
     except ValueError as error:
         raise ModelError(f"{directory}: {error}") from error
+
+
+def _template_names(directory: Path) -> list[str]:
+    """Return the names of further chat templates, relative to the directory."""
+    names = sorted(path.name for path in directory.glob(_TEMPLATES) if path.name.isprintable())
+    if len(names) > _MOST_TEMPLATES:
+        raise ModelError(f"{directory} has more than {_MOST_TEMPLATES} additional_chat_templates")
+    return [f"{_TEMPLATES.removesuffix('*.jinja')}{name}" for name in names]
 
 
 def _read_files(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
