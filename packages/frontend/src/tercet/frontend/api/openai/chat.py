@@ -14,7 +14,7 @@ from tercet.frontend.api.openai.structured_schema import constraint_of
 from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.chat.template_variables import ALLOWED
-from tercet.frontend.errors import UnknownParameterError
+from tercet.frontend.errors import ApiError, UnknownParameterError
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
 from tercet.frontend.manager.request import ParamNames
@@ -39,6 +39,14 @@ class OpenAIServingChat:
     async def create(self, request: Request) -> Response:
         """Generate chat completions."""
         body = await read_model(request, self._schema, self._body_limit)
+        try:
+            return await self._create(request, body)
+        except ApiError as error:
+            if body.uses_functions and error.param is not None:
+                error.param = _of_functions(error.param)
+            raise
+
+    async def _create(self, request: Request, body: ChatRequest) -> Response:
         model = await self._manager.adapters.model(body.model)
         plan = await self._planner.plan(to_chat_options(body, model), model)
         rid = self._manager.new_id()
@@ -46,6 +54,13 @@ class OpenAIServingChat:
         if plan.reads:
             writer = ParsedChatWriter(rid, body, model, plan, self._planner.reasoning_field)
         return await respond(request, self._manager, [plan.request], writer, stream=bool(body.stream), rid=rid)
+
+
+def _of_functions(param: str) -> str:
+    """Return the name of a parameter of tools in a request with the older functions."""
+    return (
+        param.replace("tools", "functions", 1).replace(".function.", ".", 1).replace("tool_choice", "function_call", 1)
+    )
 
 
 def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
