@@ -20,11 +20,8 @@ from tercet.frontend.errors import BadRequestError
 from tercet.frontend.model.files import reading
 from tercet.frontend.model.message_shape import find_shape
 from tercet.frontend.model.prompts import ChatPrompt
-<<<<<<< HEAD
 from tercet.frontend.model.template_files import DEFAULT, FOR_TOOLS, read_template, template_sources
-=======
 from tercet.frontend.model.tool_place import ToolPlace, find_place, place_tools
->>>>>>> parsers
 from tercet.frontend.parsers.registry import ParserNames, detect
 from tercet.protocol.json_files import read_object
 
@@ -142,13 +139,9 @@ class TemplateManager:
         )
         self._call_form = next(filter(self._renders_call, _CALL_FORMS), _CALL_FORMS[0])
         self._shape = find_shape(self._render_probes, knows_developer=self._supports_developer)
-<<<<<<< HEAD
+        self._tool_place = find_place(self._rendered) if "tools" in self.variables else ToolPlace.NOWHERE
         self._named = {name: TemplateManager(text, special_tokens) for name, text in (named or {}).items()}
         self._for_tools = self._named.get(FOR_TOOLS)
-=======
-        self._tool_place = find_place(self._rendered) if "tools" in self.variables else ToolPlace.NOWHERE
-        self._for_tools = TemplateManager(for_tools, special_tokens) if for_tools is not None else None
->>>>>>> parsers
         if self._for_tools is not None:
             self.variables |= self._for_tools.variables
             self.parsers = ParserNames(self.parsers.reasoning, self._for_tools.parsers.tools or self.parsers.tools)
