@@ -7,6 +7,7 @@ from typing import Any
 
 from tercet.frontend.api.anthropic.schema import CountTokens, CreateMessage
 from tercet.frontend.api.docs.openapi import Operation, QueryParameter
+from tercet.frontend.api.docs.stored_chat_operations import STORED_CHATS
 from tercet.frontend.api.openai.chat_schema import ChatRequest
 from tercet.frontend.api.openai.completion_schema import CompletionRequest
 from tercet.frontend.api.openai.embedding_schema import ClassifyRequest, EmbeddingCreate, RerankRequest, ScoreRequest
@@ -257,6 +258,7 @@ OPERATIONS: dict[tuple[str, str], Operation] = {
             "usage": _USAGE,
         },
     ),
+    **STORED_CHATS,
     ("POST", "/v1/completions"): Operation(
         tag="OpenAI",
         summary="Create completions of one or several prompts.",

@@ -4,8 +4,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Count, FilterFields, Name, Stops, Strict, bounded, refuse
-from tercet.frontend.api.responses.input_schema import InputItem, Metadata, Text, known_types
+from tercet.frontend.api.openai.sampling_schema import (
+    Count,
+    FilterFields,
+    Metadata,
+    Name,
+    Stops,
+    Strict,
+    bounded,
+    refuse,
+)
+from tercet.frontend.api.responses.input_schema import InputItem, Text, known_types
 from tercet.frontend.api.responses.tool_schema import (
     Anything,
     Choice,
