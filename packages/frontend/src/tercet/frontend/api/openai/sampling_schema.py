@@ -35,7 +35,7 @@ Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 def _check_keys(bias: dict[str, float]) -> dict[str, float]:
     for key in bias:
         if not key.isascii() or not key.isdecimal() or len(key) > 10:
-            raise ValueError("keys must be token ids")
+            raise ValueError(f"keys must be token ids, not {key[:64]!r}")
     return bias
 
 
