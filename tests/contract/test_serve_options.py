@@ -6,7 +6,6 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import pytest
 
 from tercet.frontend.supervisor.options import CHOICES, ConfigError, SchedulerOptions
-from tercet.kernels.attention.select import backend_names
 from tercet.scheduler.config import ConfigError as SchedulerConfigError
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.config import PolicyName
@@ -16,14 +15,14 @@ PARTS: dict[str, Any] = {option.name: part for part in (ModelOptions, ScheduleOp
 HINTS = get_type_hints(ModelOptions) | get_type_hints(ScheduleOptions)
 OPTIONS = [option.name for option in fields(SchedulerOptions)]
 NUMBERS = [option.name for option in fields(SchedulerOptions) if option.type == int | None]
-NAMED = {"schedule_policy": [str(name) for name in PolicyName], "attention_backend": ["auto", *backend_names()]}
+NAMED = {"schedule_policy": [str(name) for name in PolicyName]}
 
 
 @pytest.mark.parametrize("option", CHOICES)
 def test_the_choices_are_those_of_schedulers(option: str) -> None:
     assert list(CHOICES[option]) == NAMED.get(option, list(get_args(HINTS[option])))
     text = attribute_docstrings(SchedulerOptions)[option]
-    assert [name for name in CHOICES[option] if name not in text and option != "attention_backend"] == []
+    assert [name for name in CHOICES[option] if name not in text] == []
 
 
 def test_no_option_with_choices_is_left_out() -> None:

@@ -26,7 +26,7 @@ from tools.attacks.victim import Service, watch
 if TYPE_CHECKING:
     from tests.server_process import Server
 
-MODULES = ("bodies", "answers", "stores", "grammars", "prompts")
+MODULES = ("controls", "bodies", "answers", "stores", "grammars", "prompts")
 _HERE = Path(__file__).parents[2]
 _ATTACKER, _VICTIM = "key-of-the-attacker", "key-of-the-victim"
 _IDLE_SECONDS = 3.0

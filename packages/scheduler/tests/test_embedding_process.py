@@ -194,6 +194,13 @@ def test_an_encoder_is_not_shared(encoder: Path) -> None:
         ENCODERS["torch"](options, Task.EMBED, encoder, lambda *_: None, lambda: None)
 
 
+def test_an_unknown_attention_backend_is_refused_before_a_download(network: Network) -> None:
+    process = ProcessOptions(peer="scheduler-0", listen=f"ipc://{network.directory}")
+    options = ModelOptions(model="nobody/nothing", attention_backend="flash")
+    with pytest.raises(ConfigError, match="--attention-backend flash: must be auto, cpu, flashinfer, torch_native"):
+        SchedulerProcess(process, options, ScheduleOptions()).run()
+
+
 def test_what_an_encoder_does_is_not_recorded(network: Network, encoder: Path, tmp_path: Path) -> None:
     process = ProcessOptions(peer="scheduler-0", listen=f"ipc://{network.directory}", event_log=str(tmp_path / "log"))
     with pytest.raises(ConfigError, match="event-log"):

@@ -160,7 +160,7 @@ def test_what_a_retracted_choice_computes_again_costs_its_tenant_nothing() -> No
 def test_a_retracted_choice_goes_before_whoever_was_served_less() -> None:
     run = driver(slots=2, pages=24, reserve=0.0, reserve_floor=0.0)
     ask(run, "poor", [7] * 3, "a", 60)
-    ask(run, "rich", [8] * 3, "a", 60, priority=1)
+    ask(run, "rich", [8] * 3, "c", 60, priority=1)
     while not run.core.counters.retractions:
         run.step()
     before = len(run.plans)

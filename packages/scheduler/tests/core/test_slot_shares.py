@@ -106,3 +106,34 @@ def test_choices_of_a_tenant_at_its_share_are_not_considered(
     ask(run, "late", [9, 1, 2], "b", 2)
     run.step()
     assert asked == [1]
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("policy", PolicyName)
+def test_a_tenant_short_of_pages_retracts_its_own_choices(policy: PolicyName, overlap: int) -> None:
+    run = driver(policy=policy, overlap=overlap, pages=90, reserve=0.0, reserve_floor=0.0, radix_cache=False)
+    flood(run, "a", 12, tokens=60)
+    ask(run, "small", [9, 1, 2], "b", 30)
+    while not run.core.counters.retractions:
+        run.step()
+    small = next(req for req in run.core.planner.running if req.tenant == "b")
+    while ("small", 0) not in run.finishes:
+        assert small in run.core.planner.running, "it costs least to compute again, but another has more pages"
+        run.step()
+    run.run()
+    run.assert_empty()
+
+
+@pytest.mark.parametrize("policy", PolicyName)
+def test_a_retracted_choice_keeps_no_other_tenant_waiting(policy: PolicyName) -> None:
+    run = driver(policy=policy, pages=90, reserve=0.0, reserve_floor=0.0, radix_cache=False)
+    flood(run, "a", 16, tokens=60)
+    while not run.core.counters.retractions:
+        run.step()
+    ask(run, "late", [9, 1, 2], "b", 2)
+    before = len(run.plans)
+    while ("late", 0) not in run.finishes:
+        run.step()
+    assert len(run.plans) - before <= 12, "without the shares it waits for the flood"
+    run.run()
+    run.assert_empty()

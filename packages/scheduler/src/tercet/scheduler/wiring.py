@@ -129,6 +129,12 @@ class SchedulerProcess:
         if self._model.device.startswith("cuda"):  # the device may be missing, and downloading a model takes long
             with gc_disabled_during_imports():
                 on_gpu(self._model)
+        if (backend := self._model.attention_backend) != "auto":
+            with gc_disabled_during_imports():
+                from tercet.kernels.attention.select import backend_names
+
+            if backend not in (names := backend_names()):
+                raise ConfigError(f"--attention-backend {backend}: must be auto, {', '.join(names)}")
         found = resolve_served_model(self._model, self._process.weights)
         if found.task is not Task.GENERATE and self._process.event_log:
             raise ConfigError("--event-log: what an encoder does is not recorded")

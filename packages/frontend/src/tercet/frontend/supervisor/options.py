@@ -27,7 +27,6 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "kv_cache_dtype": ("auto", "bfloat16", "fp8_e4m3"),
     "quantization": ("none", "int8", "int4"),
     "schedule_policy": ("lpm", "fcfs", "priority", "fair"),
-    "attention_backend": ("auto", "cpu", "flashinfer", "torch_native", "triton"),
 }
 """Choices that schedulers of this release know. `--scheduler.NAME` passes other values through unchecked."""
 

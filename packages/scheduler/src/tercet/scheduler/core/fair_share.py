@@ -191,6 +191,10 @@ class SlotShares:
         """Admit only tenants without a slot from now on: pages are short."""
         self._newcomers = True
 
+    def may_overtake(self, req: Req) -> bool:
+        """Return whether tenants without a slot may be admitted before a choice that finds no pages."""
+        return bool(req.tenant) and (not req.output_tokens or self._slots[req.tenant] > 0)
+
     def may_run(self, tenant: str) -> bool:
         """Return whether a tenant may take one more slot."""
         own, free = self._slots[tenant], len(self._memory.free_slots)
@@ -199,6 +203,11 @@ class SlotShares:
         left = free - 1 if self._slots.total() + free > SHARE else free  # the last is for a tenant that has none
         return not self._newcomers and own < SHARE * left
 
-    def kept_pages(self, tenant: str) -> int:
-        """Return how many pages a tenant must leave to others."""
-        return self._pages[tenant] // SHARE if tenant else 0
+    def kept_pages(self, tenant: str, reserve: int) -> int:
+        """Return how many pages a tenant must leave to others; `reserve` pages are expected for running choices.
+
+        A tenant without slots need not leave them: if they are short later, the tenant with the most pages gives some.
+        """
+        if tenant and not self._slots[tenant]:
+            return 0
+        return reserve + (self._pages[tenant] // SHARE if tenant else 0)

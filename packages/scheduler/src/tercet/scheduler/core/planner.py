@@ -400,8 +400,9 @@ class Planner:
     def _admit(self, builder: PlanBuilder, step: int) -> None:
         """Admit waiting choices in order, until budget, slots or memory are short.
 
-        If a new choice finds no pages, only choices of tenants without a slot may overtake it, at most `max_skips`
-        times. A choice whose adapter finds no slot may be overtaken as often. A retracted one is never overtaken.
+        If a choice finds no pages, only choices of tenants without a slot may overtake it, at most `max_skips` times. A
+        choice whose adapter finds no slot may be overtaken as often. A retracted one is overtaken only while its tenant
+        has other slots.
 
         If some rows were held back, only short choices start, out of the first ones that wait. A choice whose prefix is
         being computed for another waits for it, while it was skipped less than `max_skips` times.
@@ -435,10 +436,10 @@ class Planner:
                     skipped.append(req)
                     put_off += 1
                     continue
-                kept = reserve + self._expected_pages(req) + shares.kept_pages(req.tenant)
+                kept = self._expected_pages(req) + shares.kept_pages(req.tenant, reserve)
                 copies = self._memory.admit(req, kept if self.running else 0)
                 if copies is None:
-                    if not req.tenant or req.output_tokens or req.times_skipped >= self._config.max_skips:
+                    if req.times_skipped >= self._config.max_skips or not shares.may_overtake(req):
                         break
                     shares.only_newcomers()
                     admissible = self._admissible(shares) - {req.tenant}
@@ -509,10 +510,10 @@ class Planner:
         return self._memory.pages_for(int(tokens))
 
     def _retract_for(self, starved: list[Req], builder: PlanBuilder, step: int) -> None:
-        """Retract the choices that cost least to recompute, until each of the remaining ones has a page.
+        """Retract choices of the tenant with the most pages until each of the remaining ones has a page.
 
-        Only choices that no plan in flight names can be retracted. While others make progress, a starved one rather
-        sits out.
+        Among a tenant's choices, those that cost least to recompute go first. Only choices that no plan in flight names
+        can be retracted. While others make progress, a starved one rather sits out.
         """
         self._reserve = min(1.0, self._reserve + RESERVE_RISE)
         for req in starved:
@@ -526,7 +527,12 @@ class Planner:
                     builder.add(req, step)
 
     def _cheapest(self) -> Req | None:
-        return min((req for req in self.running if _is_idle(req)), key=_cost, default=None)
+        """Return the choice to retract next: of the lowest priority, then of the tenant with the most pages."""
+        pages = Counter[str]()
+        for req in self.running:
+            pages[req.tenant] += len(req.pages[0])
+        idle = (req for req in self.running if _is_idle(req))
+        return min(idle, key=lambda req: (req.priority, -pages[req.tenant], *_cost(req)), default=None)
 
     def _blocked_victim(self) -> Req | None:
         """Return the cheapest choice of a blocked peer if waiting choices need its memory and nothing else runs."""
@@ -552,6 +558,6 @@ def _is_idle(req: Req) -> bool:
     return req.in_flight == 0 and req.finish is None
 
 
-def _cost(req: Req) -> tuple[int, ...]:
+def _cost(req: Req) -> tuple[int, int, int]:
     """Return the sort key of choices by the cost of their retraction."""
     return req.priority, len(req.tokens), -req.arrival

@@ -2,36 +2,19 @@
 
 from typing import Any
 
+from tercet.frontend.api.docs.examples import RID
+from tercet.frontend.api.docs.openai_operations import OPENAI
 from tercet.frontend.api.docs.openapi import MethodAndPath, Operation, QueryParameter
 from tercet.frontend.api.openai.stored.routes import UpdateChatCompletion
 
-_ID = "chatcmpl-frontend-0-0123456789abcdefghijklmn"
+_ID = f"chatcmpl-{RID}"
 _PAGE = [
     QueryParameter("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Entries per page; 20 by default."),
     QueryParameter("after", {"type": "string"}, "Id of the last entry of the previous page."),
     QueryParameter("order", {"enum": ["asc", "desc"]}, "Oldest first (asc, the default) or newest first (desc)."),
 ]
 _STORED: dict[str, Any] = {
-    "id": _ID,
-    "created": 1767225600,
-    "model": "embedded",
-    "system_fingerprint": "fp_0123456789ab",
-    "object": "chat.completion",
-    "choices": [
-        {
-            "index": 0,
-            "message": {"role": "assistant", "content": "It plans steps.", "refusal": None},
-            "logprobs": None,
-            "finish_reason": "stop",
-        }
-    ],
-    "usage": {
-        "prompt_tokens": 14,
-        "completion_tokens": 3,
-        "total_tokens": 17,
-        "prompt_tokens_details": {"cached_tokens": 8},
-        "completion_tokens_details": {"reasoning_tokens": 0},
-    },
+    **OPENAI["POST", "/v1/chat/completions"].response,
     "request_id": "req_0123456789abcdef0123456789abcdef",
     "tools": None,
     "tool_choice": None,

@@ -18,7 +18,7 @@ from tercet.frontend.api.openai.structured_schema import constraint_of
 from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.chat.template_variables import ALLOWED
-from tercet.frontend.errors import UnknownParameterError, UnsupportedParameterError
+from tercet.frontend.errors import ApiError, UnknownParameterError, UnsupportedParameterError
 from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.loop_turns import turns_of
 from tercet.frontend.http.request_body import read_model
@@ -51,6 +51,14 @@ class OpenAIServingChat:
         body = await read_model(request, self._schema, self._body_limit)
         if body.store and self._stored is None:
             raise UnsupportedParameterError("This server stores no chat completions.", param="store")
+        try:
+            return await self._create(request, body)
+        except ApiError as error:
+            if body.uses_functions and error.param is not None:
+                error.param = _of_functions(error.param)
+            raise
+
+    async def _create(self, request: Request, body: ChatRequest) -> Response:
         model = await self._manager.adapters.model(body.model)
         plan = await self._planner.plan(to_chat_options(body, model), model)
         rid = self._manager.new_id()
@@ -69,6 +77,13 @@ class OpenAIServingChat:
         owner = caller_of(request).owner
         await turns_of(request).turn(owner)
         await recorder.save(self._stored, owner, generation)
+
+
+def _of_functions(param: str) -> str:
+    """Return the name of a parameter of tools in a request with the older functions."""
+    return (
+        param.replace("tools", "functions", 1).replace(".function.", ".", 1).replace("tool_choice", "function_call", 1)
+    )
 
 
 def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
