@@ -12,8 +12,9 @@ from tercet.frontend.lora.store import AdapterNames
 from tercet.frontend.manager.embedding_state import EmbeddingBatch, EmbeddingState
 from tercet.frontend.manager.message_handler import MessageHandler
 from tercet.frontend.manager.peer_metrics import PeerMetrics
+from tercet.frontend.manager.prediction import MAX_PREDICTION_TOKENS
 from tercet.frontend.manager.quota import RequestSlot
-from tercet.frontend.manager.req_state import MAX_PREDICTION_TOKENS, Generation, ReqState
+from tercet.frontend.manager.req_state import Generation, ReqState
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.series import frontend_series
