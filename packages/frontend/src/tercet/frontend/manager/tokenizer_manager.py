@@ -147,7 +147,8 @@ class TokenizerManager:
         Raises ApiError if any request cannot run; none of them runs then.
         """
         answers, options = sum(each.options.n for each in requests), requests[0].options
-        slot = self._admit(answers, options.param_names.n if options.n > 1 else requests[0].prompt.param)
+        prompts = requests[0].prompt.param.partition("[")[0]
+        slot = self._admit(answers, options.param_names.n if options.n > 1 else prompts)
         try:
             return await self._submit([self.requests.quota.with_tenant(each) for each in requests], rid, slot)
         except BaseException:
