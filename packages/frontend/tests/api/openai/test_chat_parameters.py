@@ -93,7 +93,7 @@ async def test_rule_17_parameters_that_change_no_text_are_accepted(engine_of: En
             **BODY,
             user="me",
             metadata={"a": "b"},
-            store=True,
+            store=False,
             service_tier="auto",
             safety_identifier="s",
             prompt_cache_key="k",

@@ -154,7 +154,7 @@ class ServingConfig(ServingOptions):
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """Options of the database for responses, conversations, sessions and adapter names."""
+    """Options of the database for responses, chat completions, conversations, sessions and adapter names."""
 
     response_store: str = "none"
     """The SQLite file to keep them in; auto for one in this user's state directory, none to keep nothing."""

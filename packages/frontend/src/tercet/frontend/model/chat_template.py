@@ -21,6 +21,7 @@ from tercet.frontend.model.files import reading
 from tercet.frontend.model.message_shape import find_shape
 from tercet.frontend.model.prompts import ChatPrompt
 from tercet.frontend.model.template_files import DEFAULT, FOR_TOOLS, read_template, template_sources
+from tercet.frontend.model.tool_place import ToolPlace, find_place, place_tools
 from tercet.frontend.parsers.registry import ParserNames, detect
 from tercet.protocol.json_files import read_object
 
@@ -138,6 +139,7 @@ class TemplateManager:
         )
         self._call_form = next(filter(self._renders_call, _CALL_FORMS), _CALL_FORMS[0])
         self._shape = find_shape(self._render_probes, knows_developer=self._supports_developer)
+        self._tool_place = find_place(self._rendered) if "tools" in self.variables else ToolPlace.NOWHERE
         self._named = {name: TemplateManager(text, special_tokens) for name, text in (named or {}).items()}
         self._for_tools = self._named.get(FOR_TOOLS)
         if self._for_tools is not None:
@@ -146,7 +148,9 @@ class TemplateManager:
 
     @property
     def supports_tools(self) -> bool:
-        return "tools" in self.variables
+        if self._for_tools is not None:
+            return self._for_tools.supports_tools
+        return self._tool_place is not ToolPlace.NOWHERE
 
     @classmethod
     def from_files(cls, files: dict[str, bytes], override: str | None = None) -> "TemplateManager | None":
@@ -181,6 +185,8 @@ class TemplateManager:
 
     def _render(self, prompt: ChatPrompt, escape: Callable[[str], str]) -> str:
         messages = [self._message(message, escape) for message in self._shape.apply(prompt.messages)]
+        tools = _escaped(prompt.tools, escape)
+        messages = place_tools(messages, tools, self._tool_place)
         if prompt.continue_final_message:
             messages[-1] = _with_end(messages[-1])
         try:
@@ -188,7 +194,7 @@ class TemplateManager:
                 **self._special_tokens,
                 **{name: _escaped(value, escape) for name, value in prompt.kwargs.items() if name != TEMPLATE_NAME},
                 messages=messages,
-                tools=_escaped(prompt.tools, escape),
+                tools=tools,
                 documents=None,
                 add_generation_prompt=prompt.add_generation_prompt,
             )
@@ -249,11 +255,11 @@ class TemplateManager:
     def _render_probes(self, messages: Sequence[dict[str, Any]]) -> str | None:
         return self._rendered([self._message(message, str) for message in messages])
 
-    def _rendered(self, messages: list[dict[str, Any]]) -> str | None:
+    def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str | None:
         """Render a probe chat; None if the template fails."""
         try:
             return self._template.render(
-                **self._special_tokens, messages=messages, tools=None, add_generation_prompt=True
+                **self._special_tokens, messages=messages, tools=tools, add_generation_prompt=True
             )
         except Exception:
             # Any failure of a third-party template on the probe means that it does not support the form.
