@@ -178,8 +178,9 @@ def prompt_of(body: Tokenize, model: ServedModel) -> Prompt:
     if body.messages is None:
         return TextPrompt(body.prompt or "", body.add_special_tokens is not False)
     messages, tools = history([message_of(message) for message in body.messages]), body.specs()
-    if tools and model.files.template is not None and not model.files.template.supports_tools:
-        messages = with_instructions(messages, tools)
+    template = model.files.template
+    if tools and template is not None and not template.supports_tools:
+        messages = with_instructions(messages, tools, template.parsers.tools)
     return ChatPrompt(
         messages=messages,
         tools=for_template(tools) if tools else None,
