@@ -244,7 +244,6 @@ def test_every_map_of_a_body_has_bounded_entries_and_its_keys_a_form() -> None:
         "CompletionRequest.logit_bias": (1024, ids),
         "NativeSampling.logit_bias": (1024, ids),
         "ChatRequest.metadata": (16, names),
-        "ChatRequest.chat_template_kwargs": (16, names),
         "CreateResponse.metadata": (16, {"maxLength": 64}),
         "CreateConversation.metadata": (16, {"maxLength": 64}),
         "UpdateConversation.metadata": (16, {"maxLength": 64}),

@@ -1,4 +1,8 @@
-"""Template variables that control reasoning."""
+"""Template variables of a request, and the switch for reasoning that has many names.
+
+One rule for every name: reasoning that is switched off is off. The template's own variable does it where the template
+reads one; otherwise the answer has a budget of no reasoning tokens, which a grammar enforces.
+"""
 
 from collections.abc import Set
 from typing import Any
@@ -8,32 +12,42 @@ from tercet.frontend.errors import UnsupportedParameterError
 
 SWITCHES = ("enable_thinking", "thinking")
 """Names of template variables that switch reasoning on and off."""
-ALLOWED = frozenset({*SWITCHES, "reasoning_effort", "thinking_budget"})
-"""Variables that a request may set in `chat_template_kwargs`."""
+_EFFORT = "reasoning_effort"
+KNOWN = frozenset({*SWITCHES, _EFFORT, "thinking_budget"})
+"""Names in `chat_template_kwargs` that a request may have for every model, since they have a meaning of their own."""
 
 
-def template_variables(turn: ChatOptions, known: Set[str], *, reasons: bool) -> dict[str, Any]:
-    """Return the variables that the template knows. Raises BadRequestError for an unsupported effort.
+def template_variables(turn: ChatOptions, read: Set[str], *, reasons: bool) -> dict[str, Any]:
+    """Return values of the variables that the template reads. Raises BadRequestError for an unsupported effort.
 
-    A model that `reasons` without such a variable always reasons: any effort but "none" is accepted, without effect.
+    A model that `reasons` without such a variable takes any effort, without effect.
     """
-    thinking = turn.thinking
-    variables: dict[str, Any] = {}
-    if turn.reasoning_effort is not None:
-        if thinking is None:
-            thinking = turn.reasoning_effort != "none"
-        if "reasoning_effort" in known:
-            variables["reasoning_effort"] = turn.reasoning_effort
-        elif known.isdisjoint(SWITCHES):
-            if thinking and not reasons and turn.effort_needs_reasoning:
-                raise UnsupportedParameterError(
-                    "This model has no reasoning to set the effort of.", param=turn.options.param_names.reasoning_effort
-                )
-            if turn.reasoning_effort == "none" and reasons:
-                raise UnsupportedParameterError(
-                    "This model always reasons and cannot be told not to.",
-                    param=turn.options.param_names.reasoning_effort,
-                )
-    if thinking is not None:
-        variables |= {name: thinking for name in SWITCHES if name in known}
-    return variables | turn.template_kwargs
+    thinking, effort = _switch(turn), turn.reasoning_effort
+    variables: dict[str, Any] = {name: thinking for name in SWITCHES if name in read and thinking is not None}
+    if effort is not None and _EFFORT in read and not (effort == "none" and variables):
+        variables[_EFFORT] = effort
+    needs_reasoning = effort not in (None, "none") and turn.effort_needs_reasoning and thinking is not False
+    if needs_reasoning and not reasons and read.isdisjoint({_EFFORT, *SWITCHES}):
+        raise UnsupportedParameterError(
+            "This model has no reasoning to set the effort of.", param=turn.options.param_names.reasoning_effort
+        )
+    return variables | {name: value for name, value in turn.template_kwargs.items() if name in read}
+
+
+def needs_no_reasoning(turn: ChatOptions, read: Set[str]) -> bool:
+    """Return whether the request switches reasoning off and the template has no variable for it."""
+    efforts = (turn.reasoning_effort, turn.template_kwargs.get(_EFFORT))
+    named = {name: value for name, value in turn.template_kwargs.items() if name in SWITCHES}
+    off = False in named.values() or (not named and "none" in efforts)
+    return off and read.isdisjoint({_EFFORT, *SWITCHES})
+
+
+def _switch(turn: ChatOptions) -> bool | None:
+    """Return whether to reason; None leaves it to the model. A variable of the template is preferred."""
+    for name in SWITCHES:
+        value = turn.template_kwargs.get(name)
+        if isinstance(value, bool):
+            return value
+    if turn.thinking is not None:
+        return turn.thinking
+    return turn.reasoning_effort != "none" if turn.reasoning_effort is not None else None

@@ -28,6 +28,10 @@ _PROBE_TOOLS = [
         "function": {"name": "probe", "description": _PROBE, "parameters": {"type": "object", "properties": {}}},
     }
 ]
+_FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+"""Exceptions that a template raises for messages that it was not written for."""
+_MAX_REASON = 1000
+"""Characters of a template's reason for a refusal: some repeat a whole message."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -41,7 +45,7 @@ class TemplateManager:
         parsed = parse_template(source)
         self._template = parsed.template
         self._special_tokens = special_tokens
-        self.variables = parsed.variables - _ARGUMENTS - special_tokens.keys()
+        self.variables = parsed.variables - (_ARGUMENTS - {"documents"}) - special_tokens.keys()
         """Variables of the template that a request may set."""
         self.supports_tools = "tools" in parsed.variables and self._describes_tools()
         self.parsers: ParserNames = detect(source)
@@ -76,20 +80,20 @@ class TemplateManager:
         messages = [self._form.convert(message, escape) for message in self._shape.apply(prompt.messages)]
         if prompt.continue_final_message:
             messages[-1] = _with_end(messages[-1])
+        variables = {"documents": None, **{name: escaped(value, escape) for name, value in prompt.kwargs.items()}}
         try:
             text = self._template.render(
                 **self._special_tokens,
-                **{name: escaped(value, escape) for name, value in prompt.kwargs.items()},
+                **variables,
                 messages=messages,
                 tools=escaped(prompt.tools, escape),
-                documents=None,
                 add_generation_prompt=prompt.add_generation_prompt,
             )
         except RefusalError as refusal:
             raise BadRequestError(
-                f"The model's chat template refuses these messages: {refusal}", param="messages"
+                f"The model's chat template refuses these messages: {str(refusal)[:_MAX_REASON]}", param="messages"
             ) from None
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        except _FAILURES as error:
             raise BadRequestError(
                 "The model's chat template cannot render these messages.", param="messages"
             ) from error

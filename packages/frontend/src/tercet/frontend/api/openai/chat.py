@@ -13,13 +13,14 @@ from tercet.frontend.api.openai.parsed_chat_writer import ParsedChatWriter
 from tercet.frontend.api.openai.structured_schema import constraint_of
 from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.chat.planner import ChatPlanner
-from tercet.frontend.chat.template_variables import ALLOWED
+from tercet.frontend.chat.template_variables import KNOWN
 from tercet.frontend.errors import UnknownParameterError
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
 from tercet.frontend.manager.request import ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel
+from tercet.frontend.structured_output.limits import MAX_FREE_TOKENS
 from tercet.protocol.messages.values import LogprobParams
 
 
@@ -64,7 +65,7 @@ def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
         reasoning_effort=effort,
         thinking=body.thinks,
         thinking_budget=budget,
-        template_kwargs=_template_kwargs(body),
+        template_kwargs=_template_kwargs(body, model),
         add_generation_prompt=not continues if requested is None else requested,
         continue_final_message=continues,
         options=body.options(
@@ -82,12 +83,15 @@ def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
     )
 
 
-def _template_kwargs(body: ChatRequest) -> dict[str, Any]:
-    """Return the allowed template variables. Raises UnknownParameterError for others."""
-    kwargs = dict(body.chat_template_kwargs or {})
-    for name in sorted(kwargs.keys() - ALLOWED):
+def _template_kwargs(body: ChatRequest, model: ServedModel) -> dict[str, Any]:
+    """Return the template variables. Raises UnknownParameterError for names that the template does not read."""
+    kwargs, template = body.chat_template_kwargs or {}, model.files.template
+    read = template.variables if template is not None else frozenset[str]()
+    for name in sorted(kwargs.keys() - KNOWN - read):
+        known = ", ".join(sorted(read)) or "none"
         raise UnknownParameterError(
-            f"Unknown parameter: 'chat_template_kwargs.{name}'.", param=f"chat_template_kwargs.{name}"
+            f"Unknown parameter: 'chat_template_kwargs.{name}'. The variables of this model's chat template: {known}.",
+            param=f"chat_template_kwargs.{name}",
         )
     return kwargs
 
@@ -111,6 +115,6 @@ def _thinking_budget(body: ChatRequest) -> tuple[int | None, str]:
     """Return the maximum number of reasoning tokens, and the parameter that set it."""
     if body.thinking_token_budget is None:
         requested = (body.chat_template_kwargs or {}).get("thinking_budget")
-        if isinstance(requested, int) and not isinstance(requested, bool) and requested >= 0:
+        if isinstance(requested, int) and not isinstance(requested, bool) and 0 <= requested <= MAX_FREE_TOKENS:
             return requested, "chat_template_kwargs.thinking_budget"
     return body.thinking_token_budget, "thinking_token_budget"
