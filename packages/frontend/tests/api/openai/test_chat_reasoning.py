@@ -216,7 +216,7 @@ ALWAYS = (
         ("/v1/messages", {"max_tokens": 9}, False),
     ],
 )
-async def test_reasoning_that_is_off_has_no_tokens_in_a_model_that_always_reasons(
+async def test_reasoning_is_off_in_a_model_that_always_reasons(
     model_saying: EngineOf, http_of: HttpOf, path: str, asked: dict[str, Any], off: bool
 ) -> None:
     body = {"model": "tiny", **({} if "input" in asked else {"messages": BODY["messages"]}), **asked}
