@@ -59,8 +59,8 @@ async def test_the_table_and_the_router_are_equal(engine_of: EngineOf) -> None:
             for method in (route.methods or set()) - {"HEAD"}
         }
     undocumented, gone = routes - OPERATIONS.keys(), OPERATIONS.keys() - routes
-    assert not undocumented, "describe these routes in packages/frontend/src/tercet/frontend/api/docs/operations.py"
-    assert not gone, "add these to `routes` of their endpoint class in api/, or remove them from api/docs/operations.py"
+    assert not undocumented, "describe these routes in a file of packages/frontend/src/tercet/frontend/api/docs"
+    assert not gone, "add these to `routes` of their endpoint class in api/, or remove them from api/docs"
 
 
 async def test_it_is_served(engine_of: EngineOf, http_of: HttpOf) -> None:

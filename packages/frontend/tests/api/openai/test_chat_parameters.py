@@ -102,7 +102,7 @@ async def test_rule_17_parameters_that_change_no_text_are_accepted(engine_of: En
         ({"web_search_options": {}}, "web_search_options"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"thinking_token_budget": 9}, "thinking_token_budget"),
-        ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "1"}}]}, "messages.audio"),
+        ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "1"}}]}, "messages[0].audio"),
         ({"messages": [PICTURED]}, "messages[0].content[1]"),
         ({"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}, "messages[0].content[0]"),
         (
@@ -170,7 +170,7 @@ async def test_rule_17_unknown_parameters_are_refused_by_name(
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text"),
-        ({"messages": [{"role": "assistant"}]}, "messages"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
         ({"model": None}, "model"),
         ({"continue_final_message": True}, "continue_final_message"),
     ],

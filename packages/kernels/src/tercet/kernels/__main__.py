@@ -48,9 +48,10 @@ def _run(arguments: Sequence[str] | None) -> int:
     bench.add_argument("--attention", default="auto", choices=["auto", *backend_names()])
     compiler = commands.add_parser("compile", help="compile every Triton kernel for GPUs that need not be here")
     compiler.add_argument("--architecture", type=int, nargs="+", default=[80, 90], metavar="SM")
+    compiler.add_argument("--case", nargs="+", metavar="NAME", help="only these; otherwise all")
     options = parser.parse_args(arguments)
     if options.command == "compile":
-        return _compile(options.architecture)
+        return _compile(options.architecture, options.case)
     try:
         with torch.inference_mode():
             return _check() if options.command == "check" else _bench(options.dtype, options.attention)
@@ -122,12 +123,12 @@ def _figures(device: torch.device, dtype: torch.dtype, attention: str) -> Iterat
         yield from fused_figures(device, dtype)
 
 
-def _compile(architectures: Sequence[int]) -> int:
+def _compile(architectures: Sequence[int], cases: Sequence[str] | None) -> int:
     from tercet.kernels.tools.compiling import compile_case
     from tercet.kernels.tools.launch_specs import CASES
 
     failures = 0
-    for name in CASES:
+    for name in CASES if cases is None else cases:
         for architecture in architectures:
             try:
                 kernels = compile_case(name, architecture)

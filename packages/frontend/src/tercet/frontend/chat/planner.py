@@ -11,7 +11,7 @@ from tercet.frontend.chat.custom_calls import CustomCalls
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.output_parser import OutputParser
 from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
-from tercet.frontend.chat.template_variables import needs_no_reasoning, template_variables
+from tercet.frontend.chat.template_variables import template_variables, with_switch
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.config.config import ServingConfig
 from tercet.frontend.config.validation import AUTOMATIC, NONE
@@ -75,8 +75,8 @@ class ChatPlanner:
                 "This model has no reasoning to limit.", param=turn.options.param_names.thinking_budget
             )
         prompt = _prompt(turn, model, names)
-        if names.reasoning is not None and not turn.continue_final_message and _is_unreasoned(turn, model):
-            turn = msgspec.structs.replace(turn, thinking_budget=0)
+        if names.reasoning is not None:
+            turn = with_switch(turn, model.files.template)
         special = _keeps_special_tokens(names, model.files.special_texts)
         hidden = special and turn.options.skip_special_tokens
         tokens = model.tokens
@@ -193,11 +193,6 @@ def _prompt(turn: ChatOptions, model: ServedModel, names: ParserNames) -> ChatPr
         ),
         param=turn.options.param_names.messages,
     )
-
-
-def _is_unreasoned(turn: ChatOptions, model: ServedModel) -> bool:
-    template = model.files.template
-    return needs_no_reasoning(turn, template.variables if template else frozenset())
 
 
 def _keeps_special_tokens(names: ParserNames, specials: SpecialTexts) -> bool:

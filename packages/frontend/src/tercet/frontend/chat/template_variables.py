@@ -4,16 +4,19 @@ One rule for every name: reasoning that is switched off is off. The template's o
 reads one; otherwise the answer has a budget of no reasoning tokens, which a grammar enforces.
 """
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from typing import Any
 
+import msgspec
+
 from tercet.frontend.chat.chat_request import ChatOptions
-from tercet.frontend.errors import UnsupportedParameterError
+from tercet.frontend.errors import UnknownParameterError, UnsupportedParameterError
+from tercet.frontend.model.chat_template import TemplateManager
 
 SWITCHES = ("enable_thinking", "thinking")
 """Names of template variables that switch reasoning on and off."""
 _EFFORT = "reasoning_effort"
-KNOWN = frozenset({*SWITCHES, _EFFORT, "thinking_budget"})
+_KNOWN = frozenset({*SWITCHES, _EFFORT, "thinking_budget"})
 """Names in `chat_template_kwargs` that a request may have for every model, since they have a meaning of their own."""
 
 
@@ -32,6 +35,23 @@ def template_variables(turn: ChatOptions, read: Set[str], *, reasons: bool) -> d
             "This model has no reasoning to set the effort of.", param=turn.options.param_names.reasoning_effort
         )
     return variables | {name: value for name, value in turn.template_kwargs.items() if name in read}
+
+
+def with_switch(turn: ChatOptions, template: TemplateManager | None) -> ChatOptions:
+    """Return the options with a budget of no reasoning if the template has no variable to switch it off."""
+    off = needs_no_reasoning(turn, template.variables if template is not None else frozenset())
+    return msgspec.structs.replace(turn, thinking_budget=0) if off and not turn.continue_final_message else turn
+
+
+def check_names(kwargs: Mapping[str, Any], template: TemplateManager | None) -> None:
+    """Refuse names in `chat_template_kwargs` that the template does not read. Raises UnknownParameterError."""
+    read = template.variables if template is not None else frozenset[str]()
+    for name in sorted(kwargs.keys() - _KNOWN - read):
+        known = ", ".join(sorted(read)) or "none"
+        raise UnknownParameterError(
+            f"Unknown parameter: 'chat_template_kwargs.{name}'. The variables of this model's chat template: {known}.",
+            param=f"chat_template_kwargs.{name}",
+        )
 
 
 def needs_no_reasoning(turn: ChatOptions, read: Set[str]) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import msgspec
+import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, __version__
 
 from tercet.protocol.grammar_limits import PARSER_LIMITS
@@ -63,6 +64,11 @@ class LLGuidanceBackend:
     def __init__(self, tokenizer: str, vocab_size: int, end_ids: Sequence[int]) -> None:
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(end_ids) or None)
         self._limits = LLParserLimits(**PARSER_LIMITS)
+        ends = self._tokenizer.eos_tokens
+        text_ends = [token for token in ends if token < vocab_size and not self._tokenizer.is_special_token(token)]
+        marked = np.zeros((vocab_size + 31) // 32 * 32, dtype=bool)
+        marked[text_ends] = True
+        self._text_ends = np.packbits(marked, bitorder="little").view(np.int32) if text_ends else None
         added = msgspec.json.decode(tokenizer, type=_Tokenizer).added_tokens
         specials = [re.escape(each.content) for each in added if each.special and each.content]
         self._specials = re.compile("|".join(specials)) if specials else None
@@ -79,7 +85,8 @@ class LLGuidanceBackend:
     def compile(self, grammar: Grammar) -> LLGuidanceMatcher:
         """Return a matcher at the beginning of an output. Releases the GIL meanwhile."""
         source = _source(grammar)
-        if self._specials and self._specials.search(grammar.text.replace("\\", "")):
+        named = self._specials and self._specials.search(grammar.text.replace("\\", ""))
+        if named or self._text_ends is not None:  # the only token of a forced text may be an end token
             source = _unforced(source)
         matcher = LLGuidanceMatcher(LLMatcher(self._tokenizer, source, log_level=_SILENT, limits=self._limits))
         if matcher.error:
@@ -87,9 +94,12 @@ class LLGuidanceBackend:
         return matcher
 
     def fill(self, matchers: Sequence[LLGuidanceMatcher], masks: Masks) -> None:
+        """Write the masks. An end token that llguidance allows as text is removed: it would end the output there."""
         size = 4 * masks.shape[1]
         for row, matcher in enumerate(matchers):
             matcher.native.unsafe_compute_mask_ptr(masks.ctypes.data + row * size, size)
+            if self._text_ends is not None and not matcher.accepting:
+                masks[row] &= ~self._text_ends
 
 
 def _source(grammar: Grammar) -> str:

@@ -13,8 +13,8 @@ from tercet.frontend.api.openai.parsed_chat_writer import ParsedChatWriter
 from tercet.frontend.api.openai.structured_schema import constraint_of
 from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.chat.planner import ChatPlanner
-from tercet.frontend.chat.template_variables import KNOWN
-from tercet.frontend.errors import UnknownParameterError
+from tercet.frontend.chat.template_variables import check_names
+from tercet.frontend.errors import ApiError
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
 from tercet.frontend.manager.request import ParamNames
@@ -40,6 +40,14 @@ class OpenAIServingChat:
     async def create(self, request: Request) -> Response:
         """Generate chat completions."""
         body = await read_model(request, self._schema, self._body_limit)
+        try:
+            return await self._create(request, body)
+        except ApiError as error:
+            if body.uses_functions and error.param is not None:
+                error.param = _of_functions(error.param)
+            raise
+
+    async def _create(self, request: Request, body: ChatRequest) -> Response:
         model = await self._manager.adapters.model(body.model)
         plan = await self._planner.plan(to_chat_options(body, model), model)
         rid = self._manager.new_id()
@@ -49,6 +57,13 @@ class OpenAIServingChat:
         return await respond(request, self._manager, [plan.request], writer, stream=bool(body.stream), rid=rid)
 
 
+def _of_functions(param: str) -> str:
+    """Return the name of a parameter of tools in a request with the older functions."""
+    return (
+        param.replace("tools", "functions", 1).replace(".function.", ".", 1).replace("tool_choice", "function_call", 1)
+    )
+
+
 def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
     """Return the chat options of a request. Raises BadRequestError."""
     max_tokens, max_tokens_param = body.output_limit
@@ -56,6 +71,8 @@ def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
     requested = body.add_generation_prompt
     budget, budget_param = _thinking_budget(body)
     effort, effort_param = _reasoning_effort(body)
+    kwargs = body.chat_template_kwargs or {}
+    check_names(kwargs, model.files.template)
     return ChatOptions(
         messages=[message_of(message) for message in body.messages],
         tools=body.specs(),
@@ -65,7 +82,7 @@ def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
         reasoning_effort=effort,
         thinking=body.thinks,
         thinking_budget=budget,
-        template_kwargs=_template_kwargs(body, model),
+        template_kwargs=kwargs,
         add_generation_prompt=not continues if requested is None else requested,
         continue_final_message=continues,
         options=body.options(
@@ -81,19 +98,6 @@ def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:
             ),
         ),
     )
-
-
-def _template_kwargs(body: ChatRequest, model: ServedModel) -> dict[str, Any]:
-    """Return the template variables. Raises UnknownParameterError for names that the template does not read."""
-    kwargs, template = body.chat_template_kwargs or {}, model.files.template
-    read = template.variables if template is not None else frozenset[str]()
-    for name in sorted(kwargs.keys() - KNOWN - read):
-        known = ", ".join(sorted(read)) or "none"
-        raise UnknownParameterError(
-            f"Unknown parameter: 'chat_template_kwargs.{name}'. The variables of this model's chat template: {known}.",
-            param=f"chat_template_kwargs.{name}",
-        )
-    return kwargs
 
 
 def _reasoning_effort(body: ChatRequest) -> tuple[str | None, str]:

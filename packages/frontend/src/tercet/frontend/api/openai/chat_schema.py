@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tercet.frontend.api.openai.chat_messages import Content, Messages, with_reasoning
+from tercet.frontend.api.openai.chat_messages import Content, Messages, check_continued, with_reasoning
 from tercet.frontend.api.openai.sampling_schema import Count, Name, SamplingFields, Strict, refuse
 from tercet.frontend.api.openai.structured_schema import StructuredFields
 from tercet.frontend.api.openai.tool_schema import ToolFields
@@ -100,15 +100,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequestError("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
         if self.continue_final_message:
-            if self.add_generation_prompt:
-                raise BadRequestError(
-                    "'continue_final_message' and 'add_generation_prompt' exclude each other.",
-                    param="continue_final_message",
-                )
-            if self.messages[-1].role != "assistant":
-                raise BadRequestError(
-                    "The message to continue must be the assistant's.", param="continue_final_message"
-                )
+            check_continued(self.messages, add_generation_prompt=self.add_generation_prompt)
         return self
 
     @model_validator(mode="after")
