@@ -1,7 +1,5 @@
 """The /v1/chat/completions endpoint."""
 
-from typing import Any
-
 from starlette.requests import Request
 from starlette.responses import Response
 
