@@ -11,13 +11,13 @@ import msgspec
 
 from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.errors import UnknownParameterError, UnsupportedParameterError
-from tercet.frontend.model.chat_template import TemplateManager
+from tercet.frontend.model.chat_template import TEMPLATE_NAME, TemplateManager
 
 SWITCHES = ("enable_thinking", "thinking")
 """Names of template variables that switch reasoning on and off."""
 _EFFORT = "reasoning_effort"
-_KNOWN = frozenset({*SWITCHES, _EFFORT, "thinking_budget"})
-"""Names in `chat_template_kwargs` that a request may have for every model, since they have a meaning of their own."""
+_KNOWN = frozenset({*SWITCHES, _EFFORT, "thinking_budget", TEMPLATE_NAME})
+"""Names in `chat_template_kwargs` that a request may have for every model. `TEMPLATE_NAME` names a template."""
 
 
 def template_variables(turn: ChatOptions, read: Set[str], *, reasons: bool) -> dict[str, Any]:
@@ -34,7 +34,7 @@ def template_variables(turn: ChatOptions, read: Set[str], *, reasons: bool) -> d
         raise UnsupportedParameterError(
             "This model has no reasoning to set the effort of.", param=turn.options.param_names.reasoning_effort
         )
-    return variables | {name: value for name, value in turn.template_kwargs.items() if name in read}
+    return variables | {name: value for name, value in turn.template_kwargs.items() if name in {*read, TEMPLATE_NAME}}
 
 
 def with_switch(turn: ChatOptions, template: TemplateManager | None) -> ChatOptions:

@@ -3,29 +3,31 @@
 Templates come from the model's directory only, never from a request.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.model.files import read_text
+from tercet.frontend.model.files import reading
 from tercet.frontend.model.message_form import escaped, find_form
 from tercet.frontend.model.message_shape import find_shape
 from tercet.frontend.model.prompts import ChatPrompt
+from tercet.frontend.model.template_files import DEFAULT, FOR_TOOLS, read_template, template_sources
 from tercet.frontend.model.template_syntax import RefusalError, parse_template
+from tercet.frontend.model.tool_place import ToolPlace, find_place, place_tools
 from tercet.frontend.parsers.registry import ParserNames, detect
 from tercet.protocol.json_files import read_object
 
 _END = "\ufdd2end of the message to continue\ufdd3"
-_TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
-"""The file of the template for chats with tools, as transformers saves it."""
+TEMPLATE_NAME = "chat_template"
+"""Variable of a request that names one of the model's templates, as in transformers' `apply_chat_template`."""
 _ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-_PROBE = "tercet-tool"
 _PROBE_TOOLS = [
     {
         "type": "function",
-        "function": {"name": "probe", "description": _PROBE, "parameters": {"type": "object", "properties": {}}},
+        "function": {"name": "probe", "description": "x", "parameters": {"type": "object", "properties": {}}},
     }
 ]
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
@@ -38,55 +40,77 @@ _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls
 class TemplateManager:
     """Chat template of one model. Thread-safe. Raises ValueError for a template that does not parse.
 
-    Some models have a second template, for chats with tools.
+    Some models have further templates, in `named`. "tool_use" is that of chats with tools.
     """
 
-    def __init__(self, source: str, special_tokens: dict[str, str], for_tools: str | None = None) -> None:
+    def __init__(self, source: str, special_tokens: dict[str, str], named: Mapping[str, str] | None = None) -> None:
         parsed = parse_template(source)
         self._template = parsed.template
         self._special_tokens = special_tokens
         self.variables = parsed.variables - (_ARGUMENTS - {"documents"}) - special_tokens.keys()
         """Variables of the template that a request may set."""
-        self.supports_tools = "tools" in parsed.variables and self._describes_tools()
+        reads_tools = "tools" in parsed.variables | parsed.words
+        self._tool_place = find_place(self._render_probe) if reads_tools else ToolPlace.NOWHERE
         self.parsers: ParserNames = detect(source)
         """Parsers for the notation of reasoning and tool calls in this template."""
         self._form = find_form(self._render_probes, parsed.words, self.parsers.tools)
         self._shape = find_shape(self._render_messages, knows_developer=self._form.developer == "developer")
-        self._for_tools = TemplateManager(for_tools, special_tokens) if for_tools is not None else None
+        self._named = {name: TemplateManager(text, special_tokens) for name, text in (named or {}).items()}
+        self._for_tools = self._named.get(FOR_TOOLS)
         if self._for_tools is not None:
             self.variables |= self._for_tools.variables
-            self.supports_tools |= self._for_tools.supports_tools
             self.parsers = ParserNames(self.parsers.reasoning, self._for_tools.parsers.tools or self.parsers.tools)
 
+    @property
+    def supports_tools(self) -> bool:
+        if self._for_tools is not None:
+            return self._for_tools.supports_tools
+        return self._tool_place is not ToolPlace.NOWHERE
+
     @classmethod
-    def from_files(cls, files: dict[str, bytes]) -> "TemplateManager | None":
-        """Load the template from a model's files; None if it has none. Raises ValueError if it does not parse."""
-        config = read_object(files, "tokenizer_config.json")
-        field, for_tools = config.get("chat_template"), None
-        if isinstance(field, list):
-            named = {each.get("name"): each.get("template") for each in field if isinstance(each, dict)}
-            field, for_tools = named.get("default"), named.get("tool_use")
-        source = read_text(files, "chat_template.jinja") if "chat_template.jinja" in files else field
-        if _TOOL_TEMPLATE in files:
-            for_tools = read_text(files, _TOOL_TEMPLATE)
-        if not isinstance(source, str):
+    def from_files(cls, files: dict[str, bytes], override: str | None = None) -> "TemplateManager | None":
+        """Load the templates from a model's files, or `override` in their place; None without a default one.
+
+        Raises ValueError for a template that does not parse.
+        """
+        sources = template_sources(files, override)
+        if sources.default is None:
             return None
-        return cls(source, _special_tokens(config, read_object(files, "special_tokens_map.json")), for_tools)
+        config, special_map = (
+            read_object(files, f"{name}.json") for name in ("tokenizer_config", "special_tokens_map")
+        )
+        return cls(sources.default, _special_tokens(config, special_map), sources.named)
 
     def render(self, prompt: ChatPrompt, escape: Callable[[str], str] = str) -> str:
         """Render a chat, applying `escape` to every text of the client. Raises BadRequestError."""
-        if prompt.tools and self._for_tools is not None:
-            return self._for_tools.render(prompt, escape)
+        return self._chosen(prompt)._render(prompt, escape)
+
+    def _chosen(self, prompt: ChatPrompt) -> "TemplateManager":
+        """Return the template that a request names, or the one for its tools. Raises BadRequestError."""
+        name = prompt.kwargs.get(TEMPLATE_NAME)
+        if name is None:
+            return self._for_tools if prompt.tools and self._for_tools is not None else self
+        templates = {DEFAULT: self, **self._named}
+        if name not in templates:
+            raise BadRequestError(
+                f"The model has no chat template {name!r}, only {', '.join(templates)}.",
+                param=f"chat_template_kwargs.{TEMPLATE_NAME}",
+            )
+        return templates[name]
+
+    def _render(self, prompt: ChatPrompt, escape: Callable[[str], str]) -> str:
         messages = [self._form.convert(message, escape) for message in self._shape.apply(prompt.messages)]
+        tools = escaped(prompt.tools, escape)
+        messages = place_tools(messages, tools, self._tool_place)
         if prompt.continue_final_message:
             messages[-1] = _with_end(messages[-1])
-        variables = {"documents": None, **{name: escaped(value, escape) for name, value in prompt.kwargs.items()}}
+        variables = {name: escaped(value, escape) for name, value in prompt.kwargs.items() if name != TEMPLATE_NAME}
         try:
             text = self._template.render(
                 **self._special_tokens,
-                **variables,
+                **{"documents": None, **variables},
                 messages=messages,
-                tools=escaped(prompt.tools, escape),
+                tools=tools,
                 add_generation_prompt=prompt.add_generation_prompt,
             )
         except RefusalError as refusal:
@@ -106,11 +130,6 @@ class TemplateManager:
             )
         return kept
 
-    def _describes_tools(self) -> bool:
-        """Return whether the template renders tools. One that refuses the probe is trusted."""
-        text = self._render_probe([{"role": "user", "content": "x"}], _PROBE_TOOLS)
-        return text is None or _PROBE in text
-
     def _render_messages(self, messages: Sequence[dict[str, Any]]) -> str | None:
         return self._render_probes([self._form.convert(message, str) for message in messages])
 
@@ -119,8 +138,9 @@ class TemplateManager:
 
         Some templates render calls only beside tools, as most requests have them.
         """
-        calls = any("tool_calls" in message for message in messages)
-        rendered = self._render_probe(messages, _PROBE_TOOLS) if calls and self.supports_tools else None
+        rendered = None
+        if self._tool_place is not ToolPlace.NOWHERE and any("tool_calls" in message for message in messages):
+            rendered = self._render_probe(place_tools([*messages], _PROBE_TOOLS, self._tool_place), _PROBE_TOOLS)
         return self._render_probe(messages, None) if rendered is None else rendered
 
     def _render_probe(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
@@ -131,6 +151,19 @@ class TemplateManager:
         except Exception:
             # Any failure of a third-party template on the probe means that it does not support the form.
             return None
+
+
+def operator_template(path: Path | None) -> str | None:
+    """Return the source of the template of `--chat-template`. Raises ValueError, in one line, if it is of no use."""
+    if path is None:
+        return None
+    source = read_template(path)
+    with reading(str(path)):
+        try:
+            TemplateManager(source, {})
+        except ValueError as error:
+            raise ValueError(f"--chat-template {path}: {error}") from error
+    return source
 
 
 def _with_end(message: dict[str, Any]) -> dict[str, Any]:

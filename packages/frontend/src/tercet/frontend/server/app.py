@@ -19,6 +19,7 @@ from tercet.frontend.api.openai.chat import OpenAIServingChat
 from tercet.frontend.api.openai.completions import OpenAIServingCompletion
 from tercet.frontend.api.openai.embeddings import OpenAIServingEmbedding
 from tercet.frontend.api.openai.rerank import OpenAIServingRerank
+from tercet.frontend.api.openai.stored.routes import OpenAIServingStoredChats
 from tercet.frontend.api.responses.conversation_routes import OpenAIServingConversations
 from tercet.frontend.api.responses.routes import OpenAIServingResponses
 from tercet.frontend.api.sglang.adapter_routes import AdapterRoutes
@@ -123,9 +124,11 @@ def _routes(
     responses = stores.responses if stores else None
     conversations = stores.conversations if stores else None
     background = stores.background if stores else None
+    chats = stores.chats if stores else None
     sessions = SessionRoutes(stores.sessions if stores else None, limit)
     return [
-        *OpenAIServingChat(manager, limit, planner).routes,
+        *OpenAIServingChat(manager, limit, planner, chats).routes,
+        *OpenAIServingStoredChats(chats, limit).routes,
         *OpenAIServingCompletion(manager, limit).routes,
         *OpenAIServingResponses(manager, planner, responses, background, conversations, limit).routes,
         *OpenAIServingConversations(conversations, responses, limit).routes,

@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.api.openai.chat_messages import Content, Messages, check_continued, with_reasoning
-from tercet.frontend.api.openai.sampling_schema import Count, Name, SamplingFields, Strict, refuse
+from tercet.frontend.api.openai.sampling_schema import Count, Metadata, Name, SamplingFields, Strict, refuse
 from tercet.frontend.api.openai.structured_schema import StructuredFields
 from tercet.frontend.api.openai.tool_schema import ToolFields
 from tercet.frontend.errors import BadRequestError
@@ -44,7 +44,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    metadata: Annotated[dict[Name, Name], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     service_tier: Name | None = None
     safety_identifier: Name | None = None
