@@ -50,7 +50,12 @@ def test_text_is_one_part_where_the_template_wants_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "role"), [("{{ messages[0].role }}", "system"), ("{# developer #}{{ messages[0].role }}", "developer")]
+    ("source", "role"),
+    [
+        ("{{ messages[0].role }}", "system"),
+        ("{% if messages[0].role == 'developer' %}D{% else %}{{ messages[0].role }}{% endif %}", "D"),
+        ("{# developer #}{{ messages[0].role }}", "system"),
+    ],
 )
 def test_a_developer_is_the_system_unless_the_template_knows_developers(source: str, role: str) -> None:
     assert render(source, ("developer", "x")) == role
