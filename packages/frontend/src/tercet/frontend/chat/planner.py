@@ -59,11 +59,9 @@ class ChatPlanner:
         """Return the notations of reasoning and tool calls for this model."""
         template = model.files.template
         found = template.parsers if template else ParserNames()
-        # Instructions for a template without tools ask for the generic notation.
-        tools = found.tools if template and template.supports_tools else None
         return ParserNames(
             reasoning=found.reasoning if self._reasoning == AUTOMATIC else _named(self._reasoning),
-            tools=tools or "generic" if self._tools == AUTOMATIC else _named(self._tools),
+            tools=found.tools or "generic" if self._tools == AUTOMATIC else _named(self._tools),
         )
 
     async def plan(self, turn: ChatOptions, model: ServedModel) -> ChatPlan:
