@@ -136,8 +136,20 @@ TEMPLATES: dict[str, tuple[str, ParserNames]] = {
         ParserNames(None, "glm4"),
     ),
     "zai-org/GLM-4.7-Flash": (
-        "[gMASK]<sop><tool_call>{{ name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></think>",
-        ParserNames("qwen3", "glm"),
+        "[gMASK]<sop><tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</arg_value></think>",
+        ParserNames("qwen3", "glm47"),
+    ),
+    "zai-org/GLM-4.7": (
+        "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key> </think>",
+        ParserNames("qwen3", "glm47"),
+    ),
+    "LiquidAI/LFM2.5-1.2B-Instruct": (
+        "<|im_start|>system List of tools: [{{ tool }}] {%- if '</think>' in content -%}",
+        ParserNames("qwen3", "lfm2"),
+    ),
+    "vLLM's template for microsoft/Phi-4-mini-instruct": (
+        'a single JSON list formatted as functools[{"name": [function name]}]',
+        ParserNames(None, "phi4_mini"),
     ),
     "HuggingFaceTB/SmolLM3-3B": (
         "<tool_call>{\"name\": <function-name>}</tool_call> {{ '<think>\\n\\n</think>\\n' }}",

@@ -56,7 +56,7 @@ def spec(name: str, arguments: Arguments) -> ToolSpec:
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(calls=calls_of, cut=st.integers(1, 30))
 def test_written_calls_are_read(name: str, calls: list[tuple[str, Arguments]], cut: int) -> None:
     form = tool_format(name)

@@ -11,7 +11,7 @@ from tercet.frontend.chat.custom_calls import CustomCalls
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.output_parser import OutputParser
 from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
-from tercet.frontend.chat.template_variables import template_variables
+from tercet.frontend.chat.template_variables import template_variables, with_switch
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.config.config import ServingConfig
 from tercet.frontend.config.validation import AUTOMATIC, NONE
@@ -74,7 +74,9 @@ class ChatPlanner:
             raise UnsupportedParameterError(
                 "This model has no reasoning to limit.", param=turn.options.param_names.thinking_budget
             )
-        prompt = _prompt(turn, model, reasons=names.reasoning is not None)
+        prompt = _prompt(turn, model, names)
+        if names.reasoning is not None:
+            turn = with_switch(turn, model.files.template)
         special = _keeps_special_tokens(names, model.files.special_texts)
         hidden = special and turn.options.skip_special_tokens
         tokens = model.tokens
@@ -174,19 +176,21 @@ def _checked_tools(turn: ChatOptions, names: ParserNames) -> tuple[ToolSpec, ...
     return tools
 
 
-def _prompt(turn: ChatOptions, model: ServedModel, *, reasons: bool) -> ChatPrompt:
+def _prompt(turn: ChatOptions, model: ServedModel, names: ParserNames) -> ChatPrompt:
     """Return the input of the template, without tools if calls are disabled."""
     template = model.files.template
     messages = history(turn.messages)
     tools = turn.tools if turn.tool_choice.calls is not Calls.NONE else ()
     if tools and template is not None and not template.supports_tools:
-        messages = with_instructions(messages, tools)
+        messages = with_instructions(messages, tools, names.tools)
     return ChatPrompt(
         messages=messages,
         tools=for_template(tools) if tools else None,
         add_generation_prompt=turn.add_generation_prompt,
         continue_final_message=turn.continue_final_message,
-        kwargs=template_variables(turn, template.variables if template else frozenset(), reasons=reasons),
+        kwargs=template_variables(
+            turn, template.variables if template else frozenset(), reasons=names.reasoning is not None
+        ),
         param=turn.options.param_names.messages,
     )
 
@@ -195,8 +199,9 @@ def _keeps_special_tokens(names: ParserNames, specials: SpecialTexts) -> bool:
     """Return whether the parsers need special tokens in the decoded text."""
     if names.tools:
         tools = tool_format(names.tools).framing
-        marks = (tools.begin, tools.prefix, tools.suffix, tools.separator, tools.end, tools.key_prefix)
-        if tools.special_tokens or any(map(specials.occur_in, marks)):
+        calls = (tools.begin, tools.prefix, tools.suffix, tools.separator, tools.end)
+        values = (tools.key_prefix, tools.key_suffix, tools.string_begin, tools.string_end, tools.other_begin)
+        if tools.special_tokens or any(map(specials.occur_in, (*calls, *values))):
             return True
     if names.reasoning:
         form = reasoning_format(names.reasoning)

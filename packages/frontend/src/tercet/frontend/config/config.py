@@ -31,6 +31,8 @@ class ServingOptions:
     """Names that clients know the model by, instead of the scheduler's; repeatable."""
     lora: Repeatable = ()
     """NAME=PATH of an adapter that requests can name, as schedulers find it; repeatable."""
+    chat_template: Path | None = None
+    """File with a chat template in Jinja, in place of the model's own."""
     tool_call_parser: str = "auto"
     """Notation of the model's tool calls: a parser's name, auto for what its chat template uses, or none."""
     reasoning_parser: str = "auto"
