@@ -75,8 +75,7 @@ class ChatPlanner:
                 "This model has no reasoning to limit.", param=turn.options.param_names.thinking_budget
             )
         prompt = _prompt(turn, model, names)
-        if names.reasoning is not None:
-            turn = with_switch(turn, model.files.template)
+        turn = with_switch(turn, model.files.template, reasons=names.reasoning is not None)
         special = _keeps_special_tokens(names, model.files.special_texts)
         hidden = special and turn.options.skip_special_tokens
         tokens = model.tokens
