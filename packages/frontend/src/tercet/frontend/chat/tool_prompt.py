@@ -1,9 +1,9 @@
 """Description of tools for the model: by its chat template, or as instructions if the template has no tools."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from tercet.frontend.json_number import json_text
 from tercet.frontend.parsers.port import ToolSpec
 
 _INSTRUCTIONS = """\
@@ -19,7 +19,7 @@ def for_template(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
 
 def with_instructions(messages: list[dict[str, Any]], tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     """Append instructions on the tools and their calls to the first system message."""
-    listed = "\n".join(json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
+    listed = "\n".join(json_text(_function(tool), ensure_ascii=False) for tool in tools)
     text = _INSTRUCTIONS.format(tools=listed)
     first = messages[0]
     if first["role"] not in {"system", "developer"}:

@@ -3,7 +3,6 @@
 Templates come from the model's directory only, never from a request.
 """
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -16,6 +15,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.json_number import json_text
 from tercet.frontend.model.files import read_text
 from tercet.frontend.model.message_shape import find_shape
 from tercet.frontend.model.prompts import ChatPrompt
@@ -97,7 +97,7 @@ def _tojson(
     sort_keys: bool = False,
 ) -> str:
     """Encode as JSON without the HTML escapes of jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json_text(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _strftime_now(form: str) -> str:
