@@ -11,9 +11,15 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
+GRIDS = (
+    *("packages/kernels/tests/triton/", "packages/kernels/tests/attention/", "packages/scheduler/tests/executor/"),
+    *("packages/scheduler/tests/generation/", "packages/scheduler/tests/models/"),
+)
+"""Folders with grids of cases that compute much."""
 SHARE_SERVERS = ("tests/chaos/", "tests/e2e/")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -38,6 +44,37 @@ def pytest_collection() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the cases of a test in `GRIDS` as slow, except a few in which every value of every parameter appears.
+
+    Cases are the product of parameters and parametrized fixtures; a list of rows, written by hand, stays whole.
+    """
+    tests: dict[str, list[tuple[pytest.Item, set[tuple[str, str]]]]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.nodeid.startswith(GRIDS) and not item.get_closest_marker("slow"):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append((item, _values(item)))
+    for cases in tests.values():
+        missing = set[tuple[str, str]]().union(*(values for _, values in cases))
+        while missing:
+            case = max(cases, key=lambda case: (len(missing & case[1]), crc32(case[0].nodeid.encode())))
+            cases.remove(case)
+            missing -= case[1]
+        for item, _ in cases if cases and cases[0][1] else ():
+            item.add_marker(pytest.mark.slow)
+
+
+def _values(item: pytest.Function) -> set[tuple[str, str]]:
+    """Return the values of a case by parameter. Parameters that one mark gives together count as one."""
+    params: dict[str, Any] = item.callspec.params if hasattr(item, "callspec") else {}
+    values = {name: repr(value) for name, value in params.items()}
+    for mark in item.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        if len(names) > 1:
+            values[" ".join(names)] = " ".join(values.pop(name.strip()) for name in names)
+    return {*values.items()}
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -21,6 +21,7 @@ from tercet.frontend.api import metrics
 from tercet.frontend.api.docs.operations import OPERATIONS
 from tercet.frontend.config.config import FrontendConfig, HttpConfig, LinkConfig, ServingConfig, StoreConfig
 from tercet.frontend.manager import series
+from tercet.frontend.parsers.families import FAMILIES
 from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 from tercet.frontend.supervisor.options import FrontendOptions, SchedulerOptions, ServeOptions
 from tercet.scheduler.architectures import MODULES, embedders, generators, is_encoder
@@ -121,6 +122,16 @@ def parsers_table() -> str:
     return table("option, names", rows)
 
 
+def notations_table() -> str:
+    """Return the notations of tool calls and reasoning that the published templates of each family use."""
+    rows = [[each.models, _notation(each.tools), _notation(each.reasoning)] for each in FAMILIES]
+    return table("models, tool calls, reasoning", rows)
+
+
+def _notation(name: str | None) -> str:
+    return "none" if name is None else f"`{name}`"
+
+
 def frontend_metrics_table() -> str:
     """Return the series that frontends count, with labels and descriptions."""
     rows = [
@@ -166,6 +177,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "architectures": architectures_table,
     "encoders": encoders_table,
     "parsers": parsers_table,
+    "notations": notations_table,
     "metrics-frontend": frontend_metrics_table,
     "metrics-scheduler": scheduler_metrics_table,
     "routes": routes_table,

@@ -29,7 +29,7 @@ from tools.gpu_stages.scale import Results, Shape
 from tools.gpu_stages.table import table
 from tools.tests.tiny import CPU, TINY, failing
 
-pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))]
 
 
 SCALE = replace(TINY, compared=Shape("LlamaForCausalLM", 32, 32, 1, 2, 1, 16, 32), compared_tokens=16)

@@ -88,6 +88,7 @@ def assert_served(stage: str, results: dict[str, Any]) -> None:
             assert results["ratio"] == results["tercet"]["output_tokens_per_s"] / 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", [*STAGES, *SERVED_STAGES])
 def test_a_stage_gives_a_record(stage: str, out: Path) -> None:
     (path,) = out.glob(f"*-{stage}.json")

@@ -51,6 +51,7 @@ def test_a_process_takes_tasks_until_the_device_fails_in_it() -> None:
     ]
 
 
+@pytest.mark.slow
 def test_several_processes_share_the_tasks() -> None:
     both = each(work, ["one", "two"], 2)
     assert {task for task, _ in both} == {"one", "two"}

@@ -17,7 +17,7 @@ from tools.gpu_stages.table import table
 from tools.tests.test_adapters_stage import SCALE, Tape, with_graphs
 from tools.tests.tiny import CPU
 
-pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))]
 
 LONGER = replace(SCALE, compared_tokens=64)
 TOKENS = 9

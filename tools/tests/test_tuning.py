@@ -64,6 +64,7 @@ def test_a_way_that_is_wrong_is_found_and_not_timed(monkeypatch: pytest.MonkeyPa
     assert len(results["largest"]["batch 1"]) == len(argmax.TILINGS)
 
 
+@pytest.mark.slow
 def test_other_processes_check_and_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other processes do not have the replacements of this test."""
     ways = embedding.TILINGS[:2]

@@ -12,7 +12,7 @@ from tools.gpu_stages import weights
 from tools.tests.test_adapters_stage import SCALE, Tape, with_graphs
 from tools.tests.tiny import CPU
 
-pytestmark = pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing_triton(CPU)), reason=missing_triton(CPU))]
 
 
 def replaced() -> dict[str, Any]:

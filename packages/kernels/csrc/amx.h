@@ -32,6 +32,7 @@ class Tiles {
         config.rows[0] = config.rows[1] = config.rows[4] = upper;
         config.rows[2] = config.rows[3] = config.rows[5] = lower;
         config.rows[6] = config.rows[7] = 16;
+        asm volatile("" : : "r"(&config) : "memory");  // GCC 12 believes that 8 bytes are read, and may drop the rest
         _tile_loadconfig(&config);
     }
 

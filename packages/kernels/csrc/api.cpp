@@ -35,7 +35,7 @@ const T* at(const void* memory, int64_t index) {
 // Sum of the struct sizes, to detect an abi.py of another version.
 EXPORT int64_t tercet_struct_bytes() noexcept {
     return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter) +
-                   sizeof(Packing) + sizeof(ShmCollectives) + sizeof(Mixture) + sizeof(Adapters) + sizeof(AdapterRows));
+                   sizeof(Packing) + sizeof(BlockSource) + sizeof(ShmCollectives) + sizeof(Mixture) + sizeof(Adapters) + sizeof(AdapterRows));
 }
 
 EXPORT int64_t tercet_best_level() noexcept { return best_level(); }
@@ -102,6 +102,19 @@ EXPORT int64_t tercet_packed_bytes(int64_t n, int64_t k, int64_t format) noexcep
 
 EXPORT int64_t tercet_pack(const void* weight, int64_t source, int64_t n, int64_t k, const Packing* packing) {
     return guarded([&] { pack(weight, source, n, k, *packing); });
+}
+
+// Fills in scale type and zero of the source's coding.
+EXPORT int64_t tercet_choose_coding(BlockSource* source) {
+    return guarded([&] { choose_coding(*source); });
+}
+
+EXPORT int64_t tercet_packed_block_bytes(int64_t n, int64_t k, const Coding* coding) noexcept {
+    return packed_block_bytes(n, k, *coding);
+}
+
+EXPORT int64_t tercet_pack_blocks(const BlockSource* source, const Coding* coding, const Packing* packing) {
+    return guarded([&] { pack_blocks(*source, *coding, *packing); });
 }
 
 EXPORT int64_t tercet_linear(const Linear* weights, const float* x, int64_t m, float* out) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "blocks.h"
 #include "int4.h"
 #include "lora.h"
 #include "pack.h"
@@ -21,6 +22,16 @@ constexpr int64_t WIDE_ROWS = LANES == 16 ? 6 : 4;
 
 template <class Format>
 constexpr bool IS_INT4 = std::is_same_v<Format, Nibbles>;
+template <class Format>
+constexpr bool IN_BLOCKS = std::is_same_v<Format, Blocks> || std::is_same_v<Format, BlocksOfFloats>;
+
+template <class Format>
+int64_t panel_bytes_of(const Linear& linear) {
+    if constexpr (IN_BLOCKS<Format>)
+        return blocks::Layout(linear.coding, linear.k).panel;
+    else
+        return panel_bytes<Format>(linear.k);
+}
 
 inline F32 as_floats(F32 x) { return x; }
 inline F32 as_floats(I32 x) { return __builtin_convertvector(x, F32); }
@@ -93,9 +104,12 @@ void multiply_rows(const Linear& linear, const Operand& x, int64_t first, int64_
     amx::Tiles tiles;
     typename Format::Sums sums[ROWS][4 * PARTS];
     Added* added = ADAPTED ? &Added::here() : nullptr;
-    bool on_tiles = amx::HERE && Format::GROUP > 1 && !IS_INT4<Format> && last - first >= TILED_ROWS;
+    constexpr bool TILED = amx::HERE && Format::GROUP > 1 && !IS_INT4<Format> && !IN_BLOCKS<Format>;
+    bool on_tiles = TILED && last - first >= TILED_ROWS;
     int most = on_tiles || last - first > WIDE_ROWS ? 2 : 4;
-    int64_t bytes = panel_bytes<Format>(linear.k);
+    int64_t bytes = panel_bytes_of<Format>(linear);
+    blocks::Layout layout(IN_BLOCKS<Format> ? linear.coding : Coding{8, 32, SINGLES, 0}, linear.k);
+    blocks::InputLayout inputs_layout(linear.k);
     for (int width; panel < end; panel += width) {
         width = int(std::min<int64_t>(end - panel, most));
         if (width == 3) width = 2;
@@ -105,6 +119,9 @@ void multiply_rows(const Linear& linear, const Operand& x, int64_t first, int64_
             const char* inputs = x.rows + m * x.stride;
             if constexpr (IS_INT4<Format>)
                 int4::multiply(inputs, x.stride, rows, weights, bytes, width, sums[0], 4 * PARTS);
+            else if constexpr (IN_BLOCKS<Format>)
+                blocks::multiply<std::is_same_v<Format, Blocks>>({layout, inputs_layout, inputs, x.stride, weights},
+                                                                 rows, width, sums[0], 4 * PARTS);
             else
                 product::multiply<Format>(tiles, on_tiles, inputs, x.stride, rows, weights, bytes, width, sums[0],
                                           4 * PARTS, {m - first, last - first});
@@ -140,7 +157,7 @@ void for_chunks(int64_t m, int64_t stride, const Body& body) {
 // Pairs of panels that are worth a task of their own.
 template <class Format>
 int64_t grain_of(const Linear& linear) {
-    int64_t pair_bytes = 2 * panel_bytes<Format>(linear.k);
+    int64_t pair_bytes = 2 * panel_bytes_of<Format>(linear);
     return round_up(GRAIN_BYTES, pair_bytes) / pair_bytes;
 }
 
@@ -202,6 +219,28 @@ void fill_nibbles(const float* x, int64_t k, const Operand& operand, int64_t m) 
     }
 }
 
+void fill_blocks(const float* x, int64_t k, const Operand& operand, int64_t m) {
+    char* row = operand.rows + m * operand.stride;
+    blocks::InputLayout layout(k);
+    std::memset(row + k, 0, size_t(layout.bytes - k));
+    for (int64_t chunk = 0; chunk < blocks::chunks(k); chunk++) {
+        int64_t first = chunk * blocks::CHUNK, count = std::min(k - first, blocks::CHUNK);
+        int32_t sums[2] = {};
+        auto put = [&](int64_t i, I32 steps, int64_t some) {
+            for (int64_t lane = 0; lane < some; lane++) {
+                row[first + i + lane] = char(steps[lane]);
+                sums[(i + lane) / 16] += steps[lane];
+            }
+        };
+        float step = quantize(x + first, count, put);
+        auto set_number = [&](int64_t at, float value) { std::memcpy(row + at, &value, sizeof value); };
+        set_number(layout.steps + 4 * chunk, step);
+        set_number(layout.sums + 4 * chunk, float(sums[0] + sums[1]) * step);
+        for (int64_t half = 0; half < 2; half++)
+            set_number(layout.half_sums + 8 * chunk + 4 * half, float(sums[half]) * step);
+    }
+}
+
 }  // namespace
 
 int64_t operand_stride(int64_t format, int64_t k) {
@@ -209,6 +248,8 @@ int64_t operand_stride(int64_t format, int64_t k) {
         case FLOAT32: return input_bytes<Floats>(k);
         case BFLOAT16: return input_bytes<Bfloats>(k);
         case INT8: return input_bytes<Bytes>(k);
+        case BLOCKS: return round_up(blocks::InputLayout(k).bytes, ROW_BYTES);
+        case FLOAT_BLOCKS: return 4 * blocks::CHUNK * blocks::chunks(k);
         default: return int4::operand_stride(k);
     }
 }
@@ -217,6 +258,7 @@ void fill_operand(int64_t format, const float* x, int64_t k, const Operand& oper
     char* row = operand.rows + m * operand.stride;
     switch (format) {
         case FLOAT32:
+        case FLOAT_BLOCKS:
             std::memcpy(row, x, size_t(4 * k));
             std::memset(row + 4 * k, 0, size_t(operand.stride - 4 * k));
             break;
@@ -227,6 +269,7 @@ void fill_operand(int64_t format, const float* x, int64_t k, const Operand& oper
                         size_t(operand.stride - k * int64_t(sizeof(Bfloats::Input))));
             break;
         case INT8: fill_bytes(x, k, operand, m); break;
+        case BLOCKS: fill_blocks(x, k, operand, m); break;
         default: fill_nibbles(x, k, operand, m);
     }
 }
@@ -236,6 +279,8 @@ void multiply(const Linear& linear, const Operand& x, int64_t m, const Output& o
         case FLOAT32: return multiply_all<Floats>(linear, x, m, output);
         case BFLOAT16: return multiply_all<Bfloats>(linear, x, m, output);
         case INT8: return multiply_all<Bytes>(linear, x, m, output);
+        case BLOCKS: return multiply_all<Blocks>(linear, x, m, output);
+        case FLOAT_BLOCKS: return multiply_all<BlocksOfFloats>(linear, x, m, output);
         default: return multiply_all<Nibbles>(linear, x, m, output);
     }
 }
@@ -246,12 +291,18 @@ void multiply(const Product* products, int64_t count) {
         case FLOAT32: return multiply_several<Floats>(products, count);
         case BFLOAT16: return multiply_several<Bfloats>(products, count);
         case INT8: return multiply_several<Bytes>(products, count);
+        case BLOCKS: return multiply_several<Blocks>(products, count);
+        case FLOAT_BLOCKS: return multiply_several<BlocksOfFloats>(products, count);
         default: return multiply_several<Nibbles>(products, count);
     }
 }
 
 void unpack_row(const Linear& linear, int64_t index, float* out) {
     int64_t lane = index % PANEL;
+    if (linear.format >= BLOCKS) {
+        blocks::Layout layout(linear.coding, linear.k);
+        return blocks::unpack(layout, linear.panels + index / PANEL * layout.panel, lane, linear.k, out);
+    }
     const char* panel = linear.panels + index / PANEL * packed_bytes(1, linear.k, linear.format);
     for (int64_t i = 0; i < linear.k; i++) {
         switch (linear.format) {

@@ -3,10 +3,22 @@
 
 #include <cstdint>
 
-enum Format : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3 };
+// BLOCKS and FLOAT_BLOCKS are the weights of blocks.h, with inputs in 8 bits or in float32.
+enum Format : int64_t { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, INT4 = 3, BLOCKS = 4, FLOAT_BLOCKS = 5 };
 
-// Whose inputs are rounded to 8 bits with a scale for each row.
+// Whose inputs are rounded to 8 bits with a scale for each row or each 32 of its inputs.
 inline bool is_quantized(int64_t format) { return format >= INT8; }
+
+// How blocks hold scales and minimums: as int8 multiples of a float32, float16, or float32.
+enum ScaleType : int64_t { STEPS = 0, HALVES = 1, SINGLES = 2 };
+
+// How weights in blocks are stored: see blocks.h.
+struct Coding {
+    int64_t bits;        // of a code: 4, without a sign, or 8, with one
+    int64_t block;       // inputs that share a scale: 16 or 32
+    int64_t scale_type;  // a `ScaleType`
+    int64_t zero;        // the code of zero in all blocks: their minimum is -zero * scale; -1 where blocks have minimums
+};
 
 // Weights [n, k], see pack.h. Arrays of n are padded to whole panels.
 struct Linear {
@@ -16,6 +28,7 @@ struct Linear {
     const float* scales;     // int8 only: what one step of each output's weights means
     const int32_t* offsets;  // int8 only: 128 * the sum of each output's weights, due to inputs being 128 too large
     const float* bias;       // or null
+    Coding coding;           // of blocks only
 };
 
 // Inputs in the format of the weights they meet: rows of `stride` bytes, zero past k up to a whole number of tiles.

@@ -67,6 +67,21 @@ def test_streamed_is_what_the_whole_is(transcript: Transcript, cuts: list[int]) 
     assert all(call.id for call in streamed.calls)
 
 
+@pytest.mark.parametrize(
+    ("finish", "text"),
+    [
+        (FinishReason(FinishType.LENGTH), "Right."),
+        (FinishReason(FinishType.ABORT), "Right."),
+        (FinishReason(FinishType.STOP, "ther"), "Right."),
+        (STOP, 'Right.\n<tool_call>\n{"name": "get_wea'),
+    ],
+)
+def test_a_call_that_the_model_did_not_end_is_no_content(finish: FinishReason, text: str) -> None:
+    reader = OutputParser(make_parser(ParserNames(None, "hermes")))
+    events = reader.read(update('Right.\n<tool_call>\n{"name": "get_wea')) + reader.read(update("", finish))
+    assert merge_events(events) == ParsedMessage(text)
+
+
 @settings(deadline=None)
 @given(
     parts=st.lists(

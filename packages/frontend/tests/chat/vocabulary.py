@@ -16,7 +16,8 @@ SPECIAL = re.findall(
     """<|endoftext|> <|im_end|> [TOOL_CALLS] [ARGS] [THINK] [/THINK] <｜tool▁calls▁begin｜> <｜tool▁calls▁end｜>
     <｜tool▁call▁begin｜> <｜tool▁call▁end｜> <｜tool▁sep｜> <|tool_calls_section_begin|> <|tool_calls_section_end|>
     <|tool_call_begin|> <|tool_call_end|> <|tool_call_argument_begin|> <|channel|> <|message|> <|start|> <|end|>
-    <|call|> <|constrain|> <|return|> <|python_tag|>""",
+    <|call|> <|constrain|> <|return|> <|python_tag|> <|START_ACTION|> <|END_ACTION|> <|tool_call> <tool_call|> <|"|>
+    <|tool_call_start|> <|tool_call_end|> <|tools_prefix|> <|tools_suffix|> <|tool_call|> <|/tool_call|>""",
 )
 ADDED = re.findall(r"\S+", "<tool_call> </tool_call> <think> </think> <arg_key> </arg_key> <arg_value> </arg_value>")
 ENDS = ["<|im_end|>", "<|return|>", "<|call|>"]

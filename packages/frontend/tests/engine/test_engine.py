@@ -50,7 +50,7 @@ def test_one_prompt_gives_one_answer(engine: Engine) -> None:
     assert answer["output_ids"] == [0, 1, 2, 0, 1]
     assert answer["meta_info"]["prompt_tokens"] == 3
     assert answer["meta_info"]["completion_tokens"] == 5
-    assert answer["meta_info"]["finish_reason"] == {"type": "length", "matched": None}
+    assert answer["meta_info"]["finish_reason"] == {"type": "length", "matched": None, "length": 5}
 
 
 def test_a_list_of_prompts_gives_a_list_in_order(engine: Engine) -> None:

@@ -123,7 +123,9 @@ async def test_a_body_nested_without_end_is_refused() -> None:
         ([], None, "The body must be a JSON object."),
         ({"model": "m", "prompt": "a", "stop": ["a"] * 65}, "stop", "at most 64 items"),
         ({"model": "m", "prompt": "a", "stop": 5}, "stop", "valid string"),
-        ({"model": "m", "prompt": [5, "a"]}, "prompt", "valid"),
+        ({"model": "m", "prompt": [5, "a"]}, "prompt[1]", "valid integer"),
+        ({"model": "m", "prompt": ["a", 5]}, "prompt[1]", "valid string"),
+        ({"model": "m", "prompt": [[5], ["a"]]}, "prompt[1][0]", "valid integer"),
     ],
 )
 async def test_a_refusal_is_of_the_form_that_came_closest(body: Any, param: str | None, words: str) -> None:

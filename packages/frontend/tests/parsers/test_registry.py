@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from packages.frontend.tests.parsers.published_templates import TEMPLATES
 from packages.frontend.tests.parsers.transcripts import read
 from tercet.frontend.parsers.machine import Chain, Machine
 from tercet.frontend.parsers.port import ToolSpec
@@ -17,60 +18,6 @@ from tercet.frontend.parsers.registry import (
     reasoning_format,
     tool_format,
 )
-
-TEMPLATES = {
-    "openai/gpt-oss-20b": (
-        "{{ '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }} to=functions. <|call|>",
-        ParserNames("gpt_oss", "gpt_oss"),
-    ),
-    "moonshotai/Kimi-K2-Instruct": (
-        "<|im_middle|>{{ '<|tool_calls_section_begin|>' }}<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>",
-        ParserNames(None, "kimi_k2"),
-    ),
-    "moonshotai/Kimi-K2-Thinking": (
-        "<|im_middle|><think>{{ r }}</think><|tool_calls_section_begin|><|tool_call_begin|>",
-        ParserNames("kimi_k2", "kimi_k2"),
-    ),
-    "deepseek-ai/DeepSeek-V3-0324": (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ type }}<｜tool▁sep｜>{{ name + '\\n' + '```json' + '\\n' }}",
-        ParserNames(None, "deepseek_v3"),
-    ),
-    "deepseek-ai/DeepSeek-R1": (
-        "{% if '</think>' in content %} <｜tool▁calls▁begin｜>{{ '```json' }}{{ '<｜Assistant｜><think>\\n' }}",
-        ParserNames("deepseek_r1", "deepseek_v3"),
-    ),
-    "deepseek-ai/DeepSeek-V3.1": (
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>{{ name }}<｜tool▁sep｜>{{ '<｜Assistant｜>' }}{{ '</think>' }}",
-        ParserNames("qwen3", "deepseek_v31"),
-    ),
-    "zai-org/GLM-4.5": (
-        "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value> <think></think>",
-        ParserNames("qwen3", "glm"),
-    ),
-    "Qwen/Qwen3-8B": (
-        "<tool_call>\\n{\"name\": <function-name>} {% if '</think>' in content %} enable_thinking",
-        ParserNames("qwen3", "hermes"),
-    ),
-    "Qwen/Qwen2.5-7B-Instruct": ('<tool_call>\\n{"name": <function-name>}\\n</tool_call>', ParserNames(None, "hermes")),
-    "Qwen/Qwen3-Coder-30B-A3B-Instruct": (
-        "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1\\n</parameter>",
-        ParserNames(None, "qwen3_coder"),
-    ),
-    "mistralai/Mistral-7B-Instruct-v0.3": ('{{ "[TOOL_CALLS] [" }}{{ tool_call }}', ParserNames(None, "mistral_array")),
-    "mistralai/Magistral-Small-2509": (
-        "[THINK]{{ block }}[/THINK] {{ '[TOOL_CALLS]' + name + '[ARGS]' }}",
-        ParserNames("mistral", "mistral"),
-    ),
-    "meta-llama/Llama-4-Scout-17B-16E-Instruct": (
-        "Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]",
-        ParserNames(None, "llama_pythonic"),
-    ),
-    "meta-llama/Llama-3.1-8B-Instruct": (
-        'Respond in the format {"name": function name, "parameters": dictionary of argument name and its value}.',
-        ParserNames(None, "llama3_json"),
-    ),
-    "a template without tools": ("<|im_start|>{{ role }}", ParserNames(None, None)),
-}
 
 
 @pytest.mark.parametrize("model", TEMPLATES)
@@ -98,7 +45,7 @@ def test_parsers_are_imported_when_they_are_asked_for() -> None:
         "import sys; from tercet.frontend.parsers import registry; "
         "before = [m for m in sys.modules if m.startswith('tercet.frontend.parsers.tools.')]; "
         "registry.tool_format('glm'); "
-        "print(before, 'tercet.frontend.parsers.tools.glm' in sys.modules)"
+        "print(before, 'tercet.frontend.parsers.tools.tagged.glm' in sys.modules)"
     )
     answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "[] True"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from packages.frontend.tests.parsers.transcripts import TRANSCRIPTS, Transcript, parser_of, read
 from tercet.frontend.parsers.reader import MAX_HELD_CHARS
-from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, ParserNames
+from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, ParserNames, reasoning_format
 
 ALL = [ParserNames(tools=name) for name in TOOL_FORMATS] + [ParserNames(reasoning=name) for name in REASONING_FORMATS]
 ALL += [ParserNames("qwen3", "hermes"), ParserNames("kimi_k2", "kimi_k2")]
@@ -21,6 +21,16 @@ MARKERS = [
     "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>", "```json", "```",
     "<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>",
     "<|tool_calls_section_end|>", "<|start|>", "<|channel|>", "<|message|>", "<|call|>", "<|end|>",
+    "<seed:tool_call>", "</seed:tool_call>", "<seed:think>", "</seed:think>", "<minimax:tool_call>",
+    "</minimax:tool_call>", '<invoke name="', '<parameter name="', '">', "</invoke>", "<｜DSML｜function_calls>",
+    '<｜DSML｜invoke name="now">', '<｜DSML｜parameter name="a"', ' string="true">', ' string="false">',
+    "</｜DSML｜parameter>", "</｜DSML｜invoke>", "<｜tool_call_begin｜>function<｜tool_sep｜>", "<steptml:invoke name=",
+    "<|tool_call>", "call:now{", "<tool_call|>", '<|"|>', "<start_function_call>", "<escape>", "<|START_ACTION|>",
+    "<|END_ACTION|>", "<|START_THINKING|>", "<|END_THINKING|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>",
+    "<response>", "</response>", "<answer>", "</answer>", "<|tool_call|>", "<|/tool_call|>", "functools",
+    "<tool_calls>", "</tool_calls>", "<TOOLCALL>", "</TOOLCALL>", "<|action_start|><|plugin|>", "<|action_end|>",
+    "<|tools_prefix|>", "<|tools_suffix|>", "<|inner_prefix|>", "<|inner_suffix|>", "<|tool_call_start|>",
+    "<|tool_call_end|>", "<function_calls>", "</function_calls>", "<|channel>thought", "<channel|>",
     "assistant", "analysis", " to=functions.now", "<think>", "</think>", "[THINK]", "[/THINK]",
 ]  # fmt: skip
 PIECES = ["{", "}", "[", "]", "(", ")", '"', "'", ":", ",", "=", ";", "\\", " ", "\n", "<", "x", "é", "0", "-", "now"]
@@ -37,7 +47,7 @@ soups = st.lists(st.sampled_from(MARKERS + PIECES), max_size=24).map("".join)
 
 
 @every
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(soup=soups)
 def test_any_soup_reads_the_same_in_any_pieces(names: ParserNames, soup: str) -> None:
     found = read(parser_of(names), [soup])
@@ -48,9 +58,10 @@ def test_any_soup_reads_the_same_in_any_pieces(names: ParserNames, soup: str) ->
 
 def without_empty_reasoning(names: ParserNames, soup: str) -> str:
     """Remove reasoning tags with nothing between them, which have no events."""
-    begin, end = ("[THINK]", "[/THINK]") if names.reasoning == "mistral" else ("<think>", "</think>")
     if names.reasoning is None:
         return soup
+    framing = reasoning_format(names.reasoning).framing
+    begin, end = framing.begin, framing.end
     bare = soup.lstrip()
     if bare.startswith(begin):
         return bare.removeprefix(begin).lstrip("\n").removeprefix(end)
@@ -102,7 +113,7 @@ def seconds(names: ParserNames, text: str, step: int) -> float:
 
 @every
 def test_hostile_text_takes_linear_time(names: ParserNames) -> None:
-    small, large = 4_000, 32_000
+    small, large = 2_000, 16_000
     for short, long in zip(hostile(small), hostile(large), strict=True):
         for step in (7, large):
             ratios = (seconds(names, long, step) / max(seconds(names, short, step), 0.0005) for _ in range(4))

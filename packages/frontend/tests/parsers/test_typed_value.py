@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tercet.frontend.parsers.reader import MAX_HELD_CHARS
-from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, ValueWriter, json_types, to_json
+from tercet.frontend.parsers.typed_value import LITERAL, STRING, UNKNOWN, ValueWriter, json_types, to_json
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,8 @@ def test_a_reference_is_looked_into_once_for_all_schemas_of_a_root(watched: type
         ('"quoted"', {"string", "integer"}, '"quoted"'),
         ("NaN", {"number"}, "NaN"),
         ("[" * 100_000, {"array"}, "[" * 100_000),
-        ("9" * 5000, {"integer"}, "9" * 5000),
+        ("5.0", {"integer"}, 5.0),
+        ("1e999", {"number"}, float("inf")),
         ("[1, 2]", set(), [1, 2]),
         ("plain words", set(), "plain words"),
         ('"quoted"', set(), '"quoted"'),
@@ -106,6 +107,18 @@ def test_a_reference_is_looked_into_once_for_all_schemas_of_a_root(watched: type
 )
 def test_text_by_what_is_allowed(text: str, allowed: set[str], expected: object) -> None:
     assert json.loads(to_json(text, frozenset(allowed))) == expected
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, "1e999", "0.1000", "-0.0", "123456789012345678901234567890.5", "1E+5"])
+@pytest.mark.parametrize("allowed", [{"number"}, {"string", "number"}, set(), LITERAL])
+def test_numbers_stay_as_they_are_written(text: str, allowed: set[str]) -> None:
+    assert to_json(text, frozenset(allowed)) == text
+    assert to_json(text, STRING) == f'"{text}"'
+
+
+def test_a_value_marked_as_json_may_be_a_string() -> None:
+    assert to_json('"5"', LITERAL) == '"5"'
+    assert to_json("five", LITERAL) == '"five"'
 
 
 def test_a_string_is_written_as_it_arrives() -> None:

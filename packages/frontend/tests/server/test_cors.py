@@ -38,6 +38,16 @@ async def test_an_allowed_origin_may_send_its_key_and_read_responses(engine_of: 
     assert "x-request-id" in refused.headers["access-control-expose-headers"]
 
 
+async def test_a_page_may_reach_a_server_in_a_private_network(engine_of: EngineOf, http_of: HttpOf) -> None:
+    asked = {**ASKED_FIRST, "access-control-request-private-network": "true"}
+    async with serving(engine_of(), HttpConfig(allowed_origin=(PAGE,))) as served:
+        http = http_of(served)
+        first = await http.options("/v1/chat/completions", headers=asked)
+        other = await http.options("/v1/chat/completions", headers={**asked, "origin": "https://elsewhere.example.org"})
+    assert (first.status_code, first.headers["access-control-allow-private-network"]) == (200, "true")
+    assert other.status_code == 400
+
+
 @pytest.mark.parametrize("allowed", [(), (PAGE,)])
 @pytest.mark.parametrize(
     "origin", ["https://elsewhere.example.org", "null", f"{PAGE}.evil.org", "http://chat.example.org", f"{PAGE}:1", ""]

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -106,3 +108,16 @@ def test_the_linear_layer_is_that_of_the_full_weight() -> None:
 )
 def test_size_in_bytes_counts_codes_scales_and_zeros(kind: Format, bytes_of_a_weight: float) -> None:
     assert quantize(torch.randn(6, 64), kind, (1, 32)).nbytes == 6 * 64 * bytes_of_a_weight
+
+
+@pytest.mark.parametrize(("kind", "width"), [("int4", 16), ("int4", 32), ("int8", 16)])
+def test_minimums_are_added_to_each_block(kind: Format, width: int) -> None:
+    weight = quantize(torch.randn(6, 64), kind, (1, width))
+    minimums = torch.randn(6, 64 // width)
+    raised = replace(weight, minimums=minimums)
+    expected = dequantize(weight) + minimums.repeat_interleave(width, 1)
+    assert torch.equal(dequantize(raised), expected)
+    assert torch.equal(dequantize(raised.rows(torch.tensor([3, 1]))), expected[[3, 1]])
+    assert torch.equal(dequantize(raised.part(range(2, 5), range(32, 64))), expected[2:5, 32:])
+    assert torch.equal(dequantize(raised.to(torch.device("cpu"))), expected)
+    assert raised.nbytes == weight.nbytes + minimums.nbytes

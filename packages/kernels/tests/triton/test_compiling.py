@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,12 +23,12 @@ KERNELS = Path(__file__).parents[2] / "src" / "tercet" / "kernels" / "triton"
 class Compiler:
     """`tercet-kernels compile` in a process of its own, for this one may hold interpreted kernels."""
 
-    def __init__(self) -> None:
+    def __init__(self, architecture: int, cases: list[str]) -> None:
         self.lines: list[str] = []
         environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-        command = [sys.executable, "-m", "tercet.kernels", "compile", "--architecture", *map(str, ARCHITECTURES)]
+        command = [sys.executable, "-m", "tercet.kernels", "compile", "--architecture", str(architecture)]
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+            [*command, "--case", *cases], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
         )
 
     def of(self, case: str, architecture: int) -> list[str]:
@@ -49,30 +50,41 @@ class Compiler:
         return self.lines
 
 
+Compilers = dict[int, Compiler]
+
+
 @pytest.fixture(scope="module")
-def compiler() -> Iterator[Compiler]:
-    compiler = Compiler()
-    yield compiler
-    compiler.process.kill()
-    compiler.process.communicate()
+def compilers(request: pytest.FixtureRequest) -> Iterator[Compilers]:
+    """Yield a compiler for each architecture, of the cases that are tested in this run."""
+    cases = dict[int, list[str]]()
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.originalname == "test_a_case_compiles":
+            params: dict[str, Any] = item.callspec.params
+            cases.setdefault(params["architecture"], []).append(params["case"])
+    started = {architecture: Compiler(architecture, names) for architecture, names in cases.items()}
+    yield started
+    for compiler in started.values():
+        compiler.process.kill()
+        compiler.process.communicate()
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_case_compiles(compiler: Compiler, case: str, architecture: int) -> None:
+def test_a_case_compiles(compilers: Compilers, case: str, architecture: int) -> None:
+    compiler = compilers[architecture]
     lines = compiler.of(case, architecture)
     assert lines, "\n".join(compiler.rest()[-20:])
     for line in lines:
         assert re.fullmatch(r".* sm\d\d \w+ +\d{4,} bytes, +\d+ shared ok", line), line
 
 
-def test_every_kernel_is_covered(compiler: Compiler) -> None:
+def test_every_kernel_is_covered(compilers: Compilers) -> None:
     kernels = set()
     for path in KERNELS.rglob("*.py"):
         kernels |= set(re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE))
-    compiled = {line[len(f"{'':26} sm80 ") :].split()[0] for line in compiler.rest()}
-    assert kernels == compiled
-    assert compiler.process.wait() == 0
+    lines = [line for compiler in compilers.values() for line in compiler.rest()]
+    assert kernels == {line[len(f"{'':26} sm80 ") :].split()[0] for line in lines}
+    assert not any(compiler.process.wait() for compiler in compilers.values())
 
 
 LAUNCHED = """

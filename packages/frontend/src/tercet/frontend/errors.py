@@ -90,6 +90,23 @@ class ContextLengthExceededError(BadRequestError):
         self.context = context
 
 
+class FieldError(ValueError):
+    """Fault of a field of an object within a body, before the place of the object is known.
+
+    Validators of nested objects raise it, and the reader of the body answers with `located`. `keys` lead from the
+    object to the field.
+    """
+
+    def __init__(self, message: str, *keys: int | str, error: type[BadRequestError] = BadRequestError) -> None:
+        super().__init__(message)
+        self.keys = keys
+        self._error = error
+
+    def located(self, param: str | None) -> BadRequestError:
+        """Return the error for the field at `param`, which replaces `{param}` in the message."""
+        return self._error(str(self).replace("{param}", f"'{param}'"), param=param)
+
+
 class UnauthorizedError(ApiError):
     """Missing or wrong API key."""
 

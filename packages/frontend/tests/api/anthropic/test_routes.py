@@ -263,8 +263,8 @@ PICTURED: Any = {
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "takes text only"),
         ({"messages": [{"role": "user", "content": [PICTURED]}]}, "messages.0.content.0.content.1: Content of type"),
         ({"system": [{"type": "image", "source": {}}]}, "system.0: Content of type 'image'"),
-        ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools.defer_loading"),
-        ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20250825"]}]}, "tools.allowed_callers"),
+        ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools.0.defer_loading"),
+        ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20250825"]}]}, "tools.0.allowed_callers"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]}, "'x'"),
         ({"messages": []}, "messages"),
         (

@@ -43,7 +43,10 @@ def test_each_block_begins_is_filled_and_ends_before_the_next() -> None:
     changes = told(writer, SAID)
     blocks: list[Any] = writer.body["content"]
     assert [block["type"] for block in blocks] == ["thinking", "text", "tool_use", "tool_use"]
-    assert (blocks[0]["thinking"], blocks[1]) == ("hmm, rain?", {"type": "text", "text": "\n\nI look."})
+    assert (blocks[0]["thinking"], blocks[1]) == (
+        "hmm, rain?",
+        {"type": "text", "text": "\n\nI look.", "citations": None},
+    )
     assert [(block["id"], block["input"]) for block in blocks[2:]] == [
         ("call_1", {"city": "Oslo"}),
         ("toolu_msg_1_3", {}),

@@ -59,8 +59,8 @@ async def test_the_table_and_the_router_are_equal(engine_of: EngineOf) -> None:
             for method in (route.methods or set()) - {"HEAD"}
         }
     undocumented, gone = routes - OPERATIONS.keys(), OPERATIONS.keys() - routes
-    assert not undocumented, "describe these routes in packages/frontend/src/tercet/frontend/api/docs/operations.py"
-    assert not gone, "add these to `routes` of their endpoint class in api/, or remove them from api/docs/operations.py"
+    assert not undocumented, "describe these routes in a file of packages/frontend/src/tercet/frontend/api/docs"
+    assert not gone, "add these to `routes` of their endpoint class in api/, or remove them from api/docs"
 
 
 async def test_it_is_served(engine_of: EngineOf, http_of: HttpOf) -> None:
@@ -131,8 +131,16 @@ async def test_every_answer_is_like_its_example(
         await http.post("/generate", json={"text": "hello"}, headers=headers)
         body = {"items": [{"id": "msg_1", "role": "user", "content": "hello"}], "metadata": {"topic": "tea"}}
         said = (await http.post("/v1/conversations", json=body, headers=headers)).json()["id"]
+        body = {
+            **OPERATIONS["POST", "/v1/chat/completions"].example,
+            "model": "tiny",
+            "store": True,
+            "metadata": {"topic": "tea"},
+        }
+        chat = (await http.post("/v1/chat/completions", json=body, headers=headers)).json()["id"]
+        ids = {"response_id": made, "conversation_id": said, "item_id": "msg_1", "completion_id": chat}
         for route in [*(OPERATIONS.keys() - SCORES.keys() - set(later) - set(unloads)), *later]:
-            await ask(http, route, "tiny", response_id=made, conversation_id=said, item_id="msg_1")
+            await ask(http, route, "tiny", **ids)
         for route in unloads:
             await ask(http, ("POST", route[1].replace("unload", "load")), "tiny")
             await ask(http, route, "tiny")
@@ -243,11 +251,12 @@ def test_every_map_of_a_body_has_bounded_entries_and_its_keys_a_form() -> None:
         "ChatRequest.logit_bias": (1024, ids),
         "CompletionRequest.logit_bias": (1024, ids),
         "NativeSampling.logit_bias": (1024, ids),
-        "ChatRequest.metadata": (16, names),
+        "ChatRequest.metadata": (16, {"maxLength": 64}),
         "ChatRequest.chat_template_kwargs": (16, names),
         "CreateResponse.metadata": (16, {"maxLength": 64}),
         "CreateConversation.metadata": (16, {"maxLength": 64}),
         "UpdateConversation.metadata": (16, {"maxLength": 64}),
+        "UpdateChatCompletion.metadata": (16, {"maxLength": 64}),
     }
     assert all(each["additionalProperties"].keys() & {"maximum", "maxLength", "anyOf"} for each in maps.values())
 

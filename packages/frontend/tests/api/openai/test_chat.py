@@ -197,9 +197,13 @@ async def test_rule_7_logprobs_have_bytes_and_the_requested_alternatives(
     whole = answer.choices[0].logprobs
     assert whole is not None
     assert whole.content is not None
-    assert [entry.bytes for entry in whole.content] == [[0xE2], [0x82], [0xAC]]
-    assert [entry.token for entry in whole.content] == ["\\xe2", "\\x82", "\\xac"]
-    assert all(len(entry.top_logprobs) == (top or 0) for entry in whole.content)
+    assert answer.usage is not None
+    assert len(whole.content) == answer.usage.completion_tokens
+    *parts, end = whole.content
+    assert [entry.bytes for entry in parts] == [[0xE2], [0x82], [0xAC]]
+    assert [entry.token for entry in parts] == ["\\xe2", "\\x82", "\\xac"]
+    assert (end.token, end.bytes) == ("<|im_end|>", list(b"<|im_end|>"))
+    assert all(len(entry.top_logprobs) == (top or 0) for entry in parts)
     if top:
         assert [each.logprob for each in whole.content[0].top_logprobs] == [-0.25, -3.0]
     streamed = [

@@ -240,7 +240,7 @@ WRONG = "tools[0].custom.format.grammar.definition"
         ({"tools": [PYTHON] * 129}, "tools"),
         ({"tools": [{"type": "custom", "custom": {"name": "no spaces"}}]}, "tools[0].custom.name"),
         ({"tools": [{"type": "custom", "custom": {"name": "a", "strict": True}}]}, "tools[0].custom.strict"),
-        ({"tools": [{"type": "custom", "function": {"name": "a"}}]}, "tools[0].function"),
+        ({"tools": [{"type": "custom", "function": {"name": "a"}}]}, "tools[0].custom"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "perl"}}}, "tool_choice"),
         ({"tool_choice": {"type": "custom", "custom": {"name": "get_weather"}}}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "python"}}}, "tool_choice"),

@@ -202,11 +202,13 @@ BAD_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments"
         ({"tool_choice": "required", "tools": []}, "tool_choice"),
         ({"tool_choice": "sometimes"}, "tool_choice"),
         ({"tools": [WEATHER, WEATHER]}, "tools"),
-        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "function", "function": {"name": "no spaces"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "f", "more": 1}}]}, "tools[0].function.more"),
         ({"tools": [NOW] * 129}, "tools"),
         ({"functions": [{"name": "f"}]}, "functions"),
+        ({"tools": None, "functions": [{"name": "f"}, {"name": "f"}]}, "functions"),
+        ({"tools": None, "functions": [{"name": "f"}], "function_call": {"name": "g"}}, "function_call"),
         ({"function_call": "none"}, "function_call"),
         ({"function_call": {"name": "now"}}, "function_call"),
         ({"tools": None, "function_call": {"name": "now"}}, "function_call"),
@@ -218,7 +220,7 @@ BAD_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments"
             {"messages": [{"role": "assistant", "tool_calls": [BAD_CALL]}]},
             "messages[0].tool_calls[0].function.arguments",
         ),
-        ({"messages": [{"role": "assistant"}]}, "messages"),
+        ({"messages": [{"role": "assistant"}]}, "messages[0].content"),
     ],
 )
 async def test_what_cannot_be_meant_is_refused_by_name(

@@ -264,7 +264,7 @@ OUTPUT: dict[str, Any] = {"type": "custom_tool_call_output", "call_id": "c1", "o
         ),
         ({"tools": [{**PATCH, "format": grammar("ebnf", "x")}]}, "tools[0].format.syntax"),
         ({"tools": [{**PATCH, "format": {"type": "json"}}]}, "tools[0].format.type"),
-        ({"tools": [{**PATCH, "defer_loading": True}]}, "tools.defer_loading"),
+        ({"tools": [{**PATCH, "defer_loading": True}]}, "tools[0].defer_loading"),
         ({"tools": [{**PATCH, "strict": True}]}, "tools[0].strict"),
         ({"tools": [PATCH, {**WEATHER, "name": "apply_patch"}]}, "tools"),
         ({"tools": [PATCH] * 1025}, "tools"),

@@ -147,7 +147,7 @@ async def test_a_function_in_a_namespace_can_be_chosen(
         ([SEARCH, {**PLAN, "name": "a b"}], "tools[1].name"),
         ([AGENTS, AGENTS], "tools"),
         ([AGENTS, {**PLAN, "name": CALLED}], "tools"),
-        ([{**AGENTS, "tools": [{**CLOSE, "defer_loading": True}]}], "tools.defer_loading"),
+        ([{**AGENTS, "tools": [{**CLOSE, "defer_loading": True}]}], "tools[0].tools[0].defer_loading"),
     ],
 )
 async def test_what_cannot_be_called_is_refused_by_its_place(

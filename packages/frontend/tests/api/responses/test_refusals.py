@@ -69,9 +69,9 @@ async def test_a_refusal_before_the_first_token_has_its_status(
         ({"reasoning": {"context": "all_turns"}}, "reasoning.context"),
         ({"reasoning": {"context": "current_turn"}}, "reasoning.context"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
-        ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools.defer_loading"),
-        ({"tools": [{**WEATHER, "allowed_callers": ["programmatic"]}]}, "tools.allowed_callers"),
-        ({"tools": [{**WEATHER, "async": True}]}, "tools.async"),
+        ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools[0].defer_loading"),
+        ({"tools": [{**WEATHER, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers"),
+        ({"tools": [{**WEATHER, "async": True}]}, "tools[0].async"),
         ({"metadata": {str(place): "" for place in range(17)}}, "metadata"),
     ],
 )

@@ -319,3 +319,17 @@ async def test_an_internal_error_in_a_stream_fails_the_response_without_details(
     assert events[-1]["response"]["error"] == {"code": "server_error", "message": "The server failed this response."}
     assert "a secret" in caplog.text
     assert "a secret" not in answer.text
+
+
+async def test_penalties_apply_and_are_repeated(engine_of: EngineOf, http_of: HttpOf) -> None:
+    asked = {"presence_penalty": 1.5, "frequency_penalty": -1, "repetition_penalty": 1.2}
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        answer = (await http.post("/v1/responses", json={**BODY, **asked})).json()
+        plain = (await http.post("/v1/responses", json=BODY)).json()
+        wrong = await http.post("/v1/responses", json={**BODY, "presence_penalty": 3})
+        sampling = served.engine.requests()[0].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1.5, -1, 1.2)
+    assert (answer["presence_penalty"], answer["frequency_penalty"]) == (1.5, -1)
+    assert (plain["presence_penalty"], plain["frequency_penalty"]) == (0, 0)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "presence_penalty")

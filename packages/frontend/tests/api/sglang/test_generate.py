@@ -53,7 +53,7 @@ async def test_generate_answers_in_sglangs_shape(engine_of: EngineOf, http_of: H
         [request] = served.engine.requests()
     assert (answer["text"], answer["output_ids"]) == ("Hello world", [10, 11, 12])
     meta = answer["meta_info"]
-    assert meta["finish_reason"] == {"type": "length", "matched": None}
+    assert meta["finish_reason"] == {"type": "length", "matched": None, "length": 3}
     assert meta["completion_tokens"] == 3
     assert meta["output_token_logprobs"] == [[-0.5, 10, None], [-0.5, 11, None], [-0.5, 12, None]]
     assert meta["output_top_logprobs"] == [[[-0.5, 10, None]], [[-0.5, 11, None]], [[-0.5, 12, None]]]
@@ -114,7 +114,7 @@ async def test_generate_scores_as_much_of_the_prompt_as_is_asked_for(engine_of: 
         ask = http_of(served).post
         metas = {
             start: (await ask("/generate", json={**body, "logprob_start_len": start})).json()["meta_info"]
-            for start in (None, -1, 0, 2, 9)
+            for start in (None, -1, 0, 2, 3)
         }
         wanted = [request.logprobs.prompt for request in served.engine.requests() if request.logprobs]
         streamed = await ask("/generate", json={**body, "logprob_start_len": 0, "stream": True})
@@ -124,7 +124,7 @@ async def test_generate_scores_as_much_of_the_prompt_as_is_asked_for(engine_of: 
         await ask("/generate", json={"input_ids": [5], "logprob_start_len": 0})
         assert served.engine.requests()[-1].logprobs is None
     whole = [[None, 5, None], [-1.0, 6, None], [-2.0, 7, None]]
-    told = [metas[start]["input_token_logprobs"] for start in (None, -1, 0, 2, 9)]
+    told = [metas[start]["input_token_logprobs"] for start in (None, -1, 0, 2, 3)]
     assert told == [[], [], whole, whole[2:], []]
     assert metas[0]["input_top_logprobs"] == [None, [[-1.0, 6, None]], [[-2.0, 7, None]]]
     assert wanted == [False, False, True, True, True]
@@ -173,7 +173,6 @@ async def test_generate_answers_a_list_of_prompts_with_a_list(
     [
         ({"rid": "mine"}, "rid"),
         ({"return_routed_experts": True}, "return_routed_experts"),
-        ({"return_text_in_logprobs": True}, "return_text_in_logprobs"),
         ({"image_data": ["https://example.org/a.png"]}, "image_data"),
         ({"token_ids_logprob": []}, "token_ids_logprob"),
         ({"text": ["a", "b"], "session_params": {"id": "s"}}, "session_params"),
@@ -259,3 +258,49 @@ async def test_server_info_tells_limits_and_load(engine_of: EngineOf, http_of: H
     assert (scheduler["peer"], scheduler["phase"]) == ("scheduler-0", "step")
     assert (scheduler["load"]["running"], scheduler["load"]["pages_free"]) == (3, 40)
     assert [each["peer"] for each in info["detokenizers"]] == [DETOKENIZER]
+
+
+async def test_several_texts_are_tokenized_each_alone(
+    engine_of: EngineOf, http_of: HttpOf, tokenizer: Tokenizer
+) -> None:
+    texts = ["hello world", "", "<|im_start|>fox"]
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        several = (await http.post("/tokenize", json={"prompt": texts, "return_token_strs": True})).json()
+        alone = [
+            (await http.post("/tokenize", json={"prompt": text, "return_token_strs": True})).json() for text in texts
+        ]
+        plain = (await http.post("/tokenize", json={"prompt": "hello"})).json()
+    assert several["tokens"] == [tokenizer.encode(text).ids for text in texts]
+    assert several["token_strs"] == [tokenizer.encode(text).tokens for text in texts]
+    assert several["count"] == list(map(len, several["tokens"]))
+    for name in ("tokens", "token_strs", "count"):
+        assert several[name] == [each[name] for each in alone]
+    assert "token_strs" not in plain
+
+
+async def test_a_chat_to_continue_is_tokenized_as_it_is_generated(engine_of: EngineOf, http_of: HttpOf) -> None:
+    chat = {"messages": [*ASKED, {"role": "assistant", "content": "The quick"}], "continue_final_message": True}
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        told = (await http.post("/tokenize", json=chat)).json()
+        answer = await http.post("/v1/chat/completions", json={"model": "tiny", **chat})
+        assert answer.status_code == 200, answer.text
+        [request] = served.engine.requests()
+        refused = [
+            await http.post("/tokenize", json={**chat, "add_generation_prompt": True}),
+            await http.post("/tokenize", json={**chat, "messages": ASKED}),
+            await http.post("/tokenize", json={"prompt": "hello", "continue_final_message": True}),
+        ]
+    assert told["tokens"] == list(unpack_ints(request.input_ids))
+    assert {each.json()["error"]["param"] for each in refused} == {"continue_final_message"}
+
+
+async def test_several_lists_of_ids_are_decoded_each_alone(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        ids = [(await http.post("/tokenize", json={"prompt": text})).json()["tokens"] for text in ("hello", "fox")]
+        several = (await http.post("/detokenize", json={"tokens": [*ids, []]})).json()
+        wrong = await http.post("/detokenize", json={"tokens": [ids[0], [99999]]})
+    assert several == {"prompt": ["hello", "fox", ""], "text": ["hello", "fox", ""]}
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "tokens[1]")

@@ -72,7 +72,9 @@ async def test_what_is_taken_of_the_turn_before(engine_of: EngineOf, http_of: Ht
             ({"drop_previous_output": True}, [1, 2]),
             ({"offset": 3}, [1, 2, *SAID][:3]),
             ({"offset": 0}, [1, 2, *SAID]),
-            ({"offset": -1}, [1, 2, *SAID]),
+            ({"offset": -1}, [1, 2, *SAID][:-1]),
+            ({"offset": -4}, [1, 2, *SAID][:-4]),
+            ({"offset": -99}, []),
             ({"offset": 1, "drop_previous_output": True}, [1]),
         ):
             await turn(client, session, [7], rid=first, **params)

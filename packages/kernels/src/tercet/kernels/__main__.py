@@ -43,14 +43,18 @@ def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="tercet-kernels", description="What Tercet's tensor operations do here.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="say what runs on this machine, and whether it is right; fails if it is not")
+    commands.add_parser("describe", help="say what this machine has, and check nothing")
     bench = commands.add_parser("bench", help="measure each operation beside this machine's own ceilings")
     bench.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     bench.add_argument("--attention", default="auto", choices=["auto", *backend_names()])
     compiler = commands.add_parser("compile", help="compile every Triton kernel for GPUs that need not be here")
     compiler.add_argument("--architecture", type=int, nargs="+", default=[80, 90], metavar="SM")
+    compiler.add_argument("--case", nargs="+", metavar="NAME", help="only these; otherwise all")
     options = parser.parse_args(arguments)
     if options.command == "compile":
-        return _compile(options.architecture)
+        return _compile(options.architecture, options.case)
+    if options.command == "describe":
+        return _describe()
     try:
         with torch.inference_mode():
             return _check() if options.command == "check" else _bench(options.dtype, options.attention)
@@ -59,12 +63,18 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 1
 
 
-def _check() -> int:
-    for name, value in describe_machine().items():
-        _print_line(f"{name:14} {value}")
-    device = default_device()
+def _describe() -> int:
+    """Print the facts that decide which kernels run."""
     missing = missing_library()
-    _print_line(f"{'native kernels':14} {f'none: {missing}' if missing else describe_library(load_library())}")
+    native = f"none: {missing}" if missing else describe_library(load_library())
+    for name, value in {**describe_machine(), "native kernels": native}.items():
+        _print_line(f"{name:14} {value}")
+    return 0
+
+
+def _check() -> int:
+    _describe()
+    device, missing = default_device(), missing_library()
     checks: dict[str, Callable[[], Pair]] = {}
     checks |= {f"attention {name}": partial(check_attention, name, device) for name in backend_names()}
     checks |= {f"latent {name}": partial(check_latent, name, device) for name in backend_names(latent=True)}
@@ -122,12 +132,12 @@ def _figures(device: torch.device, dtype: torch.dtype, attention: str) -> Iterat
         yield from fused_figures(device, dtype)
 
 
-def _compile(architectures: Sequence[int]) -> int:
+def _compile(architectures: Sequence[int], cases: Sequence[str] | None) -> int:
     from tercet.kernels.tools.compiling import compile_case
     from tercet.kernels.tools.launch_specs import CASES
 
     failures = 0
-    for name in CASES:
+    for name in CASES if cases is None else cases:
         for architecture in architectures:
             try:
                 kernels = compile_case(name, architecture)

@@ -72,6 +72,8 @@ class ModelOptions:
     """Weights rounded to 8 or 4 bits as they are loaded, and activations to 8; on native CPU kernels only."""
     grammar_backend: Literal["llguidance", "xgrammar", "none"] = "llguidance"
     """What makes outputs follow grammars; xgrammar is an extra, and none refuses requests with one."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Log-probabilities of outputs: the model's own, or after penalties, biases, grammar and temperature (SGLang's)."""
     threads: int | None = None
     """Cores that each process of a model on a CPU uses; otherwise all that this one may run on, divided evenly."""
     tensor_parallel_size: int = 1

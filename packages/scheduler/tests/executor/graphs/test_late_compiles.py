@@ -43,11 +43,13 @@ FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_schem
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 128, "version": "gemm", "zero_point": True}
 
 
-KINDS: list[tuple[str, int, dict[str, Any]]] = [
-    *((name, 0, {}) for name in MODELS),
+KINDS: list[Any] = [
     ("Qwen3ForCausalLM", 2, {}),
-    ("Qwen3ForCausalLM", 0, AWQ),
-    ("MixtralForCausalLM", 0, FP8),
+    ("DeepseekV2ForCausalLM", 0, {}),
+    pytest.param("Qwen3ForCausalLM", 0, {}, marks=pytest.mark.slow),
+    pytest.param("MixtralForCausalLM", 0, {}, marks=pytest.mark.slow),
+    pytest.param("Qwen3ForCausalLM", 0, AWQ, marks=pytest.mark.slow),
+    pytest.param("MixtralForCausalLM", 0, FP8, marks=pytest.mark.slow),
 ]
 
 

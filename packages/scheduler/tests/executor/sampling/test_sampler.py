@@ -259,6 +259,45 @@ def test_rows_that_nothing_changes_are_scored_where_they_lie(ops: SamplingOps) -
         torch.testing.assert_close(sampled.logprobs.top_logprobs[0], expected[1].topk(2).values)
 
 
+@pytest.mark.parametrize("kinds", [list(KINDS), ["plain"], ["greedy", "cold"]], ids=len)
+def test_processed_logprobs_are_of_the_distribution_that_is_sampled(kinds: list[str], ops: SamplingOps) -> None:
+    """Of logits after penalties, biases and masks, divided by the temperature; filters leave them unchanged."""
+    inits = [init(slot, [4, 4], **{**KINDS[kind], "top": 2}) for slot, kind in enumerate(kinds)]
+    sampler = Sampler(len(kinds), VOCAB, CPU, ops, logprobs_mode="processed")
+    sampler.introduce(inits)
+    raw = logits_of(0, len(kinds))
+    words = torch.full((len(kinds), 2), -1, dtype=torch.int32)
+    words[0] = torch.tensor([0b1111000, 0])  # the first row's grammar allows four tokens
+    sampled = sampler.sample(raw.clone(), range(len(kinds)), [2] * len(kinds), words.clone)
+    assert sampled.logprobs is not None
+    for row, given in enumerate(inits):
+        allowed = range(3, 7) if row == 0 else range(VOCAB)
+        expected = processed(raw[row].tolist(), given, [4, 4], allowed)
+        best = sorted(expected.values(), reverse=True)[:2]
+        token = int(sampled.tokens[row])
+        assert math.isclose(sampled.logprobs.chosen[row].item(), expected[token], abs_tol=1e-4), kinds[row]
+        assert sampled.logprobs.top_logprobs[row].tolist() == pytest.approx(best, abs=1e-4)
+        assert [expected[each] for each in sampled.logprobs.top_ids[row].tolist()] == pytest.approx(best, abs=1e-4)
+
+
+def processed(logits: list[float], given: SlotInit, output: Sequence[int], allowed: Sequence[int]) -> dict[int, float]:
+    """Return the log-probabilities of the tokens that can be drawn, in Python's floats."""
+    params = given.sampling
+    scores = {}
+    for token in allowed:
+        logit = logits[token]
+        if token in {*PROMPT, *output}:
+            logit *= params.repetition_penalty ** (-1 if logit > 0 else 1)
+        said = params.frequency_penalty * output.count(token) + params.presence_penalty * (token in output)
+        scores[token] = logit - said + params.logit_bias.get(token, 0.0)
+    if len(output) < params.min_new_tokens:
+        scores = {token: score for token, score in scores.items() if token not in given.suppressed_ids}
+    draws = params.temperature > 0 and params.top_k != 1
+    shaped = {token: score / (params.temperature if draws else 1) for token, score in scores.items()}
+    total = math.log(sum(map(math.exp, shaped.values())))
+    return {token: value - total for token, value in shaped.items()}
+
+
 def test_what_others_drew_is_what_is_counted_and_reported() -> None:
     """Of two rows the second is told another token than it would have drawn."""
     agreed: list[list[int]] = []

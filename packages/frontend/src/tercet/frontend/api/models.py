@@ -71,6 +71,10 @@ def model_info(model: ServedModel) -> dict[str, Any]:
         "display_name": model.name,
         "created_at": datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
+        "line": None,
+        "capabilities": None,
+        "deprecated_at": None,
+        "retires_at": None,
         "max_input_tokens": model.context,
         "max_tokens": model.context,
     }

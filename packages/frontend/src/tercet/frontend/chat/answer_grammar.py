@@ -1,5 +1,6 @@
 """Combined grammar of an answer: reasoning, then tool calls, a constrained text, or free text."""
 
+import re
 from collections.abc import Set as AbstractSet
 
 import msgspec
@@ -102,14 +103,16 @@ def _text_with_calls(rules: Rules, grammar: CallGrammar, enforced: EnforcedCalls
     added, several = rules.tokens.added, enforced.several
     triggers = grammar.triggers()
     signs = enforced.framing.extra_begins
-    written = [regex_terminal(f"(?s:.*)({sign})(?s:.*)") for sign in signs if sign not in added]
+    patterns = [*enforced.framing.extra_patterns, *(re.escape(sign) for sign in signs if sign not in added)]
+    written = [regex_terminal(f"(?s:.*)({pattern})(?s:.*)") for pattern in patterns]
     text = rules.terminal(" & ".join(["/(?s:.*)/", *(f"~{each}" for each in written)]))
+    before = rules.terminal(f"{text} & /((?s:.*)\\n)?/") if enforced.framing.line_start else text
     branches = []
     for trigger, calls in triggers.items():
         if trigger in added:
             branches.append(f"{text} {rules.literal(trigger)} {calls}")
         else:
-            branches.append(f"{rules.add(f'{text} {lark_string(trigger)}', 'lazy')} {calls}")
+            branches.append(f"{rules.add(f'{before} {lark_string(trigger)}', 'lazy')} {calls}")
     begins = {added.get(sign, -1) for sign in (*triggers, *signs)}
     others = set(added.values()) - begins - set(rules.tokens.eos)
     words = rules.add(f"({text} {one_token_of(others)})*") if others else ""

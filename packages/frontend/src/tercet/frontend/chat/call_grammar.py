@@ -13,7 +13,7 @@ import msgspec
 from tercet.frontend.chat.rules import Rules, escaped
 from tercet.frontend.constraints import Regex
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
-from tercet.frontend.json_number import dump_json
+from tercet.frontend.json_number import json_text
 from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
 from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, json_types
 from tercet.frontend.structured_output.json_schema import check_schema, schema_text, subschemas
@@ -45,7 +45,7 @@ class CallGrammar:
     def triggers(self) -> Mapping[str, str]:
         """Return the texts that begin a call within free text, each with the rule of what follows."""
         framing = self._framing
-        if len(framing.trigger) == 1:
+        if len(framing.trigger) == 1 or "$name" in framing.trigger:
             # A single bracket does not identify a call; it does with a tool's name behind it.
             begins = {name: framing.begin + framing.prefix_of(name) for name in self._tools}
             return {begin: f"{self._body(name)} {self._more_calls()}" for name, begin in begins.items()}
@@ -113,7 +113,8 @@ class CallGrammar:
         known: dict[str, frozenset[str]] = {}
         first, rest = "", ""  # rules for what may follow before and after the first argument is written
         for key, inner in reversed(properties.items()):
-            if not _WRITABLE_KEYS[self._framing.style].fullmatch(key):
+            excluded = set(self._framing.key_excludes)
+            if not _WRITABLE_KEYS[self._framing.style].fullmatch(key) or not excluded.isdisjoint(key):
                 raise UnsupportedParameterError(
                     f"The argument {key!r} cannot be written in this model's notation.",
                     param=tool.param,
@@ -130,33 +131,55 @@ class CallGrammar:
 
     def _value(self, tool: ToolSpec, schema: Any, root: dict[str, Any], known: dict[str, frozenset[str]]) -> str:
         """Return the rule of a value and its end marker. `known` caches the types of references within `root`."""
-        suffix = self._framing.key_suffix
+        framing = self._framing
         inner = schema if isinstance(schema, dict) else {}
         defined: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
-        if self._framing.style is Style.PYTHON:  # JSON literals are accepted there, too
-            return f"{_json({**inner, **defined}, tool)} {self._rules.literal(suffix)}"
+
+        def in_json() -> str:
+            value = _json({**inner, **defined}, tool)
+            return f"{self._rules.literal(framing.other_begin)} {value} {self._rules.literal(framing.key_suffix)}"
+
+        if framing.style is Style.PYTHON:  # JSON literals are accepted there, too
+            return in_json()
         choices = inner.get("enum", [inner["const"]] if "const" in inner else None)
         if isinstance(choices, list) and choices:
-            texts = [each if isinstance(each, str) else dump_json(each).decode() for each in choices]
-            written = (self._rules.literal(text) or _EMPTY for text in texts)
-            return f"({' | '.join(written)}) {self._rules.literal(suffix)}"
+            return f"({' | '.join(map(self._choice, choices))})"
         allowed = json_types(inner, root, known)
         if allowed != UNKNOWN and "string" not in allowed:
-            return f"{_json({**inner, **defined}, tool)} {self._rules.literal(suffix)}"
+            return in_json()
+        if framing.string_begin and allowed != STRING:
+            return f"({self._string(tool, inner)} | {in_json()})"
+        keyword = next(filter(inner.__contains__, _ONLY_IN_JSON), None)
+        if keyword is None or not tool.strict or allowed != STRING or isinstance(tool.grammar, Regex):
+            return self._string(tool, inner)
+        if framing.string_begin:  # a string in JSON is accepted, too
+            return in_json()
+        raise UnsupportedParameterError(
+            f"'{keyword}' of a strict tool's argument cannot be enforced in this model's notation.", param=tool.param
+        )
+
+    def _choice(self, value: Any) -> str:
+        """Return the rule of one given value and its end marker."""
+        framing = self._framing
+        if isinstance(value, str):
+            text = f"{framing.string_begin}{value}{framing.string_end}{framing.key_suffix}"
+        else:
+            text = f"{framing.other_begin}{json_text(value, ensure_ascii=False)}{framing.key_suffix}"
+        return self._rules.literal(text) or _EMPTY
+
+    def _string(self, tool: ToolSpec, schema: dict[str, Any]) -> str:
+        """Return the rule of a string without escapes and its end marker."""
+        suffix = self._framing.string_end + self._framing.key_suffix
+        begin = self._rules.literal(self._framing.string_begin)
         if isinstance(tool.grammar, Regex):
             pattern = regex_terminal(tool.grammar.pattern)  # separate from the end marker: `$` in it means its end
-            return self._text(
+            text = self._text(
                 lambda end: self._rules.terminal(f"{pattern} {lark_string(end)}" if end else pattern), suffix
             )
-        if tool.strict and allowed == STRING:
-            for keyword in _ONLY_IN_JSON:
-                if keyword in inner:
-                    raise UnsupportedParameterError(
-                        f"'{keyword}' of a strict tool's argument cannot be enforced in this model's notation.",
-                        param=tool.param,
-                    )
-        times = _repeats(inner.get("minLength"), inner.get("maxLength"))
-        return self._text(lambda end: f"/(?s:.){times}{escaped(end)}/", suffix)
+        else:
+            times = _repeats(schema.get("minLength"), schema.get("maxLength"))
+            text = self._text(lambda end: f"/(?s:.){times}{escaped(end)}/", suffix)
+        return f"{begin} {text}"
 
     def _text(self, ended: Callable[[str], str], suffix: str) -> str:
         """Return the rule of an unquoted string and its end marker; line breaks around it belong to the notation.

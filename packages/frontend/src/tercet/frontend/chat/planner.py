@@ -60,9 +60,11 @@ class ChatPlanner:
         """Return the notations of reasoning and tool calls for this model."""
         template = model.files.template
         found = template.parsers if template else ParserNames()
+        # Instructions for a template without tools ask for the generic notation.
+        tools = found.tools if template and template.supports_tools else None
         return ParserNames(
             reasoning=found.reasoning if self._reasoning == AUTOMATIC else _named(self._reasoning),
-            tools=found.tools or "generic" if self._tools == AUTOMATIC else _named(self._tools),
+            tools=tools or "generic" if self._tools == AUTOMATIC else _named(self._tools),
         )
 
     async def plan(self, turn: ChatOptions, model: ServedModel) -> ChatPlan:
@@ -199,8 +201,9 @@ def _keeps_special_tokens(names: ParserNames, specials: SpecialTexts) -> bool:
     """Return whether the parsers need special tokens in the decoded text."""
     if names.tools:
         tools = tool_format(names.tools).framing
-        marks = (tools.begin, tools.prefix, tools.suffix, tools.separator, tools.end, tools.key_prefix)
-        if tools.special_tokens or any(map(specials.occur_in, marks)):
+        calls = (tools.begin, tools.prefix, tools.suffix, tools.separator, tools.end)
+        values = (tools.key_prefix, tools.key_suffix, tools.string_begin, tools.string_end, tools.other_begin)
+        if tools.special_tokens or any(map(specials.occur_in, (*calls, *values))):
             return True
     if names.reasoning:
         form = reasoning_format(names.reasoning)

@@ -8,8 +8,8 @@ from tercet.frontend.errors import UnsupportedParameterError
 
 SWITCHES = ("enable_thinking", "thinking")
 """Names of template variables that switch reasoning on and off."""
-ALLOWED = frozenset({*SWITCHES, "reasoning_effort", "thinking_budget"})
-"""Variables that a request may set in `chat_template_kwargs`."""
+ALLOWED = frozenset({*SWITCHES, "reasoning_effort", "thinking_budget", "chat_template"})
+"""Variables that a request may set in `chat_template_kwargs`; `chat_template` names one of the model's templates."""
 
 
 def template_variables(turn: ChatOptions, known: Set[str], *, reasons: bool) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from tercet.frontend.supervisor.options import FrontendOptions, LogLevel, Schedu
 
 __all__ = ["Completion", "Embedding", "Engine", "EngineError"]
 
-TokenScore = tuple[float | None, int, None]
-"""Log-probability, token id, and a null in place of the text. It is a list, as JSON has no tuples."""
+TokenScore = tuple[float | None, int, str | None]
+"""Log-probability, token id, and the token's text with `return_text_in_logprobs`. It is a list: JSON has no tuples."""
 
 
 class Finish(TypedDict):
@@ -33,6 +33,8 @@ class Finish(TypedDict):
     type: str
     matched: int | str | None
     """The token id or the stop string that ended it."""
+    length: NotRequired[int]
+    """Number of output tokens, if that ended it."""
 
 
 class MetaInfo(TypedDict):
@@ -171,8 +173,8 @@ class Engine:
         """
         requests, single = to_requests(prompt, input_ids, sampling_params, options, self._model, self._lora)
         if stream:
-            return self._iterate(self._stream(requests, options))
-        answers = self._client.wait(partial(self._gather, requests, options, single=single))
+            return self._iterate(self._stream(requests))
+        answers = self._client.wait(partial(self._gather, requests, single=single))
         return answers[0] if single else answers
 
     @overload
@@ -224,8 +226,8 @@ class Engine:
         """Run `generate` on the caller's event loop: await it, and iterate over a `stream` with `async for`."""
         requests, single = to_requests(prompt, input_ids, sampling_params, options, self._model, self._lora)
         if stream:
-            return self._aiterate(self._stream(requests, options))
-        work = partial(self._gather, requests, options, single=single)
+            return self._aiterate(self._stream(requests))
+        work = partial(self._gather, requests, single=single)
         answers = await asyncio.wrap_future(self._client.run(work))
         return answers[0] if single else answers
 
@@ -276,11 +278,9 @@ class Engine:
         self._finalizer.detach()
         self._parts.close()
 
-    async def _gather(
-        self, requests: Sequence[GenerateRequest], options: Mapping[str, Any], *, single: bool
-    ) -> list[Any]:
+    async def _gather(self, requests: Sequence[GenerateRequest], *, single: bool) -> list[Any]:
         """Return every answer; when one request fails, abort the others."""
-        tasks = [asyncio.ensure_future(self._generate_one(request, options)) for request in requests]
+        tasks = [asyncio.ensure_future(self._generate_one(request)) for request in requests]
         try:
             return await asyncio.gather(*tasks)
         except BaseException as error:
@@ -292,21 +292,17 @@ class Engine:
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _generate_one(self, request: GenerateRequest, options: Mapping[str, Any]) -> Any:
+    async def _generate_one(self, request: GenerateRequest) -> Any:
         generation, choices = await self._client.generate(request)
-        return orjson.loads(
-            result_of(GenerateWriter(options.get("logprob_start_len")).full_response(generation, choices))
-        )
+        return orjson.loads(result_of(GenerateWriter().full_response(generation, choices)))
 
-    def _stream(self, requests: Sequence[GenerateRequest], options: Mapping[str, Any]) -> OutputStream[Completion]:
+    def _stream(self, requests: Sequence[GenerateRequest]) -> OutputStream[Completion]:
         if len(requests) != 1:
             raise ValueError("one prompt can be streamed at a time")
-        return OutputStream(self._stream_answers(requests[0], options))
+        return OutputStream(self._stream_answers(requests[0]))
 
-    async def _stream_answers(
-        self, request: GenerateRequest, options: Mapping[str, Any]
-    ) -> AsyncGenerator[Completion, None]:
-        form = GenerateWriter(options.get("logprob_start_len"))
+    async def _stream_answers(self, request: GenerateRequest) -> AsyncGenerator[Completion, None]:
+        form = GenerateWriter()
         async with contextlib.aclosing(self._client.stream(request)) as arrivals:
             async for generation, choice in arrivals:
                 yield orjson.loads(result_of(form.full_response(generation, [choice])))

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tercet.frontend.api.sglang.generate import prompt_of, to_generate_requests
+from tercet.frontend.api.sglang.generate import prompts_of, to_generate_requests
 from tercet.frontend.api.sglang.generate_schema import NativeGenerate, Tokenize
 from tercet.frontend.errors import ApiError, BadRequestError
 from tercet.frontend.http.request_body import validation_error
@@ -19,7 +19,12 @@ Texts = str | Iterable[str]
 Ids = Iterable[int] | Iterable[Iterable[int]]
 Sampling = Mapping[str, Any] | Iterable[Mapping[str, Any] | None]
 
-OPTIONS = frozenset({"return_logprob", "top_logprobs_num", "logprob_start_len", "priority", "cache_salt", "lora_path"})
+OPTIONS = frozenset(
+    {
+        *("return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs"),
+        *("priority", "cache_salt", "lora_path"),
+    }
+)
 """Parameters of /generate other than prompts and sampling parameters."""
 
 
@@ -70,9 +75,10 @@ def to_chat(
     """Return the prompt of a chat in the format of /v1/chat/completions. Raises ValueError, BadRequestError."""
     body = {"messages": list(messages), "tools": tools and list(tools), "add_generation_prompt": add_generation_prompt}
     try:
-        return prompt_of(Tokenize.model_validate(body), model)
+        [prompt] = prompts_of(Tokenize.model_validate(body), model)
     except ValidationError as error:
-        raise ValueError(str(validation_error(error, body))) from None
+        raise ValueError(str(validation_error(error, body, Tokenize))) from None
+    return prompt
 
 
 def to_inputs(prompt: Texts, model: ServedModel, truncate: int | None) -> tuple[EmbeddingRequest, bool]:
@@ -99,8 +105,8 @@ def _request(body: dict[str, Any], model: ServedModel, lora: Mapping[str, LoRAAd
     try:
         asked = NativeGenerate.model_validate(body)
     except ValidationError as error:
-        raise ValueError(str(validation_error(error, body))) from None
-    [name] = asked.adapters()
+        raise ValueError(str(validation_error(error, body, NativeGenerate))) from None
+    [(name, _)] = asked.adapters()
     if name is not None and name not in lora:
         raise BadRequestError(f"The engine was made without an adapter {name!r}.", param="lora_path")
     [request] = to_generate_requests(asked, model, [None if name is None else lora[name]])

@@ -12,6 +12,8 @@ ANTHROPIC_ROUTES = "/v1/messages"
 """Prefix of the routes that answer in Anthropic's format."""
 _SHARED_ROUTES = "/v1/models"
 """Prefix of the routes that answer in either format: Anthropic's for its client, else OpenAI's."""
+ROUTE = "tercet.route"
+"""Key of the scope for the path of the matched route, as the router writes it."""
 _INDEX = re.compile(r"\[(\d+)\]")
 """A list index in OpenAI's notation for a field's path. Anthropic writes `.0` instead of `[0]`."""
 _TYPES = {
@@ -25,11 +27,15 @@ _TYPES = {
 
 
 def uses_anthropic_format(scope: Scope) -> bool:
-    """Return whether the response has Anthropic's format. On shared routes its client is known by a header."""
+    """Return whether the response has Anthropic's format.
+
+    Its client is known by a header, on shared routes and where no route matches.
+    """
     path = scope["path"]
-    if path.startswith(_SHARED_ROUTES):
-        return "anthropic-version" in Headers(scope=scope)
-    return bool(path.startswith(ANTHROPIC_ROUTES))
+    if path.startswith(ANTHROPIC_ROUTES):
+        return True
+    may_be = ROUTE not in scope or path.startswith(_SHARED_ROUTES)
+    return may_be and "anthropic-version" in Headers(scope=scope)
 
 
 def anthropic_error(error: ApiError, request_id: str) -> bytes:

@@ -5,8 +5,8 @@ depends on the number of values more than on the number of bytes, so they are co
 """
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import msgspec
 import orjson
@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from tercet.frontend.errors import (
     BadRequestError,
+    FieldError,
     PayloadTooLargeError,
     RequestTimeoutError,
     UnknownParameterError,
@@ -24,6 +25,7 @@ from tercet.frontend.errors import (
 from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.loop_turns import Steps, turns_of
 from tercet.frontend.http.memory_budget import MemoryBudget
+from tercet.frontend.http.parameter_path import joined, keys_of
 from tercet.frontend.http.sse import ClientDisconnectedError, cancel_on_disconnect
 from tercet.frontend.json_number import parse_json
 
@@ -55,7 +57,7 @@ async def read_model(request: Request, schema: type[_Model], limit: int) -> _Mod
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise validation_error(error, data) from None
+        raise validation_error(error, data, schema) from None
 
 
 async def read_json(request: Request, limit: int) -> object:
@@ -155,18 +157,26 @@ def _values(value: object) -> Iterable[object]:
     return value if isinstance(value, list) and not _CONTAINERS.isdisjoint(map(type, value)) else ()
 
 
-def validation_error(error: ValidationError, data: object) -> BadRequestError:
+def validation_error(error: ValidationError, data: object, schema: type[BaseModel]) -> BadRequestError:
     """Return the error for the innermost fault, where a union came closest to a match, with its parameter.
 
-    Among branches of a union at the same place, the one that accepts the type of the value came closest.
+    Among branches of a union at the same place, the one that accepts the type of the value came closest. A missing
+    field says more than the unknown ones beside it.
     """
     if not isinstance(data, Mapping):
         return BadRequestError("The body must be a JSON object.", code="invalid_value")
     errors = error.errors(include_url=False, include_input=False)[:_MAX_ERRORS]
-    found = [(_param(_location(each), data), each) for each in errors]
-    param, first = max(found, key=lambda pair: (len(pair[0] or ""), not pair[1]["type"].endswith("_type")))
-    message = first["msg"].removeprefix("Value error, ")
-    match first["type"]:
+    found = [(_keys(each, schema), each) for each in errors]
+    keys, closest = max(found, key=lambda pair: (len(pair[0]), _closeness(pair[1])))
+    return _request_error(closest, joined(keys))
+
+
+def _request_error(error: ErrorDetails, param: str | None) -> BadRequestError:
+    """Return the error of a fault at `param`."""
+    message = error["msg"].removeprefix("Value error, ")
+    match error["type"]:
+        case "value_error" if isinstance(fault := error["ctx"]["error"], FieldError):
+            return fault.located(param)
         case "extra_forbidden":
             return UnknownParameterError(f"Unknown parameter: '{param}'.", param=param)
         case "missing" | "union_tag_not_found":
@@ -174,29 +184,26 @@ def validation_error(error: ValidationError, data: object) -> BadRequestError:
                 f"Missing required parameter: '{param}'.", param=param, code="missing_required_parameter"
             )
         case "union_tag_invalid":
-            kinds, kind = first["ctx"]["expected_tags"], first["ctx"]["tag"][:_MAX_TAG]
+            kinds, kind = error["ctx"]["expected_tags"], error["ctx"]["tag"][:_MAX_TAG]
             message = f"Input should be one of {kinds}, not '{kind}'"
     where = f" for '{param}'" if param else ""
     return BadRequestError(f"Invalid value{where}: {message}.", param=param, code="invalid_value")
 
 
-def _location(error: ErrorDetails) -> tuple[int | str, ...]:
-    """Return the location of an error. For an object of unknown type, this is its discriminator field."""
+def _keys(error: ErrorDetails, schema: type[BaseModel]) -> tuple[int | str, ...]:
+    """Return the keys of a fault in the JSON. For an object of unknown type, this is its discriminator field."""
+    keys = keys_of(schema, error["loc"])
     if error["type"] in {"union_tag_invalid", "union_tag_not_found"}:
-        return (*error["loc"], error["ctx"]["discriminator"].strip("'"))
-    return error["loc"]
+        return (*keys, error["ctx"]["discriminator"].strip("'"))
+    if error["type"] == "value_error" and isinstance(fault := error["ctx"]["error"], FieldError):
+        return (*keys, *fault.keys)
+    return keys
 
 
-def _param(loc: tuple[int | str, ...], data: Any) -> str | None:
-    """Return a location as `messages[0].content`, without pydantic's names for branches of a union."""
-    path = ""
-    for place, step in enumerate(loc):
-        missing = place == len(loc) - 1 and isinstance(step, str) and step.isidentifier()
-        if isinstance(step, int) and isinstance(data, Sequence) and step < len(data):
-            path, data = f"{path}[{step}]", data[step]
-        elif isinstance(data, Mapping) and (step in data or missing):
-            path, data = (f"{path}.{step}" if path else str(step)), data.get(step)
-    return path or None
+def _closeness(error: ErrorDetails) -> int:
+    """Return how close to a match a branch of a union came that reports this error."""
+    kind = error["type"]
+    return 2 if kind == "missing" else 0 if kind.endswith("_type") else 1
 
 
 class StructureCounts(msgspec.Struct):

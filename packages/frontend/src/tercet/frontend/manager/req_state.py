@@ -33,6 +33,7 @@ MAX_PREDICTION_TOKENS = 32_768
 RUN = 3
 """Consecutive equal tokens needed to realign the output with the prediction; the n-gram drafter needs as many."""
 _PROMPT_TAIL = 8
+_ABORT = FinishReason(FinishType.ABORT, message="The request was aborted.", user_requested=True)
 _FAILURES = (FinishType.ERROR, FinishType.ABORT)
 """Finish types that fail the whole request."""
 _encode_spec = msgspec.msgpack.Encoder().encode
@@ -136,10 +137,12 @@ class ChoiceState:
         self.finish = row.finish
         return ACCEPTED
 
-    def pop_update(self) -> Update:
-        """Return and clear the output since the previous call."""
+    def pop_update(self, *, keeps_aborted: bool = False) -> Update:
+        """Return and clear the output since the previous call. A finish that fails the request is left out."""
         ids = self.token_ids[self._ids_delivered :]
-        finish = None if self.finish is not None and self.finish.type in _FAILURES else self.finish
+        finish = self.finish
+        if finish is not None and finish.type in _FAILURES and not (keeps_aborted and finish.type is FinishType.ABORT):
+            finish = None
         update = Update(self.index, "".join(self._texts), ids, self._logprobs, finish)
         self._ids_delivered += len(ids)
         self._texts = []
@@ -263,12 +266,26 @@ class ReqState(RequestState):
             code = finish.code
             self.error = from_rejection(code, message, self.error_param(code)) if code else ServerError(message)
         if finish.type is FinishType.ABORT:
-            self.error = RequestAbortedError("The request was aborted.")
+            self.aborted = True
+            if not self.request.keeps_aborted:
+                self.error = RequestAbortedError("The request was aborted.")
+
+    def abort(self) -> None:
+        """End the request on demand: with its output so far if it keeps that, otherwise with an error."""
+        if not self.request.keeps_aborted:
+            super().abort()
+            return
+        for index in self.open_indices:
+            self.choices[index].finish = _ABORT
+            self._updated[index] = None
+            self._finished(_ABORT)
+        self._wake.set()
 
     def pop_updates(self) -> list[Update]:
         """Return the updates of every choice with new output, in order of arrival."""
         updated, self._updated = self._updated, {}
-        return [self.choices[index].pop_update() for index in updated]
+        keeps = self.request.keeps_aborted
+        return [self.choices[index].pop_update(keeps_aborted=keeps) for index in updated]
 
     def message(
         self, attempt: int, detokenizer: str, *, exclusive: bool = False, deferred: bool = False

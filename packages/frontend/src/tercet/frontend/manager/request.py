@@ -21,6 +21,7 @@ class ParamNames(msgspec.Struct, frozen=True, kw_only=True):
     stop_token_ids: str = "stop_token_ids"  # noqa: S105
     logit_bias: str = "logit_bias"
     logprobs: str = "logprobs"
+    logprob_start: str = "logprob_start_len"
     reasoning_effort: str = "reasoning_effort"
     thinking_budget: str = "thinking_token_budget"
     grammar: str = "response_format"
@@ -45,6 +46,10 @@ class GenerationOptions(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprobs: LogprobParams | None = None
+    logprob_start: int = 0
+    """First prompt token that the answer shows a log-probability of, if those of the prompt are requested."""
+    logprob_texts: bool = False
+    """Log-probabilities come with the text of their tokens."""
     prediction: str = ""
     """Output that the client expects; it speeds up decoding and does not change the answer."""
     priority: int = 0
@@ -66,6 +71,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """False if special tokens are decoded for parsers only, and the client does not see their text."""
     shows_logprobs: bool = True
     """False if log-probabilities only rank the answers of `best_of`."""
+    keeps_aborted: bool = False
+    """An abort on demand ends the choices with their output so far; otherwise it fails the request."""
     grammar: Grammar | None = None
     """Constraint on the answer, compiled by `structured_output.compiler.to_grammar`."""
     composition: Composition | None = None

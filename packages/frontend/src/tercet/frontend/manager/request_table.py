@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from tercet.frontend.errors import RateLimitError, RequestAbortedError, UnavailableError
+from tercet.frontend.errors import RateLimitError, UnavailableError
 from tercet.frontend.manager.counters import Counters, RequestOutcome
 from tercet.frontend.manager.embedding_state import EmbeddingBatch
 from tercet.frontend.manager.quota import ApiKeyQuota, RequestSlot
@@ -69,19 +69,26 @@ class RequestTable:
         """Abort the requests with this id, or all requests that one HTTP request was split into.
 
         Schedulers are asked to abort requests of other frontends. Consumers of an aborted request get
-        RequestAbortedError.
+        RequestAbortedError, or the output so far if the request keeps it.
         """
         own = [state for state in self.states.values() if belongs(state.rid, rid)]
         for state in own:
-            state.fail(RequestAbortedError("The request was aborted."))
+            self._abort(state)
         if not own:
             self._abort_elsewhere(AbortReq(rid=rid, reason="aborted by request", user_requested=True))
 
     def abort_all(self) -> None:
         """Abort every request, including those of other frontends."""
         for state in self.states.values():
-            state.fail(RequestAbortedError("The request was aborted."))
+            self._abort(state)
         self._abort_elsewhere(AbortReq(rid="", reason="all are aborted", user_requested=True))
+
+    def _abort(self, state: RequestState) -> None:
+        """Abort a request. Its release tells the scheduler, unless its choices count as finished already."""
+        was_open = bool(state.open_indices)
+        state.abort()
+        if was_open and not state.open_indices and state.scheduler:
+            self.dispatcher.abort(state, [], "aborted by request")
 
     def _abort_elsewhere(self, message: AbortReq) -> None:
         for scheduler in self.dispatcher.peers.schedulers:
@@ -89,6 +96,8 @@ class RequestTable:
 
 
 def _outcome(state: RequestState) -> RequestOutcome:
+    if state.aborted:
+        return RequestOutcome.REFUSED
     if state.error is not None:
         return RequestOutcome.FAILED if state.error.status == 500 else RequestOutcome.REFUSED
     return RequestOutcome.FINISHED if state.done else RequestOutcome.CLIENT_GONE

@@ -77,6 +77,9 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
     room = model.context - prompt_tokens
     if prompt_tokens == 0:
         raise BadRequestError("The prompt has no tokens.", param=request.prompt.param)
+    if options.logprob_start > prompt_tokens:
+        message = f"'{names.logprob_start}' is {options.logprob_start}, and the prompt has {prompt_tokens} tokens."
+        raise BadRequestError(message, param=names.logprob_start)
     output = options.max_tokens
     if output is None:
         output = max(min(room, request.default_tokens or _max_output(request, prompt_tokens)), 1)

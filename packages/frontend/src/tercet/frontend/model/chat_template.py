@@ -4,8 +4,9 @@ Templates come from the model's directory only, never from a request.
 """
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError, nodes
@@ -16,9 +17,11 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.json_number import json_text
-from tercet.frontend.model.files import read_text
+from tercet.frontend.model.files import reading
 from tercet.frontend.model.message_shape import find_shape
 from tercet.frontend.model.prompts import ChatPrompt
+from tercet.frontend.model.template_files import DEFAULT, FOR_TOOLS, read_template, template_sources
+from tercet.frontend.model.tool_place import ToolPlace, find_place, place_tools
 from tercet.frontend.parsers.registry import ParserNames, detect
 from tercet.protocol.json_files import read_object
 
@@ -53,8 +56,8 @@ _TEMPLATE_KEYS = frozenset(
     }
 )
 """Keys of tools, calls and schemas that templates look up; all other keys are client text."""
-_TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
-"""The file of the template for chats with tools, as transformers saves it."""
+TEMPLATE_NAME = "chat_template"
+"""Variable of a request that names one of the model's templates, as in transformers' `apply_chat_template`."""
 _ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -117,10 +120,10 @@ def _environment() -> ImmutableSandboxedEnvironment:
 class TemplateManager:
     """Chat template of one model. Thread-safe. Raises ValueError for a template that does not parse.
 
-    Some models have a second template, for chats with tools.
+    Some models have further templates, in `named`. "tool_use" is that of chats with tools.
     """
 
-    def __init__(self, source: str, special_tokens: dict[str, str], for_tools: str | None = None) -> None:
+    def __init__(self, source: str, special_tokens: dict[str, str], named: Mapping[str, str] | None = None) -> None:
         try:
             self._template = _environment().from_string(source)
         except (TemplateSyntaxError, SyntaxError, RecursionError) as error:  # jinja2 compiles templates to Python
@@ -136,43 +139,62 @@ class TemplateManager:
         )
         self._call_form = next(filter(self._renders_call, _CALL_FORMS), _CALL_FORMS[0])
         self._shape = find_shape(self._render_probes, knows_developer=self._supports_developer)
-        self._for_tools = TemplateManager(for_tools, special_tokens) if for_tools is not None else None
+        self._tool_place = find_place(self._rendered) if "tools" in self.variables else ToolPlace.NOWHERE
+        self._named = {name: TemplateManager(text, special_tokens) for name, text in (named or {}).items()}
+        self._for_tools = self._named.get(FOR_TOOLS)
         if self._for_tools is not None:
             self.variables |= self._for_tools.variables
             self.parsers = ParserNames(self.parsers.reasoning, self._for_tools.parsers.tools or self.parsers.tools)
 
     @property
     def supports_tools(self) -> bool:
-        return "tools" in self.variables
+        if self._for_tools is not None:
+            return self._for_tools.supports_tools
+        return self._tool_place is not ToolPlace.NOWHERE
 
     @classmethod
-    def from_files(cls, files: dict[str, bytes]) -> "TemplateManager | None":
-        """Load the template from a model's files; None if it has none. Raises ValueError if it does not parse."""
-        config = read_object(files, "tokenizer_config.json")
-        field, for_tools = config.get("chat_template"), None
-        if isinstance(field, list):
-            named = {each.get("name"): each.get("template") for each in field if isinstance(each, dict)}
-            field, for_tools = named.get("default"), named.get("tool_use")
-        source = read_text(files, "chat_template.jinja") if "chat_template.jinja" in files else field
-        if _TOOL_TEMPLATE in files:
-            for_tools = read_text(files, _TOOL_TEMPLATE)
-        if not isinstance(source, str):
+    def from_files(cls, files: dict[str, bytes], override: str | None = None) -> "TemplateManager | None":
+        """Load the templates from a model's files, or `override` in their place; None without a default one.
+
+        Raises ValueError for a template that does not parse.
+        """
+        sources = template_sources(files, override)
+        if sources.default is None:
             return None
-        return cls(source, _special_tokens(config, read_object(files, "special_tokens_map.json")), for_tools)
+        config, special_map = (
+            read_object(files, f"{name}.json") for name in ("tokenizer_config", "special_tokens_map")
+        )
+        return cls(sources.default, _special_tokens(config, special_map), sources.named)
 
     def render(self, prompt: ChatPrompt, escape: Callable[[str], str] = str) -> str:
         """Render a chat, applying `escape` to every text of the client. Raises BadRequestError."""
-        if prompt.tools and self._for_tools is not None:
-            return self._for_tools.render(prompt, escape)
+        return self._chosen(prompt)._render(prompt, escape)
+
+    def _chosen(self, prompt: ChatPrompt) -> "TemplateManager":
+        """Return the template that a request names, or the one for its tools. Raises BadRequestError."""
+        name = prompt.kwargs.get(TEMPLATE_NAME)
+        if name is None:
+            return self._for_tools if prompt.tools and self._for_tools is not None else self
+        templates = {DEFAULT: self, **self._named}
+        if name not in templates:
+            raise BadRequestError(
+                f"The model has no chat template {name!r}, only {', '.join(templates)}.",
+                param=f"chat_template_kwargs.{TEMPLATE_NAME}",
+            )
+        return templates[name]
+
+    def _render(self, prompt: ChatPrompt, escape: Callable[[str], str]) -> str:
         messages = [self._message(message, escape) for message in self._shape.apply(prompt.messages)]
+        tools = _escaped(prompt.tools, escape)
+        messages = place_tools(messages, tools, self._tool_place)
         if prompt.continue_final_message:
             messages[-1] = _with_end(messages[-1])
         try:
             text = self._template.render(
                 **self._special_tokens,
-                **{name: _escaped(value, escape) for name, value in prompt.kwargs.items()},
+                **{name: _escaped(value, escape) for name, value in prompt.kwargs.items() if name != TEMPLATE_NAME},
                 messages=messages,
-                tools=_escaped(prompt.tools, escape),
+                tools=tools,
                 documents=None,
                 add_generation_prompt=prompt.add_generation_prompt,
             )
@@ -233,15 +255,28 @@ class TemplateManager:
     def _render_probes(self, messages: Sequence[dict[str, Any]]) -> str | None:
         return self._rendered([self._message(message, str) for message in messages])
 
-    def _rendered(self, messages: list[dict[str, Any]]) -> str | None:
+    def _rendered(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str | None:
         """Render a probe chat; None if the template fails."""
         try:
             return self._template.render(
-                **self._special_tokens, messages=messages, tools=None, add_generation_prompt=True
+                **self._special_tokens, messages=messages, tools=tools, add_generation_prompt=True
             )
         except Exception:
             # Any failure of a third-party template on the probe means that it does not support the form.
             return None
+
+
+def operator_template(path: Path | None) -> str | None:
+    """Return the source of the template of `--chat-template`. Raises ValueError, in one line, if it is of no use."""
+    if path is None:
+        return None
+    source = read_template(path)
+    with reading(str(path)):
+        try:
+            TemplateManager(source, {})
+        except ValueError as error:
+            raise ValueError(f"--chat-template {path}: {error}") from error
+    return source
 
 
 def _escaped(value: Any, escape: Callable[[str], str]) -> Any:

@@ -55,13 +55,18 @@ def copy_value(reader: Reader, emit: Emit) -> Steps[None]:
             return
 
 
-def read_string(reader: Reader) -> Steps[str]:
-    """Return the decoded string at the current position.
+def read_string(reader: Reader, also: Emit = ignore) -> Steps[str]:
+    """Return the decoded string at the current position, and emit to `also` what was read of it, as it is written.
 
     Raises MalformedError for strings that JSON does not allow, including lone surrogates.
     """
     parts: list[str] = []
-    yield from copy_string(reader, parts.append)
+
+    def emit(text: str) -> None:
+        parts.append(text)
+        also(text)
+
+    yield from copy_string(reader, emit)
     try:
         value = json.loads("".join(parts), strict=False)
         value.encode()

@@ -21,8 +21,8 @@ class Machine:
         next(self._steps, None)
         return self._sink.drain()
 
-    def finish(self) -> list[Event]:
-        self._reader.end()
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        self._reader.end(cut=cut)
         for _ in self._steps:
             raise AssertionError("a grammar asked for more text after the end")
         self._sink.finish()
@@ -39,8 +39,8 @@ class Chain:
     def feed(self, text: str) -> list[Event]:
         return join_deltas(self._through(self._first.feed(text)))
 
-    def finish(self) -> list[Event]:
-        return join_deltas(self._through(self._first.finish()) + self._second.finish())
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        return join_deltas(self._through(self._first.finish(cut=cut)) + self._second.finish(cut=cut))
 
     def _through(self, events: list[Event]) -> list[Event]:
         result: list[Event] = []

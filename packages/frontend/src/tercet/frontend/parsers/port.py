@@ -21,8 +21,11 @@ class Parser(Protocol):
         """Return the events that are certain after this text."""
         ...
 
-    def finish(self) -> list[Event]:
-        """Return the events that were held back. Call it once, when no more text comes."""
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """Return the events that were held back. Call it once, when no more text comes.
+
+        `cut` means that the model did not end the text itself: an unfinished marker or head of a call is dropped.
+        """
         ...
 
 
@@ -57,6 +60,15 @@ class Tools:
         """Return whether a call in unmarked text may have this name."""
         return not self._schemas or name in self._schemas
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the names of the known tools, longer ones first."""
+        return tuple(sorted(self._schemas, key=len, reverse=True))
+
+    def begins(self, text: str) -> bool:
+        """Return whether a known tool's name begins with this text, which is not empty."""
+        return bool(text) and any(name.startswith(text) for name in self._schemas)
+
     def schema(self, name: str) -> Schema:
         """Return the schema of a tool's arguments; empty if unknown."""
         return self._schemas.get(name, {})
@@ -71,7 +83,7 @@ class Style(StrEnum):
 
     JSON = "json"
     TAGGED = "tagged"
-    """One key at a time between tags; strings are unquoted, other values are JSON."""
+    """One key at a time between tags; strings are not escaped, other values are JSON."""
     PYTHON = "python"
 
 
@@ -92,12 +104,23 @@ class ToolFraming(msgspec.Struct, frozen=True, kw_only=True):
     key_prefix: str = ""
     key_suffix: str = ""
     key_separator: str = ""
+    string_begin: str = ""
+    string_end: str = ""
+    """Marks around a string between tags. Without marks, the schema alone says that a value is a string."""
+    other_begin: str = ""
+    """Mark before any other value."""
+    key_excludes: str = ""
+    """Characters that no key may contain, besides line breaks and angle brackets."""
     extra_value_ends: tuple[str, ...] = ()
     """Texts that also end a value if its suffix is missing. A value never contains them."""
     trigger: str
-    """Text that starts a call within free text: the trigger of a structural tag."""
+    """Text that starts a call within free text: the trigger of a structural tag. It may contain `$name`."""
+    line_start: bool = False
+    """A call begins at the start of a line only."""
     extra_begins: tuple[str, ...] = ()
-    """Regular expressions or markers that the grammar also reads as the beginning of a call."""
+    """Markers that the grammar also reads as the beginning of a call."""
+    extra_patterns: tuple[str, ...] = ()
+    """Regular expressions for texts that the grammar also reads as the beginning of a call."""
     special_tokens: bool = False
     """Some markers are special tokens of the vocabulary, so decoding needs `skip_special_tokens=False`."""
     short_ids: bool = False

@@ -9,6 +9,7 @@ from tercet.frontend.parsers.reader import Emit, MalformedError, Reader, Steps
 _MAX_DEPTH = 64
 _WORD = re.compile(r"[A-Za-z_]+")
 _NUMBER = re.compile(r"[0-9A-Za-z_.+\-]+")
+_JSON_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _HEX = re.compile(r"[0-9A-Fa-f]+")
 _PLAIN = {"'": re.compile(r"[^'\\\n]+"), '"': re.compile(r'[^"\\\n]+')}
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
@@ -89,6 +90,9 @@ def _copy_escape(reader: Reader, emit: Emit) -> Steps[None]:
 
 
 def _json_number(text: str) -> str:
+    """Return the number as JSON: as it is written if that is JSON."""
+    if _JSON_NUMBER.fullmatch(text):
+        return text
     try:
         return str(int(text, 0))
     except ValueError:

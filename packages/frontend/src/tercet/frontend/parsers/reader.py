@@ -15,6 +15,8 @@ Emit = Callable[[str], None]
 MAX_HELD_CHARS = 262_144
 """Characters held back before they are known to be a call. A longer text is emitted as text."""
 MAX_NAME_CHARS = 256
+_MIN_MARKUP_CHARS = 3
+"""Characters that identify an unfinished marker at the end of an output that was cut off."""
 
 _SPACES = re.compile(r"\s+")
 _ANYTHING = re.compile(r"[\s\S]+")
@@ -51,33 +53,55 @@ class Reader:
         self._text = ""
         self._at = 0
         self._ended = False
+        self._cut = False
         self._held: list[str] | None = None
         self._room = 0
+        self._sign: str | None = None
 
     def push(self, text: str) -> None:
         self._text = self._text[self._at :] + text
         self._at = 0
 
-    def end(self) -> None:
-        self._ended = True
+    def end(self, *, cut: bool = False) -> None:
+        """Announce the end of the text. `cut` means that the model did not end it itself."""
+        self._ended, self._cut = True, cut
 
     @property
     def exhausted(self) -> bool:
         return self._at >= len(self._text)
 
-    def hold(self, begun: str = "", limit: int = MAX_HELD_CHARS) -> None:
-        """Keep the text consumed from here on, after `begun`; more than `limit` characters raise MalformedError."""
+    def hold(self, begun: str = "", limit: int = MAX_HELD_CHARS, *, sign: str | None = None) -> None:
+        """Keep the text consumed from here on, after `begun`; more than `limit` characters raise MalformedError.
+
+        If a cut ends the output here, the text is an unfinished call and is dropped. Where calls have no marker, `sign`
+        is the beginning of one: only a part of it is dropped, until `announce` is called.
+        """
         self._held = [begun]
         self._room = limit - len(begun)
+        self._sign = sign
+
+    def announce(self) -> None:
+        """Declare that the held text can only be the beginning of a call."""
+        self._sign = None
 
     def commit(self) -> None:
         """Drop the held text, because it was understood."""
         self._held = None
 
     def release(self) -> str:
-        """Return the held text as it was written, because it was not understood."""
+        """Return the held text, which was not understood, as it was written; nothing if a cut left it unfinished."""
         held, self._held = self._held or [], None
-        return "".join(held)
+        text = "".join(held)
+        unfinished = self._sign is None or (len(text) >= _MIN_MARKUP_CHARS and self._sign.startswith(text))
+        return "" if self._cut and self.exhausted and unfinished else text
+
+    def cut_within(self, *literals: str) -> bool:
+        """Return whether a cut ended the output within one of these literals; then the part of it is consumed."""
+        rest = self._text[self._at :]
+        if not (self._cut and len(rest) >= _MIN_MARKUP_CHARS and any(each.startswith(rest) for each in literals)):
+            return False
+        self._consume(len(self._text))
+        return True
 
     def _consume(self, stop: int) -> str:
         at, self._at = self._at, stop
@@ -103,13 +127,17 @@ class Reader:
         return self._text[self._at]
 
     def accept(self, literal: str) -> Steps[bool]:
-        """Consume `literal` if it is next, and return whether it was."""
+        """Consume `literal` if it is next, and return whether it was. If a cut ends the output in it, drop the part."""
         while True:
             here = self._text[self._at : self._at + len(literal)]
             if here == literal:
                 self._consume(self._at + len(literal))
                 return True
-            if self._ended or not literal.startswith(here):
+            if not literal.startswith(here):
+                return False
+            if self._ended:
+                if self._cut and (self._held is None or self._sign is None):
+                    self._consume(len(self._text))
                 return False
             yield
 
@@ -175,9 +203,12 @@ class Reader:
             if found := markers.search(self._text, self._at):
                 emit(self._consume(found.start()))
                 return found.group()
-            stop = len(self._text) if self._ended else markers.partial_marker(self._text, self._at)
+            stop = markers.partial_marker(self._text, self._at)
+            if self._ended and not (self._cut and len(self._text[stop:].lstrip("\n")) >= _MIN_MARKUP_CHARS):
+                stop = len(self._text)
             if stop > self._at:
                 emit(self._consume(stop))
             if self._ended:
+                self._at = len(self._text)
                 return ""
             yield

@@ -1,6 +1,7 @@
 """Conversion of arguments written as bare text to JSON values of the types that their schema allows."""
 
 import json
+import re
 
 from tercet.frontend.parsers.json_scan import escaped
 from tercet.frontend.parsers.port import Schema
@@ -13,6 +14,9 @@ _MAX_SCHEMAS = 1_000
 _PYTHON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 STRING = frozenset({"string"})
 UNKNOWN: frozenset[str] = frozenset()
+LITERAL = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+"""All types, where the notation marks the value as JSON."""
+_WHOLE = re.compile(r"-?[0-9]+\.0+")
 
 
 def json_types(schema: object, root: Schema, known: dict[str, frozenset[str]] | None = None) -> frozenset[str]:
@@ -87,6 +91,8 @@ def to_json(text: str, allowed: frozenset[str]) -> str:
     """
     bare = text.strip()
     lower = bare.lower()
+    if allowed is LITERAL and _is_json_of(bare, allowed):
+        return bare
     if lower in {"null", "none"} and ("null" in allowed or "string" not in allowed):
         return "null"
     if lower in {"true", "false"} and (not allowed or "boolean" in allowed):
@@ -103,13 +109,25 @@ def to_json(text: str, allowed: frozenset[str]) -> str:
 def _is_json_of(text: str, allowed: frozenset[str]) -> bool:
     """Return whether the text is JSON of an allowed type other than a string."""
     try:
-        value = json.loads(text, parse_int=len, parse_constant=_refuse)  # Python limits the digits of an int
+        value = json.loads(text, parse_constant=_refuse, parse_int=_integer, parse_float=_number)
     except (ValueError, RecursionError):
         return False
     kind = _kind(type(value))
+    if allowed is LITERAL:
+        return True
     if kind == "string" or not allowed:
         return kind != "string"
     return kind in allowed or (kind == "integer" and "number" in allowed)
+
+
+def _integer(text: str) -> int:  # noqa: ARG001
+    """Return any integer: only the kind counts, and Python refuses long ones."""
+    return 0
+
+
+def _number(text: str) -> int | float:
+    """Return an integer for a number without a fraction, as JSON Schema has it, else any other number."""
+    return 0 if _WHOLE.fullmatch(text) else 0.5
 
 
 def _refuse(constant: str) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from abc import ABC, abstractmethod
 
-from tercet.frontend.errors import ApiError
+from tercet.frontend.errors import ApiError, RequestAbortedError
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LoRAAdapter
@@ -66,6 +66,8 @@ class RequestState(ABC):
         self.stalled_since: tuple[float, float] | None = None
         """Times of the first and the latest redispatch since its last token because tokens were missing."""
         self.error: ApiError | None = None
+        self.aborted = False
+        """The request was aborted on demand."""
         self._wake = wake
 
     @property
@@ -139,6 +141,12 @@ class RequestState(ABC):
         self.exclusive, self.refused = exclusive, False
         if not exclusive or self.offered_by != scheduler:
             self.offered_by = ""
+
+    def abort(self) -> None:
+        """End the request on demand, unless it is done."""
+        if not self.done:
+            self.aborted = True
+            self.fail(RequestAbortedError("The request was aborted."))
 
     def fail(self, error: ApiError) -> None:
         """Fail the request unless it is done."""

@@ -19,6 +19,7 @@ from tercet.frontend.api.openai.chat import OpenAIServingChat
 from tercet.frontend.api.openai.completions import OpenAIServingCompletion
 from tercet.frontend.api.openai.embeddings import OpenAIServingEmbedding
 from tercet.frontend.api.openai.rerank import OpenAIServingRerank
+from tercet.frontend.api.openai.stored.routes import OpenAIServingStoredChats
 from tercet.frontend.api.responses.conversation_routes import OpenAIServingConversations
 from tercet.frontend.api.responses.routes import OpenAIServingResponses
 from tercet.frontend.api.sglang.adapter_routes import AdapterRoutes
@@ -38,6 +39,7 @@ from tercet.frontend.errors import (
 )
 from tercet.frontend.http.auth import Keys
 from tercet.frontend.http.backpressure import response_budget
+from tercet.frontend.http.error_format import ROUTE
 from tercet.frontend.http.loop_turns import LoopTurns
 from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.request_id import request_id_of
@@ -45,7 +47,7 @@ from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import ClientDisconnectedError
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.server.allowed_hosts import AllowedHosts
-from tercet.frontend.server.middleware import OPEN_ROUTES, ROUTE, RequestMiddleware, error_response
+from tercet.frontend.server.middleware import OPEN_ROUTES, RequestMiddleware, error_response
 from tercet.frontend.server.stores import Stores
 
 logger = logging.getLogger(__name__)
@@ -105,7 +107,12 @@ def build_app(
         return guarded
     # Browsers send a preflight request without a key. It must be answered before keys are checked.
     return CORSMiddleware(
-        guarded, config.allowed_origin, allow_methods=["*"], allow_headers=["*"], expose_headers=_EXPOSED_HEADERS
+        guarded,
+        config.allowed_origin,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=_EXPOSED_HEADERS,
+        allow_private_network=True,
     )
 
 
@@ -117,9 +124,11 @@ def _routes(
     responses = stores.responses if stores else None
     conversations = stores.conversations if stores else None
     background = stores.background if stores else None
+    chats = stores.chats if stores else None
     sessions = SessionRoutes(stores.sessions if stores else None, limit)
     return [
-        *OpenAIServingChat(manager, limit, planner).routes,
+        *OpenAIServingChat(manager, limit, planner, chats).routes,
+        *OpenAIServingStoredChats(chats, limit).routes,
         *OpenAIServingCompletion(manager, limit).routes,
         *OpenAIServingResponses(manager, planner, responses, background, conversations, limit).routes,
         *OpenAIServingConversations(conversations, responses, limit).routes,
@@ -166,12 +175,20 @@ async def _on_client_gone(request: Request, error: Exception) -> Response:  # no
     return Response(status_code=499)
 
 
+def _is_absent(method: str, path: str) -> bool:
+    """Return whether a route is one of OpenAI's that this server lacks, though it has others at the path."""
+    return (method == "DELETE" and path.startswith("/v1/models/")) or (
+        (method, path) == ("POST", "/v1/responses/compact")
+    )
+
+
 async def _on_http_error(request: Request, error: Exception) -> Response:
     """Convert an error of the router into the API's format."""
     assert isinstance(error, HTTPException)
     scope = request.scope
     path = scope["path"]  # `request.url` includes the Host header, which may hold anything
-    match error.status_code:
+    status = 404 if _is_absent(request.method, path) else error.status_code
+    match status:
         case 404:
             return error_response(NotFoundError(f"Unknown request URL: {request.method} {path}."), scope)
         case 405:

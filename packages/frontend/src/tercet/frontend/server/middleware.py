@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
 from tercet.frontend.http.auth import Caller, Keys, has_key, set_caller
 from tercet.frontend.http.backpressure import BackpressuredSend
-from tercet.frontend.http.error_format import anthropic_error, uses_anthropic_format
+from tercet.frontend.http.error_format import ROUTE, anthropic_error, uses_anthropic_format
 from tercet.frontend.http.memory_budget import MemoryBudget, hold_reservations
 from tercet.frontend.http.request_id import assign_request_id, request_id_of
 from tercet.frontend.http.sse import ClientDisconnectedError
@@ -24,8 +24,6 @@ from tercet.frontend.server.allowed_hosts import AllowedHosts
 logger = logging.getLogger(__name__)
 
 OPEN_ROUTES = frozenset({"/health", "/live"})
-ROUTE = "tercet.route"
-"""Key of the scope for the path of the matched route, as the router writes it."""
 _OTHER = "other"
 _NO_KEY = "No API key provided: send it as 'Authorization: Bearer KEY'."
 _WRONG_KEY = "Incorrect API key provided."

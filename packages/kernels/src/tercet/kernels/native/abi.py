@@ -9,9 +9,11 @@ import torch
 
 from tercet.kernels.ops.activation import Gate
 
-FLOAT32, BFLOAT16, INT8, INT4 = 0, 1, 2, 3
+FLOAT32, BFLOAT16, INT8, INT4, BLOCKS, FLOAT_BLOCKS = range(6)
 FORMATS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.int8: INT8}
-"""Number formats by dtype; int4 has no dtype."""
+"""Number formats by dtype; int4 and blocks have no dtype."""
+SINGLES = 2
+"""Value of `ScaleType` in linear.h that holds every scale."""
 GATES: dict[Gate, int] = {"silu": 0, "gelu_tanh": 1, "clamped": 2}
 """Values of `Gate` in linear.h."""
 
@@ -27,16 +29,32 @@ def _pointers(*names: str) -> list[Field]:
     return [(name, c_void_p) for name in names]
 
 
+class Coding(Structure):
+    """`Coding` of linear.h."""
+
+    _fields_ = (*_ints("bits", "block", "scale_type", "zero"),)
+
+
 class Linear(Structure):
     """`Linear` of linear.h."""
 
-    _fields_ = (*_ints("n", "k", "format"), *_pointers("panels", "scales", "offsets", "bias"))
+    _fields_ = (
+        *_ints("n", "k", "format"),
+        *_pointers("panels", "scales", "offsets", "bias"),
+        ("coding", Coding),
+    )
 
 
 class Packing(Structure):
     """`Packing` of pack.h."""
 
     _fields_ = (*_ints("format", "start", "step"), *_pointers("panels", "scales", "offsets"))
+
+
+class BlockSource(Structure):
+    """`BlockSource` of pack.h."""
+
+    _fields_ = (*_ints("n", "k"), ("coding", Coding), *_pointers("codes", "scales", "minimums"))
 
 
 class Cache(Structure):
@@ -153,6 +171,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "attend": (None, [_P, POINTER(Cache), POINTER(Rows), POINTER(Scoring), _I, _P]),
     "packed_bytes": (_I, [_I, _I, _I]),
     "pack": (None, [_P, _I, _I, _I, POINTER(Packing)]),
+    "choose_coding": (None, [POINTER(BlockSource)]),
+    "packed_block_bytes": (_I, [_I, _I, POINTER(Coding)]),
+    "pack_blocks": (None, [POINTER(BlockSource), POINTER(Coding), POINTER(Packing)]),
     "linear": (None, [POINTER(Linear), _P, _I, _P]),
     "mixture": (None, [POINTER(Mixture), _P, _I, _P]),
     "unpack_rows": (None, [POINTER(Linear), _P, _I, _P]),
@@ -190,7 +211,8 @@ def declare(library: ctypes.CDLL) -> dict[str, Any]:
         if result is None:
             function.errcheck = check
         functions[name] = function
-    shared = Model, Layer, Step, Rows, Scoring, Filter, Packing, ShmCollectives, Mixture, Adapters, AdapterRows
+    steps, rest = (Model, Layer, Step, Rows, Scoring, Filter), (ShmCollectives, Mixture, Adapters, AdapterRows)
+    shared = *steps, Packing, BlockSource, *rest
     if functions["struct_bytes"]() != sum(map(ctypes.sizeof, shared)):
         raise AttributeError("it was compiled from other sources")
     return functions

@@ -17,7 +17,7 @@ Quantization = Literal["none", "int8", "int4"]
 
 _LINE = 64
 """Bytes of a cache line."""
-_PANEL = 16
+PANEL = 16
 """Outputs of a panel: see csrc/format.h."""
 
 
@@ -84,20 +84,20 @@ def pack_linear(
     """
     pieces = _pieces(weight, interleave)
     dtype, inputs = pieces[0].dtype, pieces[0].shape[1]
-    outputs, padded = sum(map(len, pieces)), sum(_padded(len(piece)) for piece in pieces)
+    outputs, rows = sum(map(len, pieces)), sum(padded(len(piece)) for piece in pieces)
     if bias is not None and bias.shape != (outputs,):
         raise ValueError(f"a bias {list(bias.shape)} for {outputs} outputs")
     form = {"none": abi.FORMATS[dtype], "int8": abi.INT8, "int4": abi.INT4}[quantization]
-    panels = (allocate or _zeros)(int(library.functions.packed_bytes(padded, inputs, form)))
-    scales = torch.empty(padded, dtype=torch.float32) if form == abi.INT8 else None  # int4 scales are in the panels
-    offsets = torch.empty(padded, dtype=torch.int32) if form == abi.INT8 else None
-    spread = None if bias is None else _spread(bias.float(), interleave)
+    panels = (allocate or zeroed)(int(library.functions.packed_bytes(rows, inputs, form)))
+    scales = torch.empty(rows, dtype=torch.float32) if form == abi.INT8 else None  # int4 scales are in the panels
+    offsets = torch.empty(rows, dtype=torch.int32) if form == abi.INT8 else None
+    spread = None if bias is None else spread_bias(bias.float(), interleave)
     pointers = [None if x is None else x.data_ptr() for x in (panels, scales, offsets, spread)]
     start, step = 0, len(pieces) if interleave else 1
     for piece in pieces:
         packing = abi.Packing(form, start, step, *pointers[:3])
         library.functions.pack(piece.data_ptr(), abi.FORMATS[dtype], *piece.shape, ctypes.byref(packing))
-        start += 1 if interleave else _padded(len(piece)) // _PANEL
+        start += 1 if interleave else padded(len(piece)) // PANEL
     return PackedLinear(library, abi.Linear(outputs, inputs, form, *pointers), panels, scales, offsets, spread)
 
 
@@ -118,14 +118,15 @@ def pack_linears(
     def allocate(size: int) -> torch.Tensor:
         step = -(-size // _LINE) * _LINE
         if not run:
-            run.extend(_zeros(step * len(biases)).view(len(biases), step))
+            run.extend(zeroed(step * len(biases)).view(len(biases), step))
         return run.pop(0)[:size]
 
     pack = partial(pack_linear, library, quantization=quantization, interleave=interleave, allocate=allocate)
     return [pack(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
-def _zeros(size: int) -> torch.Tensor:
+def zeroed(size: int) -> torch.Tensor:
+    """Return zeroed memory of so many bytes."""
     return zeros([size], torch.uint8)
 
 
@@ -147,17 +148,18 @@ def _pieces(weight: torch.Tensor | Sequence[torch.Tensor], interleave: bool) -> 
         pieces = list(pieces[0].chunk(2))
     if interleave and (len(pieces) != 2 or len(pieces[0]) != len(pieces[1])):
         raise ValueError("gate and up must be two, of one size")
-    if not interleave and any(len(piece) % _PANEL for piece in pieces[:-1]):
+    if not interleave and any(len(piece) % PANEL for piece in pieces[:-1]):
         pieces = [torch.cat(pieces)]
     return [piece.contiguous() for piece in pieces]
 
 
-def _padded(count: int) -> int:
-    return -(-count // _PANEL) * _PANEL
+def padded(count: int) -> int:
+    """Round a number of outputs up to whole panels."""
+    return -(-count // PANEL) * PANEL
 
 
-def _spread(x: torch.Tensor, interleave: bool) -> torch.Tensor:
+def spread_bias(x: torch.Tensor, interleave: bool) -> torch.Tensor:
     """Return a value for each output in the order of the panels, padded with zeros."""
     parts = x.chunk(2) if interleave else (x,)
-    panels = [torch.nn.functional.pad(part, (0, _padded(len(part)) - len(part))).view(-1, _PANEL) for part in parts]
+    panels = [torch.nn.functional.pad(part, (0, padded(len(part)) - len(part))).view(-1, PANEL) for part in parts]
     return torch.stack(panels, 1).flatten().contiguous()

@@ -45,6 +45,7 @@ class QuantizedExperts:
             scales=weight.scales[scaled],
             zeros=None if weight.zeros is None else weight.zeros[scaled],
             block=weight.block,
+            minimums=None if weight.minimums is None else weight.minimums[scaled],
         )
 
 

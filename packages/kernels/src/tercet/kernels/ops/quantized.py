@@ -1,11 +1,13 @@
 """Quantized weights: one layout for every checkpoint format, and the linear layer over it.
 
-w[i, j] = (code[i, j] - zero) * scale, where zero and scale belong to the block of rows and columns that contains (i,
-j). Activations are not quantized. "mxfp4" is the format of the OCP Microscaling specification: e2m1 codes, e8m0 scales.
+w[i, j] = (code[i, j] - zero) * scale + minimum, where zero, scale and minimum belong to the block of rows and columns
+that contains (i, j). Activations are not quantized. "mxfp4" is the format of the OCP Microscaling specification: e2m1
+codes, e8m0 scales.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -35,6 +37,7 @@ class QuantizedWeight:
     scales: torch.Tensor  # float32 [blocks of rows, blocks of columns]; mxfp4: uint8, exponent of 2 plus 127
     zeros: torch.Tensor | None  # float32 integers, like scales; int4 only, None where codes are signed
     block: tuple[int, int]
+    minimums: torch.Tensor | None = None  # float32, like scales; int4 and int8 only, and only on a CPU
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -45,21 +48,18 @@ class QuantizedWeight:
     @property
     def nbytes(self) -> int:
         """Bytes that a product with the weight reads."""
-        return self.codes.nbytes + self.scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
+        every = self.codes, self.scales, self.zeros, self.minimums
+        return sum(tensor.nbytes for tensor in every if tensor is not None)
 
     def to(self, device: torch.device) -> "QuantizedWeight":
         """Return the weight on another device."""
-        zeros = None if self.zeros is None else self.zeros.to(device)
-        codes, scales = self.codes.to(device), self.scales.to(device)
-        return QuantizedWeight(format=self.format, codes=codes, scales=scales, zeros=zeros, block=self.block)
+        return self._each(lambda values: values.to(device), lambda values: values.to(device))
 
     def rows(self, index: torch.Tensor) -> "QuantizedWeight":
         """Return some rows in the given order. Raises ValueError if several rows share a scale."""
         if self.block[0] != 1:
             raise ValueError(f"{self.block[0]} rows share a scale")
-        codes, scales = self.codes[index], self.scales[index]
-        zeros = None if self.zeros is None else self.zeros[index]
-        return QuantizedWeight(format=self.format, codes=codes, scales=scales, zeros=zeros, block=self.block)
+        return self._each(lambda values: values[index], lambda values: values[index])
 
     def part(self, rows: range, columns: range) -> "QuantizedWeight":
         """Return a view of some rows and columns. Raises ValueError if that would split blocks or bytes."""
@@ -76,13 +76,20 @@ class QuantizedWeight:
             """Slice a tensor in which each column stands for `each` columns of the weight."""
             return values[rows.start : rows.stop, columns.start // each : -(-columns.stop // each)]
 
-        scaled = min(width, k)
-        return QuantizedWeight(
-            format=self.format,
-            codes=some(self.codes, 2 if self.format in PACKED else 1),
-            scales=some(self.scales, scaled),
-            zeros=None if self.zeros is None else some(self.zeros, scaled),
-            block=self.block if width < k or len(columns) == k else (1, len(columns)),
+        each = 2 if self.format in PACKED else 1
+        parts = self._each(lambda codes: some(codes, each), lambda values: some(values, min(width, k)))
+        return parts if width < k or len(columns) == k else replace(parts, block=(1, len(columns)))
+
+    def _each(
+        self, codes: Callable[[torch.Tensor], torch.Tensor], values: Callable[[torch.Tensor], torch.Tensor]
+    ) -> "QuantizedWeight":
+        """Return the weight with `codes` applied to the codes, and `values` to all that blocks have."""
+        return replace(
+            self,
+            codes=codes(self.codes),
+            scales=values(self.scales),
+            zeros=None if self.zeros is None else values(self.zeros),
+            minimums=None if self.minimums is None else values(self.minimums),
         )
 
 
@@ -115,7 +122,10 @@ def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> t
             return _dequantize_mxfp4(weight, dtype)
     if weight.zeros is not None:
         codes = codes - _spread(weight.zeros, weight.block, n, k)
-    return (codes * _spread(weight.scales, weight.block, n, k)).to(dtype)
+    wide = codes * _spread(weight.scales, weight.block, n, k)
+    if weight.minimums is not None:
+        wide = wide + _spread(weight.minimums, weight.block, n, k)
+    return wide.to(dtype)
 
 
 def _dequantize_mxfp4(weight: QuantizedWeight, dtype: torch.dtype) -> torch.Tensor:
@@ -146,6 +156,17 @@ def linear_quantized(x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tenso
     """Return X [..., k] @ weight [n, k].T + bias, in x's dtype, summed in float32."""
     rows = x.reshape(-1, x.shape[-1]).float()
     return linear(rows, dequantize(weight), bias).to(x.dtype).view(*x.shape[:-1], -1)
+
+
+def round_activations(x: torch.Tensor) -> torch.Tensor:
+    """Round X [m, k] to int8 with a scale for each 32 inputs of a row, and return the values: float32 [m, k].
+
+    Native products with `activations="int8"` of `pack_blocks` have such inputs.
+    """
+    blocks = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % (2 * HALF))).view(len(x), -1, 2 * HALF)
+    scales = blocks.abs().amax(2, keepdim=True) / 127
+    steps = (blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)).round()
+    return (steps * scales).view(len(x), -1)[:, : x.shape[1]]
 
 
 def quantize(weight: torch.Tensor, format: Format, block: tuple[int, int]) -> QuantizedWeight:  # noqa: A002

@@ -21,7 +21,14 @@ from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
-from tercet.scheduler.executor.sampling.sampler import Agree, Sampled, Sampler, SamplingOps, join_sampled
+from tercet.scheduler.executor.sampling.sampler import (
+    Agree,
+    LogprobsMode,
+    Sampled,
+    Sampler,
+    SamplingOps,
+    join_sampled,
+)
 from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
@@ -89,6 +96,7 @@ class ModelRunner:
         graphs: Callable[[SlotTables, Sampler, StepAdapters | None], Replays] | None = None,
         agree: Agree = lambda tokens: tokens,
         oom_policy: Callable[[str, Callable[[], None]], OomPolicy] = SplitOnOom,
+        logprobs_mode: LogprobsMode = "raw",
     ) -> None:
         """Create a runner. `graphs` creates the object that replays steps of its tables; the pool must have spare
         pages.
@@ -111,7 +119,7 @@ class ModelRunner:
             device=device,
             spare_pages=pool.spare_pages,
         )
-        self._sampler = Sampler(slots, vocab_size, device, sampling_ops, agree)
+        self._sampler = Sampler(slots, vocab_size, device, sampling_ops, agree, logprobs_mode)
         self.graphs = None if graphs is None else graphs(self._tables, self._sampler, adapters)
         self._sampling_ops = sampling_ops
         self._grammars = grammars

@@ -209,6 +209,7 @@ class TpModelWorker:
             graphs=graphs,
             agree=strategy.agree,
             oom_policy=strategy.oom_policy,
+            logprobs_mode=options.logprobs_mode,
         )
 
     def _warm_up(self, model: Model) -> None:

@@ -52,6 +52,8 @@ class WorkerOptions:
     """Run steps in a separate thread on a CPU. An accelerator overlaps without it."""
     grammar_backend: str = "llguidance"
     """The library that compiles grammars; none refuses them."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Distribution of reported log-probabilities: the model's, or the one that is sampled before filters."""
     max_loras: int = 0
     """Number of adapter slots; their memory is allocated at start."""
     max_lora_rank: int = 64

@@ -5,13 +5,16 @@ from typing import Any
 
 from tercet.frontend.api.anthropic.schema import (
     Block,
+    DocumentBlock,
     Message,
     RedactedThinkingBlock,
+    SearchResultBlock,
     TextBlock,
     ThinkingBlock,
     Tool,
     ToolResultBlock,
     ToolUseBlock,
+    text_of,
 )
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.json_number import dump_json
@@ -19,7 +22,7 @@ from tercet.frontend.json_number import dump_json
 
 def messages_of(system: str | Sequence[TextBlock] | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Return the chat messages. Raises BadRequestError for a result of an unknown tool call."""
-    text = _text(system) if system else ""
+    text = text_of(system) if system else ""
     chat: list[dict[str, Any]] = [{"role": "system", "content": text}] if text else []
     call_ids: set[str] = set()
     for place, message in enumerate(messages):
@@ -34,7 +37,7 @@ def messages_of(system: str | Sequence[TextBlock] | None, messages: Sequence[Mes
 
 def _assistant(blocks: Sequence[Block], place: int) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": ""}
-    for block in blocks:
+    for step, block in enumerate(blocks):
         match block:
             case TextBlock():
                 message["content"] += block.text
@@ -47,7 +50,11 @@ def _assistant(blocks: Sequence[Block], place: int) -> dict[str, Any]:
                 call = {"id": block.id, "type": "function", "function": function}
                 message.setdefault("tool_calls", []).append(call)
             case ToolResultBlock():
-                raise BadRequestError("The result of a tool is the user's to give.", param=f"messages.{place}.content")
+                raise BadRequestError("The result of a tool is the user's to give.", param=_path(place, step))
+            case _:
+                raise BadRequestError(
+                    f"A block of type '{block.type}' is the user's to give.", param=_path(place, step)
+                )
     return message
 
 
@@ -55,23 +62,23 @@ def _user_messages(role: str, blocks: Sequence[Block], call_ids: set[str], place
     """Return tool results as messages of their own, then the text."""
     chat: list[dict[str, Any]] = []
     texts: list[str] = []
-    for block in blocks:
+    for step, block in enumerate(blocks):
         match block:
-            case TextBlock():
-                texts.append(block.text)
+            case TextBlock() | DocumentBlock() | SearchResultBlock():
+                texts.append(block.shown)
             case ToolResultBlock():
                 if block.tool_use_id not in call_ids:
                     raise BadRequestError(
                         f"No tool_use block before this has the id '{block.tool_use_id}'.",
-                        param=f"messages.{place}.content",
+                        param=f"{_path(place, step)}.tool_use_id",
                     )
-                result = _text(block.content) if block.content else ""
+                result = text_of(block.content) if block.content else ""
                 if block.is_error:
                     result = f"Error: {result}"
                 chat.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
             case _:
                 raise BadRequestError(
-                    f"A block of type '{block.type}' is the assistant's to say.", param=f"messages.{place}.content"
+                    f"A block of type '{block.type}' is the assistant's to say.", param=_path(place, step)
                 )
     if texts or not chat:
         chat.append({"role": role, "content": "\n".join(texts)})
@@ -86,5 +93,5 @@ def tool_description(tool: Tool) -> str:
     return "\n".join(lines)
 
 
-def _text(content: str | Sequence[TextBlock]) -> str:
-    return content if isinstance(content, str) else "\n".join(block.text for block in content)
+def _path(place: int, step: int) -> str:
+    return f"messages[{place}].content[{step}]"

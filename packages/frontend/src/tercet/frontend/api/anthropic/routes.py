@@ -24,6 +24,7 @@ from tercet.frontend.json_number import dump_json
 from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerationOptions, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.parsers.port import ToolSpec
 
 logger = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class AnthropicServingMessages:
             stop=body.stop_sequences or [],
             param_names=_NAMES,
         )
-        plan = await self._planner.plan(_chat_options(body, options), model)
+        plan = await self._plan(body, options, model)
         include_thinking = body.thinking is None or body.thinking.display != "omitted"
         rid = self._manager.new_id()
         writer = MessageWriter(f"msg_{rid}", body.model, include_thinking=include_thinking)
@@ -83,9 +84,18 @@ class AnthropicServingMessages:
         """Return the number of prompt tokens of a message."""
         body = await read_model(request, CountTokens, self._body_limit)
         model = await self._manager.adapters.model(body.model)
-        plan = await self._planner.plan(_chat_options(body, GenerationOptions(param_names=_NAMES)), model)
+        plan = await self._plan(body, GenerationOptions(param_names=_NAMES), model)
         ids = await model.tokenize(plan.request.prompt, must_fit=False)
         return _json({"input_tokens": len(ids)})
+
+    async def _plan(self, body: Prompted, options: GenerationOptions, model: ServedModel) -> ChatPlan:
+        chat = _chat_options(body, options)
+        try:
+            return await self._planner.plan(chat, model)
+        except BadRequestError as error:
+            if error.param is not None and error.param.startswith("messages"):  # places in the chat, not in the body
+                error.param = "messages"
+            raise
 
 
 def _chat_options(body: Prompted, options: GenerationOptions) -> ChatOptions:
@@ -95,7 +105,8 @@ def _chat_options(body: Prompted, options: GenerationOptions) -> ChatOptions:
     last = body.messages[-1]
     continues = last.role == "assistant"
     if continues and not isinstance(last.content, str) and any(block.type != "text" for block in last.content):
-        raise BadRequestError("Only text of the assistant's can be gone on with.", param="messages")
+        where = f"messages[{len(body.messages) - 1}].content"
+        raise BadRequestError("Only text of the assistant's can be gone on with.", param=where)
     return ChatOptions(
         messages=messages_of(body.system, body.messages),
         options=options,
@@ -165,10 +176,14 @@ def _usage(generation: Generation, thinking_tokens: int) -> dict[str, Any]:
     cached = generation.cached_tokens
     return {
         "input_tokens": generation.prompt_tokens - cached,
+        "cache_creation": {"ephemeral_1h_input_tokens": 0, "ephemeral_5m_input_tokens": 0},
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
+        "inference_geo": None,
         "output_tokens": generation.output_tokens,
         "output_tokens_details": {"thinking_tokens": thinking_tokens},
+        "server_tool_use": None,
+        "service_tier": "standard",
     }
 
 

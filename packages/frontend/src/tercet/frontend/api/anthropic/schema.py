@@ -1,11 +1,11 @@
 """The request of Anthropic's /v1/messages."""
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Name, StopString, Strict, bounded, refuse
+from tercet.frontend.api.openai.sampling_schema import Name, StopString, Strict, bounded, refuse, refuse_field
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 
 Text = Annotated[str, Field(max_length=16_777_216)]
@@ -20,6 +20,74 @@ class TextBlock(Strict):
     text: Text
     cache_control: Anything | None = None
     citations: Any = None
+
+    @property
+    def shown(self) -> str:
+        return self.text
+
+
+class PlainTextSource(Strict):
+    """Document that is a text."""
+
+    type: Literal["text"]
+    media_type: Literal["text/plain"]
+    data: Text
+
+    @property
+    def text(self) -> str:
+        return self.data
+
+
+class ContentSource(Strict):
+    """Document of text blocks."""
+
+    type: Literal["content"]
+    content: Text | Annotated[list[TextBlock], Field(max_length=4096)]
+
+    @property
+    def text(self) -> str:
+        return text_of(self.content)
+
+
+class DocumentBlock(Strict):
+    """Document whose source is text. The model cites nothing, so `citations` has no effect."""
+
+    type: Literal["document"]
+    source: Annotated[PlainTextSource | ContentSource, Field(discriminator="type")]
+    title: Name | None = None
+    context: Text | None = None
+    citations: Anything | None = None
+    cache_control: Anything | None = None
+
+    @property
+    def shown(self) -> str:
+        """Return the document as the model reads it."""
+        return "\n".join(filter(None, [self.title, self.context, self.source.text]))
+
+
+class SearchResultBlock(Strict):
+    """Result of a client's search. The model cites nothing, so `citations` has no effect."""
+
+    type: Literal["search_result"]
+    source: Text
+    title: Name
+    content: Annotated[list[TextBlock], Field(max_length=4096)]
+    citations: Anything | None = None
+    cache_control: Anything | None = None
+
+    @property
+    def shown(self) -> str:
+        """Return the result as the model reads it."""
+        return "\n".join([self.title, self.source, text_of(self.content)])
+
+
+ReadBlock = TextBlock | DocumentBlock | SearchResultBlock
+"""Blocks that are text for the model."""
+
+
+def text_of(content: str | Sequence[ReadBlock]) -> str:
+    """Return the text of a content, with its blocks on lines of their own."""
+    return content if isinstance(content, str) else "\n".join(block.shown for block in content)
 
 
 class ThinkingBlock(Strict):
@@ -49,19 +117,22 @@ class ToolUseBlock(Strict):
     toolset_name: None = None
 
 
+ResultBlock = Annotated[ReadBlock, Field(discriminator="type")]
+
+
 class ToolResultBlock(Strict):
     """Result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
-    content: Text | Annotated[list[TextBlock], Field(max_length=4096)] | None = None
+    content: Text | Annotated[list[ResultBlock], Field(max_length=4096)] | None = None
     is_error: bool | None = None
     cache_control: Anything | None = None
     toolset_name: None = None
 
 
 Block = Annotated[
-    TextBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    ReadBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
 ]
 
 
@@ -88,8 +159,8 @@ class Tool(Strict):
 
     @model_validator(mode="after")
     def _refuse_unsupported_calling(self) -> "Tool":
-        refuse("tools.allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
-        refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
+        refuse_field("allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
+        refuse_field("defer_loading", self.defer_loading, harmless=not self.defer_loading)
         return self
 
 
@@ -141,19 +212,47 @@ class Metadata(Strict):
     user_id: Name | None = None
 
 
-_BLOCKS = frozenset({"text", "thinking", "redacted_thinking", "tool_use", "tool_result"})
+_READ = frozenset({"text", "document", "search_result"})
+_BLOCKS = _READ | {"thinking", "redacted_thinking", "tool_use", "tool_result"}
+_SOURCES = frozenset({"text", "content"})
 
 
 def _refuse_unread_blocks(content: object, where: str, known: Set[str]) -> None:
     """Raise UnsupportedParameterError that names the first block of an unknown type."""
     for step, block in enumerate(content if isinstance(content, list) else ()):
         kind = block.get("type") if isinstance(block, dict) else None
-        if isinstance(kind, str) and kind not in known:
-            raise UnsupportedParameterError(
-                f"Content of type '{kind}' is not supported: the model takes text only.", param=f"{where}.{step}"
-            )
+        if not isinstance(kind, str):
+            continue
+        if kind not in known:
+            raise _unread(f"Content of type '{kind}'", f"{where}.{step}")
         if kind == "tool_result":
-            _refuse_unread_blocks(block.get("content"), f"{where}.{step}.content", {"text"})
+            _refuse_unread_blocks(block.get("content"), f"{where}.{step}.content", _READ)
+        if kind == "document":
+            _refuse_unread_source(block.get("source"), f"{where}.{step}.source")
+
+
+def _refuse_unread_source(source: object, where: str) -> None:
+    """Raise UnsupportedParameterError for a document that is not text."""
+    kind = source.get("type") if isinstance(source, dict) else None
+    if isinstance(kind, str) and kind not in _SOURCES:
+        raise _unread(f"A document with a source of type '{kind}'", where)
+    if isinstance(source, dict) and kind == "content":
+        _refuse_unread_blocks(source.get("content"), f"{where}.content", {"text"})
+
+
+def _unread(what: str, where: str) -> UnsupportedParameterError:
+    return UnsupportedParameterError(f"{what} is not supported: the model takes text only.", param=where)
+
+
+def _keeps_whole_context(management: object) -> bool:
+    """Return whether the context management keeps the whole context."""
+    edits = (management.get("edits") or []) if isinstance(management, dict) else management
+    return isinstance(edits, list) and all(
+        isinstance(edit, dict)
+        and edit.get("type") == "clear_thinking_20251015"
+        and edit.get("keep") in ("all", {"type": "all"})
+        for edit in edits
+    )
 
 
 class Prompted(Strict):
@@ -167,6 +266,7 @@ class Prompted(Strict):
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     cache_control: Anything | None = None
+    context_management: Any = None
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -182,6 +282,12 @@ class Prompted(Strict):
         _refuse_unread_blocks(system, "system", {"text"})
         return system
 
+    @field_validator("context_management")
+    @classmethod
+    def _check_context_management(cls, management: object) -> object:
+        refuse("context_management", management, harmless=_keeps_whole_context(management))
+        return management
+
     @field_validator("tools", mode="before")
     @classmethod
     def _check_tool_types(cls, tools: object) -> object:
@@ -190,17 +296,6 @@ class Prompted(Strict):
             if isinstance(kind, str) and kind != "custom":
                 raise UnsupportedParameterError(f"Tools of type '{kind}' are not supported.", param=f"tools.{place}")
         return tools
-
-
-def _keeps_whole_context(management: object) -> bool:
-    """Return whether the context management keeps the whole context."""
-    edits = (management.get("edits") or []) if isinstance(management, dict) else management
-    return isinstance(edits, list) and all(
-        isinstance(edit, dict)
-        and edit.get("type") == "clear_thinking_20251015"
-        and edit.get("keep") in ("all", {"type": "all"})
-        for edit in edits
-    )
 
 
 class CreateMessage(Prompted):
@@ -217,7 +312,6 @@ class CreateMessage(Prompted):
     inference_geo: Name | None = None
     container: Any = None
     diagnostics: Any = None
-    context_management: Any = None
     mcp_servers: Any = None
 
     @model_validator(mode="after")
@@ -225,7 +319,6 @@ class CreateMessage(Prompted):
         for name in ("container", "diagnostics", "mcp_servers"):
             value = getattr(self, name)
             refuse(name, value, harmless=not value)
-        refuse("context_management", self.context_management, harmless=_keeps_whole_context(self.context_management))
         if self.thinking and self.thinking.budget_tokens and self.thinking.budget_tokens >= self.max_tokens:
             raise BadRequestError(
                 "'max_tokens' must be greater than 'thinking.budget_tokens'.", param="thinking.budget_tokens"

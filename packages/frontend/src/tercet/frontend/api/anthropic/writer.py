@@ -21,6 +21,8 @@ from tercet.frontend.parsers.events import (
 from tercet.protocol.messages.values import FinishReason, FinishType
 
 Change = dict[str, Any]
+_ONLY_AT_START = {"cache_creation", "inference_geo", "service_tier"}
+"""Fields of `usage` that the last counts of a stream lack."""
 
 
 class MessageWriter:
@@ -33,8 +35,11 @@ class MessageWriter:
             "role": "assistant",
             "model": model,
             "content": [],
+            "container": None,
+            "diagnostics": None,
             "stop_reason": None,
             "stop_sequence": None,
+            "stop_details": None,
             "usage": None,
         }
         self._tell_thoughts = include_thinking
@@ -94,8 +99,9 @@ class MessageWriter:
         else:
             self.body["stop_reason"] = "end_turn"
         self.body["usage"] = usage
-        delta = {"stop_reason": self.body["stop_reason"], "stop_sequence": self.body["stop_sequence"]}
-        return [*changes, {"type": "message_delta", "delta": delta, "usage": usage}, {"type": "message_stop"}]
+        delta = {name: self.body[name] for name in ("container", "stop_details", "stop_reason", "stop_sequence")}
+        counts = {name: value for name, value in usage.items() if name not in _ONLY_AT_START}
+        return [*changes, {"type": "message_delta", "delta": delta, "usage": counts}, {"type": "message_stop"}]
 
     def _text(self, text: str) -> list[Change]:
         if self._open != "text":
@@ -106,7 +112,7 @@ class MessageWriter:
         return self._append_text(text)
 
     def _append_text(self, text: str) -> list[Change]:
-        changes = self._open_block("text", {"type": "text", "text": ""})
+        changes = self._open_block("text", {"type": "text", "text": "", "citations": None})
         self._parts.append(text)
         return [*changes, self._delta({"type": "text_delta", "text": text})]
 
@@ -118,6 +124,8 @@ class MessageWriter:
             "id": start.id or self._new_call_id(),
             "name": start.name,
             "input": {},
+            "caller": {"type": "direct"},
+            "toolset_name": None,
         }
         return [*changes, *self._open_block("tool_use", block)]
 

@@ -1,22 +1,29 @@
 """The /v1/chat/completions endpoint."""
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.api.generation_response import ResponseWriter, respond
+from tercet.frontend.api.generation_response import respond
 from tercet.frontend.api.openai.chat_messages import message_of
 from tercet.frontend.api.openai.chat_schema import ChatRequest, chat_request
 from tercet.frontend.api.openai.chat_writer import ChatWriter
 from tercet.frontend.api.openai.parsed_chat_writer import ParsedChatWriter
+from tercet.frontend.api.openai.stored.record import request_record, stored_messages
+from tercet.frontend.api.openai.stored.recorder import ChatRecorder, ChatResponseWriter
+from tercet.frontend.api.openai.stored.store import StoredChats
 from tercet.frontend.api.openai.structured_schema import constraint_of
 from tercet.frontend.chat.chat_request import ChatOptions
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.chat.template_variables import ALLOWED
-from tercet.frontend.errors import UnknownParameterError
+from tercet.frontend.errors import ApiError, UnknownParameterError, UnsupportedParameterError
+from tercet.frontend.http.auth import caller_of
+from tercet.frontend.http.loop_turns import turns_of
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
+from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel
@@ -26,8 +33,11 @@ from tercet.protocol.messages.values import LogprobParams
 class OpenAIServingChat:
     """OpenAI's Chat Completions endpoint."""
 
-    def __init__(self, manager: TokenizerManager, body_limit: int, planner: ChatPlanner) -> None:
+    def __init__(
+        self, manager: TokenizerManager, body_limit: int, planner: ChatPlanner, stored: StoredChats | None = None
+    ) -> None:
         self._manager = manager
+        self._stored = stored
         self._body_limit = body_limit
         self._planner = planner
         self._schema = chat_request(planner.reasoning_field)
@@ -39,13 +49,41 @@ class OpenAIServingChat:
     async def create(self, request: Request) -> Response:
         """Generate chat completions."""
         body = await read_model(request, self._schema, self._body_limit)
+        if body.store and self._stored is None:
+            raise UnsupportedParameterError("This server stores no chat completions.", param="store")
+        try:
+            return await self._create(request, body)
+        except ApiError as error:
+            if body.uses_functions and error.param is not None:
+                error.param = _of_functions(error.param)
+            raise
+
+    async def _create(self, request: Request, body: ChatRequest) -> Response:
         model = await self._manager.adapters.model(body.model)
         plan = await self._planner.plan(to_chat_options(body, model), model)
         rid = self._manager.new_id()
-        writer: ResponseWriter = ChatWriter(rid, body, model)
+        writer: ChatResponseWriter = ChatWriter(rid, body, model)
         if plan.reads:
             writer = ParsedChatWriter(rid, body, model, plan, self._planner.reasoning_field)
-        return await respond(request, self._manager, [plan.request], writer, stream=bool(body.stream), rid=rid)
+        send = partial(respond, request, self._manager, [plan.request], stream=bool(body.stream), rid=rid)
+        if not body.store:
+            return await send(writer)
+        recorder = ChatRecorder(writer, request_record(body, plan, request), stored_messages(body), body.metadata or {})
+        return await send(recorder, on_written=partial(self._save, request, recorder))
+
+    async def _save(self, request: Request, recorder: ChatRecorder, generation: Generation) -> None:
+        """Store a completion. Its log-probabilities may be long, so they are copied in a turn of the event loop."""
+        assert self._stored is not None
+        owner = caller_of(request).owner
+        await turns_of(request).turn(owner)
+        await recorder.save(self._stored, owner, generation)
+
+
+def _of_functions(param: str) -> str:
+    """Return the name of a parameter of tools in a request with the older functions."""
+    return (
+        param.replace("tools", "functions", 1).replace(".function.", ".", 1).replace("tool_choice", "function_call", 1)
+    )
 
 
 def to_chat_options(body: ChatRequest, model: ServedModel) -> ChatOptions:

@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse
+from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse_field
 from tercet.frontend.api.openai.text_only import refuse_non_text
-from tercet.frontend.errors import BadRequestError
+from tercet.frontend.errors import BadRequestError, FieldError
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -28,8 +28,10 @@ class RefusalPart(Strict):
 
 
 Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=4096)]
+Result = Text | Annotated[list[TextPart], Field(max_length=4096)]
+"""Result of a tool, which may have no parts."""
 SaidPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
-ParsedMessage = Text | Annotated[list[SaidPart], Field(min_length=1, max_length=4096)]
+ParsedMessage = Text | Annotated[list[SaidPart], Field(max_length=4096)]
 
 
 class ChatMessage(Strict):
@@ -114,10 +116,10 @@ class AssistantMessage(ChatMessage):
 
     @model_validator(mode="after")
     def _check_content(self) -> "AssistantMessage":
-        refuse("messages.audio", self.audio, harmless=False)
+        refuse_field("audio", self.audio, harmless=False)
         contents = (self.content, self.refusal, self.reasoning_content, self.reasoning)
-        if not self.tool_calls and self.function_call is None and all(each is None for each in contents):
-            raise BadRequestError("An assistant message needs 'content' or 'tool_calls'.", param="messages")
+        if not self.tool_calls and self.function_call is None and all(each in (None, []) for each in contents):
+            raise FieldError("An assistant message needs 'content' or 'tool_calls'.", "content")
         return self
 
 
@@ -125,7 +127,7 @@ class ToolMessage(ChatMessage):
     """Result of a tool call."""
 
     role: Literal["tool"]
-    content: Content
+    content: Result
     tool_call_id: CallId
     name: Name | None = None
 
@@ -153,6 +155,15 @@ def _check_text_only(messages: object) -> object:
 Messages = Annotated[list[Message], Field(min_length=1, max_length=16_384), BeforeValidator(_check_text_only)]
 
 
+def check_continued(messages: list[Message] | None, *, add_generation_prompt: bool | None) -> None:
+    """Raise BadRequestError if the final message cannot be continued."""
+    param = "continue_final_message"
+    if add_generation_prompt:
+        raise BadRequestError("'continue_final_message' and 'add_generation_prompt' exclude each other.", param=param)
+    if not messages or messages[-1].role != "assistant":
+        raise BadRequestError("The message to continue must be the assistant's.", param=param)
+
+
 def with_reasoning(messages: object, name: str) -> object:
     """Return the messages with the reasoning field `name` renamed to the standard one. Other values are unchanged."""
     if not isinstance(messages, list) or name in AssistantMessage.model_fields:
@@ -169,5 +180,8 @@ def _renamed(message: object, name: str) -> object:
 
 
 def message_of(message: Message) -> dict[str, Any]:
-    """Return a message as `tercet.frontend.chat.messages` expects it."""
-    return message.model_dump(exclude_none=True, exclude={"annotations"})
+    """Return a message as `tercet.frontend.chat.messages` expects it. A list of no parts is no content."""
+    shaped = message.model_dump(exclude_none=True, exclude={"annotations"})
+    if shaped.get("content") == []:
+        del shaped["content"]
+    return shaped if message.role == "assistant" else {"content": "", **shaped}

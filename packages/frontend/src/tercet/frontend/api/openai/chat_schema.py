@@ -5,8 +5,8 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from pydantic import Field, field_validator, model_validator
 
-from tercet.frontend.api.openai.chat_messages import Content, Messages, with_reasoning
-from tercet.frontend.api.openai.sampling_schema import Count, Name, SamplingFields, Strict, refuse
+from tercet.frontend.api.openai.chat_messages import Content, Messages, check_continued, with_reasoning
+from tercet.frontend.api.openai.sampling_schema import Count, Metadata, Name, SamplingFields, Strict, refuse
 from tercet.frontend.api.openai.structured_schema import StructuredFields
 from tercet.frontend.api.openai.tool_schema import ToolFields
 from tercet.frontend.errors import BadRequestError
@@ -44,7 +44,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    metadata: Annotated[dict[Name, Name], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     service_tier: Name | None = None
     safety_identifier: Name | None = None
@@ -100,15 +100,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
         if self.top_logprobs is not None and not self.logprobs:
             raise BadRequestError("'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs")
         if self.continue_final_message:
-            if self.add_generation_prompt:
-                raise BadRequestError(
-                    "'continue_final_message' and 'add_generation_prompt' exclude each other.",
-                    param="continue_final_message",
-                )
-            if self.messages[-1].role != "assistant":
-                raise BadRequestError(
-                    "The message to continue must be the assistant's.", param="continue_final_message"
-                )
+            check_continued(self.messages, add_generation_prompt=self.add_generation_prompt)
         return self
 
     @model_validator(mode="after")

@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import SamplingFields, TokenId
+from tercet.frontend.api.openai.sampling_schema import SamplingFields, TokenId, input_shape
 from tercet.frontend.api.openai.structured_schema import StructuredFields
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
@@ -16,10 +16,19 @@ TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fa
 Batch = Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)
 
 
+Prompts = Annotated[
+    Annotated[Text, Tag("a text")]
+    | Annotated[TokenIds, Tag("some ids")]
+    | Annotated[list[Text], Batch, Tag("some texts")]
+    | Annotated[list[TokenIds], Batch, Tag("lists of ids")],
+    Discriminator(input_shape),
+]
+
+
 class CompletionRequest(SamplingFields, StructuredFields):
     """Request for completions of one or several prompts."""
 
-    prompt: Text | TokenIds | Annotated[list[Text], Batch] | Annotated[list[TokenIds], Batch]
+    prompt: Prompts
     best_of: Annotated[int, Field(ge=0, le=20)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None

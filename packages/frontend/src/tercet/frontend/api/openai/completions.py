@@ -19,8 +19,8 @@ from tercet.frontend.api.openai.logprobs import (
     joined,
     prompt_logprob_steps,
     sliced,
-    without_end,
 )
+from tercet.frontend.api.openai.stop_reason import stop_fields
 from tercet.frontend.api.openai.structured_schema import constraint_of
 from tercet.frontend.api.openai.usage import chunk_suffix, usage
 from tercet.frontend.errors import UnsupportedParameterError
@@ -133,7 +133,8 @@ class CompletionWriter:
         self._top = body.logprobs
         self._prompt_top = body.prompt_logprobs
         self._has_ids = bool(body.return_token_ids)
-        self._shows_end = bool(body.include_stop_str_in_output)
+        self._stop_token_ids = body.stop_token_ids
+        self._tokens_sent = 0
         self._include_usage = body.include_usage
         self._continuous_usage = body.continuous_usage
         self._head = {
@@ -154,10 +155,11 @@ class CompletionWriter:
     def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
         """Return a chunk for each choice with new tokens."""
         chunks = b""
-        if self._continuous_usage:
-            self._suffix = chunk_suffix(self._usage(generation), include_usage=True)
         for arrival in arrivals:
             update = arrival.update
+            if self._continuous_usage:
+                self._tokens_sent += len(update.token_ids)
+                self._suffix = chunk_suffix(self._usage(generation, self._tokens_sent), include_usage=True)
             number = arrival.prompt * self._n + update.index
             first = number not in self._started
             if not (first or update.text or update.finish or self._top is not None or self._has_ids):
@@ -199,8 +201,8 @@ class CompletionWriter:
             yield
         return orjson.dumps({**self._head, "choices": rows, "usage": self._usage(generation)})
 
-    def _usage(self, generation: Generation) -> dict[str, Any]:
-        return usage(generation, 0 if self._scores_only else None)
+    def _usage(self, generation: Generation, output_tokens: int | None = None) -> dict[str, Any]:
+        return usage(generation, 0 if self._scores_only else output_tokens)
 
     def _choice(
         self,
@@ -222,7 +224,7 @@ class CompletionWriter:
             text, ids, logprobs = "", [], []
         token_fields = {"token_ids": list(ids)} if self._has_ids else {}
         if self._top is not None and scores is None:
-            scores = result_of(self._scores(number, state, ids, logprobs, finish))
+            scores = result_of(self._scores(number, state, ids, logprobs))
         if scores is not None and echo.scores is not None:
             scores = {name: joined(echo.scores[name], values) for name, values in scores.items()}
         reason = finish.type.value if finish else None
@@ -231,6 +233,7 @@ class CompletionWriter:
             "text": echo.text + text,
             "logprobs": scores and {name: values.fragment() for name, values in scores.items()},
             "finish_reason": "length" if reason and self._scores_only else reason,
+            **stop_fields(finish, self._stop_token_ids),
             **token_fields,
         }
 
@@ -239,15 +242,10 @@ class CompletionWriter:
         if self._top is None:
             return None
         ids, logprobs = ([], []) if self._scores_only else (choice.token_ids, choice.logprobs)
-        return (yield from self._scores(number, choice.state, ids, logprobs, choice.finish))
+        return (yield from self._scores(number, choice.state, ids, logprobs))
 
     def _scores(
-        self,
-        number: int,
-        state: ReqState,
-        ids: Sequence[int],
-        logprobs: list[Logprobs],
-        finish: FinishReason | None,
+        self, number: int, state: ReqState, ids: Sequence[int], logprobs: list[Logprobs]
     ) -> Steps[dict[str, Members]]:
         """Write the log-probabilities of the next tokens of a choice."""
         if number not in self._writers:
@@ -255,7 +253,7 @@ class CompletionWriter:
             offset = len(self._prompts[state.rid].text) if self._echo else 0
             self._writers[number] = CompletionLogprobs(self._model.files.token_bytes, hidden, offset, self._top)
         written = {name: Members() for name in COMPLETION_FIELDS}
-        for some, part in sliced(ids if self._shows_end else without_end(ids, finish), logprobs):
+        for some, part in sliced(ids, logprobs):
             for name, values in self._writers[number].write(some, [part]).items():
                 written[name].add(values)
             yield

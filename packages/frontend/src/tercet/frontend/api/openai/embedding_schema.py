@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Name, Strict, TokenId, refuse
+from tercet.frontend.api.openai.sampling_schema import Name, Strict, TokenId, input_shape, refuse
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.model.embedding_request import EmbeddingRequest, Input, PairInput, TextInput, TokenInput
 
@@ -16,22 +16,12 @@ Batch = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Texts = Annotated[list[Text], Batch]
 
 
-def _shape(given: object) -> str:
-    """Return the form of an input, so that errors concern that form only."""
-    first = given[0] if isinstance(given, list) and given else None
-    if isinstance(given, str):
-        return "a text"
-    if isinstance(first, int):
-        return "some ids"
-    return "lists of ids" if isinstance(first, list) else "some texts"
-
-
 Inputs = Annotated[
     Annotated[Text, Tag("a text")]
     | Annotated[TokenIds, Tag("some ids")]
     | Annotated[Texts, Tag("some texts")]
     | Annotated[list[TokenIds], Batch, Tag("lists of ids")],
-    Discriminator(_shape),
+    Discriminator(input_shape),
 ]
 
 

@@ -1,5 +1,6 @@
 """Writer of chat responses that may contain reasoning and tool calls."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -7,6 +8,7 @@ import orjson
 from tercet.frontend.api.generation_response import FinishedChoice
 from tercet.frontend.api.openai.chat_schema import ChatRequest
 from tercet.frontend.api.openai.chat_writer import ChatChunks
+from tercet.frontend.api.openai.usage import usage
 from tercet.frontend.chat.output_parser import Call, OutputParser, merge_events
 from tercet.frontend.chat.planner import ChatPlan
 from tercet.frontend.http.loop_turns import Steps, no_steps
@@ -44,6 +46,13 @@ class ParsedChatWriter:
         self._has_content: set[int] = set()
         """Choices that have text or calls."""
 
+    @property
+    def head(self) -> Mapping[str, Any]:
+        return self._builder.head
+
+    def usage(self, generation: Generation) -> dict[str, Any]:
+        return usage(generation, reasoning_tokens=self._reasoning_tokens)
+
     def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
         """Return the chunks for new tokens, the role first."""
         if not self._readers:
@@ -53,25 +62,26 @@ class ParsedChatWriter:
     def _events_of(self, generation: Generation, update: Update) -> bytes:
         builder, index = self._builder, update.index
         reader = self._readers[index]
-        deltas = [delta for event in reader.read(update) if (delta := self._delta(event)) is not None]
-        if any(delta.keys() != {self._reasoning_field} for delta in deltas):
-            self._has_content.add(index)
-        if builder.continuous_usage:
-            builder.set_usage(generation, self._reasoning_tokens)
-        scored = builder.logprobs(update.token_ids, update.logprobs, update.finish)
-        ids = update.token_ids if builder.has_ids else []
-        if not deltas and (len(ids) or (scored is not None and scored["content"])):
-            deltas = [{}]
         chunks = []
         if index not in self._started:
             self._started.add(index)
+            builder.count(generation, 0, self._reasoning_tokens)
             chunks.append(builder.first_chunk(generation, index, _ROLE))
+        deltas = [delta for event in reader.read(update) if (delta := self._delta(event)) is not None]
+        if any(delta.keys() != {self._reasoning_field} for delta in deltas):
+            self._has_content.add(index)
+        builder.count(generation, len(update.token_ids), self._reasoning_tokens)
+        scored = builder.logprobs(update.token_ids, update.logprobs)
+        ids = update.token_ids if builder.has_ids else []
+        if not deltas and (len(ids) or (scored is not None and scored["content"])):
+            deltas = [{}]
         for delta in deltas:
             chunks.append(builder.chunk(index, orjson.dumps(delta), orjson.dumps(scored), token_ids=ids))
             scored, ids = None, []
         if update.finish is not None:
             last = b"{}" if index in self._has_content else _NO_TEXT
-            chunks.append(builder.chunk(index, last, reason=self._reason(update.finish, reader)))
+            reason = self._reason(update.finish, reader)
+            chunks.append(builder.chunk(index, last, reason=reason, finish=update.finish))
         return b"".join(chunks)
 
     def _delta(self, event: Event) -> dict[str, Any] | None:
@@ -119,7 +129,7 @@ class ParsedChatWriter:
         for choice in choices:
             row = self._choice(choice, self._readers[choice.index])
             yield
-            row["logprobs"] = yield from self._builder.logprob_steps(choice.token_ids, choice.logprobs, choice.finish)
+            row["logprobs"] = yield from self._builder.logprob_steps(choice.token_ids, choice.logprobs)
             written.append(row)
         return (yield from self._builder.full_response(generation, written, self._reasoning_tokens))
 
@@ -140,6 +150,7 @@ class ParsedChatWriter:
             "message": message,
             "logprobs": None,
             "finish_reason": self._reason(choice.finish, reader) if choice.finish else None,
+            **self._builder.stop_fields(choice.finish),
             **self._builder.ids(choice.token_ids),
         }
 

@@ -4,7 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.errors import BadRequestError, FieldError, UnsupportedParameterError
 from tercet.frontend.manager.request import GenerationOptions, ParamNames
 from tercet.frontend.manager.validation import MAX_STOPS
 from tercet.frontend.model.served_model import SamplingDefaults
@@ -26,6 +26,7 @@ def bounded(name: str, **own: float) -> Any:
 Count = Annotated[int, bounded("max_new_tokens")]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 """OpenAI allows four. Editors with code completion send twenty, code benchmarks six."""
@@ -34,7 +35,7 @@ Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 def _check_keys(bias: dict[str, float]) -> dict[str, float]:
     for key in bias:
         if not key.isascii() or not key.isdecimal() or len(key) > 10:
-            raise ValueError("keys must be token ids")
+            raise ValueError(f"keys must be token ids, not {key[:64]!r}")
     return bias
 
 
@@ -43,6 +44,16 @@ LogitBias = Annotated[
     Field(max_length=1024, json_schema_extra={"propertyNames": {"pattern": "^[0-9]{1,10}$"}}),
     AfterValidator(_check_keys),
 ]
+
+
+def input_shape(given: object) -> str:
+    """Return the form of prompts or inputs, the tag of its branch of a union, so that errors concern that form only."""
+    first = given[0] if isinstance(given, list) and given else None
+    if isinstance(given, str):
+        return "a text"
+    if isinstance(first, int):
+        return "some ids"
+    return "lists of ids" if isinstance(first, list) else "some texts"
 
 
 def biases(bias: dict[str, float] | None) -> dict[int, float]:
@@ -197,3 +208,9 @@ def refuse(param: str, value: Any, *, harmless: bool) -> None:
     """Raise UnsupportedParameterError for a documented parameter, unless its value is harmless."""
     if value is not None and not harmless:
         raise UnsupportedParameterError(f"'{param}' is not supported by this server.", param=param)
+
+
+def refuse_field(field: str, value: Any, *, harmless: bool) -> None:
+    """Refuse a documented field of an object within the body, unless its value is harmless. Raises FieldError."""
+    if value is not None and not harmless:
+        raise FieldError("{param} is not supported by this server.", field, error=UnsupportedParameterError)

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from tercet.frontend.api.openai.sampling_schema import Strict
 from tercet.frontend.constraints import Choice, Constraint, Ebnf, JsonSchema, Regex, StructuralTag, Tag
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.http.parameter_path import joined, keys_of
 from tercet.frontend.json_number import parse_json
 from tercet.frontend.structured_output.limits import MAX_TAGS, MAX_TEXT
 
@@ -152,7 +153,7 @@ def parse_structural_tag(text: str | None, param: str) -> StructuralTag | None:
         raise BadRequestError("The structural tag is not standard JSON.", param=param) from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
+        place = joined(keys_of(StructuralTagFormat, first["loc"])) or ""
         raise BadRequestError(f"Invalid structural tag at '{place}': {first['msg']}.", param=param) from None
 
 

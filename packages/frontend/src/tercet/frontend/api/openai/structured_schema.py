@@ -5,10 +5,10 @@ from typing import Annotated, Any, Literal
 import orjson
 from pydantic import Field, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Strict
+from tercet.frontend.api.openai.sampling_schema import Name, Strict
 from tercet.frontend.api.openai.structural_tag_schema import StructuralTagFormat, parse_structural_tag, structural_tag
 from tercet.frontend.constraints import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
-from tercet.frontend.errors import BadRequestError
+from tercet.frontend.errors import BadRequestError, FieldError
 from tercet.frontend.json_number import parse_json
 from tercet.frontend.structured_output.limits import MAX_OPTIONS, MAX_TEXT
 
@@ -33,7 +33,7 @@ class JsonObjectFormat(Strict):
     @model_validator(mode="after")
     def _check_schema(self) -> "JsonObjectFormat":
         if self.schema_ is not None and self.value is not None:
-            raise BadRequestError("'schema' and 'value' exclude each other.", param="response_format.value")
+            raise FieldError("'schema' and 'value' exclude each other.", "value")
         return self
 
 
@@ -72,7 +72,7 @@ class StructuredOutputs(Strict):
 class StructuredFields(Strict):
     """Fields that constrain a response. At most one may be set.
 
-    `guided_...` are vLLM's older names, `regex` and `ebnf` SGLang's.
+    `guided_...` are vLLM's older names, `regex` and `ebnf` SGLang's. The scheduler's options choose the backend.
     """
 
     response_format: ResponseFormat | None = None
@@ -81,6 +81,7 @@ class StructuredFields(Strict):
     guided_regex: Pattern | None = None
     guided_choice: Options | None = None
     guided_grammar: Pattern | None = None
+    guided_decoding_backend: Name | None = None
     regex: Pattern | None = None
     ebnf: Pattern | None = None
 
@@ -117,14 +118,14 @@ def constraint_of(body: StructuredFields) -> Constraint | None:
     return _at_most_one(constraints)
 
 
-def native_constraint_of(body: NativeStructuredFields) -> Constraint | None:
+def native_constraint_of(body: NativeStructuredFields, param: str = "sampling_params") -> Constraint | None:
     """Return the constraint of SGLang's sampling parameters. Raises BadRequestError for more than one."""
     return _at_most_one(
         [
-            _schema(body.json_schema, "sampling_params.json_schema"),
-            _regex(body.regex, "sampling_params.regex"),
-            _grammar(body.ebnf, "sampling_params.ebnf"),
-            parse_structural_tag(body.structural_tag, "sampling_params.structural_tag"),
+            _schema(body.json_schema, f"{param}.json_schema"),
+            _regex(body.regex, f"{param}.regex"),
+            _grammar(body.ebnf, f"{param}.ebnf"),
+            parse_structural_tag(body.structural_tag, f"{param}.structural_tag"),
         ]
     )
 

@@ -9,7 +9,7 @@ from tercet.frontend.api.openai.sampling_schema import Strict
 from tercet.frontend.chat.chat_request import Calls, ToolChoice
 from tercet.frontend.chat.custom_calls import custom_tool
 from tercet.frontend.constraints import Lark, Regex
-from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.errors import BadRequestError, FieldError, UnsupportedParameterError
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.structured_output.limits import MAX_TEXT
 
@@ -108,8 +108,10 @@ class NamedCustomTool(Strict):
 def _supported(tool: object) -> object:
     kind = tool.get("type") if isinstance(tool, dict) else None
     if isinstance(kind, str) and kind not in {"function", "custom"}:
-        raise UnsupportedParameterError(
-            f"Tools of the type {kind[:64]!r} are not supported, only functions and custom tools.", param="tools"
+        raise FieldError(
+            f"Tools of the type {kind[:64]!r} are not supported, only functions and custom tools.",
+            "type",
+            error=UnsupportedParameterError,
         )
     return tool
 

@@ -4,8 +4,18 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Count, FilterFields, Name, Stops, Strict, bounded, refuse
-from tercet.frontend.api.responses.input_schema import InputItem, Metadata, Text, known_types
+from tercet.frontend.api.openai.sampling_schema import (
+    Count,
+    FilterFields,
+    Metadata,
+    Name,
+    Stops,
+    Strict,
+    bounded,
+    refuse,
+    refuse_field,
+)
+from tercet.frontend.api.responses.input_schema import InputItem, Text, known_types
 from tercet.frontend.api.responses.tool_schema import (
     Anything,
     Choice,
@@ -66,8 +76,8 @@ class Reasoning(Strict):
     @model_validator(mode="after")
     def _refuse_unsupported_reasoning(self) -> "Reasoning":
         """Refuse to choose which earlier reasoning the model sees, because its chat template decides that."""
-        refuse("reasoning.context", self.context, harmless=self.context == "auto")
-        refuse("reasoning.mode", self.mode, harmless=self.mode == "standard")
+        refuse_field("context", self.context, harmless=self.context == "auto")
+        refuse_field("mode", self.mode, harmless=self.mode == "standard")
         return self
 
 
@@ -150,7 +160,7 @@ class TokenCount(Prompted):
 
 
 class _OpenAIFields(Prompted):
-    """OpenAI's fields of a response to make, with two of its chats."""
+    """OpenAI's fields of a response to make, with some of its chats."""
 
     background: bool | None = None
     client_metadata: Anything | None = Field(None, exclude=True)
@@ -177,6 +187,8 @@ class _OpenAIFields(Prompted):
     moderation: Any = None
     prompt: Any = None
 
+    frequency_penalty: Annotated[float, bounded("frequency_penalty")] | None = None
+    presence_penalty: Annotated[float, bounded("presence_penalty")] | None = None
     seed: Annotated[int, bounded("seed")] | None = None
     stop: Stops | None = None
 
@@ -184,6 +196,7 @@ class _OpenAIFields(Prompted):
 class CreateResponse(FilterFields, _OpenAIFields):
     """Request for a response."""
 
+    repetition_penalty: Annotated[float, bounded("repetition_penalty")] | None = None
     min_tokens: Count | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Strict, refuse
+from tercet.frontend.api.openai.sampling_schema import Strict, refuse_field
 from tercet.frontend.api.openai.tool_schema import InputGrammar
 from tercet.frontend.api.responses.input_schema import ASYNC, Text
 from tercet.frontend.api.responses.namespaces import flat_name
@@ -37,9 +37,9 @@ class ClientTool(Strict):
 
         Schemas of outputs are accepted and ignored for the same reason.
         """
-        refuse("tools.allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
-        refuse("tools.defer_loading", self.defer_loading, harmless=not self.defer_loading)
-        refuse("tools.async", self.async_, harmless=not self.async_)
+        refuse_field("allowed_callers", self.allowed_callers, harmless="direct" in (self.allowed_callers or ()))
+        refuse_field("defer_loading", self.defer_loading, harmless=not self.defer_loading)
+        refuse_field("async", self.async_, harmless=not self.async_)
         return self
 
 

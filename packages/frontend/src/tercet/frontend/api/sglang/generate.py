@@ -1,7 +1,7 @@
 """SGLang's /generate, /tokenize, /detokenize and /server_info endpoints, and the probes /health and /live."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import orjson
@@ -13,11 +13,18 @@ from tercet.frontend.api.generation_response import respond
 from tercet.frontend.api.openai.chat_messages import message_of
 from tercet.frontend.api.openai.sampling_schema import biases, sampling_values, stop_strings
 from tercet.frontend.api.openai.structured_schema import native_constraint_of
-from tercet.frontend.api.sglang.generate_schema import Detokenize, NativeGenerate, Tokenize, tokenize_request
+from tercet.frontend.api.sglang.generate_schema import (
+    Detokenize,
+    NativeGenerate,
+    PromptOptions,
+    Tokenize,
+    tokenize_request,
+)
 from tercet.frontend.api.sglang.generate_writer import GenerateWriter
 from tercet.frontend.api.sglang.session_routes import SessionRoutes
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
+from tercet.frontend.constraints import Constraint
 from tercet.frontend.errors import ApiError, BadRequestError, UnavailableError
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
@@ -26,18 +33,9 @@ from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.structured_output.compiler import to_grammar
-from tercet.protocol.messages.values import WIRE_VERSION, LogprobParams, LoRAAdapter
+from tercet.protocol.messages.values import WIRE_VERSION, LoRAAdapter
 
 _DEFAULT_MAX_NEW_TOKENS = 128
-_NAMES = ParamNames(
-    max_tokens="sampling_params.max_new_tokens",
-    min_tokens="sampling_params.min_new_tokens",
-    n="sampling_params.n",
-    stop="sampling_params.stop",
-    stop_token_ids="sampling_params.stop_token_ids",  # noqa: S106
-    logit_bias="sampling_params.logit_bias",
-    logprobs="return_logprob",
-)
 
 
 class GenerateRoutes:
@@ -67,7 +65,7 @@ class GenerateRoutes:
         body = await read_model(request, NativeGenerate, self._body_limit)
         model, lora = await self._models(body)
         work, on_finished = to_generate_requests(body, model, lora), None
-        writer = GenerateWriter(body.logprob_start_len, batch=body.is_batch)
+        writer = GenerateWriter(batch=body.is_batch)
         if body.session_params is not None:
             [continued] = work
             continued, on_finished = await self._sessions.continue_session(
@@ -77,18 +75,27 @@ class GenerateRoutes:
         return await respond(request, self._manager, work, writer, stream=bool(body.stream), on_finished=on_finished)
 
     async def tokenize(self, request: Request) -> Response:
-        """Return the token ids of a prompt, or of a chat rendered by the chat template."""
+        """Return the token ids of a prompt, of each of several, or of a chat rendered by the chat template."""
         body = await read_model(request, self._tokenize, self._body_limit)
         model = await self._model(body.model)
-        ids = await model.tokenize(prompt_of(body, model), must_fit=False)
-        return _json({"tokens": ids, "count": len(ids), "max_model_len": model.context})
+        several = isinstance(body.prompt, list)
+        found = [await model.tokenize(prompt, must_fit=False) for prompt in prompts_of(body, model)]
+        fields: dict[str, list[Any]] = {"tokens": found, "count": list(map(len, found))}
+        if body.return_token_strs:
+            fields["token_strs"] = [list(map(model.tokenizer.token, ids)) for ids in found]
+        shown = fields if several else {name: values[0] for name, values in fields.items()}
+        return _json({**shown, "max_model_len": model.context})
 
     async def detokenize(self, request: Request) -> Response:
-        """Return the text of token ids."""
+        """Return the text of token ids, or of each of several lists."""
         body = await read_model(request, Detokenize, self._body_limit)
-        skip = bool(body.skip_special_tokens)
-        text = await (await self._model(body.model)).decode(body.tokens, skip_special_tokens=skip, param="tokens")
-        return _json({"prompt": text, "text": text})
+        model, several = await self._model(body.model), bool(body.tokens) and isinstance(body.tokens[0], list)
+        texts = []
+        for place, ids in enumerate(cast("list[list[int]]", body.tokens if several else [body.tokens])):
+            param = f"tokens[{place}]" if several else "tokens"
+            texts.append(await model.decode(ids, skip_special_tokens=bool(body.skip_special_tokens), param=param))
+        shown = texts if several else texts[0]
+        return _json({"prompt": shown, "text": shown})
 
     async def server_info(self, request: Request) -> Response:  # noqa: ARG002
         """Return the models with their limits, and the load of every scheduler and detokenizer."""
@@ -147,23 +154,24 @@ class GenerateRoutes:
     async def _models(self, body: NativeGenerate) -> tuple[ServedModel, list[LoRAAdapter | None]]:
         """Return the model of a request, and the adapter of each prompt. Raises ApiError."""
         names = body.adapters()
-        found = {name: await self._adapter(name) for name in names if name is not None}
+        params = {name: param for name, param in reversed(names) if name is not None}
+        found = {name: await self._adapter(name, params[name]) for name, _ in names if name is not None}
         first = next(iter(found.values()), None)
         model = await self._model(first.base if first is not None and body.model is None else body.model)
         for name, each in found.items():
             if each.base != model.name:
-                raise BadRequestError(f"The adapter {name!r} is not one of {model.name!r}.", param="lora_path")
-        return model, [model.lora if name is None else found[name].lora for name in names]
+                raise BadRequestError(f"The adapter {name!r} is not one of {model.name!r}.", param=params[name])
+        return model, [model.lora if name is None else found[name].lora for name, _ in names]
 
-    async def _adapter(self, name: str) -> ServedModel:
-        """Return the model with this adapter. Raises ApiError."""
+    async def _adapter(self, name: str, param: str) -> ServedModel:
+        """Return the model with this adapter. Raises ApiError, which names `param`."""
         try:
             model = await self._manager.adapters.model(name)
         except ApiError as error:
-            error.param = "lora_path"
+            error.param = param
             raise
         if model.lora is None:
-            raise BadRequestError(f"{name!r} is a model, and no adapter.", param="lora_path")
+            raise BadRequestError(f"{name!r} is a model, and no adapter.", param=param)
         return model
 
     async def _model(self, name: str | None) -> ServedModel:
@@ -173,29 +181,42 @@ class GenerateRoutes:
         return next(iter(self._manager.models), None) or self._manager.models.get("")
 
 
-def prompt_of(body: Tokenize, model: ServedModel) -> Prompt:
-    """Return the prompt to tokenize: text, or a chat with its tools. Raises BadRequestError."""
+def prompts_of(body: Tokenize, model: ServedModel) -> Sequence[Prompt]:
+    """Return the prompts to tokenize: texts, or a chat with its tools. Raises BadRequestError."""
     if body.messages is None:
-        return TextPrompt(body.prompt or "", body.add_special_tokens is not False)
+        special = body.add_special_tokens is not False
+        if isinstance(body.prompt, list):
+            return [TextPrompt(each, special, f"prompt[{place}]") for place, each in enumerate(body.prompt)]
+        return [TextPrompt(body.prompt or "", special)]
     messages, tools = history([message_of(message) for message in body.messages]), body.specs()
     if tools and model.files.template is not None and not model.files.template.supports_tools:
         messages = with_instructions(messages, tools)
-    return ChatPrompt(
+    chat = ChatPrompt(
         messages=messages,
         tools=for_template(tools) if tools else None,
-        add_generation_prompt=body.add_generation_prompt is not False,
+        add_generation_prompt=body.adds_generation_prompt,
+        continue_final_message=bool(body.continue_final_message),
     )
+    return [chat]
 
 
 def to_generate_requests(
     body: NativeGenerate, model: ServedModel, lora: Sequence[LoRAAdapter | None]
 ) -> list[GenerateRequest]:
     """Return one request for each prompt, with its adapter. Raises BadRequestError."""
-    requested = body.sampling_params
-    constraint = native_constraint_of(requested)
-    request = GenerateRequest(
+    return [
+        msgspec.structs.replace(_generate_request(each, body, model), lora=adapter)
+        for each, adapter in zip(body.each(), lora, strict=True)
+    ]
+
+
+def _generate_request(each: PromptOptions, body: NativeGenerate, model: ServedModel) -> GenerateRequest:
+    """Return the request for a prompt. Raises BadRequestError."""
+    requested, params = each.sampling, f"sampling_params{each.places['sampling_params']}"
+    constraint = native_constraint_of(requested, params)
+    return GenerateRequest(
         model=model.base,
-        prompt=TextPrompt(""),
+        prompt=each.prompt,
         options=GenerationOptions(
             sampling=sampling_values(requested),
             n=requested.n or 1,
@@ -209,29 +230,33 @@ def to_generate_requests(
             logit_bias=biases(requested.logit_bias),
             skip_special_tokens=requested.skip_special_tokens is not False,
             spaces_between_special_tokens=requested.spaces_between_special_tokens is not False,
-            logprobs=_logprobs(body),
+            logprobs=each.logprobs,
+            logprob_start=each.logprob_start,
+            logprob_texts=bool(body.return_text_in_logprobs),
             priority=body.priority or 0,
             cache_salt=body.cache_salt or "",
-            param_names=msgspec.structs.replace(
-                _NAMES,
-                model="model" if body.lora_path is None else "lora_path",
-                grammar=constraint.param if constraint else "",
-            ),
+            param_names=_param_names(each, params, constraint),
         ),
         default_tokens=_DEFAULT_MAX_NEW_TOKENS,
         grammar=to_grammar(constraint, model.tokens) if constraint else None,
+        keeps_aborted=True,
     )
-    return [
-        msgspec.structs.replace(request, prompt=prompt, lora=each)
-        for prompt, each in zip(body.prompts(), lora, strict=True)
-    ]
 
 
-def _logprobs(body: NativeGenerate) -> LogprobParams | None:
-    if not body.return_logprob:
-        return None
-    start = -1 if body.logprob_start_len is None else body.logprob_start_len
-    return LogprobParams(top=body.top_logprobs_num or 0, prompt=start >= 0)
+def _param_names(each: PromptOptions, params: str, constraint: Constraint | None) -> ParamNames:
+    """Return the names of a prompt's parameters; `params` is the place of its sampling parameters."""
+    return ParamNames(
+        model="model" if each.adapter is None else f"lora_path{each.places['lora_path']}",
+        max_tokens=f"{params}.max_new_tokens",
+        min_tokens=f"{params}.min_new_tokens",
+        n=f"{params}.n",
+        stop=f"{params}.stop",
+        stop_token_ids=f"{params}.stop_token_ids",
+        logit_bias=f"{params}.logit_bias",
+        logprobs=f"return_logprob{each.places['return_logprob']}",
+        logprob_start=f"logprob_start_len{each.places['logprob_start_len']}",
+        grammar=constraint.param if constraint else "",
+    )
 
 
 def _describe(model: ServedModel) -> dict[str, Any]:

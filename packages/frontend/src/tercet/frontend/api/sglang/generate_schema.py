@@ -1,11 +1,12 @@
 """Request schemas of SGLang's /generate, and of /tokenize and /detokenize."""
 
+from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, ClassVar, cast
+from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
 from pydantic import Field, field_validator, model_validator
 
-from tercet.frontend.api.openai.chat_messages import Messages, with_reasoning
+from tercet.frontend.api.openai.chat_messages import Messages, check_continued, with_reasoning
 from tercet.frontend.api.openai.completion_schema import MOST_CHOICES, Batch
 from tercet.frontend.api.openai.sampling_schema import (
     Count,
@@ -24,6 +25,7 @@ from tercet.frontend.api.sglang.session_schema import SessionParams
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.parsers.port import ToolSpec
+from tercet.protocol.messages.values import LogprobParams
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True)]
@@ -56,7 +58,6 @@ class NativeSampling(FilterFields, _NativeLimits):
 
 
 _NOT_SERVED = (
-    "return_text_in_logprobs",
     "return_hidden_states",
     "return_routed_experts",
     "token_ids_logprob",
@@ -69,17 +70,34 @@ _NOT_SERVED = (
 """SGLang's fields that are not supported. Its clients send them with values that request nothing."""
 
 
+TopLogprobs = Annotated[int, Field(ge=0, le=20)]
+LogprobStart = Annotated[int, Field(ge=-1, le=2**31 - 1)]
+_PER_PROMPT = ("sampling_params", "return_logprob", "top_logprobs_num", "logprob_start_len", "lora_path")
+"""Fields that may be a list with one value for each prompt of a list."""
+
+
+class PromptOptions(NamedTuple):
+    """Options of one prompt. `places` has the index of the prompt, as `[1]`, for each field that is a list."""
+
+    prompt: TextPrompt | TokenPrompt
+    sampling: NativeSampling
+    logprobs: LogprobParams | None
+    logprob_start: int
+    adapter: str | None
+    places: Mapping[str, str]
+
+
 class NativeGenerate(Strict):
     """Request of /generate: one or several prompts, as text or as token ids."""
 
     text: Text | Annotated[list[Text], Batch] | None = None
     input_ids: TokenIds | Annotated[list[TokenIds], Batch] | None = None
     model: Name | None = None
-    sampling_params: NativeSampling = NativeSampling()
+    sampling_params: NativeSampling | Annotated[list[NativeSampling], Batch] = NativeSampling()
     stream: bool | None = None
-    return_logprob: bool | None = None
-    top_logprobs_num: Annotated[int, Field(ge=0, le=20)] | None = None
-    logprob_start_len: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    return_logprob: bool | Annotated[list[bool], Batch] | None = None
+    top_logprobs_num: TopLogprobs | Annotated[list[TopLogprobs], Batch] | None = None
+    logprob_start_len: LogprobStart | Annotated[list[LogprobStart], Batch] | None = None
     rid: Any = None
     log_metrics: bool | None = None
     return_text_in_logprobs: bool | None = None
@@ -107,10 +125,15 @@ class NativeGenerate(Strict):
         if self.is_batch and self.session_params is not None:
             raise BadRequestError("A turn of a session has one prompt.", param="session_params")
         prompts = len(self.text or self.input_ids or ()) if self.is_batch else 1
-        if prompts * (self.sampling_params.n or 1) > MOST_CHOICES:
-            raise BadRequestError(f"A request can ask for {MOST_CHOICES} choices in all.", param="sampling_params.n")
-        if isinstance(self.lora_path, list) and not (self.is_batch and len(self.lora_path) == prompts):
-            raise BadRequestError("A list of adapters has one, or null, for each prompt of a list.", param="lora_path")
+        for name in _PER_PROMPT:
+            given = getattr(self, name)
+            if isinstance(given, list) and not (self.is_batch and len(given) == prompts):
+                raise BadRequestError(f"A list of '{name}' has one for each prompt of a list.", param=name)
+        params = self.sampling_params
+        choices = sum(each.n or 1 for each in params) if isinstance(params, list) else prompts * (params.n or 1)
+        if choices > MOST_CHOICES:
+            param = "sampling_params" if isinstance(params, list) else "sampling_params.n"
+            raise BadRequestError(f"A request can ask for {MOST_CHOICES} choices in all.", param=param)
         return self
 
     @property
@@ -118,9 +141,32 @@ class NativeGenerate(Strict):
         """Return whether the prompts are a list, which is answered with a list."""
         return isinstance(self.text, list) or (self.input_ids is not None and isinstance(self.input_ids[0], list))
 
-    def adapters(self) -> list[str | None]:
-        """Return the name of each prompt's adapter, if it has one."""
-        return self.lora_path if isinstance(self.lora_path, list) else [self.lora_path] * len(self.prompts())
+    def adapters(self) -> list[tuple[str | None, str]]:
+        """Return the name of each prompt's adapter, if it has one, and the parameter that names it."""
+        if isinstance(self.lora_path, list):
+            return [(name, f"lora_path[{place}]") for place, name in enumerate(self.lora_path)]
+        return [(self.lora_path, "lora_path")] * len(self.prompts())
+
+    def each(self) -> list[PromptOptions]:
+        """Return the options of each prompt."""
+        return [self._options(place, prompt) for place, prompt in enumerate(self.prompts())]
+
+    def _options(self, place: int, prompt: TextPrompt | TokenPrompt) -> PromptOptions:
+        def own(name: str) -> Any:
+            given = getattr(self, name)
+            return given[place] if isinstance(given, list) else given
+
+        start = own("logprob_start_len")
+        scored = bool(own("return_logprob"))
+        top, of_prompt = own("top_logprobs_num") or 0, start is not None and start >= 0
+        return PromptOptions(
+            prompt=prompt,
+            sampling=own("sampling_params"),
+            logprobs=LogprobParams(top=top, prompt=of_prompt) if scored else None,
+            logprob_start=max(start or 0, 0) if scored else 0,
+            adapter=own("lora_path"),
+            places={name: f"[{place}]" if isinstance(getattr(self, name), list) else "" for name in _PER_PROMPT},
+        )
 
     def prompts(self) -> list[TextPrompt | TokenPrompt]:
         if self.text is not None:
@@ -132,17 +178,19 @@ class NativeGenerate(Strict):
 
 
 class Tokenize(Strict):
-    """Text or chat to tokenize."""
+    """Text, texts or chat to tokenize."""
 
     reasoning_field: ClassVar[str] = "reasoning_content"
     """Name of the reasoning field, as in chats."""
 
     model: Name | None = None
-    prompt: Text | None = None
+    prompt: Text | Annotated[list[Text], Batch] | None = None
     messages: Messages | None = None
     tools: Tools | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    return_token_strs: bool | None = None
 
     @field_validator("messages", mode="before")
     @classmethod
@@ -155,7 +203,15 @@ class Tokenize(Strict):
             raise BadRequestError("Give either 'prompt' or 'messages'.", param="prompt")
         if self.tools and self.messages is None:
             raise BadRequestError("'tools' go with 'messages'.", param="tools")
+        if self.continue_final_message:
+            check_continued(self.messages, add_generation_prompt=self.add_generation_prompt)
         return self
+
+    @property
+    def adds_generation_prompt(self) -> bool:
+        """Return whether the chat ends with the beginning of an answer: by default, unless its end is continued."""
+        default = not self.continue_final_message
+        return default if self.add_generation_prompt is None else self.add_generation_prompt
 
     def specs(self) -> tuple[ToolSpec, ...]:
         return specs_of(self.tools or ())
@@ -171,9 +227,12 @@ def tokenize_request(name: str) -> type[Tokenize]:
     return Named
 
 
+Ids = Annotated[list[TokenId], Field(max_length=4_194_304, fail_fast=True)]
+
+
 class Detokenize(Strict):
-    """Token ids to turn into text."""
+    """Token ids to turn into text, or several lists of them."""
 
     model: Name | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=4_194_304, fail_fast=True)]
+    tokens: Ids | Annotated[list[Ids], Batch]
     skip_special_tokens: bool | None = None

@@ -10,18 +10,17 @@ from tercet.frontend.api.openai.logprobs import Members, entries, sliced
 from tercet.frontend.http.loop_turns import Steps, result_of
 from tercet.frontend.http.sse import DONE, event
 from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState
-from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_ints
+from tercet.frontend.model.token_bytes import TokenBytes
+from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, unpack_ints
 
 
 class GenerateWriter:
     """Writer of /generate responses. Several prompts or choices are answered with a list.
 
-    An event of a stream has the whole text so far. The choice with index j of prompt i has number i * n + j.
-    Log-probabilities of a prompt begin at token `start`.
+    An event of a stream has the whole text so far. Choices are numbered by prompt, then by index.
     """
 
-    def __init__(self, start: int | None = None, *, batch: bool = False) -> None:
-        self._start = start or 0
+    def __init__(self, *, batch: bool = False) -> None:
         self._batch = batch
         self._texts: dict[int, str] = {}
         self._ids: dict[int, list[int]] = {}
@@ -34,11 +33,11 @@ class GenerateWriter:
         for arrival in arrivals:
             update, state = arrival.update, generation.states[arrival.prompt]
             result_of(self.prepare(state))
-            number = arrival.prompt * state.sampling.n + update.index
+            number = _number(generation, arrival.prompt, update.index)
             text = self._texts[number] = self._texts.get(number, "") + update.text
             ids = self._ids.setdefault(number, [])
             ids += update.token_ids
-            scores = self._scores.setdefault(number, _Scores())
+            scores = self._scores.setdefault(number, _new_scores(state))
             if state.request.options.logprobs is not None:
                 scores.add(update.token_ids, update.logprobs)
             chunks += event(orjson.dumps(self._choice(number, state, text, ids, scores, update.finish)))
@@ -48,21 +47,22 @@ class GenerateWriter:
         return DONE
 
     def prepare(self, state: ReqState) -> Steps[None]:
-        """Write the log-probabilities of the prompt, from token `start` on."""
+        """Write the log-probabilities of the prompt, from the requested token on."""
         if state.prompt_logprobs is not None and state.rid not in self._prompts:
-            scores = _Scores()
-            yield from scores.steps(unpack_ints(state.prompt_ids), [state.prompt_logprobs], self._start)
+            scores, start = _new_scores(state), state.request.options.logprob_start
+            yield from scores.steps(unpack_ints(state.prompt_ids), [state.prompt_logprobs], start)
             self._prompts[state.rid] = scores
 
-    def full_response(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:  # noqa: ARG002
+    def full_response(self, generation: Generation, choices: list[FinishedChoice]) -> Steps[bytes]:
         """Return one object, or a list of them."""
         rows = []
         for each in choices:
             yield from self.prepare(each.state)
-            ids, scores = list(each.token_ids), _Scores()
+            ids, scores = list(each.token_ids), _new_scores(each.state)
             if each.state.request.options.logprobs is not None:
                 yield from scores.steps(ids, each.logprobs)
-            rows.append(self._choice(_number(each), each.state, each.text, ids, scores, each.finish))
+            number = _number(generation, each.prompt, each.index)
+            rows.append(self._choice(number, each.state, each.text, ids, scores, each.finish))
             yield
         return orjson.dumps(rows if self._batch or len(rows) > 1 else rows[0])
 
@@ -73,7 +73,7 @@ class GenerateWriter:
             text, ids, scores = "", [], _Scores()
         meta: dict[str, Any] = {
             "id": state.rid,
-            "finish_reason": finish and {"type": finish.type, "matched": finish.matched},
+            "finish_reason": finish and _finish(finish, len(ids)),
             "prompt_tokens": state.prompt_tokens,
             "completion_tokens": len(ids),
             "cached_tokens": state.cached_tokens,
@@ -88,13 +88,13 @@ class GenerateWriter:
 
 
 class _Scores:
-    """Serialized log-probabilities: `[logprob, token id, null]` of each token, and of its alternatives.
+    """Serialized log-probabilities: `[logprob, token id, text]` of each token, and of its alternatives.
 
-    The null stands in place of the text. The triples are kept as JSON, because every event of a stream repeats all of
-    them.
+    Without `names` the text is null. The triples are kept as JSON, because every event of a stream repeats all of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: TokenBytes | None = None) -> None:
+        self._names = names
         self._chosen = Members()
         self._others = Members()
 
@@ -109,13 +109,16 @@ class _Scores:
     def add(self, ids: Sequence[int], logprobs: list[Logprobs], start: int = 0) -> None:
         """Add further tokens at once, without the first `start` of them."""
         scored = list(zip(ids, entries(logprobs), strict=True))[start:]
-        self._chosen.add([[chosen, each, None] for each, (chosen, _) in scored])
+        self._chosen.add([[chosen, each, self._text(each)] for each, (chosen, _) in scored])
         self._others.add(
             [
-                None if chosen is None else [[value, other, None] for other, value in alternatives]
+                None if chosen is None else [[value, other, self._text(other)] for other, value in alternatives]
                 for _, (chosen, alternatives) in scored
             ]
         )
+
+    def _text(self, token_id: int) -> str | None:
+        return None if self._names is None else self._names[token_id].decode(errors="replace")
 
     def fields(self, side: str) -> dict[str, orjson.Fragment]:
         """Return the fields for the tokens of the `input` or the `output`."""
@@ -125,5 +128,19 @@ class _Scores:
         }
 
 
-def _number(choice: FinishedChoice) -> int:
-    return choice.prompt * choice.state.sampling.n + choice.index
+def _new_scores(state: ReqState) -> _Scores:
+    return _Scores(state.model.files.token_bytes if state.request.options.logprob_texts else None)
+
+
+def _number(generation: Generation, prompt: int, index: int) -> int:
+    return sum(state.sampling.n for state in generation.states[:prompt]) + index
+
+
+def _finish(finish: FinishReason, tokens: int) -> dict[str, Any]:
+    """Return SGLang's object for the end of a choice with this number of tokens."""
+    match finish.type:
+        case FinishType.LENGTH:
+            return {"type": "length", "matched": None, "length": tokens}
+        case FinishType.ABORT:
+            return {"type": "abort", "message": finish.message, "status_code": None, "err_type": None}
+    return {"type": finish.type, "matched": finish.matched}

@@ -97,7 +97,7 @@ class SessionRoutes:
 
 def _earlier_ids(parent: Turn, params: SessionParams) -> list[int]:
     before = parent.prompt_ids if params.drop_previous_output else parent.prompt_ids + parent.output_ids
-    return before[: params.offset] if params.offset is not None and params.offset > 0 else before
+    return before[: params.offset] if params.offset else before
 
 
 async def _own_ids(work: GenerateRequest, model: ServedModel, *, first: bool) -> list[int]:

@@ -28,8 +28,8 @@ class SessionParams(Strict):
     id: SessionId
     rid: Name | None = None
     """The turn to continue; without it a new branch begins."""
-    offset: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
-    """Number of tokens of that turn to keep; null, 0 and -1 keep all."""
+    offset: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
+    """Number of tokens of that turn to keep; a negative one drops tokens from the end, null and 0 keep all."""
     replace: bool | None = None
     """Delete the earlier continuations of that turn."""
     drop_previous_output: bool | None = None

@@ -22,6 +22,10 @@ class Tags(msgspec.Struct, frozen=True, kw_only=True):
     """The answer begins with reasoning even if the prompt does not end with a tag."""
     extra_ends: tuple[str, ...] = ()
     """Markers that end reasoning if its end tag is missing. They belong to the text after it."""
+    opened_by: tuple[str, ...] = ()
+    """Ends of a prompt, besides `begin`, that have opened the reasoning."""
+    answer: tuple[str, str] | None = None
+    """Tags around the answer, which belong to no part of it. They may be missing."""
     special_tokens: bool = False
 
 
@@ -44,7 +48,7 @@ def tagged(tags: Tags) -> ReasoningFormat:
 def opened(tags: Tags, prompt: str) -> bool:
     """Return whether an answer to this prompt begins inside reasoning. Only the prompt's end is needed."""
     tail = prompt.rstrip()
-    return tail.endswith(tags.begin) or (tags.always and not tail.endswith(tags.end))
+    return tail.endswith((tags.begin, *tags.opened_by)) or (tags.always and not tail.endswith(tags.end))
 
 
 def closed(tags: Tags, prompt: str) -> bool:
@@ -63,8 +67,6 @@ def _read(reader: Reader, sink: Sink, tags: Tags, *, is_open: bool) -> Steps[Non
         yield from reader.run(_BREAKS, None)
     elif is_open:
         sink.reasoning(blank.lstrip("\n"))
-    else:
-        sink.text(blank)
     if is_open:
         ends = Markers("\n" + tags.end, tags.end, *tags.extra_ends)
         marker = yield from reader.until(ends, sink.reasoning)
@@ -72,7 +74,31 @@ def _read(reader: Reader, sink: Sink, tags: Tags, *, is_open: bool) -> Steps[Non
             sink.text(marker)
         else:
             yield from reader.run(_BREAKS, None)
+        blank = ""
+    if tags.answer is not None:
+        blank += yield from reader.spaces()
+        if (yield from _read_answer(reader, sink, *tags.answer)):
+            blank = ""
+    sink.text(blank)
     yield from reader.rest(sink.text)
+
+
+def _read_answer(reader: Reader, sink: Sink, begin: str, end: str) -> Steps[bool]:
+    """Read the answer between its tags, through the end tag, and return whether there was one.
+
+    An end tag before more text is text; one before another tag is not.
+    """
+    if not (yield from reader.accept(begin)):
+        return False
+    yield from reader.run(_BREAKS, None)
+    ends = Markers("\n" + end, end)
+    while marker := (yield from reader.until(ends, sink.text)):
+        reader.hold(marker)
+        if (yield from reader.peek_solid()) in ("", "<"):
+            reader.commit()
+            break
+        sink.text(reader.release())
+    return True
 
 
 FORMAT = tagged(Tags(begin="<think>", end="</think>"))

@@ -1,1 +1,1 @@
-"""Tool-call notations, one per file."""
+"""Tool-call notations: a folder for each kind, and a file for each notation."""

@@ -63,8 +63,10 @@ def e8m0_scale(bits, dtype: tl.constexpr):
 def columns_of(weight: QuantizedWeight) -> tuple[int, int]:
     """Return (columns that share a scale, columns computed at once).
 
-    Raises ValueError unless the former are a power of two of at least 32, or all columns.
+    Raises ValueError for minimums, and unless the former are a power of two of at least 32, or all columns.
     """
+    if weight.minimums is not None:
+        raise ValueError("weights with minimums are computed on a CPU only")
     columns, k = min(weight.block[1], weight.shape[1]), weight.shape[1]
     if weight.format == "mxfp4":
         return columns, 128

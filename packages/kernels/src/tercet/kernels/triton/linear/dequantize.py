@@ -63,6 +63,8 @@ def dequantize_kernel(
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype, *, tiling: Tiling = TILINGS[0]) -> torch.Tensor:
     """Return the weight [n, k] in `dtype`."""
+    if weight.minimums is not None:
+        raise ValueError("weights with minimums are computed on a CPU only")
     n, k = weight.shape
     out = torch.empty(n, k, dtype=dtype, device=weight.codes.device)
     groups = cdiv(weight.codes.shape[1], HALF)

@@ -2,7 +2,7 @@
 
 The order is: penalties, logit bias, suppressed ids, grammar masks; then temperature, top-k, top-p, min-p and the draw
 (`tercet.kernels.ops.sampling`). Reported log-probabilities are of the model's raw logits, even where a grammar allows
-only one token.
+only one token, or of the logits that the draw begins with: changed, and divided by the temperature (`logprobs_mode`).
 
 The parameters of rows stay on the device while the same slots are sampled: then a step sends only the values that
 change with the position.
@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from tercet.scheduler.executor.sampling.slot_params import SamplingMode, SlotPar
 
 Masks = Callable[[], torch.Tensor]
 """A function that waits for the bitmasks of all rows of a step: int32 [rows, ceil(vocab / 32)], on the host."""
+
+LogprobsMode = Literal["raw", "processed"]
 
 Agree = Callable[[torch.Tensor], torch.Tensor]
 """A function that makes the tokens of all rows equal in every rank."""
@@ -146,6 +148,7 @@ class _Rows:
     reporting: torch.Tensor | None
     reporting_rows: Sequence[int]
     tops: Sequence[int]
+    temperatures: torch.Tensor | None  # of the reporting rows, [n, 1], for processed log-probabilities
     mode: SamplingMode | None
 
 
@@ -188,8 +191,10 @@ class Sampler:
         device: torch.device,
         ops: SamplingOps = sampler_ops,
         agree: Agree = lambda tokens: tokens,
+        logprobs_mode: LogprobsMode = "raw",
     ) -> None:
         """Create a sampler whose tokens pass through `agree`."""
+        self._processed = logprobs_mode == "processed"
         self._ops = ops
         self._agree = agree
         self._to_device = HostToDevice(device)
@@ -238,7 +243,8 @@ class Sampler:
             (sent_positions,) = self._to_device.send([positions])
         biased, biases = self._params.biases(rows.biased, rows.slots, positions) if rows.biased else _NO_BIASES
         changes = rows.penalized is not None or len(biases) > 0 or masks is not None
-        raw = logits[rows.reporting] if rows.reporting is not None and changes else None
+        keeps_raw = rows.reporting is not None and changes and not self._processed
+        raw = logits[rows.reporting] if keeps_raw else None
         finite = self._ops.greedy(logits) >= 0 if changes else None  # of what the model said: a mask may hide it
         if rows.penalized is not None or len(biases):
             logits = logits.float()  # bfloat16 would lose what is small beside a logit
@@ -338,9 +344,22 @@ class Sampler:
             repetition, frequency, presence = sent_strengths.unbind()
             strengths = Penalties(repetition=repetition, frequency=frequency, presence=presence)
             penalized = _Penalized(step.penalized, rows, sent, strengths)
-        reporting = self._to_device.send([step.reporting])[0] if len(step.reporting) else None
-        mode = step.mode(len(slots))
-        return _Rows(slots, draws, penalized, step.biased, reporting, step.reporting.tolist(), step.tops, mode)
+        reporting, temperatures = None, None
+        if len(step.reporting) and self._processed:
+            reporting, temperatures = self._to_device.send([step.reporting, step.temperatures[:, None]])
+        elif len(step.reporting):
+            [reporting] = self._to_device.send([step.reporting])
+        return _Rows(
+            slots=slots,
+            draws=draws,
+            penalized=penalized,
+            biased=step.biased,
+            reporting=reporting,
+            reporting_rows=step.reporting.tolist(),
+            tops=step.tops,
+            temperatures=temperatures,
+            mode=step.mode(len(slots)),
+        )
 
     def _choose(self, logits: torch.Tensor, draws: Sequence[_Draw], positions: torch.Tensor) -> torch.Tensor:
         """Return a token for each row, drawn or greedy; -1 if the largest logit is not finite."""
@@ -361,6 +380,8 @@ class Sampler:
         if rows.reporting is None:
             return None
         said, top = tokens[rows.reporting].clamp(min=0), max(rows.tops)
+        if rows.temperatures is not None:
+            raw = logits[rows.reporting].float() / rows.temperatures
         if raw is None:
             scores = self._ops.token_logprobs(logits, said, top, rows.reporting)
         else:

@@ -53,6 +53,7 @@ class Arrangement:
     biased: Sequence[int]
     reporting: Array  # int64 [n]
     tops: Sequence[int]  # number of top tokens of each reporting row
+    temperatures: Array  # float32 [n]: of each reporting row; 1 if it is greedy
 
     def mode(self, rows: int) -> SamplingMode | None:
         """Return the manner that all `rows` rows share; None if they differ or need other operations."""
@@ -143,6 +144,9 @@ class SlotParams:
             biased=rows_of(_BIASED).tolist(),
             reporting=reporting,
             tops=self._tops[slots[reporting]].tolist(),
+            temperatures=np.where(
+                kinds[reporting] & (_PLAIN | _FILTERED), self._columns["temperature"][slots[reporting]], np.float32(1)
+            ),
         )
 
     def biases(self, rows: Sequence[int], slots: Array, positions: Array) -> tuple[Array, Array]:

@@ -1,0 +1,1 @@
+"""Calls as JSON objects that have the name and the arguments."""

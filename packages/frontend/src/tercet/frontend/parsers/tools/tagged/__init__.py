@@ -1,0 +1,1 @@
+"""Calls with one element for each argument."""

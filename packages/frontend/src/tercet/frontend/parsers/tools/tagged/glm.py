@@ -1,0 +1,64 @@
+"""GLM 4.5: the tool's name, then `<arg_key>` and `<arg_value>` for each argument, between `<tool_call>` tags.
+
+Source: the chat template of zai-org/GLM-4.5, which writes strings unquoted and other values as JSON. A value without a
+known schema is JSON if it parses, otherwise a string. GLM 4.7 omits the line breaks, which are optional here.
+"""
+
+import re
+
+from tercet.frontend.parsers.port import Style, ToolFormat, ToolFraming, Tools
+from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
+from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.tools.tagged.tagged_arguments import ArgumentsWriter
+from tercet.frontend.parsers.typed_value import UNKNOWN
+
+_BEGIN = Markers("\n<tool_call>", "<tool_call>")
+_VALUE_END = Markers("</arg_value>")
+_NAME = re.compile(r"[^\s<>{]+")
+_KEY = re.compile(r"[^<]+")
+
+
+def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+    """Read text and calls."""
+    while marker := (yield from reader.until(_BEGIN, sink.text)):
+        reader.hold(marker)
+        try:
+            yield from _read_call(reader, sink, tools)
+        except MalformedError:
+            sink.text(reader.release())
+
+
+def _read_call(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+    yield from reader.peek_solid()
+    name = yield from reader.run(_NAME)
+    yield from reader.peek_solid()
+    tag = yield from reader.accept_any("<arg_key>", "</tool_call>")
+    if not name or not tag:
+        raise MalformedError
+    reader.commit()
+    sink.start(name)
+    arguments = ArgumentsWriter(sink, tools.schema(name), UNKNOWN)
+    while tag == "<arg_key>":
+        key = (yield from reader.run(_KEY)).strip()
+        yield from reader.expect("</arg_key>")
+        yield from reader.peek_solid()
+        yield from reader.expect("<arg_value>")
+        yield from arguments.read_value(reader, key, _VALUE_END)
+        if not (yield from reader.peek_solid()):
+            raise MalformedError
+        tag = yield from reader.accept_any("<arg_key>", "</tool_call>")
+    arguments.close()
+
+
+FORMAT = ToolFormat(
+    framing=ToolFraming(
+        prefix="<tool_call>$name\n",
+        suffix="</tool_call>",
+        separator="\n",
+        style=Style.TAGGED,
+        key_prefix="<arg_key>$key</arg_key>\n<arg_value>",
+        key_suffix="</arg_value>\n",
+        trigger="<tool_call>",
+    ),
+    grammar=read,
+)

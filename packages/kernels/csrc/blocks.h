@@ -1,0 +1,346 @@
+// Weights of 4 or 8 bits with a scale, and perhaps a minimum, for every 16 or 32 inputs of an output: a weight is
+// scale * code + minimum. GGUF files hold such weights.
+//
+// A panel of 16 outputs is a sequence of chunks of 32 inputs, each of one or two blocks. A chunk holds the scales of its
+// first block (16), the minimums of that block if blocks have their own, the same of its second block, and then the
+// codes. Codes of 4 bits are 4 rows of 64 bytes: byte 4 * output + i of row r holds input 8 * r + i in its lower half and
+// input 8 * r + 4 + i in its upper half. Codes of 8 bits are 8 rows: byte 4 * output + i of row r holds input 4 * r + i.
+// Scales that are small multiples of a unit are stored as int8, and the units, one for each 256 inputs, come before the
+// chunks: 16 units of scales, then 16 units of minimums.
+#pragma once
+
+#include "format.h"
+#include "linear.h"
+
+namespace blocks {
+
+constexpr int64_t CHUNK = 32;         // inputs
+constexpr int64_t SUPER_BLOCK = 256;  // inputs that share units
+constexpr int64_t AHEAD = 16;         // chunks to prefetch, of all panels together
+constexpr int MANY_ROWS = LANES == 16 ? 8 : 4;  // of inputs that share a look at a panel
+
+inline int64_t chunks(int64_t k) { return (k + CHUNK - 1) / CHUNK; }
+
+inline bool has_minimums(const Coding& coding) { return coding.zero < 0; }
+
+// Offsets in the panels of a matrix.
+struct Layout {
+    Coding coding;
+    int64_t chunks;
+    int64_t values;  // bytes of the scales, or of the minimums, of a block
+    int64_t each;    // bytes of all that a block has beside codes
+    int64_t units;   // bytes of the units of 256 inputs
+    int64_t codes;   // where codes begin in a chunk
+    int64_t chunk;   // bytes of a chunk
+    int64_t first;   // where the first chunk begins
+    int64_t panel;   // bytes of a panel
+
+    Layout(const Coding& coding, int64_t k) : coding(coding), chunks(blocks::chunks(k)) {
+        int64_t arrays = has_minimums(coding) ? 2 : 1;
+        values = PANEL * (coding.scale_type == STEPS ? 1 : coding.scale_type == HALVES ? 2 : 4);
+        each = arrays * values;
+        units = coding.scale_type == STEPS ? arrays * PANEL * 4 : 0;
+        codes = CHUNK / coding.block * each;
+        chunk = codes + CHUNK * PANEL * coding.bits / 8;
+        first = (k + SUPER_BLOCK - 1) / SUPER_BLOCK * units;
+        panel = first + chunks * chunk;
+    }
+
+    int64_t at(int64_t index) const { return first + index * chunk; }
+};
+
+// A row of inputs in 8 bits: int8 of all chunks; then, as float32, what a step of each chunk means; the sum of each
+// chunk's inputs; the sum of each half of a chunk. Each array ends with whole vectors.
+struct InputLayout {
+    int64_t steps, sums, half_sums, bytes;
+
+    explicit InputLayout(int64_t k) {
+        int64_t count = round_up(chunks(k), LANES);
+        steps = round_up(chunks(k) * CHUNK, ROW_BYTES);
+        sums = steps + 4 * count;
+        half_sums = sums + 4 * count;
+        bytes = half_sums + 8 * count;
+    }
+
+    // Of the sums that blocks of a size need.
+    int64_t sums_of(int64_t block) const { return block == CHUNK ? sums : half_sums; }
+};
+
+inline float number(const char* p) {
+    float x;
+    std::memcpy(&x, p, sizeof x);
+    return x;
+}
+
+inline F32 halves_to_floats(const char* p) {
+    U16 halves = vector<U16>(p);
+#if defined(__AVX512F__)
+    return (F32)_mm512_cvtph_ps((__m256i)halves);
+#else
+    U32 bits = __builtin_convertvector(halves, U32), exponent = bits & 0x7C00u;
+    F32 normal = bit_cast<F32>(((bits & 0x7FFFu) << 13) + (112u << 23));
+    F32 small = __builtin_convertvector(bit_cast<I32>(bits & 0x3FFu), F32) * 5.9604645e-8f;  // 2^-24
+    U32 size = exponent == 0 ? bit_cast<U32>(small) : bit_cast<U32>(normal);
+    return bit_cast<F32>(size | (bits & 0x8000u) << 16);
+#endif
+}
+
+inline F32 bytes_to_floats(const char* p) {
+    typedef int8_t S8 __attribute__((vector_size(LANES)));
+    return __builtin_convertvector(vector<S8>(p), F32);
+}
+
+// LANES scales or minimums from `p` on, and the units at `unit`.
+inline F32 read_values(const char* p, const char* unit, int64_t scale_type, int64_t lane) {
+    switch (scale_type) {
+        case STEPS: return bytes_to_floats(p + lane) * vector<F32>(unit + 4 * lane);
+        case HALVES: return halves_to_floats(p + 2 * lane);
+        default: return vector<F32>(p + 4 * lane);
+    }
+}
+
+// Scale and minimum of LANES outputs of a panel in block `block` of a chunk; `shift` has been added to all codes.
+struct Factors {
+    F32 scale, minimum;
+
+    Factors(const Layout& layout, const char* panel, int64_t chunk, int64_t block, int64_t lane, int shift = 0) {
+        const Coding& coding = layout.coding;
+        const char* at = panel + layout.at(chunk) + block * layout.each;
+        const char* unit = panel + chunk / (SUPER_BLOCK / CHUNK) * layout.units;
+        scale = read_values(at, unit, coding.scale_type, lane);
+        minimum = scale * float(-(coding.zero > 0 ? coding.zero : 0) - shift);
+        if (has_minimums(coding))
+            minimum += read_values(at + layout.values, unit + 4 * PANEL, coding.scale_type, lane);
+    }
+};
+
+// Products of 4 codes of each output with 4 inputs of 8 bits, added up. SHIFT is added to codes to make them what the
+// processor multiplies.
+template <int BITS>
+struct Dot;
+
+#if defined(__AVX512VNNI__)
+template <int BITS>
+struct Dot {
+    typedef I32 Total;
+    static constexpr int SHIFT = BITS == 8 ? 128 : 0;
+    static inline U32 prepare(U32 codes) { return BITS == 8 ? codes ^ 0x80808080u : codes; }
+    static inline Total add(Total total, U32 codes, int32_t x) {
+        return (I32)_mm512_dpbusd_epi32((__m512i)total, (__m512i)codes, _mm512_set1_epi32(x));
+    }
+    static inline I32 whole(Total total) { return total; }
+};
+#elif defined(__AVX2__)
+template <>
+struct Dot<4> {
+    typedef S16 Total;  // of a whole block: 8 times 2 * 15 * 127 at most
+    static constexpr int SHIFT = 0;
+    static inline U32 prepare(U32 codes) { return codes; }
+    static inline Total add(Total total, U32 codes, int32_t x) {
+        return total + (S16)_mm256_maddubs_epi16((__m256i)codes, _mm256_set1_epi32(x));
+    }
+    static inline I32 whole(Total total) { return (I32)_mm256_madd_epi16((__m256i)total, _mm256_set1_epi16(1)); }
+};
+template <>
+struct Dot<8> {
+    typedef I32 Total;
+    static constexpr int SHIFT = 0;
+    static inline U32 prepare(U32 codes) { return codes; }
+    static inline Total add(Total total, U32 codes, int32_t x) {
+        __m256i weights = (__m256i)codes, inputs = _mm256_sign_epi8(_mm256_set1_epi32(x), weights);
+        __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(weights), inputs);
+        return total + (I32)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+    }
+    static inline I32 whole(Total total) { return total; }
+};
+#else
+template <int BITS>
+struct Dot {
+    typedef I32 Total;
+    static constexpr int SHIFT = 0;
+    static inline U32 prepare(U32 codes) { return codes; }
+    static inline Total add(Total total, U32 codes, int32_t x) {
+        for (int i = 0; i < 4; i++) total += (bit_cast<I32>(codes << (24 - 8 * i)) >> 24) * int32_t(int8_t(x >> (8 * i)));
+        return total;
+    }
+    static inline I32 whole(Total total) { return total; }
+};
+#endif
+
+// Calls body(codes, input) for each 4 codes of LANES outputs in a block; `input` is the number of the first in its chunk.
+template <int BITS, int BLOCK, class Body>
+inline void for_codes(const char* codes, int64_t block, int64_t lane, const Body& body) {
+    constexpr int EACH = BITS == 4 ? 8 : 4;  // inputs of a row
+    UNROLLED for (int row = 0; row < BLOCK / EACH; row++) {
+        int64_t at = block * (BLOCK / EACH) + row;
+        U32 words = vector<U32>(codes + at * ROW_BYTES + 4 * lane);
+        if constexpr (BITS == 4) {
+            body(words & 0x0F0F0F0Fu, at * EACH);
+            body(words >> 4 & 0x0F0F0F0Fu, at * EACH + 4);
+        } else {
+            body(words, at * EACH);
+        }
+    }
+}
+
+// What a call multiplies.
+struct Operands {
+    const Layout& layout;
+    const InputLayout& inputs;  // of inputs in 8 bits
+    const char* x;
+    int64_t stride;
+    const char* panels;
+};
+
+inline void prefetch(const Layout& layout, const char* chunk, int64_t index, int width) {
+    int64_t soon = AHEAD / width, next = index + soon < layout.chunks ? 0 : (width - 1) * layout.panel;
+    for (int64_t byte = 0; byte < layout.chunk; byte += ROW_BYTES)
+        __builtin_prefetch(chunk + soon * layout.chunk + next + byte);
+}
+
+// ROWS rows of inputs in 8 bits times WIDTH panels, which are read side by side.
+template <int BITS, int BLOCK, int ROWS, int WIDTH>
+inline void block(const Operands& given, F32* out, int64_t out_stride) {
+    using Multiply = Dot<BITS>;
+    const Layout& layout = given.layout;
+    const bool shifted = Multiply::SHIFT || layout.coding.zero;
+    F32 sums[ROWS][WIDTH * PARTS] = {};
+    for (int64_t chunk = 0; chunk < layout.chunks; chunk++) {
+        UNROLLED for (int i = 0; i < WIDTH * PARTS; i++) {
+            const char* panel = given.panels + i / PARTS * layout.panel;
+            const char* codes = panel + layout.at(chunk) + layout.codes;
+            int64_t lane = i % PARTS * LANES;
+            if (lane == 0) prefetch(layout, codes - layout.codes, chunk, WIDTH);
+            UNROLLED for (int part = 0; part < CHUNK / BLOCK; part++) {
+                typename Multiply::Total totals[ROWS] = {};
+                for_codes<BITS, BLOCK>(codes, part, lane, [&](U32 words, int64_t input) {
+                    words = Multiply::prepare(words);
+                    UNROLLED for (int row = 0; row < ROWS; row++)
+                        totals[row] = Multiply::add(
+                            totals[row], words, word(given.x + row * given.stride + chunk * CHUNK + input));
+                });
+                Factors factors(layout, panel, chunk, part, lane, Multiply::SHIFT);
+                UNROLLED for (int row = 0; row < ROWS; row++) {
+                    const char* x = given.x + row * given.stride;
+                    float step = number(x + given.inputs.steps + 4 * chunk);
+                    F32 total = __builtin_convertvector(Multiply::whole(totals[row]), F32) * step;
+                    sums[row][i] = total * factors.scale + sums[row][i];
+                    if (!shifted) continue;
+                    float sum = number(x + given.inputs.sums_of(BLOCK) + 4 * (chunk * (CHUNK / BLOCK) + part));
+                    sums[row][i] = factors.minimum * sum + sums[row][i];
+                }
+            }
+        }
+    }
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < WIDTH * PARTS; i++) out[row * out_stride + i] = sums[row][i];
+}
+
+// The weights of a chunk of a panel, as floats: [CHUNK][PARTS].
+template <int BITS, int BLOCK>
+inline void dequantize(const Layout& layout, const char* panel, int64_t chunk, F32* out) {
+    for (int part = 0; part < PARTS; part++)
+        for (int64_t block = 0; block < CHUNK / BLOCK; block++) {
+            int64_t lane = part * LANES;
+            Factors factors(layout, panel, chunk, block, lane);
+            for_codes<BITS, BLOCK>(panel + layout.at(chunk) + layout.codes, block, lane, [&](U32 words, int64_t input) {
+                UNROLLED for (int i = 0; i < 4; i++) {
+                    I32 value = bit_cast<I32>(words << (24 - 8 * i)) >> 24;
+                    out[(input + i) * PARTS + part] =
+                        __builtin_convertvector(value, F32) * factors.scale + factors.minimum;
+                }
+            });
+        }
+}
+
+// ROWS rows of float32 inputs times WIDTH panels.
+template <int BITS, int BLOCK, int ROWS, int WIDTH>
+inline void block_of_floats(const Operands& given, F32* out, int64_t out_stride) {
+    F32 sums[ROWS][WIDTH * PARTS] = {}, weights[CHUNK * PARTS];
+    for (int64_t chunk = 0; chunk < given.layout.chunks; chunk++)
+        for (int panel = 0; panel < WIDTH; panel++) {
+            dequantize<BITS, BLOCK>(given.layout, given.panels + panel * given.layout.panel, chunk, weights);
+            for (int64_t input = 0; input < CHUNK; input++)
+                for (int row = 0; row < ROWS; row++) {
+                    float x = number(given.x + row * given.stride + 4 * (chunk * CHUNK + input));
+                    for (int part = 0; part < PARTS; part++)
+                        sums[row][panel * PARTS + part] =
+                            weights[input * PARTS + part] * x + sums[row][panel * PARTS + part];
+                }
+        }
+    for (int row = 0; row < ROWS; row++)
+        for (int i = 0; i < WIDTH * PARTS; i++) out[row * out_stride + i] = sums[row][i];
+}
+
+template <bool INTEGER, int BITS, int BLOCK, int ROWS, int WIDTH>
+inline void one(const Operands& given, F32* out, int64_t out_stride) {
+    if constexpr (INTEGER)
+        block<BITS, BLOCK, ROWS, WIDTH>(given, out, out_stride);
+    else
+        block_of_floats<BITS, BLOCK, ROWS, WIDTH>(given, out, out_stride);
+}
+
+template <bool INTEGER, int BITS, int BLOCK, int ROWS>
+inline void multiply_rows(Operands given, int rows, F32* out, int64_t out_stride) {
+    for (; rows >= ROWS; rows -= ROWS, given.x += ROWS * given.stride, out += ROWS * out_stride)
+        one<INTEGER, BITS, BLOCK, ROWS, 1>(given, out, out_stride);
+    if constexpr (ROWS > 1)
+        if (rows) multiply_rows<INTEGER, BITS, BLOCK, ROWS - 1>(given, rows, out, out_stride);
+}
+
+template <bool INTEGER, int BITS, int BLOCK>
+inline void multiply_panels(const Operands& given, int rows, int width, F32* out, int64_t out_stride) {
+    if (rows == 1 && width == 4) return one<INTEGER, BITS, BLOCK, 1, 4>(given, out, out_stride);
+    for (int panel = 0; panel < width; panel++) {
+        Operands own = given;
+        own.panels += panel * given.layout.panel;
+        multiply_rows<INTEGER, BITS, BLOCK, MANY_ROWS>(own, rows, out + panel * PARTS, out_stride);
+    }
+}
+
+// out [rows][width * PARTS] = x [rows] @ panels [width]. INTEGER: inputs are in 8 bits, else in float32.
+template <bool INTEGER>
+inline void multiply(const Operands& given, int rows, int width, F32* out, int64_t out_stride) {
+    const Coding& coding = given.layout.coding;
+    if (coding.bits == 4 && coding.block == 16) return multiply_panels<INTEGER, 4, 16>(given, rows, width, out, out_stride);
+    if (coding.bits == 4) return multiply_panels<INTEGER, 4, 32>(given, rows, width, out, out_stride);
+    if (coding.block == 16) return multiply_panels<INTEGER, 8, 16>(given, rows, width, out, out_stride);
+    multiply_panels<INTEGER, 8, 32>(given, rows, width, out, out_stride);
+}
+
+// Output `output` of a panel, as floats.
+template <int BITS, int BLOCK>
+inline void unpack(const Layout& layout, const char* panel, int64_t output, int64_t k, float* out) {
+    F32 weights[CHUNK * PARTS];
+    for (int64_t chunk = 0; chunk < layout.chunks; chunk++) {
+        dequantize<BITS, BLOCK>(layout, panel, chunk, weights);
+        for (int64_t i = 0; i < CHUNK && chunk * CHUNK + i < k; i++)
+            out[chunk * CHUNK + i] = weights[i * PARTS + output / LANES][output % LANES];
+    }
+}
+
+inline void unpack(const Layout& layout, const char* panel, int64_t output, int64_t k, float* out) {
+    const Coding& coding = layout.coding;
+    if (coding.bits == 4 && coding.block == 16) return unpack<4, 16>(layout, panel, output, k, out);
+    if (coding.bits == 4) return unpack<4, 32>(layout, panel, output, k, out);
+    if (coding.block == 16) return unpack<8, 16>(layout, panel, output, k, out);
+    unpack<8, 32>(layout, panel, output, k, out);
+}
+
+}  // namespace blocks
+
+// What loops over all formats need to know.
+struct Blocks {
+    using Element = uint8_t;
+    using Input = int8_t;
+    using Sums = F32;
+    static constexpr int GROUP = 32;
+};
+
+// The same with inputs in float32.
+struct BlocksOfFloats {
+    using Element = uint8_t;
+    using Input = float;
+    using Sums = F32;
+    static constexpr int GROUP = 32;
+};
