@@ -1,9 +1,9 @@
 """Description of tools for the model: by its chat template, or as instructions if the template has no tools."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from tercet.frontend.json_number import json_text
 from tercet.frontend.model.message_form import written_framing
 from tercet.frontend.parsers.port import ToolSpec
 
@@ -24,7 +24,7 @@ def with_instructions(
     messages: list[dict[str, Any]], tools: Sequence[ToolSpec], notation: str | None = None
 ) -> list[dict[str, Any]]:
     """Append instructions on the tools, and on calls in this notation, to the first system message."""
-    listed = "\n".join(json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
+    listed = "\n".join(json_text(_function(tool), ensure_ascii=False) for tool in tools)
     framing = written_framing(notation)
     call = f"{framing.begin}{framing.prefix_of(_ANY_TOOL)}{{...}}{framing.suffix}{framing.end}"
     text = _INSTRUCTIONS.format(tools=listed, call=call, form="a JSON array" if call.startswith("[{") else "this")

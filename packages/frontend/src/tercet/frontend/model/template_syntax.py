@@ -3,7 +3,6 @@
 Names are found in the syntax tree: words in comments and in the text of the template do not count.
 """
 
-import json
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
@@ -14,6 +13,8 @@ from jinja2.exceptions import TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tercet.frontend.json_number import json_text
 
 
 class RefusalError(Exception):
@@ -89,8 +90,8 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Encode as JSON without the HTML escapes of jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Encode as JSON without the HTML escapes of jinja2's own filter, numbers with all digits."""
+    return json_text(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:
