@@ -146,6 +146,20 @@ def test_allowed_variables_reach_the_template() -> None:
     assert "enable_thinking" in TemplateManager(source, {}).variables
 
 
+@pytest.mark.parametrize(
+    ("source", "settable"),
+    [
+        ("{{ a }}{# b #}c {{ 'd' }}{{ messages[0].e }}{{ bos_token }}{{ namespace() }}", {"a"}),
+        ("{% set a = a | default(1) %}{% for b in c %}{{ b }}{% endfor %}", {"a", "c"}),
+        ("{% if a %}{% set b = 1 %}{% endif %}{{ b }}", {"a"}),
+        ("{% if a %}{% set b = 1 %}{% endif %}{% if b is defined %}{{ b }}{% endif %}", {"a", "b"}),
+        ("{% macro f(x) %}{{ x }}{{ y }}{% endmacro %}{{ f(1) }}{{ tools }}{{ documents }}", {"y", "documents"}),
+    ],
+)
+def test_variables_are_names_that_the_template_reads_before_it_sets_them(source: str, settable: set[str]) -> None:
+    assert TemplateManager(source, {"bos_token": "<s>"}).variables == settable
+
+
 def test_variables_are_a_clients_text() -> None:
     source = "{{ reasoning_effort }}{{ thinking_budget + 1 }}{% if enable_thinking is true %}!{% endif %}"
     chat = prompt(("user", "a"), kwargs={"reasoning_effort": "low", "thinking_budget": 7, "enable_thinking": True})

@@ -1,5 +1,6 @@
 """Requests of agents at models whose templates refuse a part of them: they are answered, and no text is lost."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -81,6 +82,33 @@ async def test_calls_at_once_are_written_one_by_one(model_of: EngineOf, http_of:
     body = {"messages": loop("a", "b"), "tools": [TOOL]}
     text = await prompt(model_of(template=ONE_CALL), http_of, "/v1/chat/completions", body)
     assert text.endswith("<user>Time?<call>{}<tool>noon a<call>{}<tool>noon b")
+
+
+LONG = '{"a": 123456789012345678901234567890, "b": [0.12345678901234567890123, 1e400, -1E-500], "c": 1.5}'
+NUMBERS = (
+    "{{ tools | tojson }}|{{ wanted | tojson }}|{{ wanted.a }}|{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.arguments | tojson }}{% endfor %}{{ m.content }}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("template", [NUMBERS, NO_SYSTEM])
+async def test_numbers_of_a_client_keep_their_digits(model_of: EngineOf, http_of: HttpOf, template: str) -> None:
+    function = {"name": "now", "arguments": LONG}
+    call = {"role": "assistant", "tool_calls": [{"id": "a", "type": "function", "function": function}]}
+    result = {"role": "tool", "tool_call_id": "a", "content": "noon"}
+    tool = '{"type": "function", "function": {"name": "now", "parameters": {"type": "object", "default": LONG}}}'
+    body = json.dumps({"model": "tiny", "messages": [said("user", "Time?"), call, result]})[:-1]
+    body += f', "tools": [{tool.replace("LONG", LONG)}]'
+    body += f', "chat_template_kwargs": {{"wanted": {LONG}}}}}' if template == NUMBERS else "}"
+    async with serving(model_of(template=template)) as served:
+        headers = {"content-type": "application/json"}
+        answer = await http_of(served).post("/v1/chat/completions", content=body, headers=headers)
+        assert answer.status_code == 200, answer.text
+        [request] = served.engine.requests()
+        text = prompt_of(served, request)
+    assert text.count(LONG) == (3 if template == NUMBERS else 2)
+    if template == NUMBERS:
+        assert "|123456789012345678901234567890|" in text
 
 
 async def test_the_reason_of_a_template_is_in_the_error(model_of: EngineOf, http_of: HttpOf) -> None:

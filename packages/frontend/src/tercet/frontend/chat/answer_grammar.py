@@ -1,15 +1,17 @@
 """Combined grammar of an answer: reasoning, then tool calls, a constrained text, or free text."""
 
 import re
+from collections.abc import Set as AbstractSet
 
 import msgspec
 import orjson
 
-from tercet.frontend.chat.call_grammar import CallGrammar
+from tercet.frontend.chat.call_grammar import CallGrammar, with_any_values
 from tercet.frontend.chat.rules import Rules, any_token_but, check_size, escaped, one_token_of
 from tercet.frontend.constraints import Constraint, Tokens
 from tercet.frontend.parsers.port import ReasoningFraming, ToolFraming, ToolSpec
 from tercet.frontend.structured_output.compiler import to_grammar
+from tercet.frontend.structured_output.composition import Composition, GrammarPart
 from tercet.frontend.structured_output.lark import LarkWriter, lark_string, regex_terminal
 from tercet.protocol.messages.values import Grammar, GrammarKind, ThinkingBudget
 
@@ -60,6 +62,33 @@ def _counted_budget(tokens: Tokens, thinking: Thinking | None) -> ThinkingBudget
         return None
     framing = thinking.framing
     return ThinkingBudget(thinking.budget, framing.end, "" if thinking.opened else framing.begin)
+
+
+def composition(
+    tokens: Tokens, thinking: Thinking | None, calls: EnforcedCalls | None, constraint: Constraint | None
+) -> Composition | None:
+    """Return the parts of the same answer's grammar, each tool and the constraint; None for at most one constraint."""
+    if calls is None:
+        return None
+
+    def alone(tool: ToolSpec) -> Grammar:
+        single = msgspec.structs.replace(calls, tools=(tool,), required=True, several=False)
+        return answer_grammar(tokens, None, single, None)
+
+    def parts() -> list[GrammarPart]:
+        found = [
+            GrammarPart(grammar=alone(tool), param=tool.param, tool=tool.name, optional=not tool.strict)
+            for tool in calls.tools
+        ]
+        if constraint is not None and not calls.required:
+            found.append(GrammarPart(grammar=to_grammar(constraint, tokens), param=constraint.param))
+        return found
+
+    def without(names: AbstractSet[str]) -> Grammar:
+        tools = tuple(with_any_values(tool) if tool.name in names else tool for tool in calls.tools)
+        return answer_grammar(tokens, thinking, msgspec.structs.replace(calls, tools=tools), constraint)
+
+    return Composition(parts=parts, without=without)
 
 
 def _answer(rules: Rules, opening: str, calls: EnforcedCalls | None, constraint: Constraint | None) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from tercet.frontend.chat.answer_grammar import EnforcedCalls, Thinking, answer_grammar
+from tercet.frontend.chat.answer_grammar import EnforcedCalls, Thinking, answer_grammar, composition
 from tercet.frontend.chat.chat_request import Calls, ChatOptions
 from tercet.frontend.chat.custom_calls import CustomCalls
 from tercet.frontend.chat.messages import history
@@ -26,6 +26,7 @@ from tercet.frontend.model.special_text import SpecialText, SpecialTexts
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.parsers.registry import ParserNames, make_parser, reasoning_format, tool_format
 from tercet.frontend.structured_output.compiler import to_grammar
+from tercet.frontend.structured_output.composition import Composition
 from tercet.frontend.structured_output.limits import MAX_TOOL_GRAMMARS
 from tercet.protocol.messages.values import Grammar, unpack_ints
 
@@ -75,12 +76,12 @@ class ChatPlanner:
                 "This model has no reasoning to limit.", param=turn.options.param_names.thinking_budget
             )
         prompt = _prompt(turn, model, names)
-        if names.reasoning is not None:
-            turn = with_switch(turn, model.files.template)
+        turn = with_switch(turn, model.files.template, reasons=names.reasoning is not None)
         special = _keeps_special_tokens(names, model.files.special_texts)
         hidden = special and turn.options.skip_special_tokens
         tokens = model.tokens
         customs = frozenset(tool.name for tool in turn.tools if tool.custom)
+        grammar, parts = await _grammar(turn, model, names, tools, prompt)
 
         def make_reader(state: ReqState) -> OutputParser:
             end = _end_of_prompt(state) if names.reasoning else ""
@@ -105,7 +106,8 @@ class ChatPlanner:
                     param_names=msgspec.structs.replace(turn.options.param_names, grammar=_grammar_param(turn)),
                 ),
                 stops_in_special_tokens=not hidden,
-                grammar=await _grammar(turn, model, names, tools, prompt),
+                grammar=grammar,
+                composition=parts,
                 trials=_trials(turn, model),
             ),
             reads=names != ParserNames(),
@@ -115,13 +117,13 @@ class ChatPlanner:
 
 async def _grammar(
     turn: ChatOptions, model: ServedModel, names: ParserNames, tools: tuple[ToolSpec, ...], prompt: ChatPrompt
-) -> Grammar | None:
-    """Return the grammar to enforce; None if nothing is constrained."""
+) -> tuple[Grammar | None, Composition | None]:
+    """Return the grammar to enforce and its parts; None if nothing is constrained."""
     required = turn.tool_choice.calls is Calls.REQUIRED
     constraint = None if required else turn.constraint
     enforced = required or turn.tool_choice.names is not None or any(tool.strict for tool in tools)
     if constraint is None and turn.thinking_budget is None and not (tools and enforced):
-        return None
+        return None, None
     calls = None
     if names.tools and (enforced or constraint is not None):
         framing = tool_format(names.tools).framing
@@ -134,8 +136,9 @@ async def _grammar(
         if not form.closed(end):
             thinking = Thinking(framing=form.framing, opened=form.opened(end), budget=turn.thinking_budget)
     if thinking is None and calls is None and constraint is None:
-        return None
-    return await asyncio.to_thread(answer_grammar, model.tokens, thinking, calls, constraint)
+        return None, None
+    grammar = await asyncio.to_thread(answer_grammar, model.tokens, thinking, calls, constraint)
+    return grammar, composition(model.tokens, thinking, calls, constraint)
 
 
 def _trials(turn: ChatOptions, model: ServedModel) -> list[tuple[Grammar, str]]:

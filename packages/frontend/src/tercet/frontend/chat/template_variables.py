@@ -37,10 +37,12 @@ def template_variables(turn: ChatOptions, read: Set[str], *, reasons: bool) -> d
     return variables | {name: value for name, value in turn.template_kwargs.items() if name in {*read, TEMPLATE_NAME}}
 
 
-def with_switch(turn: ChatOptions, template: TemplateManager | None) -> ChatOptions:
-    """Return the options with a budget of no reasoning if the template has no variable to switch it off."""
+def with_switch(turn: ChatOptions, template: TemplateManager | None, *, reasons: bool) -> ChatOptions:
+    """Return the options with a budget of no reasoning if a model that reasons has no variable to switch it off."""
+    if not reasons or turn.continue_final_message:
+        return turn
     off = needs_no_reasoning(turn, template.variables if template is not None else frozenset())
-    return msgspec.structs.replace(turn, thinking_budget=0) if off and not turn.continue_final_message else turn
+    return msgspec.structs.replace(turn, thinking_budget=0) if off else turn
 
 
 def check_names(kwargs: Mapping[str, Any], template: TemplateManager | None) -> None:

@@ -1,9 +1,9 @@
 """Description of tools for the model: by its chat template, or as instructions if the template has no tools."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from tercet.frontend.json_number import json_text
 from tercet.frontend.parsers.call_writer import example_call
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.parsers.registry import tool_format
@@ -25,7 +25,7 @@ def with_instructions(
     messages: list[dict[str, Any]], tools: Sequence[ToolSpec], notation: str | None = None
 ) -> list[dict[str, Any]]:
     """Append instructions on the tools, and on calls in this notation, to the first system message."""
-    listed = "\n".join(json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
+    listed = "\n".join(json_text(_function(tool), ensure_ascii=False) for tool in tools)
     call = example_call(tool_format(notation or "generic").framing, _ANY_TOOL)
     text = _INSTRUCTIONS.format(tools=listed, call=call, form="a JSON array" if call.startswith("[{") else "this")
     first = messages[0]

@@ -49,7 +49,7 @@ class TemplateManager:
         self._special_tokens = special_tokens
         self.variables = parsed.variables - (_ARGUMENTS - {"documents"}) - special_tokens.keys()
         """Variables of the template that a request may set."""
-        reads_tools = "tools" in parsed.variables | parsed.words
+        reads_tools = parsed.reads_tools or "tools" in parsed.words
         self._tool_place = find_place(self._render_probe) if reads_tools else ToolPlace.NOWHERE
         self.parsers: ParserNames = detect(source)
         """Parsers for the notation of reasoning and tool calls in this template."""

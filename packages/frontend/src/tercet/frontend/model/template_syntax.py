@@ -3,7 +3,7 @@
 Names are found in the syntax tree: words in comments and in the text of the template do not count.
 """
 
-import json
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
@@ -13,6 +13,8 @@ from jinja2.exceptions import TemplateSyntaxError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tercet.frontend.json_number import json_text
 
 
 class RefusalError(Exception):
@@ -25,6 +27,7 @@ class ParsedTemplate(msgspec.Struct, frozen=True):
     template: Template
     variables: frozenset[str]
     """Variables that a caller may set."""
+    reads_tools: bool
     words: frozenset[str]
     """Names of attributes and whole strings: keys of messages, and words that values are compared with."""
 
@@ -45,12 +48,39 @@ def parse_template(source: str) -> ParsedTemplate:
     try:
         template = environment.from_string(source)
         tree = environment.parse(source)
-        variables = meta.find_undeclared_variables(tree)
+        undeclared = meta.find_undeclared_variables(tree)
     except (TemplateSyntaxError, SyntaxError, RecursionError) as error:  # jinja2 compiles templates to Python
         raise ValueError(f"the chat template does not parse: {error}") from error
     attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
     strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-    return ParsedTemplate(template, frozenset(variables), frozenset(attributes | strings))
+    settable = undeclared & (_read_first(tree) | _asked_for(tree))
+    return ParsedTemplate(template, frozenset(settable), "tools" in undeclared, frozenset(attributes | strings))
+
+
+def _read_first(tree: nodes.Template) -> set[str]:
+    """Return names that the template reads before it sets them: others are its own, even if set in one branch only."""
+    first: dict[str, str] = {}
+    for name in _names(tree):
+        first.setdefault(name.name, name.ctx)
+    return {name for name, ctx in first.items() if ctx == "load"}
+
+
+def _asked_for(tree: nodes.Template) -> set[str]:
+    """Return names that the template tests for being defined, or that have a default."""
+    tests = [node.node for node in tree.find_all(nodes.Test) if node.name in ("defined", "undefined")]
+    defaults = [node.node for node in tree.find_all(nodes.Filter) if node.name in ("default", "d")]
+    return {node.name for node in (*tests, *defaults) if isinstance(node, nodes.Name)}
+
+
+def _names(node: nodes.Node) -> Iterator[nodes.Name]:
+    """Generate names in the order in which they are evaluated."""
+    if isinstance(node, nodes.Name):
+        yield node
+    children = [*node.iter_child_nodes()]
+    if isinstance(node, nodes.Assign | nodes.For):  # the target comes first in the tree
+        children = [*children[1:2], children[0], *children[2:]]
+    for child in children:
+        yield from _names(child)
 
 
 def to_json(
@@ -60,8 +90,8 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Encode as JSON without the HTML escapes of jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Encode as JSON without the HTML escapes of jinja2's own filter, numbers with all digits."""
+    return json_text(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: str) -> None:

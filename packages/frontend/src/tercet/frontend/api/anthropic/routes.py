@@ -4,7 +4,6 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,6 +20,7 @@ from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.request_id import request_id_of
 from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect, named_event
+from tercet.frontend.json_number import dump_json
 from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerationOptions, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -111,8 +111,14 @@ def _chat_options(body: Prompted, options: GenerationOptions) -> ChatOptions:
         messages=messages_of(body.system, body.messages),
         options=options,
         tools=tuple(
-            ToolSpec(tool.name, tool.input_schema, tool_description(tool), bool(tool.strict))
-            for tool in body.tools or ()
+            ToolSpec(
+                tool.name,
+                tool.input_schema,
+                tool_description(tool),
+                bool(tool.strict),
+                param=f"tools.{place}.input_schema",
+            )
+            for place, tool in enumerate(body.tools or ())
         ),
         tool_choice=ToolChoice(_CALLS[choice.type], frozenset({choice.name}) if choice.name else None)
         if choice
@@ -169,7 +175,7 @@ async def _events(first: list[Change], rest: AsyncIterator[list[Change]], reques
 
 
 def _encoded(change: Change) -> bytes:
-    return named_event(change["type"], orjson.dumps(change))
+    return named_event(change["type"], dump_json(change))
 
 
 def _usage(generation: Generation, thinking_tokens: int) -> dict[str, Any]:
@@ -189,4 +195,4 @@ def _usage(generation: Generation, thinking_tokens: int) -> dict[str, Any]:
 
 
 def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+    return Response(dump_json(value), media_type="application/json")

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-import orjson
 from starlette.requests import Request
 
 from tercet.frontend.api.generation_response import FinishedChoice, ResponseWriter
@@ -17,6 +16,7 @@ from tercet.frontend.database import StoreError
 from tercet.frontend.errors import ServerError
 from tercet.frontend.http.auth import caller_of
 from tercet.frontend.http.loop_turns import Steps, turns_of
+from tercet.frontend.json_number import dump_json
 from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState
 
 logger = logging.getLogger(__name__)
@@ -81,8 +81,8 @@ class ChatRecorder:
             created=head["created"],
             model=head["model"],
             metadata=self._metadata,
-            body=body[:-1] + b"," + orjson.dumps(self._request_fields)[1:],
-            messages=[orjson.dumps(message) for message in self._messages],
+            body=body[:-1] + b"," + dump_json(self._request_fields)[1:],
+            messages=[dump_json(message) for message in self._messages],
         )
         try:
             await self._store.save(owner, chat)

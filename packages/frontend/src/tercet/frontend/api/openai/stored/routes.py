@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,6 +13,7 @@ from tercet.frontend.http.loop_turns import turns_of
 from tercet.frontend.http.query import number, order, pairs
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
+from tercet.frontend.json_number import dump_json
 
 _MAX_PAIRS = 16
 """Entries of metadata that a list can be filtered by: as many as a completion can have."""
@@ -86,5 +86,5 @@ def _page(request: Request) -> PageQuery:
 async def _json(request: Request, value: dict[str, Any] | bytes) -> Response:
     """Write completions, which may be long, in a turn of the event loop."""
     await turns_of(request).turn(caller_of(request).owner)
-    body = value if isinstance(value, bytes) else orjson.dumps(value)
+    body = value if isinstance(value, bytes) else dump_json(value)
     return Response(body, media_type="application/json")

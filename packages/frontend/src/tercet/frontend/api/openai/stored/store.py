@@ -10,6 +10,7 @@ import orjson
 
 from tercet.frontend.database import Database
 from tercet.frontend.errors import BadRequestError, NotFoundError
+from tercet.frontend.json_number import dump_json
 
 MAX_PAGE_BYTES = 32 * 1024 * 1024
 """Bytes after which a page ends, even if its limit is not reached. A page has at least one entry."""
@@ -71,7 +72,7 @@ class StoredChats:
         def work(connection: sqlite3.Connection) -> None:
             now = self._clock()
             self._database.prune(connection, now)
-            values = (chat.id, owner, now, chat.created, chat.model, orjson.dumps(chat.metadata), chat.body)
+            values = (chat.id, owner, now, chat.created, chat.model, dump_json(chat.metadata), chat.body)
             row = connection.execute(
                 "INSERT INTO chat_completions VALUES (NULL, ?, ?, ?, ?, ?, ?, ?)", values
             ).lastrowid
@@ -93,7 +94,7 @@ class StoredChats:
 
         def work(connection: sqlite3.Connection) -> bytes:
             row, body, _ = _find(connection, owner, completion, since)
-            data = orjson.dumps(metadata)
+            data = dump_json(metadata)
             connection.execute("UPDATE chat_completions SET metadata = ? WHERE row = ?", (data, row))
             connection.execute("DELETE FROM chat_completion_metadata WHERE completion = ?", (row,))
             _add_pairs(connection, row, metadata)
@@ -202,7 +203,7 @@ def _to_json(body: bytes, metadata: bytes) -> bytes:
 
 def _named_message(completion: str, place: int, data: bytes) -> tuple[str, bytes]:
     name = f"{completion}-{place}"
-    return name, b'{"id":' + orjson.dumps(name) + b"," + data[1:]
+    return name, b'{"id":' + dump_json(name) + b"," + data[1:]
 
 
 def _page(found: Iterator[tuple[str, bytes]], limit: int) -> Page:
