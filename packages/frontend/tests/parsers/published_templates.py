@@ -80,6 +80,7 @@ TEMPLATES: dict[str, tuple[str, ParserNames]] = {
         "write <|START_THINKING|> followed by a plan. 1. Action: write <|START_ACTION|> followed by a list",
         ParserNames("cohere", "cohere"),
     ),
+    "CohereForAI/c4ai-command-r-plus": ("Write 'Action:' followed by a json-formatted list of actions", ParserNames()),
     "ibm-granite/granite-3.3-8b-instruct": (
         "<|start_of_role|>system respond only with <|tool_call|> followed by a JSON list of tools used. "
         "Write your thoughts between <think></think> and write your response between <response></response>",

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from tercet.frontend.json_number import json_text
-from tercet.frontend.model.message_form import written_framing
+from tercet.frontend.parsers.call_writer import example_call
 from tercet.frontend.parsers.port import ToolSpec
+from tercet.frontend.parsers.registry import tool_format
 
 _INSTRUCTIONS = """\
 You can call these tools:
@@ -25,8 +26,7 @@ def with_instructions(
 ) -> list[dict[str, Any]]:
     """Append instructions on the tools, and on calls in this notation, to the first system message."""
     listed = "\n".join(json_text(_function(tool), ensure_ascii=False) for tool in tools)
-    framing = written_framing(notation)
-    call = f"{framing.begin}{framing.prefix_of(_ANY_TOOL)}{{...}}{framing.suffix}{framing.end}"
+    call = example_call(tool_format(notation or "generic").framing, _ANY_TOOL)
     text = _INSTRUCTIONS.format(tools=listed, call=call, form="a JSON array" if call.startswith("[{") else "this")
     first = messages[0]
     if first["role"] not in {"system", "developer"}:

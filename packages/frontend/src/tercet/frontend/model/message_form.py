@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from tercet.frontend.model.template_syntax import to_json
-from tercet.frontend.parsers.port import Style, ToolFraming
+from tercet.frontend.parsers.call_writer import write_calls
 from tercet.frontend.parsers.registry import tool_format
 
 Message = dict[str, Any]
@@ -109,7 +109,7 @@ class MessageForm(msgspec.Struct, frozen=True, kw_only=True):
         """Put the calls into the message; return its content."""
         if not self.writes_calls:
             del shaped["tool_calls"]
-            return "\n".join(filter(None, (text, written_calls(calls, self.notation))))
+            return "\n".join(filter(None, (text, _written_calls(calls, self.notation))))
         if self.calls.arguments_as_text:
             shaped["tool_calls"] = [_with_text_arguments(call) for call in calls]
         return text or self.calls.content
@@ -232,21 +232,11 @@ def escaped(value: Any, escape: Escape) -> Any:
     return value
 
 
-def written_framing(notation: str | None) -> ToolFraming:
-    """Return the framing of calls that are written into text: a JSON array if the model has no notation in JSON."""
+def _written_calls(calls: Sequence[Message], notation: str | None) -> str:
+    """Return calls as a model writes them: a JSON array if the model has no notation."""
+    functions = (call["function"] for call in calls)
     framing = tool_format(notation or "generic").framing
-    return framing if framing.style is Style.JSON else tool_format("generic").framing
-
-
-def written_calls(calls: Sequence[Message], notation: str | None) -> str:
-    """Return calls as a model writes them."""
-    framing = written_framing(notation)
-    texts = [_written_call(call["function"], framing, index) for index, call in enumerate(calls)]
-    return framing.begin + framing.separator.join(texts) + framing.end
-
-
-def _written_call(function: Message, framing: ToolFraming, index: int) -> str:
-    return f"{framing.prefix_of(function['name'], index)}{to_json(function['arguments'])}{framing.suffix}"
+    return write_calls(framing, ((function["name"], function["arguments"]) for function in functions))
 
 
 def _with_text_arguments(call: Message) -> Message:

@@ -84,6 +84,7 @@ FAMILIES = (
     Family("Kimi K2", "kimi_k2", None, "moonshotai/Kimi-K2-Instruct", _DEEPSEEK_V3),
     Family("Kimi K2 Thinking", "kimi_k2", "kimi_k2", "moonshotai/Kimi-K2-Thinking", _DEEPSEEK_V3),
     Family("Command R7B, Command A (Cohere 2)", "cohere", "cohere", "CohereForAI/c4ai-command-r7b-12-2024"),
+    Family("Command R and Command R+ of 2024", None, None, "CohereForAI/c4ai-command-r-plus"),
     Family("Apertus", "apertus", "apertus", "swiss-ai/Apertus-8B-Instruct-2509"),
     Family("LFM2", "lfm2", None, "LiquidAI/LFM2-1.2B"),
     Family("LFM2.5", "lfm2", "qwen3", "LiquidAI/LFM2.5-8B-A1B"),

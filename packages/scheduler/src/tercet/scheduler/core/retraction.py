@@ -7,7 +7,7 @@ from tercet.scheduler.core.request import Req
 
 
 def next_to_retract(choices: Iterable[Req]) -> Req | None:
-    """Return one of some running choices, which no plan in flight names; None if there is none.
+    """Return one of some running choices, which no plan in flight names; None if all are in one.
 
     The lowest priority goes first, then the tenant with the most pages, then the choice that costs least to recompute.
     """
