@@ -115,6 +115,8 @@ def chats() -> list[Chat]:
         Chat("call and answer", [user, called, result, answer, more], ("Oslo-E", "Rain-F", "More-D"), tools=True),
         Chat("two calls", [user, both, result, second], ("Oslo-E", "Rome-H", "Rain-F", "Sun-I"), tools=True),
         Chat("two rounds", [user, called, result, _again(called), _again(result)], ("Oslo-E", "Rain-F"), tools=True),
+        Chat("result and user", [user, called, result, more], ("Oslo-E", "Rain-F", "More-D"), tools=True),
+        Chat("answer first", [answer, user], ("Hi-C there", "Hello-B")),
         Chat("reasoning", [user, thought, more], ("Hi-C there", "More-D")),
         Chat("reasoning in a loop", [user, loop, result], ("Oslo-E", "Rain-F"), tools=True),
         Chat("reasoning and content in a loop", [user, spoken, result], ("Oslo-E", "Rain-F", "Look-K"), tools=True),

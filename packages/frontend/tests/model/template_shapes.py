@@ -49,6 +49,15 @@ CALL_NOTATION_IN_TEXT = (
     + "{{ m.content }}{% endfor %}"
 )
 """SmolLM 3 has tools and results of tools; calls stand in the content."""
+MISTRAL = (
+    "{% set ns = namespace(index=0) %}{% for m in messages %}{% if m.role == 'user' or "
+    "(m.role == 'assistant' and not m.tool_calls) %}{% if (m.role == 'user') != (ns.index % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}{% set ns.index = ns.index + 1 %}{% endif %}"
+    "{%- if m.role == 'user' %}[INST]{{ m.content }}{%- elif m.tool_calls %}[CALL]"
+    "{{ m.tool_calls[0].function.arguments | tojson }}{%- elif m.role == 'tool' %}[TOOL]{{ m.content }}"
+    "{%- elif m.content or true %}{{ m.content }}</s>{% endif %}{% endfor %}"
+)
+"""Turns alternate, and results of tools are no turns."""
 THINKING = (
     _HEAD
     + "{% if m.thinking is defined %}<think>{{ m.thinking }}</think>{% endif %}{{ m.content or '' }}"
@@ -89,6 +98,7 @@ SHAPES = {
     "call without text": CALL_WITHOUT_TEXT,
     "calls beside tools": CALLS_BESIDE_TOOLS,
     "call notation in text": CALL_NOTATION_IN_TEXT,
+    "mistral": MISTRAL,
     "thinking": THINKING,
     "reasoning": REASONING,
     "thinking parts": THINKING_PARTS,

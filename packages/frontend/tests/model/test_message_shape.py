@@ -9,6 +9,7 @@ from packages.frontend.tests.model.template_shapes import (
     CALL_NOTATION_IN_TEXT,
     CALL_WITHOUT_TEXT,
     IGNORES_LATER,
+    MISTRAL,
     NO_SYSTEM,
     ONE_CALL,
     PLAIN,
@@ -65,8 +66,24 @@ def test_neighbors_of_one_role_are_joined_where_roles_alternate() -> None:
 
 
 def test_a_refusal_that_no_conversion_avoids_is_reported() -> None:
-    with pytest.raises(BadRequestError, match="roles must alternate"):
-        render(SYSTEM_ALTERNATING, ("assistant", "a"), ("user", "b"))
+    with pytest.raises(BadRequestError, match="no b"):
+        render("{% if messages[-1].content == 'b' %}{{ raise_exception('no b') }}{% endif %}" + PLAIN, ("user", "b"))
+
+
+def test_an_answer_at_the_beginning_follows_an_empty_turn_of_the_user() -> None:
+    assert render(SYSTEM_ALTERNATING, ("assistant", "a"), ("user", "b")) == "<user><assistant>a<user>b"
+    late = (("system", "s"), ("assistant", "a"), ("user", "b"))
+    assert render(SYSTEM_ALTERNATING, *late) == "[s]<user><assistant>a<user>b"
+    assert render(PLAIN, ("assistant", "a")) == "<assistant>a"
+
+
+@pytest.mark.parametrize("filler", ["", "OK."])
+def test_a_user_message_follows_results_after_an_answer(filler: str) -> None:
+    wanted = "(m.content or raise_exception('empty'))" if filler else "true"
+    source = MISTRAL.replace("m.content or true", wanted)
+    messages = [*loop(1), {"role": "user", "content": "and?"}]
+    text = TemplateManager(source, {}).render(ChatPrompt(messages=messages))
+    assert text.endswith(f"[TOOL]r1{filler}</s>[INST]and?")
 
 
 def test_a_template_that_refuses_everything_gets_the_messages_as_they_are() -> None:

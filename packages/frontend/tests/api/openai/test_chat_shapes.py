@@ -112,8 +112,9 @@ async def test_numbers_of_a_client_keep_their_digits(model_of: EngineOf, http_of
 
 
 async def test_the_reason_of_a_template_is_in_the_error(model_of: EngineOf, http_of: HttpOf) -> None:
-    async with serving(model_of(template=NO_SYSTEM)) as served:
-        messages = [said("assistant", "a"), said("user", "b")]
+    template = "{% if messages[-1].content == 'b' %}{{ raise_exception('No b here!') }}{% endif %}" + SYSTEM_FIRST
+    async with serving(model_of(template=template)) as served:
+        messages = [said("user", "b")]
         answer = await http_of(served).post("/v1/chat/completions", json={"model": "tiny", "messages": messages})
     assert answer.status_code == 400
-    assert "Conversation roles must alternate" in answer.json()["error"]["message"]
+    assert "No b here!" in answer.json()["error"]["message"]

@@ -17,6 +17,8 @@ from tercet.frontend.model.message_form import Message, Render, text_of
 _FIRST, _SECOND, _THIRD = "tercet-first", "tercet-second", "tercet-third"
 _SHORT_ID, _OTHER_ID, _LONG_ID = "a1b2c3d4e", "f5g6h7i8j", "call_0123456789abcdefghijklmn"
 _USER: Message = {"role": "user", "content": "x"}
+_ANSWER: Message = {"role": "assistant", "content": "x"}
+_FILLERS = ("", "OK.")
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
 """The form of Mistral's ids, which every template accepts."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -38,6 +40,10 @@ class MessageShape(msgspec.Struct, frozen=True, kw_only=True):
     """The same for messages of the role "developer", which are system messages to templates that do not know it."""
     alternates: bool = False
     """Two user messages in a row are refused."""
+    begins_with_user: bool = False
+    """An answer at the beginning is refused, and taken after an empty user message."""
+    after_results: str | None = None
+    """Answer between results of tools and a user message, where the template takes none there without it."""
     one_call: bool = False
     """A message has one call at the most, and its result follows."""
     calls_alone: bool = False
@@ -59,7 +65,7 @@ class MessageShape(msgspec.Struct, frozen=True, kw_only=True):
         if self.system is not SystemPlace.ANYWHERE or self.developer is not SystemPlace.ANYWHERE:
             shaped = self._with_one_system(shaped)
         if self.alternates:
-            shaped = _alternating(shaped)
+            shaped = list(self._filled(_alternating(shaped)))
         if self.short_call_ids:
             shaped = [_with_short_ids(message) for message in shaped]
         return shaped
@@ -86,11 +92,28 @@ class MessageShape(msgspec.Struct, frozen=True, kw_only=True):
                 return [*kept[:number], {**message, "content": merged["content"]}, *kept[number + 1 :]]
         return [{"role": "user", "content": _joined(folded)["content"]}, *kept]
 
+    def _filled(self, messages: Sequence[Message]) -> Iterator[Message]:
+        """Add the turns that the template needs between those that there are."""
+        before = "system"
+        for message in messages:
+            role = message["role"]
+            if role == "assistant" and before in ("system", "developer") and self.begins_with_user:
+                yield {"role": "user", "content": ""}
+            if role == "user" and before == "tool" and self.after_results is not None:
+                yield {"role": "assistant", "content": self.after_results}
+            before = role
+            yield message
+
 
 def find_shape(render: Render, *, knows_developer: bool) -> MessageShape:
     """Find the sequences that a template accepts, by rendering probes."""
     system = _system_place(render, "system")
+    results = [_USER, _calling(_SHORT_ID), _result(_SHORT_ID, "x")]
     return MessageShape(
+        begins_with_user=_needs(render, [], [{"role": "user", "content": ""}], [_ANSWER, _USER]),
+        after_results=next(
+            (text for text in _FILLERS if _needs(render, results, [{**_ANSWER, "content": text}], [_USER])), None
+        ),
         system=system,
         developer=_system_place(render, "developer") if knows_developer else system,
         alternates=_refuses_neighbors(render),
@@ -124,6 +147,11 @@ def _renders(render: Render, messages: Sequence[tuple[str, str]]) -> bool:
         return False
     places = [text.find(content) for _, content in messages]
     return -1 not in places and places == sorted(places)
+
+
+def _needs(render: Render, head: list[Message], between: list[Message], tail: list[Message]) -> bool:
+    """Return whether a template refuses these messages, and takes them with others between."""
+    return render([*head, *tail]) is None and render([*head, *between, *tail]) is not None
 
 
 def _needs_short_ids(render: Render) -> bool:
