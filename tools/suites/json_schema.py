@@ -153,9 +153,9 @@ def main(arguments: list[str]) -> None:
     taken = reasons.pop("", 0)
     rows = [("schemas", len(cases)), ("taken", taken), *((f"refused: {name}", n) for name, n in reasons.most_common())]
     rows += [("instances judged", judged), ("valid, rejected", rejected), ("invalid, accepted", accepted)]
-    print("| | |\n|---|---:|")  # noqa: T201
+    print("| | |\n|---|---:|")
     for name, count in rows:
-        print(f"| {name} | {count} |")  # noqa: T201
+        print(f"| {name} | {count} |")
 
 
 if __name__ == "__main__":

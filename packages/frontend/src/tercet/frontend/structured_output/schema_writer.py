@@ -25,7 +25,19 @@ _UNENFORCED = frozenset(
     | {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"}
     | {"$dynamicRef", "$recursiveRef"}
 )
-_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+_FORMATS = frozenset({"date", "duration", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+_DAY_OF_30 = r"(?:0[1-9]|[12][0-9]|30)"
+_DAY = rf"(?:(?:0[13578]|1[02])-(?:{_DAY_OF_30}|31)|(?:0[469]|11)-{_DAY_OF_30}|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+_LEAP_DAY = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_LOCAL = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,20}"
+_LABEL = r"[A-Za-z0-9]{1,30}(?:-[A-Za-z0-9]{1,30})?"
+_FORMAT_PATTERNS = {
+    "time": f"^{_TIME}$",
+    "date-time": f"^(?:[0-9]{{4}}-{_DAY}|{_LEAP_DAY})T{_TIME}$",
+    "email": rf"^{_LOCAL}(?:\.{_LOCAL}){{0,2}}@{_LABEL}(?:\.{_LABEL}){{0,3}}$",
+}
+"""Formats that llguidance reads too widely: it allows second 60 in every minute, and 65 characters before an @."""
 _OTHER_FORMATS = frozenset(
     {"idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer"}
     | {"relative-json-pointer", "regex"}
@@ -84,7 +96,7 @@ class SchemaWriter:
         result: Schema = {}
         for keyword in schema:
             if keyword in self._keywords:
-                result |= self._keywords[keyword](schema, keyword, path)
+                _add(result, self._keywords[keyword](schema, keyword, path))
             elif keyword == "additionalProperties":
                 result[keyword] = self._schema(schema[keyword], f"{path}.{keyword}")
             elif keyword in {"type", "required"}:
@@ -175,6 +187,9 @@ class SchemaWriter:
         name = schema["format"]
         if not isinstance(name, str) or not _may_be(schema, "string"):
             return {}
+        if name in _FORMAT_PATTERNS:
+            pattern = {"pattern": _FORMAT_PATTERNS[name]}
+            return {"allOf": [pattern]} if "pattern" in schema else pattern
         if name in _FORMATS:
             return {"format": name}
         if name in _OTHER_FORMATS or (self._strict and not _is_extension(name)):
@@ -219,6 +234,14 @@ class SchemaWriter:
         if values and not kept:
             return self._refuse(f"The '{keyword}' at '{path}' cannot be enforced: its numbers have too many digits.")
         return {keyword: kept if keyword == "enum" else kept[0]}
+
+
+def _add(result: Schema, more: Schema) -> None:
+    """Add keywords to a schema. A format beside a pattern is a schema of `allOf`."""
+    every = [*result.get("allOf", []), *more.get("allOf", [])] if isinstance(more.get("allOf"), list) else None
+    result |= more
+    if every is not None:
+        result["allOf"] = every
 
 
 def _is_extension(word: str) -> bool:
