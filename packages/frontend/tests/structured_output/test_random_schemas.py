@@ -4,7 +4,7 @@ import json
 import random
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]
 import jsonschema_rs
 import pytest
 from llguidance import LLMatcher, LLTokenizer
