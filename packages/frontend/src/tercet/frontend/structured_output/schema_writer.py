@@ -44,6 +44,8 @@ _OTHER_FORMATS = frozenset(
 )
 """Formats of the standard that are not enforced. Any others are annotations."""
 _COUNTS = frozenset({"minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"})
+_SAFE = 2**53
+"""Largest whole number of which every smaller one is a double."""
 _MOST_COUNT = 1_000_000_000
 """Upper bounds from here on hold for every answer."""
 _EMPTY: tuple[object, ...] = ({}, [], True)
@@ -291,6 +293,6 @@ def _numbers(value: object) -> Iterator[int | float]:
 
 def _is_exact(number: float) -> bool:
     """Return whether the shortest digits of the nearest double, which llguidance writes, are this number."""
-    if isinstance(number, JsonNumber):
-        return False
-    return exact_number(number) == exact_number(float(number))
+    if isinstance(number, float):
+        return not isinstance(number, JsonNumber)
+    return -_SAFE <= number <= _SAFE or exact_number(number) == exact_number(float(number))
