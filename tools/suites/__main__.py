@@ -16,7 +16,10 @@ from pathlib import Path
 from tests.server_process import Server
 from tools.suites.suite import Outcome, Suite, Target, expectations, judge, report
 
-NAMES = ("openai_python", "langchain", "sglang", "vllm")
+NAMES = (
+    *("openai_python", "openai_node", "anthropic_python", "langchain"),
+    *("sglang", "vllm", "open_responses", "ai_sdk"),
+)
 _SHOWN = 1500
 
 

@@ -58,9 +58,9 @@ def test_what_is_neither_a_directory_nor_an_id(name: str, tmp_path: Path, monkey
 
 
 def test_a_file_is_no_model(tmp_path: Path) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF")
-    with pytest.raises(ModelError, match=r"model\.gguf' is a GGUF file"):
+    file = tmp_path / "model.zip"
+    file.write_bytes(b"PK")
+    with pytest.raises(ModelError, match=r"model\.zip' is an archive"):
         resolve_model(str(file))
 
 

@@ -59,7 +59,8 @@ for _module, _names in _KITS.items():
             "api_key": os.environ["TERCET_KEY"],
             "client": openai.Client(base_url=f"{os.environ['TERCET_URL']}/v1", api_key=os.environ["TERCET_KEY"]),
             "process": _Running(),
-            "pause_max_new_tokens": 600,
+            "abort_all_max_new_tokens": 1500,
+            "pause_max_new_tokens": 200,
             "pause_ignore_eos": True,
         }
         globals()[_title] = type(_title, (_kit, unittest.TestCase), _fields)

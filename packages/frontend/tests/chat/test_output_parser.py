@@ -49,7 +49,7 @@ def without_ids(said: ParsedMessage) -> ParsedMessage:
 
 
 @pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda transcript: transcript.title)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=30))
 def test_streamed_is_what_the_whole_is(transcript: Transcript, cuts: list[int]) -> None:
     """Check every notation's golden transcripts."""

@@ -50,7 +50,12 @@ def test_text_is_one_part_where_the_template_wants_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "role"), [("{{ messages[0].role }}", "system"), ("{# developer #}{{ messages[0].role }}", "developer")]
+    ("source", "role"),
+    [
+        ("{{ messages[0].role }}", "system"),
+        ("{% if messages[0].role == 'developer' %}D{% else %}{{ messages[0].role }}{% endif %}", "D"),
+        ("{# developer #}{{ messages[0].role }}", "system"),
+    ],
 )
 def test_a_developer_is_the_system_unless_the_template_knows_developers(source: str, role: str) -> None:
     assert render(source, ("developer", "x")) == role
@@ -139,6 +144,20 @@ def test_allowed_variables_reach_the_template() -> None:
     source = "{% if enable_thinking %}think{% endif %}"
     assert render(source, ("user", "a"), kwargs={"enable_thinking": True}) == "think"
     assert "enable_thinking" in TemplateManager(source, {}).variables
+
+
+@pytest.mark.parametrize(
+    ("source", "settable"),
+    [
+        ("{{ a }}{# b #}c {{ 'd' }}{{ messages[0].e }}{{ bos_token }}{{ namespace() }}", {"a"}),
+        ("{% set a = a | default(1) %}{% for b in c %}{{ b }}{% endfor %}", {"a", "c"}),
+        ("{% if a %}{% set b = 1 %}{% endif %}{{ b }}", {"a"}),
+        ("{% if a %}{% set b = 1 %}{% endif %}{% if b is defined %}{{ b }}{% endif %}", {"a", "b"}),
+        ("{% macro f(x) %}{{ x }}{{ y }}{% endmacro %}{{ f(1) }}{{ tools }}{{ documents }}", {"y", "documents"}),
+    ],
+)
+def test_variables_are_names_that_the_template_reads_before_it_sets_them(source: str, settable: set[str]) -> None:
+    assert TemplateManager(source, {"bos_token": "<s>"}).variables == settable
 
 
 def test_variables_are_a_clients_text() -> None:

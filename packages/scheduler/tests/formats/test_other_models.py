@@ -40,8 +40,6 @@ def refusal(directory: Path | str) -> str:
         ("llama/config.json llama/model.safetensors README.md", "a sub-directory that may be the model"),
         ("snapshots/0a/config.json snapshots/0a/vision/config.json refs/main", "name that one: snapshots/0a"),
         ("a/config.json b/config.json c/config.json d/config.json", "name that one: a, b, c, 1 more"),
-        ("model-Q4_K_M.gguf", "holds GGUF weights"),
-        ("config.json tokenizer.json model.gguf", "holds GGUF weights"),
         ("config.json pytorch_model.bin tokenizer.json", "holds pickled weights only"),
         ("config.json model.pth", "holds pickled weights only"),
         ("config.json onnx/model.onnx onnx/model_q4.onnx", "holds ONNX weights only"),
@@ -163,7 +161,7 @@ def test_a_name_in_another_notation(name: str, fault: str, tmp_path: Path, monke
 
 @pytest.mark.parametrize(
     ("name", "fault"),
-    [("m.gguf", "is a GGUF file"), ("m.tar.gz", "is an archive"), ("model.safetensors", "name its directory")],
+    [("m.tar.gz", "is an archive"), ("model.safetensors", "name its directory")],
 )
 def test_a_file_in_place_of_a_directory(name: str, fault: str, tmp_path: Path) -> None:
     (tmp_path / name).touch()

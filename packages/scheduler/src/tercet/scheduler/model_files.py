@@ -55,7 +55,8 @@ _TOO_LARGE = ("Gemma", "Glm4", "GptOss")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", *(name for name in SLOW_FILES if not name.endswith(".json"))]
 _HUB_LEFT_OUT = ["consolidated*", "*/*.safetensors"]
-_HUB_TIMEOUT = 5.0  # seconds for an answer; the files themselves may take as long as they need
+HUB_TIMEOUT = 5.0
+"""Timeout in seconds for an answer of a hub; the files themselves may take as long as they need."""
 _MAX_HEADER = 100_000_000  # bytes, as in the safetensors format
 _MAX_JSON = 1 << 26
 """Maximum bytes of a JSON file or a template. The index of the largest checkpoints has a quarter of it."""
@@ -262,7 +263,9 @@ def served_dtype(directory: Path, wanted: str = "auto", *, slow: str, encoder: b
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the sorted safetensors files of a checkpoint: the ones its index names, or model.safetensors."""
+    """Return the sorted weight files of a checkpoint: GGUF files, those its index names, or model.safetensors."""
+    if gguf := sorted(directory.glob("*.gguf")):
+        return gguf
     index = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if index.is_file():
@@ -280,10 +283,12 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """Return the tensors of a safetensors file, each checked against its own shape and against the file's size.
+    """Return the tensors of a safetensors or GGUF file, each checked against its own shape and the file's size.
 
     Raises ModelError for a file whose header and size disagree, as after a broken download.
     """
+    if path.suffix == ".gguf":
+        return _gguf_header(path)
     try:
         with open_regular(path, most=2**63 - 1) as file:
             size = os.fstat(file.fileno()).st_size
@@ -297,6 +302,22 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist") from None
     return header_tensors(text, size, str(path))
+
+
+def _gguf_header(path: Path) -> dict[str, StoredTensor]:
+    from tercet.scheduler.gguf.gguf_directory import stored_tensors  # loads a package that other models do not need
+
+    with reading(str(path)):
+        return {
+            name: StoredTensor(
+                name,
+                "+".join(piece.type for piece in tensor.pieces),
+                tensor.shape,
+                tensor.start,
+                tensor.start + tensor.size,
+            )
+            for name, tensor in stored_tensors(path).items()
+        }
 
 
 def header_tensors(text: bytes, size: int, name: str) -> dict[str, StoredTensor]:
@@ -415,7 +436,7 @@ def model_identity(
     add(_revision(own).encode())
     served = dtype if quantization == "none" else f"{dtype} as {quantization}"
     add((served if kv_cache_dtype in ("auto", dtype) else f"{served}, cached in {kv_cache_dtype}").encode())
-    for path in weight_files(own) if any(own.glob("*.safetensors")) else []:
+    for path in weight_files(own) if any(own.glob("*.safetensors")) or any(own.glob("*.gguf")) else []:
         add(f"{path.name} {path.stat().st_size}".encode())
         tensors = read_header(path)
         with open_regular(path, most=2**63 - 1) as file:
@@ -470,7 +491,7 @@ def _download(name: str) -> Path:
 
     endpoint = constants.ENDPOINT
     try:
-        info = HfApi().model_info(name, timeout=_HUB_TIMEOUT)
+        info = HfApi().model_info(name, timeout=HUB_TIMEOUT)
     except (GatedRepoError, RepositoryNotFoundError) as error:
         raise ModelError(f"{name!r} is not a directory, and {endpoint} gives access to no model of that id") from error
     except Exception as error:  # each transport that the hub library has used has its own exception tree
@@ -479,7 +500,7 @@ def _download(name: str) -> Path:
         raise ModelError(f"{name} {fault}")
     try:
         path = snapshot_download(
-            name, revision=info.sha, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_LEFT_OUT, etag_timeout=_HUB_TIMEOUT
+            name, revision=info.sha, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_LEFT_OUT, etag_timeout=HUB_TIMEOUT
         )
     except Exception as error:
         raise ModelError(f"{name} could not be downloaded from {endpoint} ({type(error).__name__})") from error

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from tercet.protocol.messages.values import ModelIdentity, Task
 from tercet.scheduler.config import ModelOptions
+from tercet.scheduler.gguf_models import resolve_any_model, served_name
 from tercet.scheduler.model_files import (
     SLOW_ON_CPU,
     ModelError,
@@ -12,7 +13,6 @@ from tercet.scheduler.model_files import (
     check_tokenizer,
     model_identity,
     reading,
-    resolve_model,
     served_dtype,
     tokenizer_files,
 )
@@ -35,9 +35,9 @@ class ResolvedModel:
 def resolve_served_model(options: ModelOptions, weights: str = "") -> ResolvedModel:
     """Resolve the model that the options name. Downloads it if needed, which may take long. Raises ModelError."""
     with reading(options.model):
-        path = resolve_model(options.model)
+        path = resolve_any_model(options.model)
         check_model(path, weights=_needs_weights(options) and not weights)
-        name = path.name if Path(options.model).is_dir() else options.model
+        name = served_name(options.model, path)
         found = ResolvedModel(path, name, task_of(path, options.task), Path(weights).absolute() if weights else None)
         if found.weights is not None and found.task is not Task.GENERATE:
             raise ModelError(f"{name} generates no text, and has its own weights alone")

@@ -11,7 +11,7 @@ from tercet.frontend.chat.custom_calls import CustomCalls
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.output_parser import OutputParser
 from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
-from tercet.frontend.chat.template_variables import template_variables
+from tercet.frontend.chat.template_variables import template_variables, with_switch
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.config.config import ServingConfig
 from tercet.frontend.config.validation import AUTOMATIC, NONE
@@ -60,11 +60,9 @@ class ChatPlanner:
         """Return the notations of reasoning and tool calls for this model."""
         template = model.files.template
         found = template.parsers if template else ParserNames()
-        # Instructions for a template without tools ask for the generic notation.
-        tools = found.tools if template and template.supports_tools else None
         return ParserNames(
             reasoning=found.reasoning if self._reasoning == AUTOMATIC else _named(self._reasoning),
-            tools=tools or "generic" if self._tools == AUTOMATIC else _named(self._tools),
+            tools=found.tools or "generic" if self._tools == AUTOMATIC else _named(self._tools),
         )
 
     async def plan(self, turn: ChatOptions, model: ServedModel) -> ChatPlan:
@@ -77,7 +75,8 @@ class ChatPlanner:
             raise UnsupportedParameterError(
                 "This model has no reasoning to limit.", param=turn.options.param_names.thinking_budget
             )
-        prompt = _prompt(turn, model, reasons=names.reasoning is not None)
+        prompt = _prompt(turn, model, names)
+        turn = with_switch(turn, model.files.template, reasons=names.reasoning is not None)
         special = _keeps_special_tokens(names, model.files.special_texts)
         hidden = special and turn.options.skip_special_tokens
         tokens = model.tokens
@@ -180,19 +179,21 @@ def _checked_tools(turn: ChatOptions, names: ParserNames) -> tuple[ToolSpec, ...
     return tools
 
 
-def _prompt(turn: ChatOptions, model: ServedModel, *, reasons: bool) -> ChatPrompt:
+def _prompt(turn: ChatOptions, model: ServedModel, names: ParserNames) -> ChatPrompt:
     """Return the input of the template, without tools if calls are disabled."""
     template = model.files.template
     messages = history(turn.messages)
     tools = turn.tools if turn.tool_choice.calls is not Calls.NONE else ()
     if tools and template is not None and not template.supports_tools:
-        messages = with_instructions(messages, tools)
+        messages = with_instructions(messages, tools, names.tools)
     return ChatPrompt(
         messages=messages,
         tools=for_template(tools) if tools else None,
         add_generation_prompt=turn.add_generation_prompt,
         continue_final_message=turn.continue_final_message,
-        kwargs=template_variables(turn, template.variables if template else frozenset(), reasons=reasons),
+        kwargs=template_variables(
+            turn, template.variables if template else frozenset(), reasons=names.reasoning is not None
+        ),
         param=turn.options.param_names.messages,
     )
 

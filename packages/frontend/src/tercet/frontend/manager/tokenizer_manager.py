@@ -12,8 +12,9 @@ from tercet.frontend.lora.store import AdapterNames
 from tercet.frontend.manager.embedding_state import EmbeddingBatch, EmbeddingState
 from tercet.frontend.manager.message_handler import MessageHandler
 from tercet.frontend.manager.peer_metrics import PeerMetrics
+from tercet.frontend.manager.prediction import MAX_PREDICTION_TOKENS
 from tercet.frontend.manager.quota import RequestSlot
-from tercet.frontend.manager.req_state import MAX_PREDICTION_TOKENS, Generation, ReqState
+from tercet.frontend.manager.req_state import Generation, ReqState
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.series import frontend_series
@@ -147,7 +148,8 @@ class TokenizerManager:
         Raises ApiError if any request cannot run; none of them runs then.
         """
         answers, options = sum(each.options.n for each in requests), requests[0].options
-        slot = self._admit(answers, options.param_names.n if options.n > 1 else requests[0].prompt.param)
+        prompts = requests[0].prompt.param.partition("[")[0]
+        slot = self._admit(answers, options.param_names.n if options.n > 1 else prompts)
         try:
             return await self._submit([self.requests.quota.with_tenant(each) for each in requests], rid, slot)
         except BaseException:

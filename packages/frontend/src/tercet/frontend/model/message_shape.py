@@ -1,23 +1,22 @@
 """Sequences of messages that a chat template accepts, found by rendering probes, and the conversion of others to them.
 
 Templates refuse or ignore what their model was not trained on: a system message that is not the first, any system
-message, two messages of one role in a row, ids of tool calls in another form than their own. Clients send all of these.
-Texts are moved and joined; none is lost.
+message, two messages of one role in a row, tool calls beside others or beside text, results of tools, ids of calls in
+another form than their own. Clients send all of these. Texts are moved and joined; none is lost.
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Any
 
 import msgspec
 
-Message = dict[str, Any]
-Render = Callable[[Sequence[Message]], str | None]
-"""Renders messages; None if the template refuses or fails."""
+from tercet.frontend.model.message_form import Message, Render, text_of
 
 _FIRST, _SECOND, _THIRD = "tercet-first", "tercet-second", "tercet-third"
+_SHORT_ID, _OTHER_ID, _LONG_ID = "a1b2c3d4e", "f5g6h7i8j", "call_0123456789abcdefghijklmn"
+_USER: Message = {"role": "user", "content": "x"}
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
 """The form of Mistral's ids, which every template accepts."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -39,12 +38,24 @@ class MessageShape(msgspec.Struct, frozen=True, kw_only=True):
     """The same for messages of the role "developer", which are system messages to templates that do not know it."""
     alternates: bool = False
     """Two user messages in a row are refused."""
+    one_call: bool = False
+    """A message has one call at the most, and its result follows."""
+    calls_alone: bool = False
+    """Calls beside text are left out."""
+    results: str = "tool"
+    """Role of results of tools: "user" if the template has none."""
     short_call_ids: bool = False
     """Ids of tool calls have nine letters and digits."""
 
     def apply(self, messages: Sequence[Message]) -> list[Message]:
         """Convert messages to a sequence that the template accepts. An accepted sequence is returned as it is."""
         shaped = [*messages]
+        if self.calls_alone:
+            shaped = [part for message in shaped for part in _without_text(message)]
+        if self.one_call:
+            shaped = list(_one_by_one(shaped))
+        if self.results != "tool":
+            shaped = [_as_user(message) if message["role"] == "tool" else message for message in shaped]
         if self.system is not SystemPlace.ANYWHERE or self.developer is not SystemPlace.ANYWHERE:
             shaped = self._with_one_system(shaped)
         if self.alternates:
@@ -83,6 +94,9 @@ def find_shape(render: Render, *, knows_developer: bool) -> MessageShape:
         system=system,
         developer=_system_place(render, "developer") if knows_developer else system,
         alternates=_refuses_neighbors(render),
+        one_call=_renders_call(render, _SHORT_ID) and not _renders_calls(render) and _renders_calls(render, apart=True),
+        calls_alone=_loses_call_beside_text(render),
+        results="tool" if _renders_call(render, _SHORT_ID) or _renders_call(render, _LONG_ID) else "user",
         short_call_ids=_needs_short_ids(render),
     )
 
@@ -114,18 +128,82 @@ def _renders(render: Render, messages: Sequence[tuple[str, str]]) -> bool:
 
 def _needs_short_ids(render: Render) -> bool:
     """Return whether a template renders a call and its result with a short id and refuses them with a long one."""
-    return _renders_call(render, "a1b2c3d4e") and not _renders_call(render, "call_0123456789abcdefghijklmn")
+    return _renders_call(render, _SHORT_ID) and not _renders_call(render, _LONG_ID)
 
 
 def _renders_call(render: Render, call_id: str) -> bool:
-    call = {"id": call_id, "type": "function", "function": {"name": "probe", "arguments": {}}}
-    messages: list[Message] = [
-        {"role": "user", "content": "x"},
-        {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": _FIRST, "name": "probe", "tool_call_id": call_id},
+    return _renders_texts(render, [_USER, _calling(call_id), _result(call_id, _FIRST)], _FIRST)
+
+
+def _renders_calls(render: Render, *, apart: bool = False) -> bool:
+    """Return whether a template renders two calls and their results, together or one by one."""
+    messages = [_USER, _calling(_SHORT_ID, _OTHER_ID), _result(_SHORT_ID, "x"), _result(_OTHER_ID, "x")]
+    return _renders_texts(render, list(_one_by_one(messages)) if apart else messages, _SHORT_ID[::-1], _OTHER_ID[::-1])
+
+
+def _loses_call_beside_text(render: Render) -> bool:
+    """Return whether a template leaves out a call that has text beside it, and renders both apart."""
+    call, result = _calling(_SHORT_ID), _result(_SHORT_ID, "x")
+    beside = {**call, "content": _FIRST}
+    if not _renders_texts(render, [_USER, call, result], _SHORT_ID[::-1]):
+        return False
+    if _renders_texts(render, [_USER, beside, result], _SHORT_ID[::-1]):
+        return False
+    return _renders_texts(render, [_USER, *_without_text(beside), result], _FIRST, _SHORT_ID[::-1])
+
+
+def _renders_texts(render: Render, messages: Sequence[Message], *texts: str) -> bool:
+    rendered = render(messages)
+    return rendered is not None and all(text in rendered for text in texts)
+
+
+def _calling(*call_ids: str) -> Message:
+    """Return a message with calls; the argument of each is its id in reverse."""
+    functions = [{"name": "probe", "arguments": {"text": call_id[::-1]}} for call_id in call_ids]
+    calls = [
+        {"id": call_id, "type": "function", "function": each} for call_id, each in zip(call_ids, functions, strict=True)
     ]
-    text = render(messages)
-    return text is not None and _FIRST in text
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def _result(call_id: str, text: str) -> Message:
+    return {"role": "tool", "content": text, "name": "probe", "tool_call_id": call_id}
+
+
+def _without_text(message: Message) -> list[Message]:
+    """Move the text beside calls into a message of its own. Reasoning stays with the text, which follows it."""
+    if not message.get("tool_calls") or not text_of(message):
+        return [message]
+    kept = {"role", "tool_calls"}
+    text = {key: value for key, value in message.items() if key != "tool_calls"}
+    return [text, {key: value for key, value in message.items() if key in kept} | {"content": ""}]
+
+
+def _one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
+    """Generate messages with one call each, followed by its result. Text and reasoning stay with the first call."""
+    place = 0
+    while place < len(messages):
+        message = messages[place]
+        place += 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            yield message
+            continue
+        results: list[Message] = []
+        while place < len(messages) and messages[place]["role"] == "tool":
+            results.append(messages[place])
+            place += 1
+        for number, call in enumerate(calls):
+            first = message if number == 0 else {"role": "assistant", "content": ""}
+            yield {**first, "tool_calls": [call]}
+            yield from (result for result in results if result["tool_call_id"] == call["id"])
+        known = {call["id"] for call in calls}
+        yield from (result for result in results if result["tool_call_id"] not in known)
+
+
+def _as_user(message: Message) -> Message:
+    """Return the result of a tool as a message of the user."""
+    return {"role": "user", "content": f"Result of {message['name']}:\n{text_of(message) or ''}"}
 
 
 def _alternating(messages: Sequence[Message]) -> list[Message]:
@@ -142,13 +220,8 @@ def _alternating(messages: Sequence[Message]) -> list[Message]:
 
 def _joined(messages: Sequence[Message]) -> Message:
     """Return the first message with the texts of all, between blank lines."""
-    texts = [text for text in map(_text_of, messages) if text]
+    texts = [text for text in map(text_of, messages) if text]
     return {**messages[0], "content": "\n\n".join(texts)}
-
-
-def _text_of(message: Message) -> str:
-    content = message.get("content") or ""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
 
 
 def _with_short_ids(message: Message) -> Message:

@@ -3,10 +3,11 @@
 Most read the variable `tools`. Some read a field of the system message: GLM-4 of 2024 a list, Phi-4-mini its JSON text.
 """
 
-import json
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any
+
+from tercet.frontend.json_number import json_text
 
 Message = dict[str, Any]
 
@@ -52,7 +53,5 @@ def place_tools(messages: list[Message], tools: list[Message] | None, place: Too
         messages = [{"role": "system", "content": ""}, *messages]
     if place is ToolPlace.WITH_SYSTEM:
         return messages
-    value = (
-        tools if place is ToolPlace.MESSAGE else json.dumps([tool["function"] for tool in tools], ensure_ascii=False)
-    )
+    value = tools if place is ToolPlace.MESSAGE else json_text([tool["function"] for tool in tools], ensure_ascii=False)
     return [{**messages[0], "tools": value}, *messages[1:]]

@@ -23,8 +23,8 @@ _OTHER_WEIGHTS = {
     (".engine", ".plan"): "holds a TensorRT engine: serve the model that it was built from",
     (".tflite", ".litertlm", ".task", ".mlmodel", ".pte"): "holds a model for phones: serve the one it was made from",
 }
-"""Reasons by the suffixes of weights. GGUF is not among them, see `_GGUF`."""
-_GGUF = "holds GGUF weights, which are not read: take the model that they were made from, in safetensors"
+"""Reasons by the suffixes of weights."""
+_WEIGHTS = (".safetensors", ".gguf")
 
 
 def model_fault(names: Collection[str], *, weights: bool = True) -> str:
@@ -35,7 +35,7 @@ def model_fault(names: Collection[str], *, weights: bool = True) -> str:
     tops = {name for name in names if "/" not in name}
     if "config.json" not in tops:
         return _without_config(names, tops)
-    if not weights or any(name.endswith(".safetensors") and name != "adapter_model.safetensors" for name in tops):
+    if not weights or any(name.endswith(_WEIGHTS) and name != "adapter_model.safetensors" for name in tops):
         return ""
     return weights_fault(names)
 
@@ -90,8 +90,6 @@ def _other_contents(names: Collection[str], tops: Collection[str]) -> str:
 
 
 def _other_weights(names: Collection[str]) -> str:
-    if any(name.endswith(".gguf") for name in names):
-        return _GGUF
     for suffixes, fault in _OTHER_WEIGHTS.items():
         if any(name.endswith(suffixes) for name in names):
             return fault
@@ -143,8 +141,6 @@ def _files(directory: Path, depth: int, left: list[int]) -> Iterator[Path]:
 
 def file_as_model(path: Path) -> str:
     """Return why a file is no model, and what to do."""
-    if path.suffix == ".gguf":
-        return "is a GGUF file, which is not read: take the model that it was made from, in safetensors"
     if path.suffix in (".zip", ".gz", ".tgz", ".tar", ".zst", ".xz", ".7z"):
         return "is an archive: unpack it and name the directory"
     if path.suffix in (".safetensors", ".json", ".model", ".jinja"):

@@ -8,6 +8,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 _MOST_PIECES = 1 << 21
@@ -78,6 +79,7 @@ class _Field(NamedTuple):
         return ((self.integer & 0xFFFFFFFF) ^ 0x80000000) - 0x80000000
 
 
+@lru_cache(maxsize=1)
 def read_sentencepiece(content: bytes) -> SentencePieceModel:
     """Return the model in a file. Raises ValueError for any other file."""
     pieces: list[Piece] = []
@@ -99,6 +101,9 @@ def read_sentencepiece(content: bytes) -> SentencePieceModel:
     return SentencePieceModel(pieces=tuple(pieces), algorithm=Algorithm(algorithm), **settings)
 
 
+_KINDS = frozenset(int(kind) for kind in PieceKind)
+
+
 def _piece(content: bytes, place: int) -> Piece:
     text, score, kind = "", 0.0, 1
     for field in _fields(content):
@@ -108,7 +113,7 @@ def _piece(content: bytes, place: int) -> Piece:
             (score,) = struct.unpack("<f", field.integer.to_bytes(4, "little"))
         elif field.number == 3:
             kind = field.integer
-    if not text or not math.isfinite(score) or kind not in list(PieceKind):
+    if not text or not math.isfinite(score) or kind not in _KINDS:
         raise ValueError(f"piece {place} has no text, no score or an unknown type")
     return Piece(text, score, PieceKind(kind))
 
@@ -167,6 +172,8 @@ def _fields(content: bytes) -> Iterator[_Field]:
 
 def _varint(content: bytes, place: int) -> tuple[int, int]:
     """Return an integer and the place behind it."""
+    if place < len(content) and content[place] < 0x80:  # most are one byte
+        return content[place], place + 1
     value = 0
     for count, byte in enumerate(content[place : place + _MOST_VARINT]):
         value |= (byte & 0x7F) << (7 * count)

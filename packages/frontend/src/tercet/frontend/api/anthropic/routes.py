@@ -125,7 +125,7 @@ def _chat_options(body: Prompted, options: GenerationOptions) -> ChatOptions:
         else ToolChoice(),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         constraint=JsonSchema(schema=schema, param="output_config.format.schema") if schema is not None else None,
-        reasoning_effort=config.effort if config else None,
+        reasoning_effort=_effort(body),
         # In this API the effort concerns the whole response, and Claude Code always sends it.
         effort_needs_reasoning=False,
         # In this API a model reasons only on request.
@@ -134,6 +134,13 @@ def _chat_options(body: Prompted, options: GenerationOptions) -> ChatOptions:
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )
+
+
+def _effort(body: Prompted) -> str | None:
+    """Return the reasoning effort. Reasoning that is disabled by name is off for models that always reason, too."""
+    if body.thinking is not None and body.thinking.type == "disabled":
+        return "none"
+    return body.output_config.effort if body.output_config else None
 
 
 async def _changes(plan: ChatPlan, writer: MessageWriter, generation: Generation) -> AsyncIterator[list[Change]]:

@@ -32,10 +32,14 @@ Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 """OpenAI allows four. Editors with code completion send twenty, code benchmarks six."""
 
 
+_NAMED_KEYS = 4
+"""Wrong keys that an error names."""
+
+
 def _check_keys(bias: dict[str, float]) -> dict[str, float]:
-    for key in bias:
-        if not key.isascii() or not key.isdecimal() or len(key) > 10:
-            raise ValueError(f"keys must be token ids, not {key[:64]!r}")
+    wrong = [repr(key[:64]) for key in bias if not key.isascii() or not key.isdecimal() or len(key) > 10]
+    if wrong:
+        raise ValueError(f"keys must be token ids, not {', '.join(wrong[:_NAMED_KEYS])}")
     return bias
 
 

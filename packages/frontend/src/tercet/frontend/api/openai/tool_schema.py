@@ -218,3 +218,10 @@ class ToolFields(Strict):
 def _choice_among(calls: Calls, tools: Sequence[NamedTool | NamedCustomTool]) -> ToolChoice:
     customs = frozenset(each.name for each in tools if isinstance(each, NamedCustomTool))
     return ToolChoice(calls, frozenset(each.name for each in tools), customs)
+
+
+def functions_param(param: str) -> str:
+    """Return the name of a parameter of tools in a request with the older functions."""
+    return (
+        param.replace("tools", "functions", 1).replace(".function.", ".", 1).replace("tool_choice", "function_call", 1)
+    )

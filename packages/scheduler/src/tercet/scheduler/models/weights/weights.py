@@ -1,4 +1,4 @@
-"""The weight loader: safetensors files, memory-mapped, copied directly into the fused parameters."""
+"""The weight loader: safetensors or GGUF files, memory-mapped, copied directly into the fused parameters."""
 
 import logging
 from collections import Counter
@@ -93,6 +93,8 @@ def load_weights(
     fitting = _fitting(model, directory)
     files, embedding = fitting.files, fitting.targets[_EMBEDDING].memory
     tally = LoadProgress(progress, files)
+    if any(path.suffix == ".gguf" for path in files):
+        keep_mapped = False  # their tensors are copies, and all of them together would be a model in float32
     mapped_targets = _mapped_targets(model, fitting.stored) if keep_mapped else {}
     fill(files, fitting.targets, tally, mapped_targets=mapped_targets, later=fitting.quantized)
     ExpertNames.of(fitting.stored).deinterleave(model)

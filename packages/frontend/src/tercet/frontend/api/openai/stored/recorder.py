@@ -4,12 +4,18 @@ import logging
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from starlette.requests import Request
+
 from tercet.frontend.api.generation_response import FinishedChoice, ResponseWriter
+from tercet.frontend.api.openai.chat_schema import ChatRequest
 from tercet.frontend.api.openai.stored.chunk_merger import ChunkMerger
+from tercet.frontend.api.openai.stored.record import request_record, stored_messages
 from tercet.frontend.api.openai.stored.store import StoredChat, StoredChats
+from tercet.frontend.chat.planner import ChatPlan
 from tercet.frontend.database import StoreError
 from tercet.frontend.errors import ServerError
-from tercet.frontend.http.loop_turns import Steps
+from tercet.frontend.http.auth import caller_of
+from tercet.frontend.http.loop_turns import Steps, turns_of
 from tercet.frontend.json_number import dump_json
 from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState
 
@@ -30,22 +36,17 @@ class ChatResponseWriter(ResponseWriter, Protocol):
 
 
 class ChatRecorder:
-    """Writer that passes everything on to another writer and keeps a copy of the completion.
-
-    `request_fields` are fields of the request that the stored completion repeats.
-    """
+    """Writer that passes everything on to another writer and keeps a copy of the completion."""
 
     def __init__(
-        self,
-        writer: ChatResponseWriter,
-        request_fields: Mapping[str, Any],
-        messages: list[dict[str, Any]],
-        metadata: Mapping[str, str],
+        self, writer: ChatResponseWriter, store: StoredChats, request: Request, body: ChatRequest, plan: ChatPlan
     ) -> None:
         self._writer = writer
-        self._request_fields = request_fields
-        self._messages = messages
-        self._metadata = metadata
+        self._store = store
+        self._request = request
+        self._request_fields = request_record(body, plan, request)
+        self._messages = stored_messages(body)
+        self._metadata = body.metadata or {}
         self._chunks = ChunkMerger()
         self._body = b""
 
@@ -66,8 +67,13 @@ class ChatRecorder:
         self._body = yield from self._writer.full_response(generation, choices)
         return self._body
 
-    async def save(self, store: StoredChats, owner: str, generation: Generation) -> None:
-        """Store the finished completion. Raises ServerError."""
+    async def save(self, generation: Generation) -> None:
+        """Store the finished completion. Raises ServerError.
+
+        Its log-probabilities may be long, so they are copied in a turn of the event loop.
+        """
+        owner = caller_of(self._request).owner
+        await turns_of(self._request).turn(owner)
         body = self._body or self._chunks.completion(self._writer.usage(generation))
         head = self._writer.head
         chat = StoredChat(
@@ -79,7 +85,7 @@ class ChatRecorder:
             messages=[dump_json(message) for message in self._messages],
         )
         try:
-            await store.save(owner, chat)
+            await self._store.save(owner, chat)
         except StoreError as error:
             logger.error("response store failed: completion=%s error=%s", chat.id, error)
             raise ServerError(str(error)) from error

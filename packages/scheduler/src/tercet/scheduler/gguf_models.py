@@ -1,0 +1,45 @@
+"""Models in GGUF files, as directories that all other code reads: a file, a directory with one, or one of a hub."""
+
+import re
+from pathlib import Path
+
+from tercet.scheduler.gguf.gguf_directory import SUFFIX, find_gguf, gguf_directory
+from tercet.scheduler.gguf.gguf_file import GGUFError, split_parts
+from tercet.scheduler.model_files import HUB_TIMEOUT, ModelError, resolve_model
+
+_HUB_FILE = re.compile(
+    rf"(?:hf:)?(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*):(?P<file>[\w./ -]+{re.escape(SUFFIX)})"
+)
+
+
+def resolve_any_model(name: str) -> Path:
+    """Return the directory of a model in GGUF or in safetensors; see `resolve_model`. Raise ModelError."""
+    try:
+        on_hub = None if Path(name).exists() else _HUB_FILE.fullmatch(name)
+        path = _download(on_hub["repository"], on_hub["file"]) if on_hub else Path(name).expanduser()
+        found = find_gguf(path) if name else None
+        return resolve_model(name) if found is None else gguf_directory(found)
+    except GGUFError as error:
+        raise ModelError(str(error)) from None
+
+
+def served_name(name: str, directory: Path) -> str:
+    """Return the name of a model in requests: that of its directory or GGUF file, or the one it has on a hub."""
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == SUFFIX:
+        return split_parts(path)[0].stem
+    if path.is_dir():
+        return directory.name if (path / "config.json").exists() else path.resolve().name
+    return name
+
+
+def _download(repository: str, file: str) -> Path:
+    """Return the path of a file of a hub's repository, after downloading it with its other parts. Raise ModelError."""
+    from huggingface_hub import hf_hub_download
+
+    path = Path(file)
+    try:
+        found = [Path(hf_hub_download(repository, str(part), etag_timeout=HUB_TIMEOUT)) for part in split_parts(path)]
+    except Exception as error:  # each transport that the hub library has used has its own exception tree
+        raise ModelError(f"{file} of {repository} cannot be downloaded ({type(error).__name__})") from error
+    return found[0]
