@@ -56,6 +56,26 @@ def test_tools_need_no_system_message_of_the_client(source: str) -> None:
     assert "get_weather" not in TemplateManager(source, {}).render(ChatPrompt(messages=[USER]))
 
 
+OBSERVING = """\
+[gMASK]<sop>{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for message in messages %}
+{%- if message.role == 'user' %}<|user|>
+{{ message.content }}{% elif message.role == 'assistant' and not message.get('metadata') %}<|assistant|>
+{{ message.content }}{% elif message.role == 'observation' %}<|observation|>
+{{ message.content }}{% endif %}{% endfor %}<|assistant|>"""
+"""zai-org/GLM-4-9B-0414: results of tools have a role of their own, and calls are content."""
+
+
+def test_a_tool_loop_has_the_calls_and_the_role_of_results_of_the_template() -> None:
+    call = {"id": "call_1", "type": "function", "function": {"name": "get_weather", "arguments": {"city": "Oslo"}}}
+    messages: list[dict[str, Any]] = [
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "get_weather", "tool_call_id": "call_1", "content": "Rain"},
+    ]
+    text = TemplateManager(OBSERVING, {}).render(ChatPrompt(messages=messages, tools=TOOLS))
+    assert text.endswith('<|assistant|>\nget_weather\n{"city": "Oslo"}<|observation|>\nRain<|assistant|>')
+
+
 def test_phis_tools_are_json_text() -> None:
     text = TemplateManager(PHI, {}).render(ChatPrompt(messages=[USER], tools=TOOLS), lambda part: f"[{part}]")
     listed = json.loads(text.partition("<|tool|>")[2].partition("<|/tool|>")[0])

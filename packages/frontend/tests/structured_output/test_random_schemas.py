@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
+import jsonschema_rs
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
@@ -17,7 +18,7 @@ MOST = 400
 NUMBERS = [0, 1, 5, 10, -1, -5, 0.5, -0.5, 5.5, -5.5, 4.99, 100, 1e-7, 1e3, -0.0, 12.25]
 NAMES = ["a", "b", "c d", 'q"']
 PATTERNS = ["^[a-c]+$", "x", "^.{2}$", r"^\d{1,3}$", "^[^[]$", "(ab|c)$"]
-FORMATS = ["date", "time", "date-time", "ipv4", "uuid", "int64", "color"]
+FORMATS = ["date", "date-time", "ipv4", "uuid", "int64", "color"]
 
 
 class Maker:
@@ -53,7 +54,7 @@ class Maker:
         return schema
 
     def constant(self) -> dict[str, Any]:
-        values = [None, True, "a", 'q"\n', 0, -1.5, 2**60, [1, "x"], {"a": 1e-7}, 1e300]
+        values = [None, True, "a", 'q"\n', 0, -1.5, 2**60, [1, "x"], {"a": 1e-7}]
         if self._chance.random() < 0.5:
             return {"const": self._chance.choice(values)}
         return {"enum": self._chance.sample(values, 3), **self._chance.choice([{}, {"type": ["number", "string"]}])}
@@ -135,3 +136,19 @@ def test_every_complete_walk_is_an_instance(seed: int) -> None:
                 assert validator.is_valid(json.loads(said)), (said, json.dumps(schema), text)
                 complete += 1
     assert complete > 40
+
+
+@pytest.mark.parametrize(
+    "name", ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"]
+)
+@pytest.mark.parametrize("beside", [{}, {"pattern": "^[^;]+$", "allOf": [{"minLength": 2}]}])
+def test_every_string_of_a_format_is_of_that_format(name: str, beside: dict[str, Any]) -> None:
+    chance, complete = random.Random(1), 0
+    schema = {"type": "string", "format": name, **beside}
+    matcher = LLMatcher(BYTES, LLMatcher.grammar_from_json_schema(schema_text(schema, "schema")), log_level=0)
+    validator = jsonschema_rs.Draft202012Validator(schema, validate_formats=True)
+    for _ in range(30):
+        if (said := walk(matcher.deep_copy(), chance)) is not None:
+            assert validator.is_valid(json.loads(said)), said
+            complete += 1
+    assert complete > 5

@@ -21,6 +21,8 @@ _ANSWER: Message = {"role": "assistant", "content": "x"}
 _FILLERS = ("", "OK.")
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
 """The form of Mistral's ids, which every template accepts."""
+_RESULT_ROLES = ("tool", "observation", "environment", "ipython", "tool_response", "tool_result", "function")
+"""Names of the role of results in templates, in order of preference. OLMo 3 and GLM-4-0414 have their own."""
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -49,7 +51,7 @@ class MessageShape(msgspec.Struct, frozen=True, kw_only=True):
     calls_alone: bool = False
     """Calls beside text are left out."""
     results: str = "tool"
-    """Role of results of tools: "user" if the template has none."""
+    """Role of results of tools, by the template's name for it; "user" if the template has none."""
     short_call_ids: bool = False
     """Ids of tool calls have nine letters and digits."""
 
@@ -61,7 +63,7 @@ class MessageShape(msgspec.Struct, frozen=True, kw_only=True):
         if self.one_call:
             shaped = list(_one_by_one(shaped))
         if self.results != "tool":
-            shaped = [_as_user(message) if message["role"] == "tool" else message for message in shaped]
+            shaped = [_as_result(message, self.results) if message["role"] == "tool" else message for message in shaped]
         if self.system is not SystemPlace.ANYWHERE or self.developer is not SystemPlace.ANYWHERE:
             shaped = self._with_one_system(shaped)
         if self.alternates:
@@ -119,7 +121,7 @@ def find_shape(render: Render, *, knows_developer: bool) -> MessageShape:
         alternates=_refuses_neighbors(render),
         one_call=_renders_call(render, _SHORT_ID) and not _renders_calls(render) and _renders_calls(render, apart=True),
         calls_alone=_loses_call_beside_text(render),
-        results="tool" if _renders_call(render, _SHORT_ID) or _renders_call(render, _LONG_ID) else "user",
+        results=next((role for role in _RESULT_ROLES if _renders_result(render, role)), "user"),
         short_call_ids=_needs_short_ids(render),
     )
 
@@ -161,6 +163,11 @@ def _needs_short_ids(render: Render) -> bool:
 
 def _renders_call(render: Render, call_id: str) -> bool:
     return _renders_texts(render, [_USER, _calling(call_id), _result(call_id, _FIRST)], _FIRST)
+
+
+def _renders_result(render: Render, role: str) -> bool:
+    results = ({**_result(call_id, _FIRST), "role": role} for call_id in (_SHORT_ID, _LONG_ID))
+    return any(_renders_texts(render, [_USER, _calling(each["tool_call_id"]), each], _FIRST) for each in results)
 
 
 def _renders_calls(render: Render, *, apart: bool = False) -> bool:
@@ -229,8 +236,10 @@ def _one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
         yield from (result for result in results if result["tool_call_id"] not in known)
 
 
-def _as_user(message: Message) -> Message:
-    """Return the result of a tool as a message of the user."""
+def _as_result(message: Message, role: str) -> Message:
+    """Return the result of a tool in another role. The user says which tool it is of."""
+    if role != "user":
+        return {**message, "role": role}
     return {"role": "user", "content": f"Result of {message['name']}:\n{text_of(message) or ''}"}
 
 

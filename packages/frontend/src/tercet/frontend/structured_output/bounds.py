@@ -22,6 +22,7 @@ _LONG = 10**18
 """A bound from here on needs one on the other side, too."""
 _STEP = 10**-12
 """Distance of an inclusive bound from the exclusive bound that it replaces, as a part of that."""
+_PLAIN = (1e-40, 1e15)
 _SMALLEST = Fraction(1, 10**60)
 """Smallest distance from 0. llguidance nests a group for each zero after the point, and fails at some hundred."""
 KEYWORDS = frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"})
@@ -44,6 +45,8 @@ def rewritten_bounds(schema: Mapping[str, Any]) -> dict[str, int | float]:
 
     Raises BoundsError if it can enforce none within them, ValueError for a bound that is not a number.
     """
+    if all(map(_is_plain, (schema[each] for each in KEYWORDS if each in schema))):
+        return _plain_bounds(schema)
     least, most = _bound(schema, "minimum", "exclusiveMinimum"), _upper(schema)
     if least is None and most is None:
         return {}
@@ -55,6 +58,39 @@ def rewritten_bounds(schema: Mapping[str, Any]) -> dict[str, int | float]:
     if most is not None:
         found["maximum"] = -_inside(most.mirrored(), -least.value if least else None)
     return _with_both_ends(found)
+
+
+def _is_plain(value: object) -> bool:
+    """Return whether a number is a double of a common size, for which floats suffice."""
+    if type(value) is not float and type(value) is not int:
+        return False
+    return value == 0 or _PLAIN[0] <= abs(value) <= _PLAIN[1]
+
+
+def _plain_bounds(schema: Mapping[str, Any]) -> dict[str, int | float]:
+    """Return the bounds of a schema whose bounds are plain. Shortest digits are in the order of their doubles."""
+    found: dict[str, int | float] = {}
+    sides = (("minimum", "exclusiveMinimum", 1), ("maximum", "exclusiveMaximum", -1))
+    given = [
+        [(sign * schema[name], place) for place, name in enumerate((inclusive, exclusive)) if name in schema]
+        for inclusive, exclusive, sign in sides
+    ]
+    low, high = (max(each, default=None) for each in given)
+    whole = _is_whole(schema.get("type"))
+    for (inclusive, _, sign), mine, other in zip(sides, (low, high), (high, low), strict=True):
+        if mine is None:
+            continue
+        value, exclusive = mine
+        if whole:
+            value = math.floor(value) + 1 if exclusive else math.ceil(value)
+        elif exclusive:
+            step = _STEP * (abs(value) or 1)
+            room = math.inf if other is None else -other[0] - value
+            value = max(value + (min(step, room / 4) if room > 0 else step), math.nextafter(value, math.inf))
+        found[inclusive] = sign * value
+    if whole and len(found) == len(sides) and found["minimum"] > found["maximum"]:
+        raise BoundsError("allow no whole number")
+    return found
 
 
 def _upper(schema: Mapping[str, Any]) -> _Bound | None:

@@ -28,6 +28,7 @@ _DOT = r"[^\n\r\x{2028}\x{2029}]"
 _CONTROLS = {"n": 0x0A, "r": 0x0D, "t": 0x09, "f": 0x0C, "v": 0x0B, "0": 0x00}
 _QUANTIFIER = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\})\??")
 _GROUP = re.compile(r"\((?:\?:|\?P?<(?![=!])[^>]*>|(?P<flags>\?[a-zA-Z]*(?:-[a-zA-Z]+)?[:)])|(?P<other>\?)?)")
+_PLAIN = re.compile(r"[A-Za-z0-9]+")
 _PROPERTY = re.compile(r"\\[pP]\{\^?[A-Za-z0-9_=]+\}")
 _ESCAPE = re.compile(
     r"\\(?:u\{(?P<code>[0-9a-fA-F]+)\}|u(?P<high>[dD][89abAB][0-9a-fA-F]{2})\\u(?P<low>[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -122,6 +123,9 @@ class _Reader:
             return self._class()
         if sign == "\\":
             return self._escape_outside()
+        if found := _PLAIN.match(self._pattern, self._at):
+            self._at = found.end()
+            return found[0]
         self._at += 1
         return _DOT if sign == "." else _literal(ord(sign))
 

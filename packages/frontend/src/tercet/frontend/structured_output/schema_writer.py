@@ -25,13 +25,27 @@ _UNENFORCED = frozenset(
     | {"dependentRequired", "dependentSchemas", "dependencies", "unevaluatedProperties", "unevaluatedItems"}
     | {"$dynamicRef", "$recursiveRef"}
 )
-_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+_FORMATS = frozenset({"date", "duration", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+_DAY_OF_30 = r"(?:0[1-9]|[12][0-9]|30)"
+_DAY = rf"(?:(?:0[13578]|1[02])-(?:{_DAY_OF_30}|31)|(?:0[469]|11)-{_DAY_OF_30}|02-(?:0[1-9]|1[0-9]|2[0-8]))"
+_LEAP_DAY = r"(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)-02-29"
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,9})?(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
+_LOCAL = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,20}"
+_LABEL = r"[A-Za-z0-9]{1,30}(?:-[A-Za-z0-9]{1,30})?"
+_FORMAT_PATTERNS = {
+    "time": f"^{_TIME}$",
+    "date-time": f"^(?:[0-9]{{4}}-{_DAY}|{_LEAP_DAY})T{_TIME}$",
+    "email": rf"^{_LOCAL}(?:\.{_LOCAL}){{0,2}}@{_LABEL}(?:\.{_LABEL}){{0,3}}$",
+}
+"""Formats that llguidance reads too widely: it allows second 60 in every minute, and 65 characters before an @."""
 _OTHER_FORMATS = frozenset(
     {"idn-email", "idn-hostname", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer"}
     | {"relative-json-pointer", "regex"}
 )
 """Formats of the standard that are not enforced. Any others are annotations."""
 _COUNTS = frozenset({"minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"})
+_SAFE = 2**53
+"""Largest whole number of which every smaller one is a double."""
 _MOST_COUNT = 1_000_000_000
 """Upper bounds from here on hold for every answer."""
 _EMPTY: tuple[object, ...] = ({}, [], True)
@@ -84,7 +98,7 @@ class SchemaWriter:
         result: Schema = {}
         for keyword in schema:
             if keyword in self._keywords:
-                result |= self._keywords[keyword](schema, keyword, path)
+                _add(result, self._keywords[keyword](schema, keyword, path))
             elif keyword == "additionalProperties":
                 result[keyword] = self._schema(schema[keyword], f"{path}.{keyword}")
             elif keyword in {"type", "required"}:
@@ -175,6 +189,9 @@ class SchemaWriter:
         name = schema["format"]
         if not isinstance(name, str) or not _may_be(schema, "string"):
             return {}
+        if name in _FORMAT_PATTERNS:
+            pattern = {"pattern": _FORMAT_PATTERNS[name]}
+            return {"allOf": [pattern]} if "pattern" in schema else pattern
         if name in _FORMATS:
             return {"format": name}
         if name in _OTHER_FORMATS or (self._strict and not _is_extension(name)):
@@ -219,6 +236,14 @@ class SchemaWriter:
         if values and not kept:
             return self._refuse(f"The '{keyword}' at '{path}' cannot be enforced: its numbers have too many digits.")
         return {keyword: kept if keyword == "enum" else kept[0]}
+
+
+def _add(result: Schema, more: Schema) -> None:
+    """Add keywords to a schema. A format beside a pattern is a schema of `allOf`."""
+    every = [*result.get("allOf", []), *more.get("allOf", [])] if isinstance(more.get("allOf"), list) else None
+    result |= more
+    if every is not None:
+        result["allOf"] = every
 
 
 def _is_extension(word: str) -> bool:
@@ -268,6 +293,6 @@ def _numbers(value: object) -> Iterator[int | float]:
 
 def _is_exact(number: float) -> bool:
     """Return whether the shortest digits of the nearest double, which llguidance writes, are this number."""
-    if isinstance(number, JsonNumber):
-        return False
-    return exact_number(number) == exact_number(float(number))
+    if isinstance(number, float):
+        return not isinstance(number, JsonNumber)
+    return -_SAFE <= number <= _SAFE or exact_number(number) == exact_number(float(number))

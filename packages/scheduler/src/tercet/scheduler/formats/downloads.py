@@ -5,8 +5,9 @@ HEAD = 512
 _SHOWN = 80
 _LFS = b"version https://git-lfs.github.com/spec/", b"version https://hawser.github.com/spec/", b"# xet version"
 _PAGE = b"<!doctype html", b"<html", b"<?xml"
+_GGUF = b"GGUF"
 _FORMATS = {
-    b"GGUF": "a GGUF file",
+    _GGUF: "a GGUF file",
     b"PK\x03\x04": "a zip archive, which PyTorch's pickled weights are, too",
     b"\x1f\x8b": "a gzip archive",
     b"\x28\xb5\x2f\xfd": "a zstd archive",
@@ -31,7 +32,7 @@ def download_fault(head: bytes, size: int, suffix: str) -> str:
     if head.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith(_PAGE):
         return "is a web page, saved in place of the file: download the file itself"
     for magic, kind in _FORMATS.items():
-        if head.startswith(magic):
+        if head.startswith(magic) and not (magic == _GGUF and suffix == ".gguf"):
             return f"is {kind}, whatever its name says"
     if suffix in (".safetensors", ".json") and (message := _message(head, size, suffix)):
         return f"holds a message instead of the file, {message!r}: download it again"
