@@ -1,8 +1,8 @@
 """Calls as a model writes them, for histories and instructions in prompts."""
 
-import json
 from collections.abc import Iterable, Mapping
 
+from tercet.frontend.json_number import json_text
 from tercet.frontend.parsers.port import Style, ToolFraming
 
 _WORDS = {True: "True", False: "False", None: "None"}
@@ -53,4 +53,4 @@ def _literal(value: object) -> str:
 
 
 def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
+    return json_text(value, ensure_ascii=False)
