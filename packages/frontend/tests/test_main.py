@@ -349,7 +349,14 @@ def test_sigterm_lets_a_lost_request_be_redispatched_and_finish(peers: Peers) ->
 @pytest.mark.parametrize(
     "wrong",
     [
-        *("--listen=nonsense", "--host=256.0.0.1", "--api-key-file=/nowhere", "--recovery-timeout=soon", "--nonsense"),
+        *(
+            "--listen=nonsense",
+            "--host=256.0.0.1",
+            "--api-key-file=/nowhere",
+            "--chat-template=/nowhere",
+            "--recovery-timeout=soon",
+            "--nonsense",
+        ),
         *("--response-store=/proc", "--response-store-days=-1", "--lora=haiku"),
         *("--sibling=../frontend-1", "--sibling=frontend-1"),
     ],

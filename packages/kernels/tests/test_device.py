@@ -52,6 +52,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
     monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: volta)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (9 << 30, 16 << 30))
     monkeypatch.setattr("torch.cuda.get_arch_list", lambda: ["sm_75", "sm_80"])
     monkeypatch.setattr(device, "_compute", lambda _: None)
     return monkeypatch
@@ -68,6 +69,12 @@ def raising(error: Exception) -> object:
 def test_a_gpu_that_computes_is_taken() -> None:
     assert missing_gpu() == ""
     assert default_device() == torch.device("cuda")
+    assert describe_machine()["gpu 0"] == "Tesla V100, sm70, 16 GiB, 9 GiB free"
+
+
+@pytest.mark.usefixtures("cuda")
+def test_a_gpu_that_cannot_be_asked_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.mem_get_info", raising(RuntimeError("CUDA error: busy")))
     assert describe_machine()["gpu 0"] == "Tesla V100, sm70, 16 GiB"
 
 

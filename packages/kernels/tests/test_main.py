@@ -51,6 +51,13 @@ def test_check_passes_here_and_names_everything(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.skipif(bool(missing_library()), reason=missing_library())
+def test_describe_checks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["describe"]) == 0
+    names = [line[:14].strip() for line in capsys.readouterr().out.splitlines()]
+    assert names[:3] == ["torch", "processor", "cpu features"]
+    assert names[-1] == "native kernels"
+
+
 def test_check_tells_which_native_kernels_run(capsys: pytest.CaptureFixture[str]) -> None:
     main(["check"])
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("native kernels")]

@@ -345,7 +345,7 @@ def test_a_bad_model_ends_the_process_with_one_line(start: Start, tmp_path: Path
     process = start(tmp_path)
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
-    assert errors.splitlines() == [f"tercet-scheduler: {tmp_path / 'config.json'} does not exist"]
+    assert errors.splitlines() == [f"tercet-scheduler: {tmp_path} is empty"]
 
 
 class SilenceMeter(threading.Thread):

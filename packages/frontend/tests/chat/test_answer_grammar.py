@@ -9,7 +9,7 @@ from tercet.frontend.constraints import Choice, Constraint, Ebnf, JsonSchema, Re
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.parsers.port import ReasoningFraming, ToolSpec
 from tercet.frontend.parsers.registry import reasoning_format, tool_format
-from tercet.protocol.messages.values import Grammar, GrammarKind
+from tercet.protocol.messages.values import Grammar, GrammarKind, ThinkingBudget
 
 SCHEMA = JsonSchema(
     schema={
@@ -93,11 +93,23 @@ def test_a_budget_ends_reasoning_and_leaves_the_answer_free(opened: bool) -> Non
     assert not accepts(none, f"{begin}1</think>Hello")
 
 
-def test_a_budget_holds_where_the_end_is_no_token() -> None:
-    framing = ReasoningFraming(begin="<reason>", end="</reason>")
-    grammar = grammar_of(Thinking(framing=framing, opened=True, budget=2), None, SCHEMA)
-    assert accepts(grammar, '12345678</reason>{"a": 1}')
-    assert not accepts(grammar, '123456789</reason>{"a": 1}')
+REASON = ReasoningFraming(begin="<reason>", end="</reason>")
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_budget_is_counted_by_schedulers_where_the_end_is_no_token(opened: bool) -> None:
+    begin = "" if opened else "<reason>"
+    budget = ThinkingBudget(2, "</reason>", begin)
+    free = grammar_of(Thinking(framing=REASON, opened=opened, budget=2))
+    assert free.thinking == budget
+    assert accepts(free, f"{begin}123<tool_call>456</reason>Hello <tool_call>")
+    constrained = grammar_of(Thinking(framing=REASON, opened=opened, budget=2), None, SCHEMA)
+    assert constrained.thinking == budget
+    assert accepts(constrained, f'{begin}</reason>{{"a": 1}}')
+    assert accepts(constrained, f'{begin}a <b </re <tool_call> c</reason>{{"a": 1}}')
+    assert not accepts(constrained, f'{begin}a</reason>b</reason>{{"a": 1}}')
+    assert not accepts(constrained, f'{begin}a</reason>b<tool_call></reason>{{"a": 1}}')
+    assert grammar_of(Thinking(framing=REASON, opened=opened), None, SCHEMA).thinking is None
 
 
 def test_harmony_answers_in_its_final_channel() -> None:

@@ -49,7 +49,7 @@ def without_ids(said: ParsedMessage) -> ParsedMessage:
 
 
 @pytest.mark.parametrize("transcript", TRANSCRIPTS, ids=lambda transcript: transcript.title)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(cuts=st.lists(st.integers(0, 10_000), max_size=30))
 def test_streamed_is_what_the_whole_is(transcript: Transcript, cuts: list[int]) -> None:
     """Check every notation's golden transcripts."""
@@ -65,6 +65,21 @@ def test_streamed_is_what_the_whole_is(transcript: Transcript, cuts: list[int]) 
         (call.name, call.arguments) for call in transcript.found.calls
     ]
     assert all(call.id for call in streamed.calls)
+
+
+@pytest.mark.parametrize(
+    ("finish", "text"),
+    [
+        (FinishReason(FinishType.LENGTH), "Right."),
+        (FinishReason(FinishType.ABORT), "Right."),
+        (FinishReason(FinishType.STOP, "ther"), "Right."),
+        (STOP, 'Right.\n<tool_call>\n{"name": "get_wea'),
+    ],
+)
+def test_a_call_that_the_model_did_not_end_is_no_content(finish: FinishReason, text: str) -> None:
+    reader = OutputParser(make_parser(ParserNames(None, "hermes")))
+    events = reader.read(update('Right.\n<tool_call>\n{"name": "get_wea')) + reader.read(update("", finish))
+    assert merge_events(events) == ParsedMessage(text)
 
 
 @settings(deadline=None)

@@ -1,12 +1,12 @@
 """Template variables for options of reasoning."""
 
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
 from tercet.frontend.api.openai.chat_schema import ChatRequest
 from tercet.frontend.chat.chat_request import ChatOptions
-from tercet.frontend.chat.template_variables import template_variables
+from tercet.frontend.chat.template_variables import needs_no_reasoning, template_variables
 from tercet.frontend.errors import UnsupportedParameterError
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -37,10 +37,53 @@ def test_a_model_that_always_reasons_takes_any_effort(effort: str) -> None:
     assert template_variables(turn(effort), {"messages"}, reasons=True) == {}
 
 
-def test_a_model_that_always_reasons_cannot_be_told_not_to() -> None:
-    with pytest.raises(UnsupportedParameterError, match="always reasons") as refused:
-        template_variables(turn("none"), {"messages"}, reasons=True)
-    assert refused.value.param == "reasoning_effort"
+OFF: list[dict[str, Any]] = [
+    {"reasoning_effort": "none"},
+    {"reasoning_effort": "none", "thinking": False},
+    {"template_kwargs": {"enable_thinking": False}},
+    {"template_kwargs": {"thinking": False}},
+    {"template_kwargs": {"reasoning_effort": "none"}},
+    {"template_kwargs": {"thinking": False}, "reasoning_effort": "high"},
+]
+ON: list[dict[str, Any]] = [
+    {},
+    {"reasoning_effort": "low"},
+    {"thinking": False},
+    {"template_kwargs": {"enable_thinking": True}},
+    {"template_kwargs": {"enable_thinking": "no"}},
+    {"template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"},
+]
+
+
+@pytest.mark.parametrize(("options", "off"), [*((each, True) for each in OFF), *((each, False) for each in ON)])
+def test_reasoning_is_off_by_every_name(options: dict[str, Any], off: bool) -> None:
+    asked = ChatOptions(messages=[], **options)
+    assert needs_no_reasoning(asked, frozenset()) is off
+    assert template_variables(asked, frozenset(), reasons=True) == {}
+    for name in ("enable_thinking", "thinking", "reasoning_effort"):
+        assert not needs_no_reasoning(asked, {name})
+
+
+@pytest.mark.parametrize("name", ["enable_thinking", "thinking"])
+@pytest.mark.parametrize("options", OFF[:4] + OFF[5:])
+def test_any_name_of_the_switch_sets_the_name_that_is_read(name: str, options: dict[str, Any]) -> None:
+    assert template_variables(ChatOptions(messages=[], **options), {name}, reasons=True) == {name: False}
+
+
+def test_the_word_none_is_left_out_beside_a_switch() -> None:
+    read = {"enable_thinking", "reasoning_effort"}
+    assert template_variables(turn("none"), read, reasons=True) == {"enable_thinking": False}
+    both = {"enable_thinking": True, "reasoning_effort": "low"}
+    assert template_variables(turn("low"), read, reasons=True) == both
+
+
+def test_variables_that_the_template_reads_keep_any_value() -> None:
+    kwargs = {"preserve_thinking": {"turns": [1, None, 2.5]}, "thinking_budget": 2**70, "reasoning_effort": ["x"]}
+    asked = ChatOptions(messages=[], template_kwargs=kwargs)
+    assert template_variables(asked, set(kwargs), reasons=True) == kwargs
+    assert template_variables(asked, {"preserve_thinking"}, reasons=True) == {
+        "preserve_thinking": kwargs["preserve_thinking"]
+    }
 
 
 @pytest.mark.parametrize("effort", EFFORTS[1:])

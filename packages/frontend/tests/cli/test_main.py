@@ -181,6 +181,7 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name(
         (["--frontend.max-body-bytes", "0"], "--max-body-bytes"),
         (["--frontend.tokenizer-threads", "0"], "--tokenizer-threads"),
         (["--frontend.recovery-timeout", "nan"], "--recovery-timeout"),
+        (["--chat-template", "/nowhere/mine.jinja"], "--chat-template /nowhere/mine.jinja: No such file or directory"),
         (["--frontend.api-key-file", "/nowhere/keys"], "--api-key-file /nowhere/keys: No such file or directory"),
         (["--served-model-name", ""], "--served-model-name must be printable"),
         (["--served-model-name", "caf\udce9"], "--served-model-name must be printable"),

@@ -140,7 +140,7 @@ async def test_a_default_length_is_bounded_by_the_limit_of_logprobs(
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 9000}]}, "messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "<|im_end|>" * 900}]}, "messages"),
         ("/v1/completions", {"prompt": "a" * 9000}, "prompt"),
-        ("/v1/completions", {"prompt": ["fine", "a" * 9000]}, "prompt"),
+        ("/v1/completions", {"prompt": ["fine", "a" * 9000]}, "prompt[1]"),
         ("/v1/responses", {"input": "a" * 9000}, "input"),
         ("/generate", {"text": "a" * 9000}, "text"),
     ],

@@ -1,12 +1,15 @@
 """Templates of the Hub render correctly and have no access beyond that."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.model.chat_template import TemplateManager
+from tercet.frontend.model.chat_template import TemplateManager, operator_template
 from tercet.frontend.model.prompts import ChatPrompt
 
 CHATML = (
@@ -47,7 +50,12 @@ def test_text_is_one_part_where_the_template_wants_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "role"), [("{{ messages[0].role }}", "system"), ("{# developer #}{{ messages[0].role }}", "developer")]
+    ("source", "role"),
+    [
+        ("{{ messages[0].role }}", "system"),
+        ("{% if messages[0].role == 'developer' %}D{% else %}{{ messages[0].role }}{% endif %}", "D"),
+        ("{# developer #}{{ messages[0].role }}", "system"),
+    ],
 )
 def test_a_developer_is_the_system_unless_the_template_knows_developers(source: str, role: str) -> None:
     assert render(source, ("developer", "x")) == role
@@ -138,6 +146,20 @@ def test_allowed_variables_reach_the_template() -> None:
     assert "enable_thinking" in TemplateManager(source, {}).variables
 
 
+@pytest.mark.parametrize(
+    ("source", "settable"),
+    [
+        ("{{ a }}{# b #}c {{ 'd' }}{{ messages[0].e }}{{ bos_token }}{{ namespace() }}", {"a"}),
+        ("{% set a = a | default(1) %}{% for b in c %}{{ b }}{% endfor %}", {"a", "c"}),
+        ("{% if a %}{% set b = 1 %}{% endif %}{{ b }}", {"a"}),
+        ("{% if a %}{% set b = 1 %}{% endif %}{% if b is defined %}{{ b }}{% endif %}", {"a", "b"}),
+        ("{% macro f(x) %}{{ x }}{{ y }}{% endmacro %}{{ f(1) }}{{ tools }}{{ documents }}", {"y", "documents"}),
+    ],
+)
+def test_variables_are_names_that_the_template_reads_before_it_sets_them(source: str, settable: set[str]) -> None:
+    assert TemplateManager(source, {"bos_token": "<s>"}).variables == settable
+
+
 def test_variables_are_a_clients_text() -> None:
     source = "{{ reasoning_effort }}{{ thinking_budget + 1 }}{% if enable_thinking is true %}!{% endif %}"
     chat = prompt(("user", "a"), kwargs={"reasoning_effort": "low", "thinking_budget": 7, "enable_thinking": True})
@@ -202,3 +224,82 @@ def test_the_template_for_tools_may_be_a_file_of_its_own() -> None:
     chat = [{"role": "user", "content": "x"}]
     assert template.render(ChatPrompt(messages=chat)) == "plain"
     assert template.render(ChatPrompt(messages=chat, tools=[{"type": "function"}])) == "1 tools"
+
+
+CHAT = [{"role": "user", "content": "x"}]
+LISTED = [{"name": "default", "template": "listed"}, {"name": "rag", "template": "rag of tokenizer_config"}]
+
+
+def render_files(
+    files: dict[str, bytes], name: str | None = None, *, tools: bool = False, override: str | None = None
+) -> str:
+    template = TemplateManager.from_files(files, override)
+    assert template is not None
+    kwargs = {} if name is None else {"chat_template": name}
+    return template.render(ChatPrompt(messages=CHAT, tools=[{"type": "function"}] if tools else None, kwargs=kwargs))
+
+
+def test_further_templates_are_chosen_by_name() -> None:
+    files = {
+        "tokenizer_config.json": json.dumps({"chat_template": LISTED}).encode(),
+        "additional_chat_templates/tool_use.jinja": b"for tools",
+        "additional_chat_templates/short.jinja": b"short {{ messages | length }}",
+    }
+    assert [render_files(files, name) for name in (None, "default", "rag")] == [
+        "listed",
+        "listed",
+        "rag of tokenizer_config",
+    ]
+    assert [render_files(files, name) for name in ("short", "tool_use")] == ["short 1", "for tools"]
+    assert [render_files(files, name, tools=True) for name in (None, "default", "short")] == [
+        "for tools",
+        "listed",
+        "short 1",
+    ]
+    files |= {"chat_template.jinja": b"file", "additional_chat_templates/rag.jinja": b"rag of a file"}
+    assert [render_files(files, name) for name in (None, "rag")] == ["file", "rag of a file"]
+    with pytest.raises(BadRequestError, match="has no chat template 'RAG', only default, rag") as caught:
+        render_files(files, "RAG")
+    assert caught.value.param == "chat_template_kwargs.chat_template"
+
+
+def test_named_templates_are_those_of_transformers(tmp_path: Path) -> None:
+    saved = PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.WordLevel({"x": 0}, unk_token="x")))
+    saved.chat_template = {"default": "plain", "tool_use": "for tools", "rag": "with documents"}
+    for number, save_jinja_files in enumerate((True, False)):
+        directory = tmp_path / str(number)
+        saved.save_pretrained(directory, save_jinja_files=save_jinja_files)
+        names = [path.relative_to(directory) for path in directory.rglob("*") if path.suffix in (".jinja", ".json")]
+        files = {str(name): (directory / name).read_bytes() for name in names}
+        loaded = PreTrainedTokenizerFast.from_pretrained(directory)
+        for name in (None, "default", "tool_use", "rag"):
+            assert render_files(files, name) == loaded.apply_chat_template(CHAT, chat_template=name, tokenize=False)
+        assert render_files(files, tools=True) == loaded.apply_chat_template(CHAT, tools=[{}], tokenize=False)
+
+
+def test_a_template_in_chat_template_json_is_read() -> None:
+    files = {"chat_template.json": json.dumps({"chat_template": "b"}).encode()}
+    assert render_files(files) == "b"
+    assert TemplateManager.from_files({"tokenizer_config.json": b'{"chat_template": [3, {"name": "a"}]}'}) is None
+
+
+def test_an_operators_template_takes_the_place_of_all() -> None:
+    files = {"chat_template.jinja": b"plain", "additional_chat_templates/tool_use.jinja": b"for tools"}
+    assert [render_files(files, tools=tools, override="mine") for tools in (False, True)] == ["mine", "mine"]
+    assert render_files({"special_tokens_map.json": b'{"bos_token": "<s>"}'}, override="{{ bos_token }}") == "<s>"
+
+
+def test_an_operators_template_is_read_or_refused_in_one_line(tmp_path: Path) -> None:
+    assert operator_template(None) is None
+    path = tmp_path / "mine.jinja"
+    path.write_text("{{ messages[0].content }}")
+    assert operator_template(path) == "{{ messages[0].content }}"
+    for content, fault in ((b"{% if %}", "does not parse"), (b"\xff", "not UTF-8"), (b"{% x %}\n", "does not parse")):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=fault) as caught:
+            operator_template(path)
+        assert str(caught.value).startswith(f"--chat-template {path}: ")
+        assert "\n" not in str(caught.value)
+    for place in (tmp_path, tmp_path / "none", Path("/dev/zero")):
+        with pytest.raises(ValueError, match=f"--chat-template {place}: "):
+            operator_template(place)

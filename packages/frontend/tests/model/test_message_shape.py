@@ -5,37 +5,21 @@ from typing import Any
 
 import pytest
 
+from packages.frontend.tests.model.template_shapes import (
+    CALL_NOTATION_IN_TEXT,
+    CALL_WITHOUT_TEXT,
+    IGNORES_LATER,
+    MISTRAL,
+    NO_SYSTEM,
+    ONE_CALL,
+    PLAIN,
+    SYSTEM_ALTERNATING,
+    SYSTEM_FIRST,
+)
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.model.chat_template import TemplateManager
 from tercet.frontend.model.message_shape import short_id
 from tercet.frontend.model.prompts import ChatPrompt
-
-PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-SYSTEM_FIRST = (
-    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
-    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
-    "<{{ m.role }}>{{ m.content }}{% endfor %}"
-)
-"""The rule of Qwen 3.5."""
-NO_SYSTEM = (
-    "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
-    "<{{ m.role }}>{{ m.content }}{% endfor %}"
-)
-"""The rules of Gemma 2."""
-IGNORES_LATER = (
-    "{% if messages[0].role in ('system', 'developer') %}<developer>{{ messages[0].content }}"
-    "{% set rest = messages[1:] %}{% else %}{% set rest = messages %}{% endif %}"
-    "{% for m in rest %}{% if m.role in ('user', 'assistant') %}<{{ m.role }}>{{ m.content }}{% endif %}{% endfor %}"
-)
-"""gpt-oss renders instructions at the beginning only."""
-SYSTEM_ALTERNATING = (
-    "{% if messages[0].role == 'system' %}[{{ messages[0].content }}]{% set messages = messages[1:] %}{% endif %}"
-    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate') }}{% endif %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-)
-"""Llama 2 has a system message and alternates."""
 
 
 def render(source: str, *messages: tuple[str, Any]) -> str:
@@ -82,8 +66,24 @@ def test_neighbors_of_one_role_are_joined_where_roles_alternate() -> None:
 
 
 def test_a_refusal_that_no_conversion_avoids_is_reported() -> None:
-    with pytest.raises(BadRequestError, match="roles must alternate"):
-        render(SYSTEM_ALTERNATING, ("assistant", "a"), ("user", "b"))
+    with pytest.raises(BadRequestError, match="no b"):
+        render("{% if messages[-1].content == 'b' %}{{ raise_exception('no b') }}{% endif %}" + PLAIN, ("user", "b"))
+
+
+def test_an_answer_at_the_beginning_follows_an_empty_turn_of_the_user() -> None:
+    assert render(SYSTEM_ALTERNATING, ("assistant", "a"), ("user", "b")) == "<user><assistant>a<user>b"
+    late = (("system", "s"), ("assistant", "a"), ("user", "b"))
+    assert render(SYSTEM_ALTERNATING, *late) == "[s]<user><assistant>a<user>b"
+    assert render(PLAIN, ("assistant", "a")) == "<assistant>a"
+
+
+@pytest.mark.parametrize("filler", ["", "OK."])
+def test_a_user_message_follows_results_after_an_answer(filler: str) -> None:
+    wanted = "(m.content or raise_exception('empty'))" if filler else "true"
+    source = MISTRAL.replace("m.content or true", wanted)
+    messages = [*loop(1), {"role": "user", "content": "and?"}]
+    text = TemplateManager(source, {}).render(ChatPrompt(messages=messages))
+    assert text.endswith(f"[TOOL]r1{filler}</s>[INST]and?")
 
 
 def test_a_template_that_refuses_everything_gets_the_messages_as_they_are() -> None:
@@ -114,3 +114,49 @@ def test_the_longest_chat_is_joined_in_one_pass(role: str) -> None:
     text = render(SYSTEM_ALTERNATING if role == "user" else SYSTEM_FIRST, *turns, ("user", "end"))
     assert text.count("x" * 1000) == 16_384
     assert text.count(f"<{role}>") == 1
+
+
+def call(number: int) -> dict[str, Any]:
+    return {"id": f"c{number}", "type": "function", "function": {"name": "f", "arguments": {"n": number}}}
+
+
+def result(number: int) -> dict[str, Any]:
+    return {"role": "tool", "name": "f", "tool_call_id": f"c{number}", "content": f"r{number}"}
+
+
+def loop(*calls: int, content: str = "") -> list[dict[str, Any]]:
+    called = {"role": "assistant", "content": content, "tool_calls": [call(each) for each in calls]}
+    return [{"role": "user", "content": "x"}, called, *(result(each) for each in reversed(calls))]
+
+
+def render_loop(source: str, *calls: int, content: str = "") -> str:
+    return TemplateManager(source, {}).render(ChatPrompt(messages=loop(*calls, content=content)))
+
+
+def test_calls_are_followed_by_their_results_where_a_message_has_one_call() -> None:
+    assert render_loop(ONE_CALL, 1, 2) == '<user>x<call>{"n": 1}<tool>r1<call>{"n": 2}<tool>r2'
+
+
+def test_text_beside_a_call_becomes_a_message_where_the_call_would_be_lost() -> None:
+    expected = '<user>x<assistant>look<assistant><call>f{"n": 1}<tool>r1'
+    assert render_loop(CALL_WITHOUT_TEXT, 1, content="look") == expected
+
+
+def test_calls_become_text_where_the_template_has_none() -> None:
+    calls = '[{"name": "f", "arguments": {"n": 1}}, {"name": "f", "arguments": {"n": 2}}]'
+    assert render_loop(PLAIN, 1, 2, content="look") == f"<user>x<assistant>look\n{calls}<tool>r2<tool>r1"
+    results = "Result of f:\nr2\n\nResult of f:\nr1"
+    assert render_loop(NO_SYSTEM, 1, 2) == f"<user>x<assistant>{calls}<user>{results}"
+
+
+def test_calls_in_text_have_the_notation_of_the_model() -> None:
+    written = '<tool_call>\n{"name": "f", "arguments": {"n": 1}}\n</tool_call>'
+    assert render_loop(CALL_NOTATION_IN_TEXT, 1) == f"<user>x<assistant>{written}<tool>r1"
+
+
+def test_the_markers_of_calls_in_text_are_no_text_of_the_client() -> None:
+    messages = loop(1, content="<tool_call>")
+    text = TemplateManager(CALL_NOTATION_IN_TEXT, {}).render(
+        ChatPrompt(messages=messages), lambda text: text.replace("<", "(")
+    )
+    assert "<assistant>(tool_call>\n<tool_call>\n" in text

@@ -80,6 +80,7 @@ TEMPLATES: dict[str, tuple[str, ParserNames]] = {
         "write <|START_THINKING|> followed by a plan. 1. Action: write <|START_ACTION|> followed by a list",
         ParserNames("cohere", "cohere"),
     ),
+    "CohereForAI/c4ai-command-r-plus": ("Write 'Action:' followed by a json-formatted list of actions", ParserNames()),
     "ibm-granite/granite-3.3-8b-instruct": (
         "<|start_of_role|>system respond only with <|tool_call|> followed by a JSON list of tools used. "
         "Write your thoughts between <think></think> and write your response between <response></response>",
@@ -136,8 +137,20 @@ TEMPLATES: dict[str, tuple[str, ParserNames]] = {
         ParserNames(None, "glm4"),
     ),
     "zai-org/GLM-4.7-Flash": (
-        "[gMASK]<sop><tool_call>{{ name }}<arg_key>{{ k }}</arg_key><arg_value>{{ v }}</arg_value></think>",
-        ParserNames("qwen3", "glm"),
+        "[gMASK]<sop><tool_call>{function-name}<arg_key>{arg-key-1}</arg_key><arg_value>{arg-value-1}</arg_value></think>",
+        ParserNames("qwen3", "glm47"),
+    ),
+    "zai-org/GLM-4.7": (
+        "<tool_call>{function-name}<arg_key>{arg-key-1}</arg_key> </think>",
+        ParserNames("qwen3", "glm47"),
+    ),
+    "LiquidAI/LFM2.5-1.2B-Instruct": (
+        "<|im_start|>system List of tools: [{{ tool }}] {%- if '</think>' in content -%}",
+        ParserNames("qwen3", "lfm2"),
+    ),
+    "vLLM's template for microsoft/Phi-4-mini-instruct": (
+        'a single JSON list formatted as functools[{"name": [function name]}]',
+        ParserNames(None, "phi4_mini"),
     ),
     "HuggingFaceTB/SmolLM3-3B": (
         "<tool_call>{\"name\": <function-name>}</tool_call> {{ '<think>\\n\\n</think>\\n' }}",

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packages.frontend.tests.parsers.transcripts import read
+from tercet.frontend.parsers.call_writer import example_call, write_calls
 from tercet.frontend.parsers.events import ToolArgumentsDelta, ToolCallStart
 from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
 from tercet.frontend.parsers.registry import TOOL_FORMATS, tool_format, tool_parser
@@ -56,7 +57,7 @@ def spec(name: str, arguments: Arguments) -> ToolSpec:
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(calls=calls_of, cut=st.integers(1, 30))
 def test_written_calls_are_read(name: str, calls: list[tuple[str, Arguments]], cut: int) -> None:
     form = tool_format(name)
@@ -68,6 +69,19 @@ def test_written_calls_are_read(name: str, calls: list[tuple[str, Arguments]], c
         (tool, arguments, True) for tool, arguments in calls
     ]
     assert found.text == ""
+
+
+@pytest.mark.parametrize("name", TOOL_FORMATS)
+def test_calls_of_a_history_are_written_as_the_model_does(name: str) -> None:
+    form = tool_format(name)
+    arguments: Arguments = {"path": 'a "b"\n\ue000', "on": True, "limit": None, "tags": ["x", {"k": [1, False, None]}]}
+    calls: list[tuple[str, Arguments]] = [("save", arguments), ("now", {})]
+    parser = tool_parser(form, [spec(tool, each) for tool, each in calls])
+    found = read(parser, [write_calls(form.framing, calls)])
+    assert [(call.name, json.loads(call.arguments)) for call in found.calls] == calls
+    if form.framing.style is Style.JSON:
+        assert write_calls(form.framing, calls) == write(form.framing, calls)
+    assert "save" in example_call(form.framing, "save")
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)

@@ -22,7 +22,7 @@ def test_a_transcript_character_by_character(transcript: Transcript) -> None:
 
 
 @each
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(data=st.data())
 def test_a_transcript_in_any_pieces(transcript: Transcript, data: st.DataObject) -> None:
     places = st.sets(st.integers(0, len(transcript.output)), max_size=12)

@@ -12,6 +12,12 @@ from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS, Pa
 
 ALL = [ParserNames(tools=name) for name in TOOL_FORMATS] + [ParserNames(reasoning=name) for name in REASONING_FORMATS]
 ALL += [ParserNames("qwen3", "hermes"), ParserNames("kimi_k2", "kimi_k2")]
+KINDS = [ParserNames(tools=name) for name in ("generic", "llama3_json", "mistral", "hermes", "apertus", "kimi_k2")]
+KINDS += [ParserNames(tools=name) for name in ("gpt_oss", "glm4", "glm", "qwen3_coder", "minimax_m2", "gemma4")]
+KINDS += [ParserNames(tools=name) for name in ("llama_pythonic", "olmo3")]
+KINDS += [ParserNames(reasoning=name) for name in ("qwen3", "granite", "gpt_oss")]
+KINDS += [ParserNames("kimi_k2", "kimi_k2")]
+"""One notation for each reader."""
 every = pytest.mark.parametrize("names", ALL, ids=str)
 
 MARKERS = [
@@ -43,16 +49,18 @@ PIECES += [
     "function",
     "null",
 ]
+ANSWER_TAGS = ("<answer>", "<response>", "<|START_RESPONSE|>")
 soups = st.lists(st.sampled_from(MARKERS + PIECES), max_size=24).map("".join)
 
 
 @every
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(soup=soups)
 def test_any_soup_reads_the_same_in_any_pieces(names: ParserNames, soup: str) -> None:
     found = read(parser_of(names), [soup])
     assert read(parser_of(names), list(soup)) == found
-    if not found.calls and not found.reasoning and "gpt_oss" not in (names.tools, names.reasoning):
+    bare = not any(tag in soup for tag in ANSWER_TAGS)
+    if bare and not found.calls and not found.reasoning and "gpt_oss" not in (names.tools, names.reasoning):
         assert found.text.lstrip("\n") == without_empty_reasoning(names, soup).lstrip("\n")
 
 
@@ -100,7 +108,9 @@ def hostile(size: int) -> list[str]:
         "<function=save>\n<parameter=count>\n", "<tool_call>save<arg_key>count</arg_key><arg_value>",
         "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
         "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{", "<|start|>",
-        "<|channel|>analysis<|message|>", "<think>", "\n", " ", "\\", '"', "a",
+        '<minimax:tool_call><invoke name="now"><parameter name="', "<|tool_call>call:now{a:[", "now\n", "</response>",
+        '<|tools_prefix|>[{"', "<function_calls>now(a=", "<|channel|>analysis<|message|>", "<think>", "\n", " ",
+        "\\", '"', "a",
     ]  # fmt: skip
     return [unit * (size // len(unit)) for unit in units]
 
@@ -111,7 +121,7 @@ def seconds(names: ParserNames, text: str, step: int) -> float:
     return time.process_time() - begin
 
 
-@every
+@pytest.mark.parametrize("names", KINDS, ids=str)
 def test_hostile_text_takes_linear_time(names: ParserNames) -> None:
     small, large = 2_000, 16_000
     for short, long in zip(hostile(small), hostile(large), strict=True):

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from tercet.frontend.errors import ModelNotFoundError, UnavailableError
+from tercet.frontend.model.prompts import ChatPrompt
 from tercet.frontend.model.served_model import ModelFiles, SamplingDefaults
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.peers import SchedulerPeer, WeightLineage
@@ -170,6 +171,19 @@ async def test_equal_files_are_read_once(registry: ModelRegistry, files: dict[st
     assert registry.get("tiny") is first
     registry.forget("s")
     assert registry.peers == {"t"}
+
+
+async def test_an_operators_template_is_that_of_every_model(files: dict[str, bytes], limits: ModelLimits) -> None:
+    chat = ChatPrompt(messages=[{"role": "user", "content": "hi"}])
+    served = []
+    with ThreadPoolExecutor(1) as pool:
+        for template in (None, "mine", "yours"):
+            registry = ModelRegistry(pool, chat_template=template)
+            await registry.load("s", message(files), frames(files))
+            registry.update([peer(limits)], WeightLineage())
+            served.append(registry.get("tiny"))
+            assert (await served[-1].render_end(chat) == template) == (template is not None)
+    assert len({model.fingerprint for model in served}) == 3
 
 
 async def test_damaged_and_useless_files_are_not_used(registry: ModelRegistry, files: dict[str, bytes]) -> None:

@@ -48,7 +48,7 @@ async def test_rule_15_statuses(engine_of: EngineOf, http_of: HttpOf) -> None:
         http = http_of(served)
         check_error(await http.get("/nowhere"), 404, None)
         check_error(await http.get("/v1/nowhere"), 404, None)
-        check_error(await http.get(CHAT), 405, "method_not_allowed")
+        check_error(await http.get("/v1/completions"), 405, "method_not_allowed")
         check_error(await http.post(CHAT, json={**BODY, "model": "other"}), 404, "model_not_found")
         check_error(await http.post(CHAT, json={**BODY, "user": "x" * 2000}), 413, "request_too_large")
         check_error(await http.post(CHAT, content=b"model=tiny"), 415, "unsupported_media_type")

@@ -18,13 +18,24 @@ STRICT: dict[str, Any] = {
 }
 UNSUPPORTED = [
     "not if then else uniqueItems contains minContains maxContains propertyNames dependentRequired dependentSchemas "
-    "dependencies unevaluatedProperties unevaluatedItems $dynamicRef $recursiveRef nullable x-guidance rhymes"
+    "dependencies unevaluatedProperties unevaluatedItems $dynamicRef $recursiveRef"
 ]
+
+EFFECTIVE: dict[str, Any] = {"uniqueItems": True, "if": {"type": "string"}, "minContains": 2, "maxContains": 2}
+EFFECTIVE |= {"not": {}, "contains": {}, "unevaluatedProperties": False, "unevaluatedItems": False, "then": False}
+EFFECTIVE |= {"else": False}
+BESIDE: dict[str, Any] = {"if": {"then": False}, "then": {"if": {}}, "else": {"if": {}}}
+BESIDE |= {"minContains": {"contains": {}}, "maxContains": {"contains": {}}}
+
+
+def written(schema: Any, *, strict: bool = False) -> str:
+    check_schema(schema, "schema", strict=strict)
+    return schema_text(schema, "schema", strict=strict)
 
 
 def refusal(schema: Any, *, strict: bool = False) -> BadRequestError:
     with pytest.raises(BadRequestError) as error:
-        check_schema(schema, "schema", strict=strict)
+        written(schema, strict=strict)
     assert error.value.param == "schema"
     return error.value
 
@@ -36,17 +47,18 @@ def refusal(schema: Any, *, strict: bool = False) -> BadRequestError:
         (lambda inner: inner, "schema"),
         (lambda inner: {"properties": {"not": inner}}, "schema.properties.not"),
         (lambda inner: {"patternProperties": {"^a": inner}}, "schema.patternProperties.^a"),
-        (lambda inner: {"$defs": {"unused": inner}}, "schema.$defs.unused"),
-        (lambda inner: {"definitions": {"unused": inner}}, "schema.definitions.unused"),
+        (lambda inner: {"$defs": {"b c": inner}, "$ref": "#/$defs/b%20c"}, "schema.$defs.b c"),
+        (lambda inner: {"items": {"$ref": "#/x/0"}, "x": [inner]}, "schema.x[0]"),
         (lambda inner: {"anyOf": [{}, {"items": inner}]}, "schema.anyOf[1].items"),
         (lambda inner: {"items": [inner]}, "schema.items[0]"),
         (lambda inner: {"additionalProperties": inner}, "schema.additionalProperties"),
     ],
 )
 def test_what_cannot_be_enforced_is_named_wherever_it_stands(keyword: str, place: Any, path: str) -> None:
-    error = refusal(place({keyword: {}}))
+    error = refusal(place({keyword: EFFECTIVE.get(keyword, {"a": ["b"]}), **BESIDE.get(keyword, {})}))
     assert isinstance(error, UnsupportedParameterError)
-    assert f"'{keyword}' at '{path}'" in error.message
+    assert f"at '{path}'" in error.message
+    assert f"'{keyword}'" in error.message or keyword in BESIDE
 
 
 @pytest.mark.parametrize(
@@ -61,11 +73,20 @@ def test_what_cannot_be_enforced_is_named_wherever_it_stands(keyword: str, place
         {"$schema": "http://json-schema.org/draft-07/schema#", "$id": "mine", "$comment": "c"},
         {"properties": {"a": {"$ref": "#"}, "b": {"items": {"$ref": "#/properties/b"}}}},
         {"$defs": {"b": {"anyOf": [{"$ref": "#/$defs/b"}, {"type": "null"}]}, "c": {"$ref": "#/$defs/b"}}},
-        {"allOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/b"}], "$defs": {"b": {"$ref": "#/nowhere/0"}}},
+        {
+            "allOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/b"}],
+            "$defs": {"b": {"$ref": "#x"}, "c": {"$anchor": "x"}},
+        },
+        {"$ref": "mine#/$defs/c", "$id": "mine", "$defs": {"c": {"$id": "other"}, "d": {"$ref": "other"}}},
+        {"nullable": True, "readonly": True, "order": 1, "x-guidance": {"lenient": True}, "format": "int64"},
+        {"uniqueItems": False, "then": {}, "else": False, "maxItems": 2.0, "maxLength": 10**12, "not": False},
+        {"type": "string", "uniqueItems": True, "dependencies": {"a": ["b"]}, "unevaluatedProperties": False},
+        {"additionalItems": False, "unevaluatedItems": True, "if": {"const": 1}, "minContains": 2},
     ],
 )
 def test_names_of_properties_data_and_annotations_are_no_keywords(schema: Any) -> None:
     check_schema(schema, "schema", strict=False)
+    schema_text(schema, "schema")
 
 
 @pytest.mark.parametrize(
@@ -74,6 +95,16 @@ def test_names_of_properties_data_and_annotations_are_no_keywords(schema: Any) -
         ({"$ref": "https://example.com/schema"}, "must be local"),
         ({"properties": {"a": {"$ref": "other.json#/a"}}}, "schema.properties.a"),
         ({"type": "string", "format": "iri"}, "'iri'"),
+        ({"$ref": "#/nowhere/0"}, "leads nowhere"),
+        ({"$ref": "#/properties/a", "properties": {}}, "leads nowhere"),
+        ({"items": {"pattern": r"(a)\1"}}, "'schema.items' cannot be enforced: it has a back reference"),
+        ({"patternProperties": {r"\bx": {}}}, "word boundary"),
+        ({"maxItems": 2.5}, "'maxItems' at 'schema'"),
+        ({"minLength": -1}, "'minLength' at 'schema'"),
+        ({"minItems": "2"}, "'minItems' at 'schema'"),
+        ({"items": {"minimum": "2"}}, "'schema.items'"),
+        ({"multipleOf": 0}, "'multipleOf' at 'schema'"),
+        ({"type": "integer", "minimum": 1.2, "maximum": 1.8}, "no whole number"),
         ({"properties": {"a": 5}}, "schema.properties.a"),
         ({"anyOf": ["x"]}, "schema.anyOf[0]"),
         (False, "no answer"),
@@ -96,6 +127,7 @@ def test_other_faults_are_told_with_their_place(schema: Any, words: str) -> None
         ({"anyOf": [{}]}, "'anyOf'"),
         ({"properties": {"a": {"type": ["object", "null"]}, "b": {}}}, "schema.properties.a"),
         ({"$defs": {"c": {"properties": {}}}}, "schema.$defs.c"),
+        ({"nullable": True}, "'nullable' at 'schema'"),
     ],
 )
 def test_strict_schemas_keep_to_openais_rules(change: dict[str, Any], words: str) -> None:
@@ -120,7 +152,7 @@ def test_depth_and_size_are_bounded() -> None:
 
 
 def test_the_schemas_own_order_of_properties_stays() -> None:
-    text = schema_text({"properties": {"z": {}, "a": {}}})
+    text = schema_text({"properties": {"z": {}, "a": {}}}, "schema")
     assert text.index('"z"') < text.index('"a"')
 
 
@@ -147,7 +179,6 @@ trees = st.recursive(
 )
 def test_any_tree_is_taken_or_refused(tree: dict[str, Any], strict: bool) -> None:
     try:
-        check_schema(tree, "schema", strict=strict)
+        assert written(tree, strict=strict)
     except BadRequestError:
         return
-    schema_text(tree)

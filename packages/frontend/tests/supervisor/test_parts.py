@@ -38,6 +38,12 @@ def test_options_become_flags_of_the_part_they_belong_to() -> None:
     assert [part.inherits_listener for part in parts.values()] == [False, False, False, True]
 
 
+def test_a_template_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = ServeConfig(frontend=FrontendOptions(chat_template=Path("mine.jinja")))
+    assert f"--chat-template={tmp_path / 'mine.jinja'}" in local_parts(config, Path("/run/x"))[-1].command
+
+
 @pytest.mark.parametrize(
     ("schedulers", "ranks", "extra", "expected"),
     [

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from tercet.protocol.messages.messages import AbortReq, TokenizedGenerateReqInput
-from tercet.protocol.messages.values import Grammar, GrammarKind, LogprobParams, Resume, pack_ints
+from tercet.protocol.messages.values import Grammar, GrammarKind, LogprobParams, Resume, ThinkingBudget, pack_ints
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 PROMPT = [7, 3, 9]
@@ -59,6 +59,9 @@ def refusal(wanted: TokenizedGenerateReqInput) -> tuple[str, str]:
         ("stop_token_ids", [-1]),
         ("stop_token_ids", [1] * 1025),
         ("grammar", Grammar(GrammarKind.REGEX, "a" * (2**20 + 1))),
+        ("grammar", Grammar(GrammarKind.REGEX, "a", ThinkingBudget(-1, "</think>"))),
+        ("grammar", Grammar(GrammarKind.REGEX, "a", ThinkingBudget(1, ""))),
+        ("grammar", Grammar(GrammarKind.REGEX, "a", ThinkingBudget(1, "x" * 257))),
         ("logit_bias", {50: 1.0}),
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {2**63: 1.0}),

@@ -87,4 +87,4 @@ def test_a_tokenizer_that_cannot_be_used_leaves_a_model_without(
     shutil.copy(resolve_model("embedded") / "tokenizer.json", tmp_path)
     with caplog.at_level(logging.WARNING):
         assert grammar_backend("llguidance", tmp_path, 100, []) is None
-    assert "tokenizer.json error=vocab size too small" in caplog.text
+    assert f"model={tmp_path} error=vocab size too small" in caplog.text

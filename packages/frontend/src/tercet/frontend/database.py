@@ -110,6 +110,30 @@ CREATE TABLE IF NOT EXISTS response_conversations (
     conversation TEXT NOT NULL,
     seen INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS chat_completions (
+    row INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    stored REAL NOT NULL,
+    created INTEGER NOT NULL,
+    model TEXT NOT NULL,
+    metadata BLOB NOT NULL,
+    body BLOB NOT NULL
+) STRICT;
+CREATE INDEX IF NOT EXISTS chat_completions_by_age ON chat_completions (stored);
+CREATE INDEX IF NOT EXISTS chat_completions_by_owner ON chat_completions (owner, created, row, model, stored);
+CREATE TABLE IF NOT EXISTS chat_completion_metadata (
+    completion INTEGER NOT NULL REFERENCES chat_completions ON DELETE CASCADE,
+    key TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (completion, key)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS chat_completion_messages (
+    completion INTEGER NOT NULL REFERENCES chat_completions ON DELETE CASCADE,
+    place INTEGER NOT NULL,
+    data BLOB NOT NULL,
+    PRIMARY KEY (completion, place)
+) STRICT, WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS adapters (
     base TEXT NOT NULL,
     name TEXT NOT NULL,
@@ -128,9 +152,12 @@ SELECT owner FROM (
     UNION ALL SELECT owner, 0 FROM sessions
     UNION ALL SELECT owner, length(prompt_ids) + length(output_ids) FROM turns
     UNION ALL SELECT owner, bytes + length(metadata) FROM conversations
+    UNION ALL SELECT owner, length(metadata) + length(body) FROM chat_completions
+    UNION ALL SELECT owner, length(data) FROM chat_completion_messages
+        JOIN chat_completions ON completion = chat_completions.row
 ) GROUP BY owner ORDER BY sum(bytes) DESC LIMIT 1
 """
-_AGES = {"responses": "created", "sessions": "created", "conversations": "used"}
+_AGES = {"responses": "created", "sessions": "created", "conversations": "used", "chat_completions": "stored"}
 """Tables that are pruned, and the column with the time of creation or last use."""
 _OF_OWNER = " UNION ALL ".join(
     f"SELECT '{table}' AS kind, rowid AS row, {age} AS at FROM {table} WHERE owner = ?1"  # noqa: S608

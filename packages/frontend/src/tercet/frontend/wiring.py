@@ -15,6 +15,7 @@ from tercet.frontend.lora.store import AdaptersInFile
 from tercet.frontend.manager.quota import ApiKeyQuota
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
+from tercet.frontend.model.chat_template import operator_template
 from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import POLICIES
@@ -79,6 +80,7 @@ class Frontend:
                 timeout=serving.recovery_timeout,
                 clock=clock,
                 on_unreadable=self._on_unreadable,
+                chat_template=operator_template(serving.chat_template),
             ),
             RequestTable(link.peer, dispatcher, ApiKeyQuota.of(config.http), clock),
             self._lora,

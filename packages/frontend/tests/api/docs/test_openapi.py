@@ -131,8 +131,16 @@ async def test_every_answer_is_like_its_example(
         await http.post("/generate", json={"text": "hello"}, headers=headers)
         body = {"items": [{"id": "msg_1", "role": "user", "content": "hello"}], "metadata": {"topic": "tea"}}
         said = (await http.post("/v1/conversations", json=body, headers=headers)).json()["id"]
+        body = {
+            **OPERATIONS["POST", "/v1/chat/completions"].example,
+            "model": "tiny",
+            "store": True,
+            "metadata": {"topic": "tea"},
+        }
+        chat = (await http.post("/v1/chat/completions", json=body, headers=headers)).json()["id"]
+        ids = {"response_id": made, "conversation_id": said, "item_id": "msg_1", "completion_id": chat}
         for route in [*(OPERATIONS.keys() - SCORES.keys() - set(later) - set(unloads)), *later]:
-            await ask(http, route, "tiny", response_id=made, conversation_id=said, item_id="msg_1")
+            await ask(http, route, "tiny", **ids)
         for route in unloads:
             await ask(http, ("POST", route[1].replace("unload", "load")), "tiny")
             await ask(http, route, "tiny")
@@ -238,16 +246,16 @@ def test_every_map_of_a_body_has_bounded_entries_and_its_keys_a_form() -> None:
         for where, each in of_type("object", schemas)
         if isinstance(each.get("additionalProperties"), dict)
     }
-    ids, names = {"pattern": "^[0-9]{1,10}$"}, {"maxLength": 512}
+    ids = {"pattern": "^[0-9]{1,10}$"}
     assert {where: (each.get("maxProperties"), each.get("propertyNames")) for where, each in maps.items()} == {
         "ChatRequest.logit_bias": (1024, ids),
         "CompletionRequest.logit_bias": (1024, ids),
         "NativeSampling.logit_bias": (1024, ids),
-        "ChatRequest.metadata": (16, names),
-        "ChatRequest.chat_template_kwargs": (16, names),
+        "ChatRequest.metadata": (16, {"maxLength": 64}),
         "CreateResponse.metadata": (16, {"maxLength": 64}),
         "CreateConversation.metadata": (16, {"maxLength": 64}),
         "UpdateConversation.metadata": (16, {"maxLength": 64}),
+        "UpdateChatCompletion.metadata": (16, {"maxLength": 64}),
     }
     assert all(each["additionalProperties"].keys() & {"maximum", "maxLength", "anyOf"} for each in maps.values())
 

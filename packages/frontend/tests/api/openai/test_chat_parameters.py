@@ -32,6 +32,20 @@ async def test_rule_17_every_documented_parameter_is_known() -> None:
     assert documented <= ChatRequest.model_fields.keys()
 
 
+async def test_a_request_names_one_of_the_models_templates(
+    engine_of: EngineOf, http_of: HttpOf, files: dict[str, bytes]
+) -> None:
+    further = {**files, "additional_chat_templates/short.jinja": b"{{ messages[0].content }}"}
+    async with serving(engine_of(files=further)) as served:
+        for name, status in ((None, 200), ("short", 200), ("{{ 1 }}", 400)):
+            kwargs = {"chat_template_kwargs": {"chat_template": name}} if name else {}
+            answer = await http_of(served).post("/v1/chat/completions", json={**BODY, **kwargs})
+            assert answer.status_code == status
+        assert answer.json()["error"]["param"] == "chat_template_kwargs.chat_template"
+        plain, short = (request.input_ids for request in served.engine.requests())
+    assert len(short) < len(plain)
+
+
 async def test_a_part_may_say_where_a_cached_prefix_ends(engine_of: EngineOf, openai_of: OpenAIOf) -> None:
     part: Any = {"type": "text", "text": "hello", "prompt_cache_breakpoint": {"mode": "explicit"}}
     async with serving(engine_of()) as served:
@@ -79,7 +93,7 @@ async def test_rule_17_parameters_that_change_no_text_are_accepted(engine_of: En
             **BODY,
             user="me",
             metadata={"a": "b"},
-            store=True,
+            store=False,
             service_tier="auto",
             safety_identifier="s",
             prompt_cache_key="k",

@@ -111,7 +111,7 @@ async def test_a_strict_tool_is_a_grammar_even_where_calls_are_free(
         schema["additionalProperties"] = False
         await openai_of(served).chat.completions.create(**{**BODY, "tools": [strict]})
         [request] = served.engine.requests()
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "tools[0].function.parameters")
     assert request.sampling.grammar is not None
     assert "(?s:.*)" in request.sampling.grammar.text
 
@@ -260,4 +260,4 @@ async def test_a_pattern_that_no_grammar_can_hold_is_refused(
     async with serving(model_saying(saying("x"))) as served:
         answer = await http_of(served).post("/v1/chat/completions", json={**BODY, "tools": [tool]})
         assert served.engine.requests() == []
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools[0].function.parameters")

@@ -94,6 +94,14 @@ async def test_a_call_that_is_cut_off_finishes_with_length(model_saying: EngineO
     assert Streamed(chunks).pairs() == pairs(answer.choices[0].message)
 
 
+async def test_a_call_that_is_cut_off_in_its_head_is_no_content(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
+    async with serving(model_saying(saying(f"Right. {CALL}", size=8))) as served:
+        answer = await openai_of(served).chat.completions.create(**{**BODY, "max_tokens": 5})
+        chunks = await stream_of(openai_of(served), max_tokens=5)
+    message = answer.choices[0].message
+    assert (message.content, pairs(message)) == (Streamed(chunks).content, Streamed(chunks).pairs()) == ("Right. ", [])
+
+
 async def test_without_a_call_the_answer_is_text(model_saying: EngineOf, openai_of: OpenAIOf) -> None:
     async with serving(model_saying(saying("Sunny, I guess."))) as served:
         answer = await openai_of(served).chat.completions.create(**BODY)

@@ -16,12 +16,11 @@ from tercet.frontend.api.openai.logprobs import (
     prompt_logprob_steps,
     prompt_logprobs,
     prompt_offsets,
-    without_end,
 )
 from tercet.frontend.http.loop_turns import result_of
 from tercet.frontend.model.token_bytes import TokenBytes
 from tercet.frontend.model.tokenizer import PromptTokenizer
-from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, pack_floats, pack_ints
+from tercet.protocol.messages.values import Logprobs, pack_floats, pack_ints
 
 SCORES = Logprobs(
     pack_floats([math.nan, -math.inf]), 2, pack_ints([1, 2, 3, 4]), pack_floats([-0.5, -math.inf, math.nan, -1.0])
@@ -35,14 +34,6 @@ def test_what_json_cannot_hold_is_a_floor_or_null() -> None:
 def test_parts_follow_one_another() -> None:
     parts = [Logprobs(pack_floats([-0.25])), Logprobs(pack_floats([-0.5, -1.0]))]
     assert [chosen for chosen, _ in entries(parts)] == [-0.25, -0.5, -1.0]
-
-
-def test_the_token_that_ends_an_answer_is_no_part_of_its_text() -> None:
-    assert without_end([1, 2], FinishReason(FinishType.STOP, 2)) == [1]
-    assert without_end([1, 2], FinishReason(FinishType.STOP, "2")) == [1, 2]
-    assert without_end([1, 2], FinishReason(FinishType.LENGTH)) == [1, 2]
-    assert without_end([], FinishReason(FinishType.STOP, 2)) == []
-    assert without_end([1, 2], None) == [1, 2]
 
 
 def test_offsets_count_characters_and_go_on_in_the_next_chunk(tokenizer: Tokenizer) -> None:

@@ -72,12 +72,18 @@ async def test_every_counted_token_has_a_logprob(engine_of: EngineOf, http_of: H
         answer = (await http.post(path, json=body)).json()
         streamed = await http.post(path, json={**body, "stream": True})
         native = (await http.post("/generate", json={"text": "hello", "return_logprob": True})).json()
+        include = ["message.output_text.logprobs"]
+        response = (
+            await http.post("/v1/responses", json={"model": "tiny", "input": "hello", "include": include})
+        ).json()
     [choice] = answer["choices"]
     assert len(scored(choice)) == len(choice["token_ids"]) == answer["usage"]["completion_tokens"] == 3
     chunks = [json.loads(line[6:])["choices"][0] for line in streamed.text.splitlines() if line.startswith("data: {")]
     assert [each for chunk in chunks for each in scored(chunk)] == scored(choice)
     meta = native["meta_info"]
     assert len(meta["output_token_logprobs"]) == meta["completion_tokens"] == 3
+    [item] = response["output"]
+    assert len(item["content"][0]["logprobs"]) == response["usage"]["output_tokens"] == 3
 
 
 def scored(choice: dict[str, Any]) -> list[Any]:

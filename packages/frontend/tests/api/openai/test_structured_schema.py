@@ -134,7 +134,7 @@ FORMAT = "response_format.json_schema.schema"
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     (strict(additionalProperties=True), FORMAT, "additionalProperties"),
     (strict(required=[]), FORMAT, "required"),
-    (strict(uniqueItems=True), FORMAT, "uniqueItems"),
+    (strict(properties={"a": {"type": "array", "uniqueItems": True}}), FORMAT, "uniqueItems"),
     (strict(properties={"a": {"type": "rhyme"}}), FORMAT, "rhyme"),
     ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "Missing"),
     ({"response_format": {"type": "yaml"}}, "response_format", "yaml"),

@@ -165,3 +165,21 @@ async def test_a_request_without_output_can_be_aborted(engine_of: EngineOf, http
         await http.post("/abort_request", json={"rid": engine.requests()[0].rid})
         [event] = events_of(await asked)
     assert (event["text"], event["output_ids"], event["meta_info"]["finish_reason"]["type"]) == ("", [], "abort")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/generate", {"text": ["hello", "fox " * 200]}, "text[1]"),
+        ("/generate", {"input_ids": [[5], [5] * 200]}, "input_ids[1]"),
+        ("/generate", {"input_ids": [[5], [99999]]}, "input_ids[1]"),
+        ("/v1/completions", {"model": "tiny", "prompt": ["hello", "fox " * 200]}, "prompt[1]"),
+        ("/v1/completions", {"model": "tiny", "prompt": [[5], [99999]]}, "prompt[1]"),
+    ],
+)
+async def test_the_prompt_at_fault_is_named(
+    engine_of: EngineOf, http_of: HttpOf, path: str, body: dict[str, Any], param: str
+) -> None:
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post(path, json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -43,6 +43,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="tercet-kernels", description="What Tercet's tensor operations do here.")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check", help="say what runs on this machine, and whether it is right; fails if it is not")
+    commands.add_parser("describe", help="say what this machine has, and check nothing")
     bench = commands.add_parser("bench", help="measure each operation beside this machine's own ceilings")
     bench.add_argument("--dtype", choices=["float32", "bfloat16", "float16"], default="float32")
     bench.add_argument("--attention", default="auto", choices=["auto", *backend_names()])
@@ -52,6 +53,8 @@ def _run(arguments: Sequence[str] | None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "compile":
         return _compile(options.architecture, options.case)
+    if options.command == "describe":
+        return _describe()
     try:
         with torch.inference_mode():
             return _check() if options.command == "check" else _bench(options.dtype, options.attention)
@@ -60,12 +63,18 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 1
 
 
-def _check() -> int:
-    for name, value in describe_machine().items():
-        _print_line(f"{name:14} {value}")
-    device = default_device()
+def _describe() -> int:
+    """Print the facts that decide which kernels run."""
     missing = missing_library()
-    _print_line(f"{'native kernels':14} {f'none: {missing}' if missing else describe_library(load_library())}")
+    native = f"none: {missing}" if missing else describe_library(load_library())
+    for name, value in {**describe_machine(), "native kernels": native}.items():
+        _print_line(f"{name:14} {value}")
+    return 0
+
+
+def _check() -> int:
+    _describe()
+    device, missing = default_device(), missing_library()
     checks: dict[str, Callable[[], Pair]] = {}
     checks |= {f"attention {name}": partial(check_attention, name, device) for name in backend_names()}
     checks |= {f"latent {name}": partial(check_latent, name, device) for name in backend_names(latent=True)}

@@ -36,8 +36,18 @@ def describe_machine() -> dict[str, str]:
     for index in range(torch.cuda.device_count()):
         properties = torch.cuda.get_device_properties(index)
         memory = properties.total_memory / 2**30
-        facts[f"gpu {index}"] = f"{properties.name}, sm{properties.major}{properties.minor}, {memory:.0f} GiB"
+        name = f"{properties.name}, sm{properties.major}{properties.minor}, {memory:.0f} GiB"
+        facts[f"gpu {index}"] = f"{name}{_free_memory(index)}"
     return facts
+
+
+def _free_memory(index: int) -> str:
+    """Return the free memory of a GPU for a description; empty if it cannot be asked now."""
+    try:
+        free, _ = torch.cuda.mem_get_info(index)
+    except RuntimeError:
+        return ""
+    return f", {free / 2**30:.0f} GiB free"
 
 
 def has_failed(error: BaseException) -> bool:

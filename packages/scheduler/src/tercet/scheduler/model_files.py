@@ -7,7 +7,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +15,17 @@ from typing import Any, BinaryIO
 
 from tercet.protocol.json_files import error_line, one_line, parse_json
 from tercet.protocol.messages.values import ModelIdentity
+from tercet.scheduler.formats.downloads import HEAD, download_fault
+from tercet.scheduler.formats.other_models import (
+    IS_ADAPTER,
+    config_fault,
+    file_as_model,
+    file_names,
+    model_fault,
+    name_fault,
+    weights_fault,
+)
+from tercet.scheduler.formats.slow_tokenizers import SLOW_FILES, convert
 from tercet.scheduler.tokenizer_files import complete_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -23,7 +34,7 @@ TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
-    "additional_chat_templates/tool_use.jinja",
+    "chat_template.json",
     "special_tokens_map.json",
     "generation_config.json",
     "config.json",
@@ -31,6 +42,8 @@ TOKENIZER_FILES = (
     "sentence_bert_config.json",
 )
 """Files that a frontend or detokenizer may need: tokenizer, defaults, end tokens and prompts."""
+_TEMPLATES = "additional_chat_templates/*.jinja"
+_MOST_TEMPLATES = 64
 _SENTENCE_FILES = ("modules.json", "[0-9]*_*/config.json")
 """Patterns of further files that determine the vector of an input."""
 
@@ -40,7 +53,7 @@ _TOO_LARGE = ("Gemma", "Glm4", "GptOss")
 """Prefixes of families that were trained in bfloat16 and whose hidden states exceed the 65,504 of float16."""
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "tokenizer.model"]
+_HUB_FILES = ["*.safetensors", "*.json", "*.jinja", *(name for name in SLOW_FILES if not name.endswith(".json"))]
 _HUB_LEFT_OUT = ["consolidated*", "*/*.safetensors"]
 HUB_TIMEOUT = 5.0
 """Timeout in seconds for an answer of a hub; the files themselves may take as long as they need."""
@@ -51,6 +64,8 @@ _LONGEST_MESSAGE = 10_000
 """Maximum characters of an error, which may name many tensors."""
 MAX_TOKENIZER = 1 << 28
 """Maximum bytes of a tokenizer.json. The largest known ones have an eighth of it."""
+_MOST = dict.fromkeys(("tokenizer.json", *SLOW_FILES), MAX_TOKENIZER)
+"""Maximum bytes of the files that hold a vocabulary."""
 _MOST_DIMENSIONS = 16
 _LONGEST_NAME = 255  # bytes, as in most file systems
 _SAMPLE = 1024  # bytes hashed of each tensor
@@ -96,10 +111,34 @@ def resolve_model(name: str) -> Path:
     if name and path.is_dir():
         return path.resolve()
     if name and path.exists():
-        raise ModelError(f"{name!r} is a file: a model is a directory with a config.json and safetensors")
+        raise ModelError(f"{name!r} {file_as_model(path)}")
     if not _HUB_ID.fullmatch(name):
-        raise ModelError(f"{name!r} is neither a directory nor a Hugging Face id")
+        raise ModelError(f"{name!r} {name_fault(name) or 'is neither a directory nor a Hugging Face id'}")
     return _download(name)
+
+
+def check_model(directory: Path, *, weights: bool = True) -> None:
+    """Raise ModelError for a directory that is no model that can be served, which says what it is and what to do.
+
+    Without `weights`, none need to be there.
+    """
+    fault = model_fault(file_names(directory), weights=weights)
+    if fault == IS_ADAPTER:
+        base = read_json(directory / "adapter_config.json").get("base_model_name_or_path")
+        if isinstance(base, str) and base:
+            fault = f"is an adapter of {base[:_LONGEST_NAME]!r}, not a model: serve that with --lora NAME={directory}"
+    if fault:
+        raise ModelError(f"{directory} {fault}")
+    if fault := config_fault(read_json(directory / "config.json")):
+        raise ModelError(f"{directory / 'config.json'} {fault}")
+    for path in weight_files(directory) if weights else []:
+        with open_regular(path, most=2**63 - 1) as file:
+            _check_download(path, file.read(HEAD), os.fstat(file.fileno()).st_size)
+
+
+def _check_download(path: Path, head: bytes, size: int) -> None:
+    if fault := download_fault(head, size, path.suffix):
+        raise ModelError(f"{path} {fault}")
 
 
 def resolve_adapter(name: str) -> Path:
@@ -161,6 +200,7 @@ def read_file(path: Path, most: int = _MAX_JSON) -> bytes:
         content = file.read(most + 1)
     if len(content) > most:  # the file has grown
         raise FileTooLargeError(f"{path} is larger than {most} bytes")
+    _check_download(path, content[:HEAD], len(content))
     return content
 
 
@@ -235,10 +275,8 @@ def weight_files(directory: Path) -> list[Path]:
         files = [directory / name for name in sorted(set(weight_map.values()))]
     elif single.is_file():
         files = [single]
-    elif any(directory.glob("*.bin")) or any(directory.glob("*.pt")) or any(directory.glob("*.pth")):
-        raise ModelError(f"{directory} holds pickled weights only: Tercet loads safetensors and nothing else")
     else:
-        raise ModelError(f"{directory} holds neither model.safetensors nor model.safetensors.index.json")
+        raise ModelError(f"{directory} {weights_fault(file_names(directory))}")
     if missing := [file.name for file in files if not file.is_file()]:
         raise ModelError(f"{directory} lacks {', '.join(missing)}, named by its index")
     return files
@@ -254,9 +292,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     try:
         with open_regular(path, most=2**63 - 1) as file:
             size = os.fstat(file.fileno()).st_size
-            length = int.from_bytes(file.read(8), "little")
+            head = file.read(HEAD)
+            _check_download(path, head, size)
+            length = int.from_bytes(head[:8], "little")
             if size < 8 or length > min(size - 8, _MAX_HEADER):
                 raise ModelError(f"{path}: its header is longer than the file")
+            file.seek(8)
             text = file.read(length)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist") from None
@@ -298,32 +339,56 @@ def header_tensors(text: bytes, size: int, name: str) -> dict[str, StoredTensor]
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Raise ModelError unless there is a complete tokenizer.json: frontends and detokenizers need it.
+    """Raise ModelError unless the model has a complete tokenizer: frontends and detokenizers need it.
 
-    A truncated download is found by the file's end, which costs little. The content is not parsed here.
+    A truncated download of a tokenizer.json is found by the file's end, which costs little. The content is not parsed
+    here.
     """
     path = directory / "tokenizer.json"
     try:
         text = read_file(path, MAX_TOKENIZER)
     except FileNotFoundError:
-        raise ModelError(f"{directory} has no tokenizer.json, and other forms of tokenizers are not read") from None
+        if "tokenizer.json" not in tokenizer_files(directory):
+            others = "vocab.json with merges.txt, tokenizer.model or vocab.txt"
+            raise ModelError(f"{directory} has no tokenizer.json, and none of {others}") from None
+        return
     if not (text.lstrip().startswith(b"{") and text.rstrip().endswith(b"}")):
         raise ModelError(f"{path} is not whole JSON: was its download cut off?")
 
 
+def has_tokenizer(directory: Path) -> bool:
+    """Return whether the directory has a file with a vocabulary."""
+    return any((directory / name).is_file() for name in ("tokenizer.json", *SLOW_FILES))
+
+
 def tokenizer_files(directory: Path) -> dict[str, bytes]:
-    """Return the contents of the TOKENIZER_FILES that the model has, tokenizer.json completed. Raises ModelError."""
-    files = {
-        name: read_file(directory / name, MAX_TOKENIZER if name == "tokenizer.json" else _MAX_JSON)
-        for name in TOKENIZER_FILES
-        if (directory / name).exists()
+    """Return the contents of the TOKENIZER_FILES that the model has, tokenizer.json completed. Raises ModelError.
+
+    A model without a tokenizer.json has one that is made of the files of `SLOW_FILES`.
+    """
+    files = _read_files(directory, [*TOKENIZER_FILES, *_template_names(directory)])
+    try:
+        if "tokenizer.json" in files:
+            return {**files, "tokenizer.json": complete_tokenizer(files)}
+        return {**files, **convert({**files, **_read_files(directory, SLOW_FILES)})}
+    except ModelError:
+        raise
+    except ValueError as error:
+        raise ModelError(f"{directory}: {error}") from error
+
+
+def _template_names(directory: Path) -> list[str]:
+    """Return the names of further chat templates, relative to the directory."""
+    names = sorted(path.name for path in directory.glob(_TEMPLATES) if path.name.isprintable())
+    if len(names) > _MOST_TEMPLATES:
+        raise ModelError(f"{directory} has more than {_MOST_TEMPLATES} additional_chat_templates")
+    return [f"{_TEMPLATES.removesuffix('*.jinja')}{name}" for name in names]
+
+
+def _read_files(directory: Path, names: Iterable[str]) -> dict[str, bytes]:
+    return {
+        name: read_file(directory / name, _MOST.get(name, _MAX_JSON)) for name in names if (directory / name).exists()
     }
-    if "tokenizer.json" in files:
-        try:
-            files["tokenizer.json"] = complete_tokenizer(files)
-        except ValueError as error:
-            raise ModelError(str(error)) from error
-    return files
 
 
 def file_hashes(files: Mapping[str, bytes]) -> dict[str, str]:
@@ -431,8 +496,8 @@ def _download(name: str) -> Path:
         raise ModelError(f"{name!r} is not a directory, and {endpoint} gives access to no model of that id") from error
     except Exception as error:  # each transport that the hub library has used has its own exception tree
         return _cached(name, f"{endpoint} cannot be reached ({type(error).__name__})")
-    if not any(file.rfilename.endswith(".safetensors") for file in info.siblings or []):
-        raise ModelError(f"{name} has no safetensors weights, and Tercet loads nothing else")
+    if fault := model_fault([file.rfilename for file in info.siblings or []]):
+        raise ModelError(f"{name} {fault}")
     try:
         path = snapshot_download(
             name, revision=info.sha, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_LEFT_OUT, etag_timeout=HUB_TIMEOUT

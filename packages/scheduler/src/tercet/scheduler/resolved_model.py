@@ -9,6 +9,7 @@ from tercet.scheduler.gguf_models import resolve_any_model, served_name
 from tercet.scheduler.model_files import (
     SLOW_ON_CPU,
     ModelError,
+    check_model,
     check_tokenizer,
     model_identity,
     reading,
@@ -35,6 +36,7 @@ def resolve_served_model(options: ModelOptions, weights: str = "") -> ResolvedMo
     """Resolve the model that the options name. Downloads it if needed, which may take long. Raises ModelError."""
     with reading(options.model):
         path = resolve_any_model(options.model)
+        check_model(path, weights=_needs_weights(options) and not weights)
         name = served_name(options.model, path)
         found = ResolvedModel(path, name, task_of(path, options.task), Path(weights).absolute() if weights else None)
         if found.weights is not None and found.task is not Task.GENERATE:
@@ -42,6 +44,10 @@ def resolve_served_model(options: ModelOptions, weights: str = "") -> ResolvedMo
         check_tokenizer(path)
         tokenizer_files(path)  # later they are read in a thread whose errors end nothing
         return found
+
+
+def _needs_weights(options: ModelOptions) -> bool:
+    return options.executor != "fake" and options.load_format != "dummy"
 
 
 def on_gpu(options: ModelOptions) -> bool:

@@ -44,7 +44,7 @@ def complete_tokenizer(files: Mapping[str, bytes]) -> bytes:
         present = {token.content: token for token in _added_tokens(text)}
     except msgspec.MsgspecError:
         return text  # its readers report the error
-    missing = _missing(present, _settings(files))
+    missing = missing_tokens(present, _settings(files))
     if not missing:
         return text
     try:
@@ -81,11 +81,11 @@ def _settings(files: Mapping[str, bytes]) -> dict[str, Any]:
     return {**config, **read_object(files, "special_tokens_map.json")}
 
 
-def _missing(present: Mapping[str, _Added], config: Mapping[str, Any]) -> list[AddedToken]:
-    """Return the declared tokens that tokenizer.json lacks or has with other flags, in the order of their ids.
+def missing_tokens(present: Mapping[str, _Added | AddedToken], config: Mapping[str, Any]) -> list[AddedToken]:
+    """Return the tokens that `config` declares and a tokenizer lacks or has with other flags, ordered by id.
 
-    A named token is special if the table has it; without a table, that of tokenizer.json counts. Any other named or
-    further token is added only if tokenizer.json lacks it.
+    A named token is special if the table has it; without a table, that of the tokenizer counts. Any other named or
+    further token is added only if the tokenizer lacks it.
     """
     declared = _declared(config)
     table = declared or {content: _added_token(token) for content, token in present.items()}
@@ -148,5 +148,5 @@ def _content(value: object) -> str | None:
     return content if isinstance(content, str) and content else None
 
 
-def _is(found: _Added | None, token: AddedToken) -> bool:
+def _is(found: _Added | AddedToken | None, token: AddedToken) -> bool:
     return found is not None and all(getattr(found, flag) == getattr(token, flag) for flag in _FLAGS)

@@ -70,23 +70,26 @@ async def respond(
     stream: bool,
     rid: str = "",
     on_finished: Callable[[Generation], Awaitable[None]] | None = None,
+    on_written: Callable[[Generation], Awaitable[None]] | None = None,
 ) -> Response:
     """Generate and respond. Errors before the first token raise ApiError; later ones become an event of the stream.
 
-    `on_finished` is awaited once all choices have finished without an error, before the client gets the end.
+    `on_finished` is awaited once all choices have finished without an error, `on_written` once the writer has written
+    them as well. The client gets the end after both.
     """
     generation = await cancel_on_disconnect(request, manager.submit(work, rid))
     arrivals = generation.arrivals() if on_finished is None else _with_callback(generation, on_finished)
     try:
         if stream:
             first_updates = await cancel_on_disconnect(request, anext(arrivals))
-            events = _events(
-                generation, first_updates, arrivals, writer, partial(turns_of(request).run, caller_of(request).owner)
-            )
+            run = partial(turns_of(request).run, caller_of(request).owner)
+            events = _events(generation, first_updates, arrivals, writer, run, on_written)
             return EventStream(events, on_close=lambda: manager.release(generation))
         choices = await cancel_on_disconnect(request, collect(generation, arrivals))
         writing = turns_of(request).run(caller_of(request).owner, writer.full_response(generation, choices))
         body = await cancel_on_disconnect(request, writing)
+        if on_written is not None:
+            await on_written(generation)
     except BaseException:
         manager.release(generation)
         raise
@@ -111,6 +114,7 @@ async def _events(
     arrivals: AsyncIterator[list[GenerationUpdate]],
     writer: ResponseWriter,
     run: Callable[[Steps[bytes]], Awaitable[bytes]],
+    on_written: Callable[[Generation], Awaitable[None]] | None,
 ) -> AsyncIterator[bytes]:
     """Yield events as tokens arrive.
 
@@ -125,6 +129,8 @@ async def _events(
         )
         async for updates in arrivals:
             yield await run(_event_steps(writer, generation, updates)) if scored else writer.events(generation, updates)
+        if on_written is not None:
+            await on_written(generation)
         yield writer.end(generation)
     except ApiError as error:
         yield event(error.body())

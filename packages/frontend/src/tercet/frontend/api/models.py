@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -12,6 +11,7 @@ from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.error_format import uses_anthropic_format
 from tercet.frontend.http.query import number
 from tercet.frontend.http.route import Route
+from tercet.frontend.json_number import dump_json
 from tercet.frontend.lora.registry import AdapterRegistry
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.routing.model_registry import ModelRegistry
@@ -56,7 +56,7 @@ def _card(model: ServedModel) -> dict[str, Any]:
 
 
 def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+    return Response(dump_json(value), media_type="application/json")
 
 
 _MAX_PAGE = 1000

@@ -1,21 +1,22 @@
 """Combined grammar of an answer: reasoning, then tool calls, a constrained text, or free text."""
 
 import re
+from collections.abc import Set as AbstractSet
 
 import msgspec
 import orjson
 
-from tercet.frontend.chat.call_grammar import CallGrammar
+from tercet.frontend.chat.call_grammar import CallGrammar, with_any_values
 from tercet.frontend.chat.rules import Rules, any_token_but, check_size, escaped, one_token_of
 from tercet.frontend.constraints import Constraint, Tokens
 from tercet.frontend.parsers.port import ReasoningFraming, ToolFraming, ToolSpec
 from tercet.frontend.structured_output.compiler import to_grammar
+from tercet.frontend.structured_output.composition import Composition, GrammarPart
 from tercet.frontend.structured_output.lark import LarkWriter, lark_string, regex_terminal
-from tercet.protocol.messages.values import Grammar, GrammarKind
+from tercet.protocol.messages.values import Grammar, GrammarKind, ThinkingBudget
 
 _CONSTRAINT = "tercet"
 """Name that `LarkWriter` gives to a grammar that others refer to."""
-_CHARS_PER_TOKEN = 4
 
 
 class Thinking(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,12 +45,50 @@ def answer_grammar(
     if thinking is None and calls is None and constraint is not None:
         return to_grammar(constraint, tokens)
     rules = Rules(tokens)
+    budget = _counted_budget(tokens, thinking)
+    if budget is not None and calls is None and constraint is None:
+        return Grammar(GrammarKind.LARK, rules.text(f"{any_token_but(tokens.eos)}*"), budget)
     answer = _answer(rules, thinking.framing.answer if thinking else "", calls, constraint)
     text = rules.text(f"{_reasoning(rules, thinking)} {answer}" if thinking else answer)
     if constraint is not None:
         text = _beside(text, LarkWriter(tokens).grammar(constraint))
     check_size(len(text.encode()))
-    return Grammar(GrammarKind.LARK, text)
+    return Grammar(GrammarKind.LARK, text, budget)
+
+
+def _counted_budget(tokens: Tokens, thinking: Thinking | None) -> ThinkingBudget | None:
+    """Return the budget that schedulers count, because the end marker is no token that a grammar can count up to."""
+    if thinking is None or thinking.budget is None or thinking.framing.end in tokens.added:
+        return None
+    framing = thinking.framing
+    return ThinkingBudget(thinking.budget, framing.end, "" if thinking.opened else framing.begin)
+
+
+def composition(
+    tokens: Tokens, thinking: Thinking | None, calls: EnforcedCalls | None, constraint: Constraint | None
+) -> Composition | None:
+    """Return the parts of the same answer's grammar, each tool and the constraint; None for at most one constraint."""
+    if calls is None:
+        return None
+
+    def alone(tool: ToolSpec) -> Grammar:
+        single = msgspec.structs.replace(calls, tools=(tool,), required=True, several=False)
+        return answer_grammar(tokens, None, single, None)
+
+    def parts() -> list[GrammarPart]:
+        found = [
+            GrammarPart(grammar=alone(tool), param=tool.param, tool=tool.name, optional=not tool.strict)
+            for tool in calls.tools
+        ]
+        if constraint is not None and not calls.required:
+            found.append(GrammarPart(grammar=to_grammar(constraint, tokens), param=constraint.param))
+        return found
+
+    def without(names: AbstractSet[str]) -> Grammar:
+        tools = tuple(with_any_values(tool) if tool.name in names else tool for tool in calls.tools)
+        return answer_grammar(tokens, thinking, msgspec.structs.replace(calls, tools=tools), constraint)
+
+    return Composition(parts=parts, without=without)
 
 
 def _answer(rules: Rules, opening: str, calls: EnforcedCalls | None, constraint: Constraint | None) -> str:
@@ -95,18 +134,25 @@ def _text_with_calls(rules: Rules, grammar: CallGrammar, enforced: EnforcedCalls
 
 def _reasoning(rules: Rules, thinking: Thinking) -> str:
     framing, added = thinking.framing, rules.tokens.added
-    if thinking.budget == 0:
+    if framing.end not in added:
+        thoughts = _text_until(rules, framing.end)
+    elif thinking.budget == 0:
         thoughts = rules.literal(framing.end)
-    elif framing.end in added:
+    else:
         most = "*" if thinking.budget is None else f"{{0,{thinking.budget}}}"
         thoughts = f"{any_token_but([added[framing.end], *rules.tokens.eos])}{most} {rules.literal(framing.end)}"
-    else:
-        most = "*" if thinking.budget is None else f"{{0,{thinking.budget * _CHARS_PER_TOKEN}}}"
-        thoughts = rules.add(f"/(?s:.){most}{escaped(framing.end)}/", "lazy")
     behind = rules.literal(framing.turn) if framing.turn else r"/\n{0,2}/"
     if thinking.opened:
         return f"{thoughts} {behind}"
     return f"({rules.literal(framing.begin)} {thoughts} {behind})?"
+
+
+def _text_until(rules: Rules, end: str) -> str:
+    """Return the expression for text and added tokens up to a marker that is no token."""
+    text = rules.terminal(f"/(?s:.)*/ & ~/(?s:.)*{escaped(end)}(?s:.)*/")
+    last = rules.add(f"/(?s:.)*{escaped(end)}/", "lazy")
+    others = set(rules.tokens.added.values()) - set(rules.tokens.eos)
+    return f"({text} {one_token_of(others)})* {last}" if others else last
 
 
 def _beside(text: str, constraint: str) -> str:

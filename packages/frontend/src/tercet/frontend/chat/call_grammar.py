@@ -4,16 +4,16 @@
 key follow the schema's order, with strings unquoted up to the marker that ends them.
 """
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import orjson
+import msgspec
 
 from tercet.frontend.chat.rules import Rules, escaped
 from tercet.frontend.constraints import Regex
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.json_number import json_text
 from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
 from tercet.frontend.parsers.typed_value import STRING, UNKNOWN, json_types
 from tercet.frontend.structured_output.json_schema import check_schema, schema_text, subschemas
@@ -24,8 +24,6 @@ _EMPTY = '""'
 _CALL_INDEX = re.compile(r"\$index")
 _NO_TOOL = {"type": "object", "properties": {}, "additionalProperties": False}
 _ONLY_IN_JSON = ("pattern", "format")
-_NOT_REGULAR = re.compile(r"\(\?<?[=!]|\\[bB1-9]")
-"""Look-around, word boundaries and back references, which grammars cannot express."""
 _WRITABLE_KEYS = {Style.TAGGED: re.compile(r"[^\s<>](?:[^\n<>]*[^\s<>])?"), Style.PYTHON: re.compile(r"\w+")}
 
 
@@ -38,7 +36,7 @@ class CallGrammar:
         self._framing = framing
         self._parallel = several and not ends_answer
         self._suffix = "" if ends_answer else rules.literal(framing.suffix)
-        self._tools = {tool.name: rules.add(self._arguments(tool)) for tool in tools}
+        self._tools = {tool.name: rules.add(self._of_tool(tool)) for tool in tools}
 
     def answer(self) -> str:
         """Return the rule of an answer that has calls only."""
@@ -86,14 +84,21 @@ class CallGrammar:
         """Return a literal in which a call's index may be any number."""
         return " /[0-9]{1,4}/ ".join(map(self._rules.literal, _CALL_INDEX.split(text)))
 
+    def _of_tool(self, tool: ToolSpec) -> str:
+        """Return the rule of a tool's arguments. Raises BadRequestError that names the tool."""
+        try:
+            return self._arguments(tool)
+        except BadRequestError as error:
+            raise type(error)(f"Tool '{tool.name}': {error.message}", param=error.param, code=error.code) from None
+
     def _arguments(self, tool: ToolSpec) -> str:
         schema = _object_schema(tool)
         if tool.strict:
-            check_schema(schema, "tools", strict=True)
+            check_schema(schema, tool.param, strict=True)
         else:
-            check_references(schema, subschemas(schema, "tools"), "tools")
+            check_references(schema, subschemas(schema, tool.param), tool.param)
         if self._framing.style is Style.JSON:
-            return _json(schema, strict=tool.strict)
+            return _json(schema, tool)
         return self._keys(tool, schema)
 
     def _keys(self, tool: ToolSpec, schema: dict[str, Any]) -> str:
@@ -102,9 +107,8 @@ class CallGrammar:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, dict) or not isinstance(required, list):
             raise BadRequestError(
-                f"The parameters of the tool '{tool.name}' are no JSON schema: 'properties' must be an object, "
-                "and 'required' an array.",
-                param="tools",
+                "The parameters are no JSON schema: 'properties' must be an object, and 'required' an array.",
+                param=tool.param,
             )
         known: dict[str, frozenset[str]] = {}
         first, rest = "", ""  # rules for what may follow before and after the first argument is written
@@ -112,8 +116,8 @@ class CallGrammar:
             excluded = set(self._framing.key_excludes)
             if not _WRITABLE_KEYS[self._framing.style].fullmatch(key) or not excluded.isdisjoint(key):
                 raise UnsupportedParameterError(
-                    f"The argument {key!r} of the tool '{tool.name}' cannot be written in this model's notation.",
-                    param="tools",
+                    f"The argument {key!r} cannot be written in this model's notation.",
+                    param=tool.param,
                 )
             name = self._rules.literal(self._framing.key_prefix_of(key))
             argument = self._rules.add(f"{name} {self._value(tool, inner, schema, known)}")
@@ -132,7 +136,7 @@ class CallGrammar:
         defined: dict[str, Any] = {name: root[name] for name in ("$defs", "definitions") if name in root}
 
         def in_json() -> str:
-            value = _json({**inner, **defined}, strict=tool.strict)
+            value = _json({**inner, **defined}, tool)
             return f"{self._rules.literal(framing.other_begin)} {value} {self._rules.literal(framing.key_suffix)}"
 
         if framing.style is Style.PYTHON:  # JSON literals are accepted there, too
@@ -151,7 +155,7 @@ class CallGrammar:
         if framing.string_begin:  # a string in JSON is accepted, too
             return in_json()
         raise UnsupportedParameterError(
-            f"'{keyword}' of a strict tool's argument cannot be enforced in this model's notation.", param="tools"
+            f"'{keyword}' of a strict tool's argument cannot be enforced in this model's notation.", param=tool.param
         )
 
     def _choice(self, value: Any) -> str:
@@ -160,7 +164,7 @@ class CallGrammar:
         if isinstance(value, str):
             text = f"{framing.string_begin}{value}{framing.string_end}{framing.key_suffix}"
         else:
-            text = f"{framing.other_begin}{json.dumps(value, ensure_ascii=False)}{framing.key_suffix}"
+            text = f"{framing.other_begin}{json_text(value, ensure_ascii=False)}{framing.key_suffix}"
         return self._rules.literal(text) or _EMPTY
 
     def _string(self, tool: ToolSpec, schema: dict[str, Any]) -> str:
@@ -194,6 +198,18 @@ class CallGrammar:
         return f"{self._rules.add(text, 'lazy')} {self._rules.literal(behind)}"
 
 
+def with_any_values(tool: ToolSpec) -> ToolSpec:
+    """Return a tool with the same arguments, of which every one may have any value."""
+    properties, required = tool.parameters.get("properties"), tool.parameters.get("required")
+    names = list(properties) if isinstance(properties, dict) else []
+    schema = {
+        "type": "object",
+        "properties": {name: {} for name in names},
+        "required": [name for name in required if name in names] if isinstance(required, list) else [],
+    }
+    return msgspec.structs.replace(tool, parameters=schema)
+
+
 def _repeats(least: object, most: object) -> str:
     """Return a regex quantifier; bounds that are not numbers are ignored."""
     bounds = [str(each) if isinstance(each, int) and not isinstance(each, bool) else "" for each in (least, most)]
@@ -201,22 +217,14 @@ def _repeats(least: object, most: object) -> str:
 
 
 def _object_schema(tool: ToolSpec) -> dict[str, Any]:
-    """Return the schema of a tool's arguments, closed to additional properties if it lists properties."""
+    """Return the schema of a tool's arguments."""
     schema = dict(tool.parameters) or dict(_NO_TOOL)
     if schema.setdefault("type", "object") != "object":
-        raise BadRequestError(f"The parameters of the tool '{tool.name}' must be of 'type' 'object'.", param="tools")
-    if "properties" in schema and not tool.strict:
-        schema.setdefault("additionalProperties", False)
+        raise BadRequestError("The parameters must be of 'type' 'object'.", param=tool.param)
     return schema
 
 
-def _json(schema: dict[str, Any], *, strict: bool) -> str:
-    """Return the rule of a JSON value; without `strict`, unsupported parts of the schema are dropped."""
-    if strict:
-        return f"%json {schema_text(schema)}"
-    read = orjson.loads(schema_text({name: value for name, value in schema.items() if name != "x-guidance"}))
-    read["x-guidance"]["lenient"] = True
-    for _, each in subschemas(read, "tools"):
-        if isinstance(each, dict) and isinstance(pattern := each.get("pattern"), str) and _NOT_REGULAR.search(pattern):
-            del each["pattern"]
-    return f"%json {orjson.dumps(read).decode()}"
+def _json(schema: dict[str, Any], tool: ToolSpec) -> str:
+    """Return the rule of a JSON value; unsupported parts of a schema that is not strict are dropped."""
+    text = schema_text(schema, tool.param, strict=tool.strict, lenient=not tool.strict, rust=tool.custom)
+    return f"%json {text}"

@@ -19,7 +19,10 @@ def custom_tool(name: str, description: str, grammar: Lark | Regex | None = None
             asked = f"The input has to be a text of the language that this Lark grammar defines:\n{definition}"
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     full_description = "\n\n".join(filter(None, (description, asked)))
-    return ToolSpec(name, schema, full_description, isinstance(grammar, Regex), custom=True, grammar=grammar)
+    param = grammar.param if grammar else "tools"
+    return ToolSpec(
+        name, schema, full_description, isinstance(grammar, Regex), custom=True, grammar=grammar, param=param
+    )
 
 
 class CustomCalls:

@@ -7,6 +7,7 @@ import orjson
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.json_depth import MAX_JSON_DEPTH, is_within
+from tercet.frontend.json_number import parse_json
 
 Message = dict[str, Any]
 
@@ -100,7 +101,7 @@ def _arguments(text: str | None, where: str) -> dict[str, Any]:
     if not text or not text.strip():
         return {}
     try:
-        value = orjson.loads(text)
+        value = parse_json(text)
     except orjson.JSONDecodeError:
         value = None
     if not isinstance(value, dict):

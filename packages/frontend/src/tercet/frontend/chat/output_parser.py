@@ -122,7 +122,8 @@ class OutputParser:
             return [TextDelta(update.text)] if update.text else []
         events = self._parser.feed(update.text) if update.text else []
         if update.finish is not None:
-            events += self._parser.finish(cut=update.finish.type is not FinishType.STOP)
+            stopped = update.finish.type is FinishType.STOP and not isinstance(update.finish.matched, str)
+            events += self._parser.finish(cut=not stopped)
         if self._specials is not None:
             events = self._without_specials(self._specials, events)
             if update.finish is not None:

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import msgspec
 
-from tercet.frontend.chat.answer_grammar import EnforcedCalls, Thinking, answer_grammar
+from tercet.frontend.chat.answer_grammar import EnforcedCalls, Thinking, answer_grammar, composition
 from tercet.frontend.chat.chat_request import Calls, ChatOptions
 from tercet.frontend.chat.custom_calls import CustomCalls
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.output_parser import OutputParser
 from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
-from tercet.frontend.chat.template_variables import template_variables
+from tercet.frontend.chat.template_variables import template_variables, with_switch
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.config.config import ServingConfig
 from tercet.frontend.config.validation import AUTOMATIC, NONE
@@ -26,6 +26,7 @@ from tercet.frontend.model.special_text import SpecialText, SpecialTexts
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.frontend.parsers.registry import ParserNames, make_parser, reasoning_format, tool_format
 from tercet.frontend.structured_output.compiler import to_grammar
+from tercet.frontend.structured_output.composition import Composition
 from tercet.frontend.structured_output.limits import MAX_TOOL_GRAMMARS
 from tercet.protocol.messages.values import Grammar, unpack_ints
 
@@ -74,11 +75,13 @@ class ChatPlanner:
             raise UnsupportedParameterError(
                 "This model has no reasoning to limit.", param=turn.options.param_names.thinking_budget
             )
-        prompt = _prompt(turn, model, reasons=names.reasoning is not None)
+        prompt = _prompt(turn, model, names)
+        turn = with_switch(turn, model.files.template, reasons=names.reasoning is not None)
         special = _keeps_special_tokens(names, model.files.special_texts)
         hidden = special and turn.options.skip_special_tokens
         tokens = model.tokens
         customs = frozenset(tool.name for tool in turn.tools if tool.custom)
+        grammar, parts = await _grammar(turn, model, names, tools, prompt)
 
         def make_reader(state: ReqState) -> OutputParser:
             end = _end_of_prompt(state) if names.reasoning else ""
@@ -103,7 +106,8 @@ class ChatPlanner:
                     param_names=msgspec.structs.replace(turn.options.param_names, grammar=_grammar_param(turn)),
                 ),
                 stops_in_special_tokens=not hidden,
-                grammar=await _grammar(turn, model, names, tools, prompt),
+                grammar=grammar,
+                composition=parts,
                 trials=_trials(turn, model),
             ),
             reads=names != ParserNames(),
@@ -113,13 +117,13 @@ class ChatPlanner:
 
 async def _grammar(
     turn: ChatOptions, model: ServedModel, names: ParserNames, tools: tuple[ToolSpec, ...], prompt: ChatPrompt
-) -> Grammar | None:
-    """Return the grammar to enforce; None if nothing is constrained."""
+) -> tuple[Grammar | None, Composition | None]:
+    """Return the grammar to enforce and its parts; None if nothing is constrained."""
     required = turn.tool_choice.calls is Calls.REQUIRED
     constraint = None if required else turn.constraint
     enforced = required or turn.tool_choice.names is not None or any(tool.strict for tool in tools)
     if constraint is None and turn.thinking_budget is None and not (tools and enforced):
-        return None
+        return None, None
     calls = None
     if names.tools and (enforced or constraint is not None):
         framing = tool_format(names.tools).framing
@@ -132,8 +136,9 @@ async def _grammar(
         if not form.closed(end):
             thinking = Thinking(framing=form.framing, opened=form.opened(end), budget=turn.thinking_budget)
     if thinking is None and calls is None and constraint is None:
-        return None
-    return await asyncio.to_thread(answer_grammar, model.tokens, thinking, calls, constraint)
+        return None, None
+    grammar = await asyncio.to_thread(answer_grammar, model.tokens, thinking, calls, constraint)
+    return grammar, composition(model.tokens, thinking, calls, constraint)
 
 
 def _trials(turn: ChatOptions, model: ServedModel) -> list[tuple[Grammar, str]]:
@@ -174,19 +179,21 @@ def _checked_tools(turn: ChatOptions, names: ParserNames) -> tuple[ToolSpec, ...
     return tools
 
 
-def _prompt(turn: ChatOptions, model: ServedModel, *, reasons: bool) -> ChatPrompt:
+def _prompt(turn: ChatOptions, model: ServedModel, names: ParserNames) -> ChatPrompt:
     """Return the input of the template, without tools if calls are disabled."""
     template = model.files.template
     messages = history(turn.messages)
     tools = turn.tools if turn.tool_choice.calls is not Calls.NONE else ()
     if tools and template is not None and not template.supports_tools:
-        messages = with_instructions(messages, tools)
+        messages = with_instructions(messages, tools, names.tools)
     return ChatPrompt(
         messages=messages,
         tools=for_template(tools) if tools else None,
         add_generation_prompt=turn.add_generation_prompt,
         continue_final_message=turn.continue_final_message,
-        kwargs=template_variables(turn, template.variables if template else frozenset(), reasons=reasons),
+        kwargs=template_variables(
+            turn, template.variables if template else frozenset(), reasons=names.reasoning is not None
+        ),
         param=turn.options.param_names.messages,
     )
 
@@ -195,8 +202,9 @@ def _keeps_special_tokens(names: ParserNames, specials: SpecialTexts) -> bool:
     """Return whether the parsers need special tokens in the decoded text."""
     if names.tools:
         tools = tool_format(names.tools).framing
-        marks = (tools.begin, tools.prefix, tools.suffix, tools.separator, tools.end, tools.key_prefix)
-        if tools.special_tokens or any(map(specials.occur_in, marks)):
+        calls = (tools.begin, tools.prefix, tools.suffix, tools.separator, tools.end)
+        values = (tools.key_prefix, tools.key_suffix, tools.string_begin, tools.string_end, tools.other_begin)
+        if tools.special_tokens or any(map(specials.occur_in, (*calls, *values))):
             return True
     if names.reasoning:
         form = reasoning_format(names.reasoning)

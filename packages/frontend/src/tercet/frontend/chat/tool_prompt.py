@@ -1,15 +1,19 @@
 """Description of tools for the model: by its chat template, or as instructions if the template has no tools."""
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
+from tercet.frontend.json_number import json_text
+from tercet.frontend.parsers.call_writer import example_call
 from tercet.frontend.parsers.port import ToolSpec
+from tercet.frontend.parsers.registry import tool_format
 
 _INSTRUCTIONS = """\
 You can call these tools:
 {tools}
-To call tools, answer with a JSON array and nothing else: [{{"name": "the tool's name", "arguments": {{...}}}}]"""
+To call tools, answer with {form} and nothing else: {call}"""
+
+_ANY_TOOL = "the tool's name"
 
 
 def for_template(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
@@ -17,10 +21,13 @@ def for_template(tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
     return [{"type": "function", "function": _function(tool)} for tool in tools]
 
 
-def with_instructions(messages: list[dict[str, Any]], tools: Sequence[ToolSpec]) -> list[dict[str, Any]]:
-    """Append instructions on the tools and their calls to the first system message."""
-    listed = "\n".join(json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
-    text = _INSTRUCTIONS.format(tools=listed)
+def with_instructions(
+    messages: list[dict[str, Any]], tools: Sequence[ToolSpec], notation: str | None = None
+) -> list[dict[str, Any]]:
+    """Append instructions on the tools, and on calls in this notation, to the first system message."""
+    listed = "\n".join(json_text(_function(tool), ensure_ascii=False) for tool in tools)
+    call = example_call(tool_format(notation or "generic").framing, _ANY_TOOL)
+    text = _INSTRUCTIONS.format(tools=listed, call=call, form="a JSON array" if call.startswith("[{") else "this")
     first = messages[0]
     if first["role"] not in {"system", "developer"}:
         return [{"role": "system", "content": text}, *messages]

@@ -119,6 +119,16 @@ app.command("tercet.frontend.cli.bench.command:app", name="bench", help="Measure
 
 
 @app.command
+def doctor() -> int:
+    """Print what this machine can do, and what missing pieces cost, for a bug report. No keys are in it."""
+    from tercet.frontend.cli.doctor import report
+
+    for line in report():
+        print(line, flush=True)  # noqa: T201
+    return 0
+
+
+@app.command
 def version() -> int:
     """Print the version."""
     print(__version__)  # noqa: T201

@@ -31,6 +31,8 @@ class ServingOptions:
     """Names that clients know the model by, instead of the scheduler's; repeatable."""
     lora: Repeatable = ()
     """NAME=PATH of an adapter that requests can name, as schedulers find it; repeatable."""
+    chat_template: Path | None = None
+    """File with a chat template in Jinja, in place of the model's own."""
     tool_call_parser: str = "auto"
     """Notation of the model's tool calls: a parser's name, auto for what its chat template uses, or none."""
     reasoning_parser: str = "auto"
@@ -152,7 +154,7 @@ class ServingConfig(ServingOptions):
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """Options of the database for responses, conversations, sessions and adapter names."""
+    """Options of the database for responses, chat completions, conversations, sessions and adapter names."""
 
     response_store: str = "none"
     """The SQLite file to keep them in; auto for one in this user's state directory, none to keep nothing."""

@@ -23,9 +23,21 @@ def number(request: Request, name: str, default: int, *, lowest: int, highest: i
     return int(text)
 
 
-def order(request: Request) -> str:
-    """Return the order of a list: `asc`, or `desc` by default."""
-    value = request.query_params.get("order", "desc")
+def order(request: Request, default: str = "desc") -> str:
+    """Return the order of a list: `asc` or `desc`."""
+    value = request.query_params.get("order", default)
     if value not in {"asc", "desc"}:
         raise BadRequestError("'order' is 'asc' or 'desc'.", param="order", code="invalid_value")
     return value
+
+
+def pairs(request: Request, name: str, most: int) -> dict[str, str]:
+    """Return an object parameter, which is written `name[key]=value` for each of at most `most` keys."""
+    found = {
+        key[len(name) + 1 : -1]: value
+        for key, value in request.query_params.multi_items()
+        if key.startswith(f"{name}[") and key.endswith("]")
+    }
+    if len(found) > most:
+        raise BadRequestError(f"'{name}' has at most {most} keys.", param=name, code="invalid_value")
+    return found

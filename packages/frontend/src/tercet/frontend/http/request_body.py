@@ -27,6 +27,7 @@ from tercet.frontend.http.loop_turns import Steps, turns_of
 from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.parameter_path import joined, keys_of
 from tercet.frontend.http.sse import ClientDisconnectedError, cancel_on_disconnect
+from tercet.frontend.json_number import parse_json
 
 BODY_SECONDS = 60.0
 """Seconds in which a body must arrive, so that slow senders cannot hold connections."""
@@ -78,7 +79,7 @@ async def _read(request: Request, limit: int) -> tuple[object, bool]:
     if heavy:
         await _turn(request)
     try:
-        data = orjson.loads(body)
+        data = parse_json(body)
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"The body is not standard JSON (line {error.lineno}, column {error.colno}).") from None
     if structural > MAX_DEPTH:

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from tercet.frontend.model.prompts import Prompt
+from tercet.frontend.structured_output.composition import Composition
 from tercet.protocol.messages.values import Grammar, LogprobParams, LoRAAdapter
 
 
@@ -74,6 +75,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """An abort on demand ends the choices with their output so far; otherwise it fails the request."""
     grammar: Grammar | None = None
     """Constraint on the answer, compiled by `structured_output.compiler.to_grammar`."""
+    composition: Composition | None = None
+    """The constraints that the grammar is made of, if there are several."""
     trials: list[tuple[Grammar, str]] = []
     """Grammars that must compile even if they are not enforced, with the client's parameter name for each."""
     tenant: str = ""

@@ -12,8 +12,9 @@ from tercet.frontend.lora.store import AdapterNames
 from tercet.frontend.manager.embedding_state import EmbeddingBatch, EmbeddingState
 from tercet.frontend.manager.message_handler import MessageHandler
 from tercet.frontend.manager.peer_metrics import PeerMetrics
+from tercet.frontend.manager.prediction import MAX_PREDICTION_TOKENS
 from tercet.frontend.manager.quota import RequestSlot
-from tercet.frontend.manager.req_state import MAX_PREDICTION_TOKENS, Generation, ReqState
+from tercet.frontend.manager.req_state import Generation, ReqState
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.series import frontend_series
@@ -26,6 +27,7 @@ from tercet.frontend.routing.control import Control
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.weight_updates import WeightUpdates
 from tercet.frontend.structured_output.checker import GrammarChecker
+from tercet.frontend.structured_output.composition import checked
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import Heartbeat, Series
 from tercet.protocol.messages.values import Load, Phase, Task
@@ -146,7 +148,8 @@ class TokenizerManager:
         Raises ApiError if any request cannot run; none of them runs then.
         """
         answers, options = sum(each.options.n for each in requests), requests[0].options
-        slot = self._admit(answers, options.param_names.n if options.n > 1 else requests[0].prompt.param)
+        prompts = requests[0].prompt.param.partition("[")[0]
+        slot = self._admit(answers, options.param_names.n if options.n > 1 else prompts)
         try:
             return await self._submit([self.requests.quota.with_tenant(each) for each in requests], rid, slot)
         except BaseException:
@@ -161,7 +164,7 @@ class TokenizerManager:
         for request in requests:  # cheap checks first: grammars may have to wait for a worker
             check_stops(request)
             check_length(request, model)
-        await self._check_grammars(requests, model)
+        requests = await self._with_checked_grammars(requests, model)
         prompts = await model.tokenize_all([request.prompt for request in requests])
         predictions = [await _prediction(request, model) for request in requests]
         params = [sampling(request, model, len(ids)) for request, ids in zip(requests, prompts, strict=True)]
@@ -212,16 +215,24 @@ class TokenizerManager:
             raise UnavailableError(_DRAINING, retry_after=1)
         return self.requests.admit(answers, param)
 
-    async def _check_grammars(self, requests: Sequence[GenerateRequest], model: ServedModel) -> None:
+    async def _with_checked_grammars(
+        self, requests: Sequence[GenerateRequest], model: ServedModel
+    ) -> Sequence[GenerateRequest]:
         """Compile every grammar before anything is dispatched. Raises ApiError."""
-        asked = {each.grammar: each.options.param_names.grammar for each in requests if each.grammar is not None}
+        params = [each.options.param_names.grammar for each in requests if each.grammar is not None]
         weights = model.identity.weights
-        if asked and not (model.limits.grammars or self.fleet.eligible_schedulers(weights, grammars=True)):
-            [param, *_] = asked.values()
-            raise UnsupportedParameterError("This model's answers cannot be constrained.", param=param)
+        if params and not (model.limits.grammars or self.fleet.eligible_schedulers(weights, grammars=True)):
+            raise UnsupportedParameterError("This model's answers cannot be constrained.", param=params[0])
         for grammar, param in (trial for each in requests for trial in each.trials):
             await self.grammars.check(grammar, model, param)  # sequentially: the queue for checks is short
-        await asyncio.gather(*(self.grammars.check(grammar, model, param) for grammar, param in asked.items()))
+        return await asyncio.gather(*(self._with_checked_grammar(each, model) for each in requests))
+
+    async def _with_checked_grammar(self, request: GenerateRequest, model: ServedModel) -> GenerateRequest:
+        if request.grammar is None:
+            return request
+        param = request.options.param_names.grammar
+        grammar = await checked(self.grammars, request.grammar, request.composition, model, param)
+        return request if grammar is request.grammar else structs.replace(request, grammar=grammar)
 
     def release(self, asked: Generation | EmbeddingBatch) -> None:
         """Forget requests and abort those that still run. Idempotent."""

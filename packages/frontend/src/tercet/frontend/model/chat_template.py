@@ -1,186 +1,123 @@
-"""Chat templates: sandboxed jinja2 with the functions and filters that templates of the Hub expect.
+"""Chat templates: messages, tools and variables to text.
 
 Templates come from the model's directory only, never from a request.
 """
 
-import json
-import re
-from collections.abc import Callable, Sequence
-from datetime import datetime
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from jinja2 import TemplateError, nodes
-from jinja2.exceptions import TemplateSyntaxError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2 import TemplateError
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.model.files import read_text
+from tercet.frontend.model.files import reading
+from tercet.frontend.model.message_form import escaped, find_form
 from tercet.frontend.model.message_shape import find_shape
 from tercet.frontend.model.prompts import ChatPrompt
+from tercet.frontend.model.template_files import DEFAULT, FOR_TOOLS, read_template, template_sources
+from tercet.frontend.model.template_syntax import RefusalError, parse_template
+from tercet.frontend.model.tool_place import ToolPlace, find_place, place_tools
 from tercet.frontend.parsers.registry import ParserNames, detect
 from tercet.protocol.json_files import read_object
 
-_PROBE = "tercet-probe"
 _END = "\ufdd2end of the message to continue\ufdd3"
-_TEMPLATE_KEYS = frozenset(
-    {
-        "type",
-        "function",
-        "name",
-        "description",
-        "parameters",
-        "arguments",
-        "id",
-        "properties",
-        "required",
-        "items",
-        "enum",
-        "default",
-        "title",
-        "format",
-        "additionalProperties",
-        "anyOf",
-        "allOf",
-        "oneOf",
-        "const",
-        "$ref",
-        "$defs",
-        "nullable",
-        "minimum",
-        "maximum",
-    }
-)
-"""Keys of tools, calls and schemas that templates look up; all other keys are client text."""
-_TOOL_TEMPLATE = "additional_chat_templates/tool_use.jinja"
-"""The file of the template for chats with tools, as transformers saves it."""
+TEMPLATE_NAME = "chat_template"
+"""Variable of a request that names one of the model's templates, as in transformers' `apply_chat_template`."""
 _ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_PROBE_TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "probe", "description": "x", "parameters": {"type": "object", "properties": {}}},
+    }
+]
+_FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
+"""Exceptions that a template raises for messages that it was not written for."""
+_MAX_REASON = 1000
+"""Characters of a template's reason for a refusal: some repeat a whole message."""
 _TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-
-
-class _CallForm(NamedTuple):
-    """Form in which a template expects messages with tool calls."""
-
-    content: str | None
-    """Content of a message that has only tool calls."""
-    arguments_as_text: bool
-
-
-_CALL_FORMS = [_CallForm("", False), _CallForm("", True), _CallForm(None, False), _CallForm(None, True)]
-"""Candidates, in order of preference."""
-
-
-class _RefusalError(Exception):
-    """A template called `raise_exception`, with a reason for the client."""
-
-
-class _GenerationBlock(Extension):
-    """Jinja extension that renders the body of `{% generation %}`, which marks assistant text for training."""
-
-    tags = {"generation"}  # noqa: RUF012
-
-    def parse(self, parser: Parser) -> list[nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-
-def _raise_exception(message: str) -> None:
-    raise _RefusalError(message)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Encode as JSON without the HTML escapes of jinja2's own filter."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)
-
-
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, loopcontrols]
-    )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
-    return environment
 
 
 class TemplateManager:
     """Chat template of one model. Thread-safe. Raises ValueError for a template that does not parse.
 
-    Some models have a second template, for chats with tools.
+    Some models have further templates, in `named`. "tool_use" is that of chats with tools.
     """
 
-    def __init__(self, source: str, special_tokens: dict[str, str], for_tools: str | None = None) -> None:
-        try:
-            self._template = _environment().from_string(source)
-        except (TemplateSyntaxError, SyntaxError, RecursionError) as error:  # jinja2 compiles templates to Python
-            raise ValueError(f"the chat template does not parse: {error}") from error
+    def __init__(self, source: str, special_tokens: dict[str, str], named: Mapping[str, str] | None = None) -> None:
+        parsed = parse_template(source)
+        self._template = parsed.template
         self._special_tokens = special_tokens
-        self.variables = frozenset(re.findall(r"[A-Za-z_]\w*", source))
-        """Every identifier in the template's source."""
+        self.variables = parsed.variables - (_ARGUMENTS - {"documents"}) - special_tokens.keys()
+        """Variables of the template that a request may set."""
+        reads_tools = parsed.reads_tools or "tools" in parsed.words
+        self._tool_place = find_place(self._render_probe) if reads_tools else ToolPlace.NOWHERE
         self.parsers: ParserNames = detect(source)
         """Parsers for the notation of reasoning and tool calls in this template."""
-        self._supports_developer = "developer" in self.variables
-        self._content_as_parts = not self._renders_probe(_PROBE) and self._renders_probe(
-            [{"type": "text", "text": _PROBE}]
-        )
-        self._call_form = next(filter(self._renders_call, _CALL_FORMS), _CALL_FORMS[0])
-        self._shape = find_shape(self._render_probes, knows_developer=self._supports_developer)
-        self._for_tools = TemplateManager(for_tools, special_tokens) if for_tools is not None else None
+        self._form = find_form(self._render_probes, parsed.words, self.parsers.tools)
+        self._shape = find_shape(self._render_messages, knows_developer=self._form.developer == "developer")
+        self._named = {name: TemplateManager(text, special_tokens) for name, text in (named or {}).items()}
+        self._for_tools = self._named.get(FOR_TOOLS)
         if self._for_tools is not None:
             self.variables |= self._for_tools.variables
             self.parsers = ParserNames(self.parsers.reasoning, self._for_tools.parsers.tools or self.parsers.tools)
 
     @property
     def supports_tools(self) -> bool:
-        return "tools" in self.variables
+        if self._for_tools is not None:
+            return self._for_tools.supports_tools
+        return self._tool_place is not ToolPlace.NOWHERE
 
     @classmethod
-    def from_files(cls, files: dict[str, bytes]) -> "TemplateManager | None":
-        """Load the template from a model's files; None if it has none. Raises ValueError if it does not parse."""
-        config = read_object(files, "tokenizer_config.json")
-        field, for_tools = config.get("chat_template"), None
-        if isinstance(field, list):
-            named = {each.get("name"): each.get("template") for each in field if isinstance(each, dict)}
-            field, for_tools = named.get("default"), named.get("tool_use")
-        source = read_text(files, "chat_template.jinja") if "chat_template.jinja" in files else field
-        if _TOOL_TEMPLATE in files:
-            for_tools = read_text(files, _TOOL_TEMPLATE)
-        if not isinstance(source, str):
+    def from_files(cls, files: dict[str, bytes], override: str | None = None) -> "TemplateManager | None":
+        """Load the templates from a model's files, or `override` in their place; None without a default one.
+
+        Raises ValueError for a template that does not parse.
+        """
+        sources = template_sources(files, override)
+        if sources.default is None:
             return None
-        return cls(source, _special_tokens(config, read_object(files, "special_tokens_map.json")), for_tools)
+        config, special_map = (
+            read_object(files, f"{name}.json") for name in ("tokenizer_config", "special_tokens_map")
+        )
+        return cls(sources.default, _special_tokens(config, special_map), sources.named)
 
     def render(self, prompt: ChatPrompt, escape: Callable[[str], str] = str) -> str:
         """Render a chat, applying `escape` to every text of the client. Raises BadRequestError."""
-        if prompt.tools and self._for_tools is not None:
-            return self._for_tools.render(prompt, escape)
-        messages = [self._message(message, escape) for message in self._shape.apply(prompt.messages)]
+        return self._chosen(prompt)._render(prompt, escape)
+
+    def _chosen(self, prompt: ChatPrompt) -> "TemplateManager":
+        """Return the template that a request names, or the one for its tools. Raises BadRequestError."""
+        name = prompt.kwargs.get(TEMPLATE_NAME)
+        if name is None:
+            return self._for_tools if prompt.tools and self._for_tools is not None else self
+        templates = {DEFAULT: self, **self._named}
+        if name not in templates:
+            raise BadRequestError(
+                f"The model has no chat template {name!r}, only {', '.join(templates)}.",
+                param=f"chat_template_kwargs.{TEMPLATE_NAME}",
+            )
+        return templates[name]
+
+    def _render(self, prompt: ChatPrompt, escape: Callable[[str], str]) -> str:
+        messages = [self._form.convert(message, escape) for message in self._shape.apply(prompt.messages)]
+        tools = escaped(prompt.tools, escape)
+        messages = place_tools(messages, tools, self._tool_place)
         if prompt.continue_final_message:
             messages[-1] = _with_end(messages[-1])
+        variables = {name: escaped(value, escape) for name, value in prompt.kwargs.items() if name != TEMPLATE_NAME}
         try:
             text = self._template.render(
                 **self._special_tokens,
-                **{name: _escaped(value, escape) for name, value in prompt.kwargs.items()},
+                **{"documents": None, **variables},
                 messages=messages,
-                tools=_escaped(prompt.tools, escape),
-                documents=None,
+                tools=tools,
                 add_generation_prompt=prompt.add_generation_prompt,
             )
-        except _RefusalError as refusal:
+        except RefusalError as refusal:
             raise BadRequestError(
-                f"The model's chat template refuses these messages: {refusal}", param="messages"
+                f"The model's chat template refuses these messages: {str(refusal)[:_MAX_REASON]}", param="messages"
             ) from None
-        except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
+        except _FAILURES as error:
             raise BadRequestError(
                 "The model's chat template cannot render these messages.", param="messages"
             ) from error
@@ -193,74 +130,40 @@ class TemplateManager:
             )
         return kept
 
-    def _message(self, message: dict[str, Any], escape: Callable[[str], str]) -> dict[str, Any]:
-        """Convert a message to the roles and the form of content that the template supports."""
-        shaped = {key: _escaped(value, escape) for key, value in message.items() if key not in {"role", "content"}}
-        role = message["role"]
-        shaped["role"] = "system" if role == "developer" and not self._supports_developer else role
-        content = message.get("content")
-        if isinstance(content, list):
-            content = "".join(part["text"] for part in content)
-        if calls := shaped.get("tool_calls"):
-            content = content or self._call_form.content
-            if self._call_form.arguments_as_text:
-                shaped["tool_calls"] = [_with_text_arguments(call) for call in calls]
-        if content is not None:
-            content = escape(content)
-        shaped["content"] = (
-            [{"type": "text", "text": content}] if self._content_as_parts and content is not None else content
-        )
-        return shaped
-
-    def _renders_call(self, form: _CallForm) -> bool:
-        """Return whether the template renders a call with its arguments when given this form."""
-        arguments: object = _tojson({"text": _PROBE}) if form.arguments_as_text else {"text": _PROBE}
-        call = {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
-        messages: list[dict[str, Any]] = [
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": form.content, "tool_calls": [call]},
-            {"role": "tool", "content": "x", "name": "probe", "tool_call_id": "probe1234"},
-        ]
-        text = self._rendered(messages)
-        # Doubly encoded JSON or a Python repr is not the format that the model was trained on.
-        return text is not None and _PROBE in text and '\\"text' not in text and "'text'" not in text
-
-    def _renders_probe(self, content: object) -> bool:
-        """Return whether the template renders the text of a user message with this content."""
-        text = self._rendered([{"role": "user", "content": content}])
-        return text is not None and _PROBE in text and "'type'" not in text
+    def _render_messages(self, messages: Sequence[dict[str, Any]]) -> str | None:
+        return self._render_probes([self._form.convert(message, str) for message in messages])
 
     def _render_probes(self, messages: Sequence[dict[str, Any]]) -> str | None:
-        return self._rendered([self._message(message, str) for message in messages])
+        """Render messages in the template's form; None if the template fails.
 
-    def _rendered(self, messages: list[dict[str, Any]]) -> str | None:
-        """Render a probe chat; None if the template fails."""
+        Some templates render calls only beside tools, as most requests have them.
+        """
+        rendered = None
+        if self._tool_place is not ToolPlace.NOWHERE and any("tool_calls" in message for message in messages):
+            rendered = self._render_probe(place_tools([*messages], _PROBE_TOOLS, self._tool_place), _PROBE_TOOLS)
+        return self._render_probe(messages, None) if rendered is None else rendered
+
+    def _render_probe(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:
         try:
             return self._template.render(
-                **self._special_tokens, messages=messages, tools=None, add_generation_prompt=True
+                **self._special_tokens, messages=messages, tools=tools, add_generation_prompt=True
             )
         except Exception:
             # Any failure of a third-party template on the probe means that it does not support the form.
             return None
 
 
-def _escaped(value: Any, escape: Callable[[str], str]) -> Any:
-    match value:
-        case str():
-            return escape(value)
-        case dict():
-            return {
-                key if key in _TEMPLATE_KEYS else escape(key): _escaped(each, escape) for key, each in value.items()
-            }
-        case list():
-            return [_escaped(each, escape) for each in value]
-    return value
-
-
-def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with its arguments as JSON text."""
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": _tojson(function["arguments"])}}
+def operator_template(path: Path | None) -> str | None:
+    """Return the source of the template of `--chat-template`. Raises ValueError, in one line, if it is of no use."""
+    if path is None:
+        return None
+    source = read_template(path)
+    with reading(str(path)):
+        try:
+            TemplateManager(source, {})
+        except ValueError as error:
+            raise ValueError(f"--chat-template {path}: {error}") from error
+    return source
 
 
 def _with_end(message: dict[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     kwargs: dict[str, Any] = {}
-    """Allow-listed variables of the template."""
+    """Variables that the template reads."""
     param: str = "messages"
     """Client's parameter name for error messages."""
 

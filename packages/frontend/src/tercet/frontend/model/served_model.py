@@ -47,9 +47,12 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 
 
 class ModelFiles:
-    """Tokenizer, template and settings from a model's files. Raises ValueError for files that cannot be read."""
+    """Tokenizer, template and settings from a model's files. Raises ValueError for files that cannot be read.
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    `chat_template` is the source of a template in place of the model's.
+    """
+
+    def __init__(self, files: dict[str, bytes], chat_template: str | None = None) -> None:
         if "tokenizer.json" not in files:
             raise ValueError("the model has no tokenizer.json")
         self.tokenizer_json = files["tokenizer.json"]
@@ -59,7 +62,8 @@ class ModelFiles:
             self.token_bytes = TokenBytes(self.tokenizer)
             self.special_texts = SpecialTexts(map(self.tokenizer.token, self.tokenizer.special_ids))
         with reading("the chat template"):
-            self.template = TemplateManager.from_files(files)
+            self.template = TemplateManager.from_files(files, chat_template)
+        self.chat_template = chat_template
         with reading("the files of sentence-transformers"):
             self.sentences = SentenceFiles(files)
         self.defaults = _defaults(read_object(files, "generation_config.json"))
@@ -87,7 +91,8 @@ class ServedModel:
         """Software version of its first scheduler."""
         self.created = int(time.time())
         # The weights' digest covers dtype and quantization.
-        self.fingerprint = _fingerprint(__version__, software, identity.weights, sorted(identity.files.items()))
+        made_of = [__version__, software, identity.weights, sorted(identity.files.items())]
+        self.fingerprint = _fingerprint(*made_of, *([files.chat_template] if files.chat_template is not None else []))
 
     def with_adapter(self, name: str, lora: LoRAAdapter, created: int) -> "ServedModel":
         """Return a copy with an adapter under its own name; `base` remains the model's name."""

@@ -41,6 +41,8 @@ class ToolSpec(msgspec.Struct, frozen=True):
     """A custom tool: its only argument is the plain text `input` that the client receives."""
     grammar: Lark | Regex | None = None
     """Constraint on a custom tool's input."""
+    param: str = "tools"
+    """Parameter of the client that holds the schema, for errors."""
 
 
 class Tools:

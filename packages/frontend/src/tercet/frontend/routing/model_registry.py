@@ -35,10 +35,12 @@ class ModelRegistry:
         timeout: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         on_unreadable: Callable[[str, str], None] = _log_unreadable,
+        chat_template: str | None = None,
     ) -> None:
         """Expect `expected` schedulers to announce their models within `timeout` seconds.
 
         `on_unreadable` is called with a scheduler's id and the reason if its files cannot be read.
+        `chat_template` is the source of a template in place of the models' own.
         """
         self._pool = pool
         self.tokenizer_pool = TokenizerPool(pool, threads=threads)
@@ -47,6 +49,7 @@ class ModelRegistry:
         self._expected = expected
         self._clock = clock
         self._on_unreadable = on_unreadable
+        self._chat_template = chat_template
         self._deadline = clock() + timeout
         self._announced: set[str] = set()
         self._awaits_announcement = False
@@ -105,7 +108,7 @@ class ModelRegistry:
                 self._on_unreadable(peer, f"the tokenizer files of {peer} are of no use: {error}")
 
     async def _read(self, contents: dict[str, bytes]) -> ModelFiles:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, ModelFiles, contents)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, ModelFiles, contents, self._chat_template)
 
     def update(self, schedulers: Iterable[SchedulerPeer], weight_lineage: WeightLineage) -> None:
         """Rebuild the models from all schedulers whose files and limits have arrived.

@@ -1,10 +1,8 @@
-"""The HTTP application: routes, error handlers and middleware."""
+"""The HTTP application: routes and middleware."""
 
-import logging
 from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI
-from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -19,6 +17,7 @@ from tercet.frontend.api.openai.chat import OpenAIServingChat
 from tercet.frontend.api.openai.completions import OpenAIServingCompletion
 from tercet.frontend.api.openai.embeddings import OpenAIServingEmbedding
 from tercet.frontend.api.openai.rerank import OpenAIServingRerank
+from tercet.frontend.api.openai.stored.routes import OpenAIServingStoredChats
 from tercet.frontend.api.responses.conversation_routes import OpenAIServingConversations
 from tercet.frontend.api.responses.routes import OpenAIServingResponses
 from tercet.frontend.api.sglang.adapter_routes import AdapterRoutes
@@ -27,29 +26,17 @@ from tercet.frontend.api.sglang.generate import GenerateRoutes
 from tercet.frontend.api.sglang.session_routes import SessionRoutes
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import HttpConfig, ServingConfig
-from tercet.frontend.database import StoreError
-from tercet.frontend.errors import (
-    ApiError,
-    BadRequestError,
-    MethodNotAllowedError,
-    NotFoundError,
-    PayloadTooLargeError,
-    ServerError,
-)
 from tercet.frontend.http.auth import Keys
 from tercet.frontend.http.backpressure import response_budget
 from tercet.frontend.http.error_format import ROUTE
 from tercet.frontend.http.loop_turns import LoopTurns
 from tercet.frontend.http.memory_budget import MemoryBudget
-from tercet.frontend.http.request_id import request_id_of
 from tercet.frontend.http.route import Route
-from tercet.frontend.http.sse import ClientDisconnectedError
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.server.allowed_hosts import AllowedHosts
-from tercet.frontend.server.middleware import OPEN_ROUTES, RequestMiddleware, error_response
+from tercet.frontend.server.error_handlers import add_error_handlers
+from tercet.frontend.server.middleware import OPEN_ROUTES, RequestMiddleware
 from tercet.frontend.server.stores import Stores
-
-logger = logging.getLogger(__name__)
 
 _EXPOSED_HEADERS = ("x-request-id", "request-id", "retry-after")
 """Response headers that pages of another origin may read, in addition to the CORS-safelisted ones."""
@@ -83,11 +70,7 @@ def build_app(
     )
     for route in _routes(manager, config, serving, stores):
         app.add_route(route.path, _with_path(route), methods=[route.method])
-    app.add_exception_handler(ApiError, _on_api_error)
-    app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(ClientDisconnectedError, _on_client_gone)
-    app.add_exception_handler(StoreError, _on_store_error)
-    app.add_exception_handler(Exception, _on_exception)
+    add_error_handlers(app)
     open_routes = OPEN_ROUTES | ({METRICS_PATH} if config.open_metrics else set())
     api_keys = config.api_keys()
     app.state.body_budget = MemoryBudget(config.max_body_bytes)
@@ -123,9 +106,11 @@ def _routes(
     responses = stores.responses if stores else None
     conversations = stores.conversations if stores else None
     background = stores.background if stores else None
+    chats = stores.chats if stores else None
     sessions = SessionRoutes(stores.sessions if stores else None, limit)
     return [
-        *OpenAIServingChat(manager, limit, planner).routes,
+        *OpenAIServingChat(manager, limit, planner, chats).routes,
+        *OpenAIServingStoredChats(chats, limit).routes,
         *OpenAIServingCompletion(manager, limit).routes,
         *OpenAIServingResponses(manager, planner, responses, background, conversations, limit).routes,
         *OpenAIServingConversations(conversations, responses, limit).routes,
@@ -150,48 +135,3 @@ def _with_path(route: Route) -> Callable[[Request], Awaitable[Response]]:
         return await route.endpoint(request)
 
     return respond
-
-
-async def _on_api_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ApiError)
-    return error_response(error, request.scope)
-
-
-async def _on_exception(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    """Answer an unexpected exception, which `RequestMiddleware` logs, without its details."""
-    return error_response(ServerError("The server failed this request."), request.scope)
-
-
-async def _on_store_error(request: Request, error: Exception) -> Response:
-    """Answer with the error of the store, because the same request without `store` would succeed."""
-    logger.error("response store failed: request_id=%s error=%s", request_id_of(request.scope), error)
-    return error_response(ServerError(str(error)), request.scope)
-
-
-async def _on_client_gone(request: Request, error: Exception) -> Response:  # noqa: ARG001
-    return Response(status_code=499)
-
-
-def _is_absent(method: str, path: str) -> bool:
-    """Return whether a route is one of OpenAI's that this server lacks, though it has others at the path."""
-    return (method == "DELETE" and path.startswith("/v1/models/")) or (
-        (method, path) == ("POST", "/v1/responses/compact")
-    )
-
-
-async def _on_http_error(request: Request, error: Exception) -> Response:
-    """Convert an error of the router into the API's format."""
-    assert isinstance(error, HTTPException)
-    scope = request.scope
-    path = scope["path"]  # `request.url` includes the Host header, which may hold anything
-    status = 404 if _is_absent(request.method, path) else error.status_code
-    match status:
-        case 404:
-            return error_response(NotFoundError(f"Unknown request URL: {request.method} {path}."), scope)
-        case 405:
-            response = error_response(MethodNotAllowedError(f"{request.method} is not allowed for {path}."), scope)
-            response.headers.update(error.headers or {})
-            return response
-        case 413:
-            return error_response(PayloadTooLargeError("The body is too long."), scope)
-    return error_response(BadRequestError("The request cannot be read."), scope)

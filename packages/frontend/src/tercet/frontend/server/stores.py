@@ -1,5 +1,6 @@
-"""SQLite stores of one frontend: responses, conversations, sessions, and the background worker."""
+"""SQLite stores of one frontend: chats, responses, conversations, sessions, and the background worker."""
 
+from tercet.frontend.api.openai.stored.store import StoredChats
 from tercet.frontend.api.responses.background import BackgroundWorker
 from tercet.frontend.api.responses.conversation_store import ConversationStore
 from tercet.frontend.api.responses.draft import ResponseDrafter
@@ -20,6 +21,7 @@ class Stores:
         drafter = ResponseDrafter(manager, planner, self.responses, self.conversations)
         self.background = BackgroundWorker(manager, drafter, self.responses)
         self.sessions = SessionStore(database)
+        self.chats = StoredChats(database)
 
     def start(self) -> None:
         """Start to look for background responses that dead frontends have left."""

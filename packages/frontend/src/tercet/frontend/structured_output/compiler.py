@@ -20,10 +20,12 @@ def to_grammar(constraint: Constraint, tokens: Tokens) -> Grammar:
 def _translated(constraint: Constraint, tokens: Tokens) -> Grammar:
     match constraint:
         case JsonObject():
-            return Grammar(GrammarKind.JSON_SCHEMA, schema_text(OBJECT))
+            return Grammar(GrammarKind.JSON_SCHEMA, schema_text(OBJECT, constraint.param))
         case JsonSchema():
             check_schema(constraint.schema, constraint.param, strict=constraint.strict)
-            return Grammar(GrammarKind.JSON_SCHEMA, schema_text(constraint.schema))
+            return Grammar(
+                GrammarKind.JSON_SCHEMA, schema_text(constraint.schema, constraint.param, strict=constraint.strict)
+            )
         case Regex():
             return Grammar(GrammarKind.REGEX, constraint.pattern)
         case Ebnf():

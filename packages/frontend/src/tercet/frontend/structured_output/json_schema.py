@@ -1,29 +1,17 @@
-"""Checks of JSON schemas: keywords that llguidance would ignore are refused by name; strict follows OpenAI's rules."""
+"""Checks of JSON schemas: size, references, and OpenAI's rules for strict schemas."""
 
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
-
-from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.errors import BadRequestError
+from tercet.frontend.json_number import dump_json
 from tercet.frontend.structured_output.limits import MAX_DEPTH, MAX_NODES
 from tercet.frontend.structured_output.references import check_references
+from tercet.frontend.structured_output.schema_writer import SchemaWriter
 
 _ONE = frozenset({"items", "additionalItems", "additionalProperties"})
 _LISTS = frozenset({"anyOf", "oneOf", "allOf", "prefixItems", "items"})
 _MAPS = frozenset({"properties", "patternProperties", "$defs", "definitions"})
-_ASSERTIONS = frozenset({"$ref", "const", "enum", "type", "required", "pattern", "format", "multipleOf"})
-_BOUNDS = frozenset(
-    {"minItems", "maxItems", "minProperties", "maxProperties", "minLength", "maxLength"}
-    | {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}
-)
-_ANNOTATIONS = frozenset(
-    {"$schema", "$id", "id", "$anchor", "$comment", "title", "description", "default", "example", "examples"}
-    | {"deprecated", "readOnly", "writeOnly", "contentMediaType", "contentEncoding"}
-    | {"discriminator", "externalDocs", "xml"}
-)
-_KNOWN = _ONE | _LISTS | _MAPS | _ASSERTIONS | _BOUNDS | _ANNOTATIONS
-_FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 
 _WHITE_SPACE = r" |\r?\n[ \t]{0,32}"
 """Between values: a space, or a line break and indentation. It is bounded, or a model could generate it without end."""
@@ -32,18 +20,23 @@ _Place = tuple[str, Any]
 """A path as people write it, and the value at that path."""
 
 
-def schema_text(schema: dict[str, Any] | bool) -> str:
+def schema_text(
+    schema: dict[str, Any] | bool, param: str, *, strict: bool = False, lenient: bool = False, rust: bool = False
+) -> str:
     """Return a checked schema as llguidance reads it, with bounded white space.
 
-    Any `$schema` is removed, so the latest draft applies: llguidance ignores newer keywords in older drafts.
+    A lenient one is enforced as far as possible. Otherwise raises BadRequestError that names the keyword that cannot be
+    enforced; a strict one has no unknown keywords, either. With `rust`, patterns are in Rust's syntax.
     """
-    body = schema if isinstance(schema, dict) else {}
-    read = {name: value for name, value in body.items() if name != "$schema"}
-    return orjson.dumps({"x-guidance": {"whitespace_pattern": _WHITE_SPACE}, **read}).decode()
+    guidance: dict[str, Any] = {"whitespace_pattern": _WHITE_SPACE}
+    if lenient:
+        guidance["lenient"] = True
+    written = SchemaWriter(schema, param, strict=strict, lenient=lenient, rust=rust).written()
+    return dump_json({"x-guidance": guidance, **written}).decode()
 
 
 def check_schema(schema: dict[str, Any] | bool, param: str, *, strict: bool) -> None:
-    """Raise BadRequestError that names the keyword that cannot be enforced, or the rule that a strict schema breaks."""
+    """Raise BadRequestError for a schema without a meaning, or the rule that a strict schema breaks."""
     _check_size(schema, param)
     if schema is False:
         raise BadRequestError("The schema 'false' allows no answer.", param=param)
@@ -55,7 +48,6 @@ def check_schema(schema: dict[str, Any] | bool, param: str, *, strict: bool) -> 
             continue
         if not isinstance(each, dict):
             raise BadRequestError(f"Invalid schema at '{path}': an object or a boolean is needed.", param=param)
-        _check_keywords(each, path, param)
         if strict:
             _check_strict(each, path, param)
     check_references(schema, places, param)
@@ -97,22 +89,6 @@ def subschemas(schema: object, path: str) -> Iterator[_Place]:
                 waiting += [(f"{below}[{place}]", each) for place, each in enumerate(inner)]
             elif keyword in _ONE:
                 waiting.append((below, inner))
-
-
-def _check_keywords(schema: dict[str, Any], path: str, param: str) -> None:
-    for keyword in schema:
-        if keyword not in _KNOWN and (keyword == "x-guidance" or not keyword.startswith("x-")):
-            raise UnsupportedParameterError(
-                f"The schema keyword '{keyword}' at '{path}' is not supported.", param=param
-            )
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and not reference.startswith("#"):
-        raise UnsupportedParameterError(
-            f"The '$ref' at '{path}' is not supported: references must be local and begin with '#'.", param=param
-        )
-    shape = schema.get("format")
-    if isinstance(shape, str) and shape not in _FORMATS:
-        raise UnsupportedParameterError(f"The 'format' '{shape[:64]}' at '{path}' is not supported.", param=param)
 
 
 def _check_strict(schema: dict[str, Any], path: str, param: str) -> None:

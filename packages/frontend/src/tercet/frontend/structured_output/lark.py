@@ -25,6 +25,7 @@ from tercet.frontend.structured_output.limits import MAX_OPTIONS, MAX_TAG_TEXT, 
 
 OBJECT = {"type": "object"}
 _ESCAPED_OR_SLASH = re.compile(r"\\.|/|\n", re.DOTALL)
+_WITHIN_SLASHES = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 
 
 def lark_string(text: str) -> str:
@@ -34,7 +35,7 @@ def lark_string(text: str) -> str:
 
 def regex_terminal(pattern: str) -> str:
     """Return a regular expression as a Lark terminal."""
-    return "/" + _ESCAPED_OR_SLASH.sub(lambda found: {"/": r"\/", "\n": r"\n"}.get(found[0], found[0]), pattern) + "/"
+    return f"/{_ESCAPED_OR_SLASH.sub(lambda found: _WITHIN_SLASHES.get(found[0], found[0]), pattern)}/"
 
 
 class LarkWriter:
@@ -61,10 +62,11 @@ class LarkWriter:
         """Return the right side of a rule for a constraint. Raises BadRequestError."""
         match constraint:
             case JsonObject():
-                return f"%json {schema_text(OBJECT)}"
+                return f"%json {schema_text(OBJECT, constraint.param)}"
             case JsonSchema():
                 check_schema(constraint.schema, constraint.param, strict=constraint.strict)
-                return f"%json {schema_text(constraint.schema)}"
+                text = schema_text(constraint.schema, constraint.param, strict=constraint.strict)
+                return f"%json {text}"
             case Regex():
                 return self._terminal(regex_terminal(constraint.pattern))
             case Choice():

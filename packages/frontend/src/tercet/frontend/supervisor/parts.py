@@ -84,6 +84,8 @@ def frontend_flags(config: ServeConfig) -> list[str]:
         value = getattr(config.frontend, option.name)
         if option.name in _NOT_COPIED or value == option.default:
             continue
+        if isinstance(value, Path):
+            value = value.expanduser().absolute()
         values = value if isinstance(value, tuple) else (value,)
         flags += [f"--{option.name.replace('_', '-')}={each}" for each in values]
     return [*flags, f"--response-store={config.frontend.response_store}", *extra_flags(config.frontend_extra)]

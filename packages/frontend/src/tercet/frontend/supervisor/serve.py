@@ -91,6 +91,10 @@ def parse_frontend_config(config: ServeConfig) -> FrontendConfig:
         bound.apply_defaults()
         frontend: FrontendConfig = bound.arguments["config"]
         frontend.http.api_keys()
+        if frontend.serving.chat_template is not None:
+            from tercet.frontend.model.chat_template import operator_template
+
+            operator_template(frontend.serving.chat_template)
     except (CycloptsError, ValueError) as error:
         raise ConfigError(f"frontend: {' '.join(str(error).split())}") from None
     return frontend

@@ -120,11 +120,22 @@ class GrammarKind(StrEnum):
     """llguidance's Lark: rules, terminals, `%json {...}` and special tokens as `<|name|>`."""
 
 
-class Grammar(msgspec.Struct, frozen=True):
+class ThinkingBudget(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Maximum tokens of reasoning before `end`, where `end` is several tokens of the vocabulary. Since 1.1."""
+
+    tokens: int
+    end: str
+    begin: str = ""
+    """Text that begins reasoning at the start of the output; empty if the prompt has begun it."""
+
+
+class Grammar(msgspec.Struct, frozen=True, omit_defaults=True):
     """Grammar that an output must match, in text that the frontend's compiler has accepted."""
 
     kind: GrammarKind
     text: str
+    thinking: ThinkingBudget | None = None
+    """Budget that holds beside the grammar. An end token ends no reasoning that has one. Since 1.1."""
 
 
 class LoRAAdapter(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from tercet.scheduler.core.policy import LONGEST_MEASURED
 from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
+from tercet.scheduler.core.retraction import next_to_retract
 from tercet.scheduler.core.speculation.ngram_drafter import Drafter
 
 LEAST_SPARED = 64
@@ -518,7 +519,7 @@ class Planner:
         self._reserve = min(1.0, self._reserve + RESERVE_RISE)
         for req in starved:
             while req.slot >= 0 and not self._has_room(req):
-                victim = self._cheapest()
+                victim = next_to_retract(self.running)
                 if victim is None or (victim is req and any(other.in_flight for other in self.running)):
                     break
                 self.retract(victim)
@@ -526,21 +527,13 @@ class Planner:
                 if req.slot >= 0 and builder.budget:
                     builder.add(req, step)
 
-    def _cheapest(self) -> Req | None:
-        """Return the choice to retract next: of the lowest priority, then of the tenant with the most pages."""
-        pages = Counter[str]()
-        for req in self.running:
-            pages[req.tenant] += len(req.pages[0])
-        idle = (req for req in self.running if _is_idle(req))
-        return min(idle, key=lambda req: (req.priority, -pages[req.tenant], *_cost(req)), default=None)
-
     def _blocked_victim(self) -> Req | None:
         """Return the cheapest choice of a blocked peer if waiting choices need its memory and nothing else runs."""
         if not self.blocked_peers or any(req.in_flight for req in self.running):
             return None
         if all(self.is_blocked(req) for req in self._waiting):
             return None
-        return min((req for req in self.running if self.is_blocked(req) and _is_idle(req)), key=_cost, default=None)
+        return next_to_retract(req for req in self.running if self.is_blocked(req))
 
     def retract(self, req: Req) -> None:
         """Take slot and pages from a running choice, and let it wait again.
@@ -551,13 +544,3 @@ class Planner:
         self._memory.release(req)
         self._waiting.add(req, first=True)
         self._counters.retractions += 1
-
-
-def _is_idle(req: Req) -> bool:
-    """Return whether a choice could be retracted now."""
-    return req.in_flight == 0 and req.finish is None
-
-
-def _cost(req: Req) -> tuple[int, int, int]:
-    """Return the sort key of choices by the cost of their retraction."""
-    return req.priority, len(req.tokens), -req.arrival

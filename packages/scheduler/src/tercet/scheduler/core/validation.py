@@ -16,6 +16,8 @@ MOST_STOP_IDS = 1024
 MOST_TOP_LOGPROBS = 256
 LONGEST_GRAMMAR = 1 << 20
 """Maximum characters of a grammar."""
+LONGEST_MARKER = 256
+"""Maximum characters of a marker of reasoning."""
 MOST_PREDICTED = 131_072
 """Maximum tokens of a prediction."""
 INT32 = 2**31 - 1
@@ -80,6 +82,10 @@ def _fault_in_sampling(sampling: SamplingParams, vocab_size: int) -> str | None:
         return "a stop id or a biased id is outside the vocabulary"
     if sampling.grammar is not None and len(sampling.grammar.text) > LONGEST_GRAMMAR:
         return f"the grammar has more than {LONGEST_GRAMMAR} characters"
+    if (budget := sampling.grammar.thinking if sampling.grammar is not None else None) is not None and (
+        budget.tokens < 0 or not 0 < len(budget.end) <= LONGEST_MARKER or len(budget.begin) > LONGEST_MARKER
+    ):
+        return "the grammar's budget of reasoning is negative, or its markers are too short or too long"
     if not all(abs(bias) <= LARGE for bias in sampling.logit_bias.values()):  # also refuses NaN
         return f"a bias is beyond {LARGE:.0f}"
     return _out_of_range(

@@ -10,7 +10,7 @@ from typing import Any
 from tercet.scheduler.grammar.guarded import GuardedBackend
 from tercet.scheduler.grammar.lazy import LazyBackend
 from tercet.scheduler.grammar.port import GrammarBackend
-from tercet.scheduler.model_files import ModelError, reading, tokenizer_files
+from tercet.scheduler.model_files import ModelError, has_tokenizer, reading, tokenizer_files
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ _EXTRAS = ("xgrammar",)
 
 
 def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[int]) -> GrammarBackend[Any] | None:
-    """Return the backend for a model directory; None for "none", and for a model without a tokenizer.json.
+    """Return the backend for a model directory; None for "none", and for a model without a tokenizer.
 
     The tokenizer is read when the first grammar comes. If the model names no end ids, it is read now; one that cannot
     be read then gives None and a log record. Raises ValueError for an unknown name, and for a package that is not
@@ -49,8 +49,7 @@ def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[i
         raise ValueError(f"no grammar backend {name!r}; there are {', '.join(BACKENDS)} and none")
     if name in _EXTRAS and find_spec(name) is None:
         raise ValueError(f"{name} is not installed: pip install 'tercet-scheduler[{name}]'")
-    file = model / "tokenizer.json"
-    if not file.is_file():
+    if not has_tokenizer(model):
         return None
 
     def make() -> GrammarBackend[Any]:
@@ -67,6 +66,6 @@ def grammar_backend(name: str, model: Path, vocab_size: int, end_ids: Sequence[i
         return GuardedBackend(make())
     except ValueError as error:
         logger.warning(
-            "grammar backend %s: tokenizer not supported, grammars are refused: file=%s error=%s", name, file, error
+            "grammar backend %s: tokenizer not supported, grammars are refused: model=%s error=%s", name, model, error
         )
         return None

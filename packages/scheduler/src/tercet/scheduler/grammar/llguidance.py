@@ -11,6 +11,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, __version__
 from tercet.protocol.grammar_limits import PARSER_LIMITS
 from tercet.protocol.messages.values import Grammar, GrammarKind
 from tercet.scheduler.grammar.port import GrammarError, Masks
+from tercet.scheduler.grammar.thinking import ThinkingCounter
 
 _SILENT = 0
 _UNFORCED = '%llguidance {"no_forcing": true}\n'
@@ -28,10 +29,11 @@ class _Tokenizer(msgspec.Struct):
 
 
 class LLGuidanceMatcher:
-    """`Matcher` over an LLMatcher."""
+    """`Matcher` over an LLMatcher, and a budget of reasoning tokens beside it."""
 
-    def __init__(self, native: LLMatcher) -> None:
+    def __init__(self, native: LLMatcher, thinking: ThinkingCounter | None = None) -> None:
         self.native = native
+        self.thinking = thinking
 
     @property
     def error(self) -> str:
@@ -39,7 +41,7 @@ class LLGuidanceMatcher:
 
     @property
     def accepting(self) -> bool:
-        return bool(self.native.is_accepting())
+        return bool(self.native.is_accepting()) and not self._thinks
 
     @property
     def finished(self) -> bool:
@@ -47,12 +49,18 @@ class LLGuidanceMatcher:
 
     def advance(self, tokens: Sequence[int]) -> None:
         self.native.consume_tokens(list(tokens))
+        if self.thinking is not None:
+            self.thinking.read(tokens)
 
     def forced(self) -> list[int]:
-        return list(self.native.compute_ff_tokens())
+        return [] if self._thinks else list(self.native.compute_ff_tokens())
 
     def copy(self) -> Self:
-        return type(self)(self.native.deep_copy())
+        return type(self)(self.native.deep_copy(), self.thinking.copy() if self.thinking is not None else None)
+
+    @property
+    def _thinks(self) -> bool:
+        return self.thinking is not None and self.thinking.thinking
 
 
 class LLGuidanceBackend:
@@ -88,7 +96,9 @@ class LLGuidanceBackend:
         named = self._specials and self._specials.search(grammar.text.replace("\\", ""))
         if named or self._text_ends is not None:  # the only token of a forced text may be an end token
             source = _unforced(source)
-        matcher = LLGuidanceMatcher(LLMatcher(self._tokenizer, source, log_level=_SILENT, limits=self._limits))
+        native = LLMatcher(self._tokenizer, source, log_level=_SILENT, limits=self._limits)
+        counter = ThinkingCounter(grammar.thinking, self._tokenizer) if grammar.thinking is not None else None
+        matcher = LLGuidanceMatcher(native, counter)
         if matcher.error:
             raise GrammarError(matcher.error)
         return matcher
@@ -100,6 +110,17 @@ class LLGuidanceBackend:
             matcher.native.unsafe_compute_mask_ptr(masks.ctypes.data + row * size, size)
             if self._text_ends is not None and not matcher.accepting:
                 masks[row] &= ~self._text_ends
+            if matcher.thinking is not None and matcher.thinking.thinking:
+                masks[row] &= ~_mask(self._tokenizer.eos_tokens, masks.shape[1])
+                if allowed := matcher.thinking.allowed():
+                    masks[row] &= _mask(allowed, masks.shape[1])
+
+
+def _mask(tokens: Sequence[int], words: int) -> Masks:
+    """Return the bitmask of tokens."""
+    marked = np.zeros(words * 32, dtype=bool)
+    marked[[token for token in tokens if token < words * 32]] = True
+    return np.packbits(marked, bitorder="little").view(np.int32)
 
 
 def _source(grammar: Grammar) -> str:

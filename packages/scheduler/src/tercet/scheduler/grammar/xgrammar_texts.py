@@ -34,6 +34,8 @@ _IN_LARK = re.compile(
 
 def rules_of(grammar: Grammar, tokens: TokenizerInfo, named_tokens: Mapping[str, int], end_ids: Sequence[int]) -> Rules:
     """Return the rules of a grammar. Raises GrammarError, and RuntimeError for syntax that xgrammar cannot read."""
+    if grammar.thinking is not None:
+        raise GrammarError("xgrammar limits no reasoning whose end marker is several tokens")
     match grammar.kind:
         case GrammarKind.JSON_SCHEMA:
             return schema_rules(_parsed(grammar.text))

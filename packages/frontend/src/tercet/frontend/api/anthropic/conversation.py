@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import orjson
-
 from tercet.frontend.api.anthropic.schema import (
     Block,
     DocumentBlock,
@@ -19,6 +17,7 @@ from tercet.frontend.api.anthropic.schema import (
     text_of,
 )
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.json_number import dump_json
 
 
 def messages_of(system: str | Sequence[TextBlock] | None, messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -47,7 +46,7 @@ def _assistant(blocks: Sequence[Block], place: int) -> dict[str, Any]:
             case RedactedThinkingBlock():
                 pass  # only the server that wrote it can read it
             case ToolUseBlock():
-                function = {"name": block.name, "arguments": orjson.dumps(block.input).decode()}
+                function = {"name": block.name, "arguments": dump_json(block.input).decode()}
                 call = {"id": block.id, "type": "function", "function": function}
                 message.setdefault("tool_calls", []).append(call)
             case ToolResultBlock():
@@ -90,7 +89,7 @@ def tool_description(tool: Tool) -> str:
     """Return the description of a tool for the model, with its input examples."""
     lines = [tool.description] if tool.description else []
     if tool.input_examples:
-        lines += ["Examples:", *(orjson.dumps(each).decode() for each in tool.input_examples)]
+        lines += ["Examples:", *(dump_json(each).decode() for each in tool.input_examples)]
     return "\n".join(lines)
 
 

@@ -4,7 +4,6 @@ import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -21,6 +20,7 @@ from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.request_id import request_id_of
 from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect, named_event
+from tercet.frontend.json_number import dump_json
 from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerationOptions, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -111,15 +111,21 @@ def _chat_options(body: Prompted, options: GenerationOptions) -> ChatOptions:
         messages=messages_of(body.system, body.messages),
         options=options,
         tools=tuple(
-            ToolSpec(tool.name, tool.input_schema, tool_description(tool), bool(tool.strict))
-            for tool in body.tools or ()
+            ToolSpec(
+                tool.name,
+                tool.input_schema,
+                tool_description(tool),
+                bool(tool.strict),
+                param=f"tools.{place}.input_schema",
+            )
+            for place, tool in enumerate(body.tools or ())
         ),
         tool_choice=ToolChoice(_CALLS[choice.type], frozenset({choice.name}) if choice.name else None)
         if choice
         else ToolChoice(),
         parallel_tool_calls=not (choice and choice.disable_parallel_tool_use),
         constraint=JsonSchema(schema=schema, param="output_config.format.schema") if schema is not None else None,
-        reasoning_effort=config.effort if config else None,
+        reasoning_effort=_effort(body),
         # In this API the effort concerns the whole response, and Claude Code always sends it.
         effort_needs_reasoning=False,
         # In this API a model reasons only on request.
@@ -128,6 +134,13 @@ def _chat_options(body: Prompted, options: GenerationOptions) -> ChatOptions:
         add_generation_prompt=not continues,
         continue_final_message=continues,
     )
+
+
+def _effort(body: Prompted) -> str | None:
+    """Return the reasoning effort. Reasoning that is disabled by name is off for models that always reason, too."""
+    if body.thinking is not None and body.thinking.type == "disabled":
+        return "none"
+    return body.output_config.effort if body.output_config else None
 
 
 async def _changes(plan: ChatPlan, writer: MessageWriter, generation: Generation) -> AsyncIterator[list[Change]]:
@@ -162,7 +175,7 @@ async def _events(first: list[Change], rest: AsyncIterator[list[Change]], reques
 
 
 def _encoded(change: Change) -> bytes:
-    return named_event(change["type"], orjson.dumps(change))
+    return named_event(change["type"], dump_json(change))
 
 
 def _usage(generation: Generation, thinking_tokens: int) -> dict[str, Any]:
@@ -182,4 +195,4 @@ def _usage(generation: Generation, thinking_tokens: int) -> dict[str, Any]:
 
 
 def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+    return Response(dump_json(value), media_type="application/json")

@@ -9,6 +9,7 @@ from typing import Any, assert_never
 
 import orjson
 
+from tercet.frontend.json_number import parse_json
 from tercet.frontend.parsers.events import (
     Event,
     ReasoningDelta,
@@ -171,7 +172,7 @@ class MessageWriter:
 def _arguments(text: str) -> dict[str, Any]:
     """Return the input of a tool call; empty if its JSON was cut off."""
     try:
-        value = orjson.loads(text or "{}")
+        value = parse_json(text or "{}")
     except orjson.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}

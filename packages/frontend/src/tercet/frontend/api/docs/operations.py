@@ -10,9 +10,11 @@ from tercet.frontend.api.docs.responses_operations import RESPONSES
 from tercet.frontend.api.docs.score_operations import SCORES
 from tercet.frontend.api.docs.server_operations import SERVER
 from tercet.frontend.api.docs.sglang_operations import SGLANG
+from tercet.frontend.api.docs.stored_chat_operations import STORED_CHATS
 
 OPERATIONS: dict[MethodAndPath, Operation] = {
     **OPENAI,
+    **STORED_CHATS,
     **RESPONSES,
     **SCORES,
     **ANTHROPIC,

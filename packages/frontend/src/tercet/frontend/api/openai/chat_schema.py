@@ -1,20 +1,20 @@
 """Request schema of /v1/chat/completions: OpenAI's fields, and the extensions of SGLang, vLLM and others."""
 
 from functools import cache
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from tercet.frontend.api.openai.chat_messages import Content, Messages, check_continued, with_reasoning
-from tercet.frontend.api.openai.sampling_schema import Count, Name, SamplingFields, Strict, refuse
+from tercet.frontend.api.openai.sampling_schema import Count, Metadata, Name, SamplingFields, Strict, refuse
 from tercet.frontend.api.openai.structured_schema import StructuredFields
 from tercet.frontend.api.openai.tool_schema import ToolFields
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.http.json_depth import MAX_JSON_DEPTH, is_within
 from tercet.frontend.structured_output.limits import MAX_FREE_TOKENS
 
 Anything = dict[str, Any]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-TemplateValue = bool | Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | Name
 
 
 class Prediction(Strict):
@@ -44,7 +44,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
     max_completion_tokens: Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    metadata: Annotated[dict[Name, Name], Field(max_length=16)] | None = None
+    metadata: Metadata | None = None
     store: bool | None = None
     service_tier: Name | None = None
     safety_identifier: Name | None = None
@@ -67,7 +67,7 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
 
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    chat_template_kwargs: Annotated[dict[Name, TemplateValue], Field(max_length=16)] | None = None
+    chat_template_kwargs: Annotated[dict[Name, Any], Field(max_length=16)] | None = None
     thinking_token_budget: Annotated[int, Field(ge=0, le=MAX_FREE_TOKENS)] | None = None
 
     @field_validator("messages", mode="before")
@@ -88,11 +88,11 @@ class ChatRequest(SamplingFields, StructuredFields, ToolFields):
 
     @field_validator("chat_template_kwargs")
     @classmethod
-    def _check_template_effort(cls, kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
-        if kwargs and kwargs.get("reasoning_effort", "none") not in get_args(Effort):
-            param = "chat_template_kwargs.reasoning_effort"
-            message = f"Invalid value for '{param}': it must be one of {', '.join(get_args(Effort))}."
-            raise BadRequestError(message, param=param, code="invalid_value")
+    def _check_depth(cls, kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
+        if not is_within(kwargs, MAX_JSON_DEPTH):
+            raise BadRequestError(
+                f"'chat_template_kwargs' is nested deeper than {MAX_JSON_DEPTH} levels.", param="chat_template_kwargs"
+            )
         return kwargs
 
     @model_validator(mode="after")

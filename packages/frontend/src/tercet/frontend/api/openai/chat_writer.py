@@ -1,7 +1,7 @@
 """Writer of chat responses that are plain text, and the chunk builder that it shares with `ParsedChatWriter`."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import orjson
@@ -39,6 +39,11 @@ class ChatChunks:
         }
         self._prefix = self._prefixed({})
         self._set_counts(None)
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        """Return the fields that all chunks of the completion share."""
+        return self._head
 
     def _prefixed(self, more: dict[str, Any]) -> bytes:
         """Return the start of a chunk, up to its choices."""
@@ -151,6 +156,13 @@ class ChatWriter:
     def __init__(self, rid: str, body: ChatRequest, model: ServedModel) -> None:
         self._builder = ChatChunks(rid, body, model)
         self._started: set[int] = set()
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        return self._builder.head
+
+    def usage(self, generation: Generation) -> dict[str, Any]:
+        return usage(generation)
 
     def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
         """Return a chunk for each choice with new tokens. The first one of a choice carries the role."""

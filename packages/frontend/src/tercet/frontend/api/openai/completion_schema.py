@@ -74,10 +74,11 @@ class CompletionRequest(SamplingFields, StructuredFields):
             case [int(), *_]:
                 return [TokenPrompt([each for each in self.prompt if isinstance(each, int)])]
         shaped: list[TextPrompt | TokenPrompt] = []
-        for each in self.prompt:
+        for place, each in enumerate(self.prompt):
+            param = f"prompt[{place}]"
             match each:
                 case str():
-                    shaped.append(TextPrompt(each, special))
+                    shaped.append(TextPrompt(each, special, param))
                 case list():
-                    shaped.append(TokenPrompt(each))
+                    shaped.append(TokenPrompt(each, param))
         return shaped

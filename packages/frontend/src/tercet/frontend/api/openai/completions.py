@@ -80,7 +80,7 @@ def to_generate_requests(body: CompletionRequest, model: ServedModel) -> list[Ge
 
 def _with_gap(prompt: TextPrompt | TokenPrompt, suffix: str, gap: FillFormat) -> TextPrompt:
     assert isinstance(prompt, TextPrompt)  # guaranteed by the schema
-    return TextPrompt(gap.text(prompt.text, suffix), prompt.add_special_tokens)
+    return TextPrompt(gap.text(prompt.text, suffix), prompt.add_special_tokens, prompt.param)
 
 
 def _without_prompt(body: CompletionRequest, model: ServedModel) -> GenerateRequest:

@@ -10,7 +10,7 @@ import orjson
 
 from tercet.frontend.http.loop_turns import Steps
 from tercet.frontend.model.token_bytes import TokenBytes, spelling
-from tercet.protocol.messages.values import FinishReason, Logprobs, unpack_floats, unpack_ints
+from tercet.protocol.messages.values import Logprobs, unpack_floats, unpack_ints
 
 _MIN_LOGPROB = -9999.0
 """Value for a probability of zero, as in OpenAI's API, because JSON has no infinity."""
@@ -82,13 +82,6 @@ def sliced(token_ids: Sequence[int], parts: Sequence[Logprobs]) -> Iterator[tupl
             )
             yield token_ids[place + start : place + end], piece
         place += count
-
-
-def without_end(token_ids: Sequence[int], finish: FinishReason | None) -> Sequence[int]:
-    """Return the token ids without a final token that only ends the output."""
-    if finish is not None and len(token_ids) and finish.matched == token_ids[-1]:
-        return token_ids[:-1]
-    return token_ids
 
 
 def chat_logprobs(

@@ -1,5 +1,6 @@
 """Writer of chat responses that may contain reasoning and tool calls."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -7,6 +8,7 @@ import orjson
 from tercet.frontend.api.generation_response import FinishedChoice
 from tercet.frontend.api.openai.chat_schema import ChatRequest
 from tercet.frontend.api.openai.chat_writer import ChatChunks
+from tercet.frontend.api.openai.usage import usage
 from tercet.frontend.chat.output_parser import Call, OutputParser, merge_events
 from tercet.frontend.chat.planner import ChatPlan
 from tercet.frontend.http.loop_turns import Steps, no_steps
@@ -43,6 +45,13 @@ class ParsedChatWriter:
         self._started: set[int] = set()
         self._has_content: set[int] = set()
         """Choices that have text or calls."""
+
+    @property
+    def head(self) -> Mapping[str, Any]:
+        return self._builder.head
+
+    def usage(self, generation: Generation) -> dict[str, Any]:
+        return usage(generation, reasoning_tokens=self._reasoning_tokens)
 
     def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
         """Return the chunks for new tokens, the role first."""

@@ -26,15 +26,20 @@ def bounded(name: str, **own: float) -> Any:
 Count = Annotated[int, bounded("max_new_tokens")]
 TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Field(max_length=512)]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 """OpenAI allows four. Editors with code completion send twenty, code benchmarks six."""
 
 
+_NAMED_KEYS = 4
+"""Wrong keys that an error names."""
+
+
 def _check_keys(bias: dict[str, float]) -> dict[str, float]:
-    for key in bias:
-        if not key.isascii() or not key.isdecimal() or len(key) > 10:
-            raise ValueError("keys must be token ids")
+    wrong = [repr(key[:64]) for key in bias if not key.isascii() or not key.isdecimal() or len(key) > 10]
+    if wrong:
+        raise ValueError(f"keys must be token ids, not {', '.join(wrong[:_NAMED_KEYS])}")
     return bias
 
 

@@ -12,6 +12,7 @@ from tercet.frontend.api.openai.sampling_schema import Strict
 from tercet.frontend.constraints import Choice, Constraint, Ebnf, JsonSchema, Regex, StructuralTag, Tag
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.parameter_path import joined, keys_of
+from tercet.frontend.json_number import parse_json
 from tercet.frontend.structured_output.limits import MAX_TAGS, MAX_TEXT
 
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
@@ -147,7 +148,7 @@ def parse_structural_tag(text: str | None, param: str) -> StructuralTag | None:
     if text is None:
         return None
     try:
-        return structural_tag(StructuralTagFormat.model_validate(orjson.loads(text)), param)
+        return structural_tag(StructuralTagFormat.model_validate(parse_json(text)), param)
     except orjson.JSONDecodeError:
         raise BadRequestError("The structural tag is not standard JSON.", param=param) from None
     except ValidationError as error:

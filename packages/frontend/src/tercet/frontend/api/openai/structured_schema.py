@@ -9,6 +9,7 @@ from tercet.frontend.api.openai.sampling_schema import Name, Strict
 from tercet.frontend.api.openai.structural_tag_schema import StructuralTagFormat, parse_structural_tag, structural_tag
 from tercet.frontend.constraints import Choice, Constraint, Ebnf, JsonObject, JsonSchema, Regex
 from tercet.frontend.errors import BadRequestError, FieldError
+from tercet.frontend.json_number import parse_json
 from tercet.frontend.structured_output.limits import MAX_OPTIONS, MAX_TEXT
 
 Pattern = Annotated[str, Field(min_length=1, max_length=MAX_TEXT)]
@@ -150,7 +151,7 @@ def format_constraint(response_format: ResponseFormat | None, param: str) -> Con
 def parse_schema(text: str, param: str) -> dict[str, Any] | bool:
     """Return a schema that is JSON in a string. Raises BadRequestError."""
     try:
-        schema = orjson.loads(text)
+        schema = parse_json(text)
     except orjson.JSONDecodeError:
         raise BadRequestError("The schema is not standard JSON.", param=param) from None
     if not isinstance(schema, dict | bool):

@@ -143,15 +143,15 @@ ToolChoiceField = Choice | Annotated[NamedTool | NamedCustomTool | AllowedToolsC
 def specs_of(tools: Iterable[FunctionTool | CustomTool]) -> tuple[ToolSpec, ...]:
     """Return the specifications of the tools."""
     return tuple(
-        _function(tool.function)
+        _function(tool.function, f"tools[{place}].function.parameters")
         if isinstance(tool, FunctionTool)
         else _custom(tool.custom, f"tools[{place}].custom.format.grammar.definition")
         for place, tool in enumerate(tools)
     )
 
 
-def _function(each: Function) -> ToolSpec:
-    return ToolSpec(each.name, each.parameters or {}, each.description or "", strict=bool(each.strict))
+def _function(each: Function, param: str) -> ToolSpec:
+    return ToolSpec(each.name, each.parameters or {}, each.description or "", strict=bool(each.strict), param=param)
 
 
 def _custom(each: Custom, param: str) -> ToolSpec:
@@ -195,7 +195,10 @@ class ToolFields(Strict):
         return self.parallel_tool_calls is not False and not self.uses_functions and not self.names_tool
 
     def specs(self) -> tuple[ToolSpec, ...]:
-        return specs_of(self.tools or ()) or tuple(map(_function, self.functions or ()))
+        functions = enumerate(self.functions or ())
+        return specs_of(self.tools or ()) or tuple(
+            _function(each, f"functions[{place}].parameters") for place, each in functions
+        )
 
     def choice(self) -> ToolChoice:
         """Return the allowed and required calls."""
@@ -215,3 +218,10 @@ class ToolFields(Strict):
 def _choice_among(calls: Calls, tools: Sequence[NamedTool | NamedCustomTool]) -> ToolChoice:
     customs = frozenset(each.name for each in tools if isinstance(each, NamedCustomTool))
     return ToolChoice(calls, frozenset(each.name for each in tools), customs)
+
+
+def functions_param(param: str) -> str:
+    """Return the name of a parameter of tools in a request with the older functions."""
+    return (
+        param.replace("tools", "functions", 1).replace(".function.", ".", 1).replace("tool_choice", "function_call", 1)
+    )

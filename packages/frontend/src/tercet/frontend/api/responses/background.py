@@ -9,7 +9,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import msgspec
-import orjson
 
 from tercet.frontend.api.responses.body import rid_of
 from tercet.frontend.api.responses.conversation_store import ConversationSnapshot
@@ -22,6 +21,7 @@ from tercet.frontend.api.responses.writer import ResponseObjectWriter
 from tercet.frontend.errors import ApiError, RateLimitError, ServerError, UnavailableError
 from tercet.frontend.http.auth import set_resumed_caller
 from tercet.frontend.http.sse import named_event
+from tercet.frontend.json_number import dump_json, parse_json
 from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
@@ -118,7 +118,7 @@ class BackgroundWorker:
 
     async def _read_now(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
         events, more = await self._store.events(owner, response, after)
-        return [named_event(orjson.loads(data)["type"], data) for data in events], more
+        return [named_event(parse_json(data)["type"], data) for data in events], more
 
     def stop(self, response: str) -> None:
         """Stop the work on a cancelled or deleted response."""
@@ -173,7 +173,7 @@ class BackgroundWorker:
         self, lease: Lease, log: EventLog, writer: ResponseObjectWriter, changes: Sequence[Change]
     ) -> None:
         first = log.next
-        events = [orjson.dumps(event) for event in log.add(changes)]
+        events = [dump_json(event) for event in log.add(changes)]
         has_status = any(change["type"] in _STATUS_EVENTS for change in changes)
         # While it runs, its events hold the output; a half-finished item in the body would stay there until the end.
         body = writer.body if writer.ended else {**writer.body, "output": []}

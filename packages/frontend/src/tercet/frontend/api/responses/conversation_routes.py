@@ -20,6 +20,7 @@ from tercet.frontend.http.loop_turns import turns_of
 from tercet.frontend.http.query import number, order
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
+from tercet.frontend.json_number import dump_json
 
 
 class OpenAIServingConversations:
@@ -107,10 +108,10 @@ def _named(request: Request) -> tuple[str, str]:
 
 
 def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+    return Response(dump_json(value), media_type="application/json")
 
 
 async def _json_in_turn(request: Request, value: dict[str, Any] | orjson.Fragment) -> Response:
     """Write items, which may be long, in a turn of the event loop."""
     await turns_of(request).turn(caller_of(request).owner)
-    return Response(orjson.dumps(value), media_type="application/json")
+    return Response(dump_json(value), media_type="application/json")

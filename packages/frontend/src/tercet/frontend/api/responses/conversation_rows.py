@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
-import orjson
+
+from tercet.frontend.json_number import dump_json, parse_json
 
 Item = dict[str, Any]
 
@@ -51,7 +52,7 @@ def append(connection: sqlite3.Connection, conversation: str, items: Sequence[It
         return
     added = 0
     for place, item in enumerate(items, row[0]):
-        data = orjson.dumps(item)
+        data = dump_json(item)
         added += len(data) * connection.execute(_ADD, (conversation, place, item["id"], data)).rowcount
     query = "UPDATE conversations SET next = next + ?, bytes = bytes + ?, used = ? WHERE id = ?"
     connection.execute(query, (len(items), added, now, conversation))
@@ -66,7 +67,7 @@ def items_before(connection: sqlite3.Connection, conversation: str, place: int) 
 def parse_item(data: bytes) -> Item:
     """Return a stored item. A long one is followed by a rest of this thread, because parsing holds the GIL."""
     started = time.perf_counter()
-    item: Item = orjson.loads(data)
+    item: Item = parse_json(data)
     if len(data) > _LONG_BYTES:
         time.sleep(_REST_RATIO * (time.perf_counter() - started))
     return item

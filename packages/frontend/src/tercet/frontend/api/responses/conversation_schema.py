@@ -4,8 +4,8 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from tercet.frontend.api.openai.sampling_schema import Strict
-from tercet.frontend.api.responses.input_schema import InputItem, Metadata, known_types
+from tercet.frontend.api.openai.sampling_schema import Metadata, Strict
+from tercet.frontend.api.responses.input_schema import InputItem, known_types
 
 _MAX_ITEMS = 20
 

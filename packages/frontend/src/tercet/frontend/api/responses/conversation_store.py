@@ -15,6 +15,7 @@ from tercet.frontend.api.responses.conversation_rows import ConversationRow, Ite
 from tercet.frontend.api.responses.store import MAX_HISTORY_BYTES
 from tercet.frontend.database import Database
 from tercet.frontend.errors import BadRequestError, NotFoundError
+from tercet.frontend.json_number import dump_json, parse_json
 
 _PAGE = {
     "asc": "SELECT id, data FROM conversation_items WHERE conversation = ? AND place > ? ORDER BY place LIMIT ?",
@@ -50,7 +51,7 @@ class ConversationStore:
         def work(connection: sqlite3.Connection) -> Conversation:
             now = self._clock()
             self._database.prune(connection, now)
-            row = (conversation, owner, int(now), now, orjson.dumps(metadata), 0, 0)
+            row = (conversation, owner, int(now), now, dump_json(metadata), 0, 0)
             connection.execute("INSERT INTO conversations VALUES (?, ?, ?, ?, ?, ?, ?)", row)
             self._append(connection, owner, conversation, items)
             return _to_object(self._require(connection, owner, conversation))
@@ -66,7 +67,7 @@ class ConversationStore:
         def work(connection: sqlite3.Connection) -> Conversation:
             self._require(connection, owner, conversation)
             query = "UPDATE conversations SET metadata = ? WHERE id = ?"
-            connection.execute(query, (orjson.dumps(metadata), conversation))
+            connection.execute(query, (dump_json(metadata), conversation))
             return _to_object(self._require(connection, owner, conversation))
 
         return await self._database.run(work)
@@ -167,7 +168,7 @@ class ConversationStore:
 
 
 def _size(items: Sequence[Item]) -> int:
-    return sum(len(orjson.dumps(item)) for item in items)
+    return sum(len(dump_json(item)) for item in items)
 
 
 def _check_room(size: int, param: str) -> None:
@@ -190,5 +191,5 @@ def _to_object(row: ConversationRow) -> Conversation:
         "id": row.id,
         "object": "conversation",
         "created_at": row.created,
-        "metadata": orjson.loads(row.metadata),
+        "metadata": parse_json(row.metadata),
     }

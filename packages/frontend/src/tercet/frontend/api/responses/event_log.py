@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import orjson
-
 from tercet.frontend.api.responses.output_items import Change
 from tercet.frontend.http.sse import named_event
+from tercet.frontend.json_number import dump_json
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 """Types of the last event of a response."""
@@ -73,4 +72,4 @@ def _steps(change: Change) -> int:
 
 def encoded(event: dict[str, Any]) -> bytes:
     """Return an event in server-sent form, with its type as its name."""
-    return named_event(event["type"], orjson.dumps(event))
+    return named_event(event["type"], dump_json(event))

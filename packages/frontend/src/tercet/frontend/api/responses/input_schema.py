@@ -10,7 +10,6 @@ from tercet.frontend.errors import UnsupportedParameterError
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 Status = Literal["in_progress", "completed", "incomplete"]
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)]
 ASYNC = AliasChoices("async", "async_")
 """Python keyword; OpenAI's clients write it with an underscore when they dump an item under Python names."""
 

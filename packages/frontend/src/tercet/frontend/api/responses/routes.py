@@ -5,7 +5,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -27,6 +26,7 @@ from tercet.frontend.http.query import flag, number, order
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect
+from tercet.frontend.json_number import dump_json
 from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
@@ -242,4 +242,4 @@ def _encoded(log: EventLog, changes: list[Change]) -> bytes:
 
 
 def _json(value: dict[str, Any]) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+    return Response(dump_json(value), media_type="application/json")

@@ -7,6 +7,7 @@ from pydantic import Field, field_validator, model_validator
 from tercet.frontend.api.openai.sampling_schema import (
     Count,
     FilterFields,
+    Metadata,
     Name,
     Stops,
     Strict,
@@ -14,7 +15,7 @@ from tercet.frontend.api.openai.sampling_schema import (
     refuse,
     refuse_field,
 )
-from tercet.frontend.api.responses.input_schema import InputItem, Metadata, Text, known_types
+from tercet.frontend.api.responses.input_schema import InputItem, Text, known_types
 from tercet.frontend.api.responses.tool_schema import (
     Anything,
     Choice,

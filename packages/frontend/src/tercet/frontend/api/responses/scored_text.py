@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tercet.frontend.api.openai.logprobs import chat_logprobs, sliced, without_end
+from tercet.frontend.api.openai.logprobs import chat_logprobs, sliced
 from tercet.frontend.manager.req_state import Update
 from tercet.frontend.model.token_bytes import TokenBytes
 from tercet.frontend.parsers.events import Event, TextDelta
@@ -51,7 +51,7 @@ class ScoredText:
 
     def _scores(self, update: Update) -> Iterator[dict[str, Any]]:
         """Yield the log-probability of each token; a few are written at a time."""
-        for ids, part in sliced(without_end(update.token_ids, update.finish), update.logprobs):
+        for ids, part in sliced(update.token_ids, update.logprobs):
             yield from chat_logprobs(self._names, ids, [part])["content"]
 
     def logprobs_for(self, events: Sequence[Event], reasoning_tokens: int) -> Scores:

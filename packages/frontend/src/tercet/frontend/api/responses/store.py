@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
-import orjson
 
 from tercet.frontend.api.responses import conversation_rows as rows
 from tercet.frontend.api.responses.event_log import items_from_events
 from tercet.frontend.database import Database
 from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError
+from tercet.frontend.json_number import dump_json, parse_json
 
 Item = dict[str, Any]
 Body = dict[str, Any]
@@ -219,14 +219,14 @@ class ResponseStore:
                 "SELECT id, owner, request, runs, lease FROM responses"
                 " WHERE status IN ('queued', 'in_progress') AND lease NOT BETWEEN ? AND ?"
                 " AND model IN (SELECT value FROM json_each(?))",
-                (now, now + LEASE_SECONDS, orjson.dumps(models)),
+                (now, now + LEASE_SECONDS, dump_json(models)),
             ).fetchall()
             before, self._overdue = self._overdue, {row[0]: row[4] for row in found}
             found = [row for row in found if not row[4] or before.get(row[0]) == row[4]]
             taken = [(self._peer, now + LEASE_SECONDS, row[0]) for row in found]
             connection.executemany("UPDATE responses SET frontend = ?, lease = ?, runs = runs + 1 WHERE id = ?", taken)
             return [
-                Job(Lease(response, runs + 1), owner, orjson.loads(request), _given(connection, response))
+                Job(Lease(response, runs + 1), owner, parse_json(request), _given(connection, response))
                 for response, owner, request, runs, _ in found
             ]
 
@@ -256,7 +256,7 @@ class ResponseStore:
         self._database.prune(connection, now)
         row = (
             *(body["id"], owner, now, body["model"], body["status"], bool(body["background"])),
-            *(body["previous_response_id"], orjson.dumps(request), orjson.dumps(body), self._peer, lease, 1),
+            *(body["previous_response_id"], dump_json(request), dump_json(body), self._peer, lease, 1),
         )
         connection.execute("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         if body.get("conversation"):
@@ -278,7 +278,7 @@ def _read_body(connection: sqlite3.Connection, owner: str, response: str, since:
     row = connection.execute(query, (response, owner, since)).fetchone()
     if row is None:
         raise _not_found(response)
-    body: Body = orjson.loads(row[0])
+    body: Body = parse_json(row[0])
     return body
 
 
@@ -288,7 +288,7 @@ def _not_found(response: str) -> NotFoundError:
 
 def _update(connection: sqlite3.Connection, response: str, body: Body) -> None:
     query = "UPDATE responses SET status = ?, body = ? WHERE id = ?"
-    connection.execute(query, (body["status"], orjson.dumps(body), response))
+    connection.execute(query, (body["status"], dump_json(body), response))
 
 
 def _finish(connection: sqlite3.Connection, response: str, body: Body, now: float) -> None:
@@ -308,13 +308,13 @@ def _append_to_conversation(connection: sqlite3.Connection, body: Body, given: S
 
 def _emitted(connection: sqlite3.Connection, response: str) -> list[dict[str, Any]]:
     query = "SELECT data FROM events WHERE response = ? ORDER BY number"
-    return [orjson.loads(data) for (data,) in connection.execute(query, (response,))]
+    return [parse_json(data) for (data,) in connection.execute(query, (response,))]
 
 
 def _add_items(
     connection: sqlite3.Connection, response: str, place: int, items: Sequence[Item], *, given: bool
 ) -> None:
-    placed = [(response, place + step, item["id"], given, orjson.dumps(item)) for step, item in enumerate(items)]
+    placed = [(response, place + step, item["id"], given, dump_json(item)) for step, item in enumerate(items)]
     connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", placed)
 
 

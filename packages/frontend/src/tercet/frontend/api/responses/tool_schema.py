@@ -51,8 +51,9 @@ class FunctionTool(ClientTool):
     strict: bool | None = None
     output_schema: Anything | None = Field(None, exclude=True)
 
-    def spec(self, name: str, description: str, where: str) -> ToolSpec:  # noqa: ARG002
-        return ToolSpec(name, self.parameters or {}, description, bool(self.strict))
+    def spec(self, name: str, description: str, where: str) -> ToolSpec:
+        """Return the specification; `where` is the tool's place in the request, for errors."""
+        return ToolSpec(name, self.parameters or {}, description, bool(self.strict), param=f"{where}.parameters")
 
 
 class TextFormat(Strict):

@@ -189,8 +189,9 @@ def prompts_of(body: Tokenize, model: ServedModel) -> Sequence[Prompt]:
             return [TextPrompt(each, special, f"prompt[{place}]") for place, each in enumerate(body.prompt)]
         return [TextPrompt(body.prompt or "", special)]
     messages, tools = history([message_of(message) for message in body.messages]), body.specs()
-    if tools and model.files.template is not None and not model.files.template.supports_tools:
-        messages = with_instructions(messages, tools)
+    template = model.files.template
+    if tools and template is not None and not template.supports_tools:
+        messages = with_instructions(messages, tools, template.parsers.tools)
     chat = ChatPrompt(
         messages=messages,
         tools=for_template(tools) if tools else None,

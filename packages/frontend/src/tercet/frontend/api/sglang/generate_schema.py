@@ -170,11 +170,14 @@ class NativeGenerate(Strict):
 
     def prompts(self) -> list[TextPrompt | TokenPrompt]:
         if self.text is not None:
-            texts = [self.text] if isinstance(self.text, str) else self.text
-            return [TextPrompt(each, param="text") for each in texts]
+            if isinstance(self.text, str):
+                return [TextPrompt(self.text, param="text")]
+            return [TextPrompt(each, param=f"text[{place}]") for place, each in enumerate(self.text)]
         # The schema has checked the elements. There may be millions, so they are not checked again.
-        batch = self.input_ids if self.is_batch else [self.input_ids]
-        return [TokenPrompt(each, param="input_ids") for each in cast("list[list[int]]", batch)]
+        if not self.is_batch:
+            return [TokenPrompt(cast("list[int]", self.input_ids), param="input_ids")]
+        batch = cast("list[list[int]]", self.input_ids)
+        return [TokenPrompt(each, param=f"input_ids[{place}]") for place, each in enumerate(batch)]
 
 
 class Tokenize(Strict):

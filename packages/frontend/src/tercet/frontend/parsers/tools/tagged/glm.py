@@ -1,7 +1,8 @@
-"""GLM 4.5: the tool's name, then `<arg_key>` and `<arg_value>` for each argument, between `<tool_call>` tags.
+"""GLM 4.5 and 4.6: the tool's name, then `<arg_key>` and `<arg_value>` for each argument, between `<tool_call>` tags.
 
 Source: the chat template of zai-org/GLM-4.5, which writes strings unquoted and other values as JSON. A value without a
-known schema is JSON if it parses, otherwise a string. GLM 4.7 omits the line breaks, which are optional here.
+known schema is JSON if it parses, otherwise a string. GLM 4.7 and 5 omit the line breaks; both forms
+are read as either.
 """
 
 import re
@@ -50,15 +51,21 @@ def _read_call(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     arguments.close()
 
 
-FORMAT = ToolFormat(
-    framing=ToolFraming(
-        prefix="<tool_call>$name\n",
-        suffix="</tool_call>",
-        separator="\n",
-        style=Style.TAGGED,
-        key_prefix="<arg_key>$key</arg_key>\n<arg_value>",
-        key_suffix="</arg_value>\n",
-        trigger="<tool_call>",
-    ),
-    grammar=read,
-)
+def _format(line: str) -> ToolFormat:
+    """Return the notation with `line` behind the name and each tag."""
+    return ToolFormat(
+        framing=ToolFraming(
+            prefix=f"<tool_call>$name{line}",
+            suffix="</tool_call>",
+            separator=line,
+            style=Style.TAGGED,
+            key_prefix=f"<arg_key>$key</arg_key>{line}<arg_value>",
+            key_suffix=f"</arg_value>{line}",
+            trigger="<tool_call>",
+        ),
+        grammar=read,
+    )
+
+
+FORMAT = _format("\n")
+GLM47_FORMAT = _format("")

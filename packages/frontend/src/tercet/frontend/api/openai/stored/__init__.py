@@ -1,0 +1,1 @@
+"""Stored chat completions: their store, their routes, and the writer that records a completion."""

@@ -1,0 +1,59 @@
+"""Run of a suite whose tests are pytest's, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tools.suites.suite import Outcome, Target
+
+_LONGEST = 3600.0
+"""Seconds that a suite may take."""
+SHIMS = Path(__file__).parent / "shims"
+"""Modules that stand between suites and the server, and run within the suites' processes."""
+
+
+def run_pytest(
+    target: Target,
+    arguments: Sequence[str],
+    folder: Path,
+    *,
+    path: Sequence[Path] = (),
+    env: Mapping[str, str] | None = None,
+    plugins: Sequence[str] = (),
+) -> list[Outcome]:
+    """Run pytest in `folder` and return the outcomes. `path` comes first on the import path of the tests."""
+    with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as outcomes:
+        variables = {
+            **os.environ,
+            "TERCET_OUTCOMES": outcomes.name,
+            "TERCET_URL": target.url,
+            "TERCET_MODEL": target.model,
+            "TERCET_KEY": target.key,
+            "PYTHONPATH": os.pathsep.join([*map(str, path), str(SHIMS), os.environ.get("PYTHONPATH", "")]),
+            **(env or {}),
+        }
+        chosen = [flag for plugin in ("outcomes_plugin", *plugins) for flag in ("-p", plugin)]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "--tb=short",
+            "--timeout=60",
+            "--continue-on-collection-errors",
+            "-p",
+            "no:cacheprovider",
+            *chosen,
+            *arguments,
+        ]
+        subprocess.run(command, cwd=folder, env=variables, timeout=_LONGEST, check=False)
+        found: dict[str, Outcome] = {}
+        for line in outcomes:
+            outcome = Outcome(**json.loads(line))
+            if outcome.test not in found or outcome.status == "failed":
+                found[outcome.test] = outcome
+    return list(found.values())

@@ -1,0 +1,53 @@
+"""Sources of suites: packages of pip and npm, and repositories. Nothing of them is copied into this repository."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+_LONGEST = 1800.0
+"""Seconds that a download may take."""
+
+
+def install(folder: Path, *packages: str, dependencies: bool = False) -> None:
+    """Install Python packages into a folder."""
+    flags = [] if dependencies else ["--no-deps"]
+    _run([sys.executable, "-m", "pip", "install", "--quiet", *flags, "--target", str(folder), *packages])
+
+
+def source_distribution(folder: Path, package: str, env: Mapping[str, str] | None = None, *flags: str) -> None:
+    """Unpack the source distribution of a Python package, which may have its tests, into a folder."""
+    downloads = folder / "download"
+    arguments = ["--quiet", "--no-deps", "--no-binary", ":all:", *flags, "--dest", str(downloads), package]
+    _run([sys.executable, "-m", "pip", "download", *arguments], env=env)
+    [archive] = downloads.iterdir()
+    with tarfile.open(archive) as opened:
+        opened.extractall(folder, filter="data")
+    shutil.rmtree(downloads)
+    [unpacked] = folder.iterdir()
+    for each in unpacked.iterdir():
+        each.rename(folder / each.name)
+
+
+def install_node(folder: Path, *packages: str) -> None:
+    """Install npm packages into a folder."""
+    _run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(folder), *packages])
+
+
+def clone(folder: Path, repository: str) -> None:
+    """Clone the newest commit of a GitHub repository."""
+    _run(["git", "clone", "--quiet", "--depth", "1", f"https://github.com/{repository}", str(folder)])
+
+
+def installed_version(package: str) -> str:
+    """Return the requirement for the version of a package that is installed here."""
+    from importlib.metadata import version
+
+    return f"{package}=={version(package)}"
+
+
+def _run(command: list[str], env: Mapping[str, str] | None = None) -> None:
+    subprocess.run(command, check=True, timeout=_LONGEST, env={**os.environ, **(env or {})})
