@@ -250,6 +250,8 @@ def _biases(file: GGUFFile, architecture: str) -> Config:
         return {"attention_bias": queries, "mlp_bias": "blk.0.ffn_up.bias" in file.tensors}
     if architecture in ("qwen3", "qwen3moe", "gpt-oss"):
         return {"attention_bias": queries}
+    if architecture == "deepseek2":
+        return {"attention_bias": "blk.0.attn_kv_a_mqa.bias" in file.tensors}
     return {}
 
 
