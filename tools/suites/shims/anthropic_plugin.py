@@ -5,8 +5,9 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 import pytest_asyncio
-from absent_modules import stand_in  # type: ignore[import-not-found]
 from anthropic import Anthropic, AsyncAnthropic
+
+from absent_modules import stand_in  # type: ignore[import-not-found]
 
 stand_in("inline_snapshot")
 ADDRESS = {"base_url": os.environ["TERCET_URL"], "api_key": "my-anthropic-api-key"}
