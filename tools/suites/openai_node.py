@@ -37,4 +37,6 @@ def run(folder: Path, target: Target) -> list[Outcome]:
     return run_node(target, files, folder / _REPOSITORY, [str(folder / _SHIM)], env)
 
 
-SUITE = Suite("openai_node", "openai-node", fetch, run, names=("gpt-5.4", "gpt-3.5-turbo-instruct", "string"))
+SUITE = Suite(
+    "openai_node", "openai-node", fetch, run, names=("gpt-5.4", "gpt-4o-mini", "gpt-3.5-turbo-instruct", "string")
+)

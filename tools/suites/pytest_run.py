@@ -43,17 +43,19 @@ def run_pytest(
             "pytest",
             "-q",
             "--tb=short",
-            "--timeout=60",
+            "--timeout=180",
             "--continue-on-collection-errors",
             "-p",
             "no:cacheprovider",
             *chosen,
             *arguments,
         ]
-        subprocess.run(command, cwd=folder, env=variables, timeout=_LONGEST, check=False)
+        ended = subprocess.run(command, cwd=folder, env=variables, timeout=_LONGEST, check=False).returncode
         found: dict[str, Outcome] = {}
         for line in outcomes:
             outcome = Outcome(**json.loads(line))
             if outcome.test not in found or outcome.status == "failed":
                 found[outcome.test] = outcome
+    if ended not in {0, 1}:
+        found["pytest"] = Outcome("pytest", "failed", f"pytest ended with {ended}, so tests may be missing")
     return list(found.values())

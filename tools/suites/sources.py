@@ -21,7 +21,16 @@ def install(folder: Path, *packages: str, dependencies: bool = False) -> None:
 def source_distribution(folder: Path, package: str, env: Mapping[str, str] | None = None, *flags: str) -> None:
     """Unpack the source distribution of a Python package, which may have its tests, into a folder."""
     downloads = folder / "download"
-    arguments = ["--quiet", "--no-deps", "--no-binary", ":all:", *flags, "--dest", str(downloads), package]
+    arguments = [
+        "--quiet",
+        "--no-deps",
+        "--no-binary",
+        package.partition("==")[0],
+        *flags,
+        "--dest",
+        str(downloads),
+        package,
+    ]
     _run([sys.executable, "-m", "pip", "download", *arguments], env=env)
     [archive] = downloads.iterdir()
     with tarfile.open(archive) as opened:

@@ -1,5 +1,6 @@
 """vLLM's HTTP tests (`tests/entrypoints`), from its source distribution: those that need nothing but a server."""
 
+import tempfile
 from pathlib import Path
 
 from tercet.scheduler.model_files import resolve_model
@@ -40,21 +41,18 @@ VERSION = "0.33.0"
 
 def fetch(folder: Path) -> None:
     """Download the source distribution, whose version and device are given, because it is not built."""
-    build = folder.with_name(f"{folder.name}-build")
-    install(build, *_BUILD)
-    env = {"PYTHONPATH": str(build), "VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": VERSION}
-    source_distribution(folder, f"vllm=={VERSION}", env, "--no-build-isolation")
-    for each in ("regex", "pytest-asyncio"):
-        install(folder / "packages", each)
+    with tempfile.TemporaryDirectory() as build:
+        install(Path(build), *_BUILD)
+        env = {"PYTHONPATH": build, "VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": VERSION}
+        source_distribution(folder, f"vllm=={VERSION}", env, "--no-build-isolation")
 
 
 def run(folder: Path, target: Target) -> list[Outcome]:
     """Run the tests with a stand-in for vLLM and for the servers that the tests start."""
     files = [f"tests/entrypoints/{file}" for file in _FILES]
     options = ["--noconftest", "-o", "asyncio_mode=auto", "--rootdir", str(folder), "-c", "/dev/null"]
-    path = [folder, folder / "packages"]
     env = {"TERCET_TOKENIZER": str(resolve_model("embedded"))}
-    return run_pytest(target, [*options, *files], folder, path=path, env=env, plugins=["vllm_plugin"])
+    return run_pytest(target, [*options, *files], folder, path=[folder], env=env, plugins=["vllm_plugin"])
 
 
 SUITE = Suite("vllm", "vLLM's HTTP tests", fetch, run, names=_NAMES)
