@@ -9,6 +9,7 @@ import torch
 
 from packages.scheduler.tests.gguf.test_blocks import random_rows
 from tercet.kernels.ops.quantized import QuantizedWeight, dequantize
+from tercet.scheduler.gguf import gguf_directory
 from tercet.scheduler.gguf.gguf_tensors import CheckpointTensor, Piece
 from tercet.scheduler.gguf.gguf_values import GGUFValues, map_file
 from tercet.scheduler.models.layers.linear import Linear, MappedRows
@@ -21,7 +22,7 @@ def test_lent_blocks_have_the_values(kind: str, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "model.gguf").write_bytes(rows.tobytes())
     piece = Piece(kind, (5, 512), 0, rows.nbytes)
     stored = {"w": CheckpointTensor("w", (5, 512), (piece,))}
-    monkeypatch.setattr("tercet.scheduler.gguf.gguf_directory.stored_tensors", lambda _: stored)
+    monkeypatch.setattr(gguf_directory, "stored_tensors", lambda _: stored)
     file = GGUFTensors(tmp_path / "model.gguf")
     blocks = file.get_blocks("w")
     assert isinstance(blocks, QuantizedWeight)
