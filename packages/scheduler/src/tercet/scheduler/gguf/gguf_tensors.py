@@ -133,6 +133,11 @@ class CheckpointTensor:
     """`make` reads the pieces' bytes, not their values."""
 
     @property
+    def changes_values(self) -> bool:
+        """Return whether `make` does more than to order rows."""
+        return self.make is _minus_one
+
+    @property
     def start(self) -> int:
         """The byte offset of the first piece."""
         return self.pieces[0].start

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from tercet.scheduler.gguf.blocks import BlockMatrix, block_matrix
 from tercet.scheduler.gguf.gguf_file import GGUFError
 from tercet.scheduler.gguf.gguf_tensors import CheckpointTensor, Piece
 
@@ -54,6 +55,15 @@ class GGUFValues:
         tensor = self._tensors[name]
         read = self._raw if tensor.raw else self._floats
         return np.ascontiguousarray(tensor.make([read(piece) for piece in tensor.pieces])).reshape(tensor.shape)
+
+    def blocks(self, name: str) -> BlockMatrix | None:
+        """Return a matrix in few bits; None for other tensors, and for those that are more than rows in an order."""
+        tensor = self._tensors[name]
+        if tensor.raw or len(tensor.pieces) != 1 or len(tensor.shape) != 2 or tensor.changes_values:
+            return None
+        piece = tensor.pieces[0]
+        stored = _bytes(self._data, piece.start, piece.end).reshape(tensor.shape[0], -1)
+        return block_matrix(piece.type, np.ascontiguousarray(tensor.make([stored])))
 
     def _floats(self, piece: Piece) -> npt.NDArray[np.float32]:
         return float_values(self._data, piece.type, piece.shape, piece.start, piece.end)

@@ -9,6 +9,7 @@ from torch import nn
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.memory import give_back
+from tercet.kernels.native.blocks import pack_blocks
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear
 from tercet.kernels.native.mixture import Mixture
@@ -176,6 +177,9 @@ class NativeCausalLM:
         """Pack a module's weights and remove them from the module."""
         bias = None if linear.bias is None else linear.bias.data
         quantization = self._quantization if rounded else "none"
+        blocks = linear.take_blocks() if quantization == "none" and linear.order is None else None
+        if blocks is not None:
+            return pack_blocks(self._library, blocks, bias, activations="float32", interleave=interleave)
         return pack_linear(self._library, linear.take(), bias, quantization=quantization, interleave=interleave)
 
 

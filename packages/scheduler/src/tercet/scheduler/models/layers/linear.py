@@ -1,13 +1,14 @@
 """Matrices and linear layers, whole or one rank's shard."""
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 
 from tercet.kernels.ops.activation import Gate
 from tercet.kernels.ops.projection import Weight
-from tercet.kernels.ops.quantized import QuantizedWeight
+from tercet.kernels.ops.quantized import QuantizedWeight, dequantize
 from tercet.scheduler.models.layers.layer_ops import OpsModule
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter
@@ -17,9 +18,20 @@ from tercet.scheduler.models.layers.shard import Cut, Shard
 class MappedRows(NamedTuple):
     """Rows of a weight in another place, such as a memory-mapped file."""
 
-    rows: torch.Tensor
+    rows: torch.Tensor | QuantizedWeight
     taken: Callable[[], None]
     """Callback after the rows are read."""
+
+    def in_full(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the rows in a dtype."""
+        return dequantize(self.rows, dtype) if isinstance(self.rows, QuantizedWeight) else self.rows.to(dtype)
+
+
+def _split(rows: torch.Tensor | QuantizedWeight, runs: Sequence[int]) -> Sequence[torch.Tensor | QuantizedWeight]:
+    if isinstance(rows, torch.Tensor):
+        return torch.split(rows, list(runs))
+    ends, columns = list(accumulate(runs)), range(rows.shape[1])
+    return [rows.part(range(end - run, end), columns) for run, end in zip(runs, ends, strict=True)]
 
 
 class Matrix(OpsModule):
@@ -40,7 +52,7 @@ class Matrix(OpsModule):
         if run is not None:
             self._mapped[run] = mapped
             return
-        for index, rows in enumerate(torch.split(mapped.rows, self._runs)):
+        for index, rows in enumerate(_split(mapped.rows, self._runs)):
             last = index == len(self._runs) - 1
             self._mapped[index] = MappedRows(rows, mapped.taken if last else nothing)
 
@@ -48,7 +60,19 @@ class Matrix(OpsModule):
         """Return the runs of rows in the weight's dtype, and remove them from the module."""
         runs = list(torch.split(self.weight.data, self._runs))
         for index, mapped in self._mapped.items():
-            runs[index] = mapped.rows.to(self.weight.dtype)
+            runs[index] = mapped.in_full(self.weight.dtype)
+            mapped.taken()
+        self._mapped.clear()
+        self.weight.data = torch.empty(0)
+        return runs
+
+    def take_blocks(self) -> list[QuantizedWeight] | None:
+        """Return the runs of rows if all are quantized, and remove them from the module; None otherwise."""
+        lent = [self._mapped.get(index) for index in range(len(self._runs))]
+        runs = [mapped.rows for mapped in lent if mapped is not None and isinstance(mapped.rows, QuantizedWeight)]
+        if len(runs) != len(lent):
+            return None
+        for mapped in self._mapped.values():
             mapped.taken()
         self._mapped.clear()
         self.weight.data = torch.empty(0)

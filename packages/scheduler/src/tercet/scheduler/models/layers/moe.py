@@ -58,6 +58,8 @@ class ExpertLinear(nn.Module):
 
     def set_all_mapped(self, mapped: MappedRows, *, interleaved: bool = False) -> None:
         """Lend all experts' rows [experts, outputs, inputs], whose runs may be interleaved row by row."""
+        if not isinstance(mapped.rows, torch.Tensor):
+            raise TypeError("quantized experts are lent one by one")
         experts, last = len(mapped.rows), self.runs - 1
         for run in range(self.runs):
             rows = mapped.rows[:, run :: self.runs] if interleaved else mapped.rows.chunk(self.runs, 1)[run]
@@ -71,7 +73,7 @@ class ExpertLinear(nn.Module):
             runs = list(weight.chunk(self.runs))
             mapped = {run: self._mapped.pop((expert, run)) for run in range(self.runs) if (expert, run) in self._mapped}
             for run, there in mapped.items():
-                runs[run] = there.rows.to(self.weight.dtype)
+                runs[run] = there.in_full(self.weight.dtype)
             yield runs
             for there in mapped.values():
                 there.taken()

@@ -176,7 +176,7 @@ class ExpertNames:
         }
 
     def _set_all_mapped(self, linear: ExpertLinear, mapped: MappedRows) -> None:
-        if self.interleaved:
+        if self.interleaved and isinstance(mapped.rows, torch.Tensor):
             mapped = mapped._replace(rows=mapped.rows.transpose(1, 2))
         linear.set_all_mapped(mapped, interleaved=self.interleaved)
 

@@ -6,12 +6,13 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence, 
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
 from tercet.kernels.ops.moe import QuantizedExperts
+from tercet.kernels.ops.quantized import QuantizedWeight
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
@@ -31,7 +32,7 @@ from tercet.scheduler.models.weights.quantized_checkpoints import (
     quantized_as,
     quantized_linears,
 )
-from tercet.scheduler.models.weights.tensor_files import open_tensors
+from tercet.scheduler.models.weights.tensor_files import GGUFTensors, open_tensors
 
 logger = logging.getLogger(__name__)
 
@@ -93,8 +94,6 @@ def load_weights(
     fitting = _fitting(model, directory)
     files, embedding = fitting.files, fitting.targets[_EMBEDDING].memory
     tally = LoadProgress(progress, files)
-    if any(path.suffix == ".gguf" for path in files):
-        keep_mapped = False  # their tensors are copies, and all of them together would be a model in float32
     mapped_targets = _mapped_targets(model, fitting.stored) if keep_mapped else {}
     fill(files, fitting.targets, tally, mapped_targets=mapped_targets, later=fitting.quantized)
     ExpertNames.of(fitting.stored).deinterleave(model)
@@ -155,13 +154,26 @@ def fill(
                 if name in later:
                     continue
                 read = partial(tally.add, tensor)
-                if name in targets and name in mapped_targets:
-                    mapped_targets[name](MappedRows(targets[name].held(file.get_tensor(tensor.name)), read))
+                lend = mapped_targets.get(name) if name in targets else None
+                rows = None if lend is None else lent_rows(file, tensor, targets[name])
+                if lend is not None and rows is not None:
+                    lend(MappedRows(rows, read))
                     continue
                 if name in targets:
                     place = targets[name]
                     place.memory.copy_(place.held(file.get_tensor(tensor.name)))
                 read()
+
+
+def lent_rows(file: Any, tensor: StoredTensor, place: Place) -> torch.Tensor | QuantizedWeight | None:
+    """Return the rows of a matrix that a module may keep in their place; None for those that would be copies.
+
+    Of a GGUF file, these are matrices in few bits that one process holds whole, in their packed form.
+    """
+    if not isinstance(file, GGUFTensors):
+        return place.held(file.get_tensor(tensor.name))
+    whole = place.memory.dim() == 2 and place.stored_shape == tuple(place.memory.shape)
+    return file.get_blocks(tensor.name) if whole else None
 
 
 def finish(model: nn.Module) -> None:
