@@ -1,8 +1,6 @@
 // Products on AMX tiles: 16 rows of inputs by 16 outputs by 64 bytes of k at a time. Other builds never call them.
 #pragma once
 
-#include <type_traits>
-
 #include "format.h"
 
 namespace amx {
@@ -24,40 +22,32 @@ class Tiles {
     void configure(int rows) {
         if (rows == rows_) return;
         rows_ = rows;
-        Config config;
+        struct alignas(64) {
+            uint8_t palette = 1, start = 0, reserved[14] = {};
+            uint16_t bytes[16] = {};
+            uint8_t rows[16] = {};
+        } config;
         uint8_t upper = uint8_t(rows < 16 ? rows : 16), lower = uint8_t(rows <= 16 ? 16 : rows - 16);
         for (int tile = 0; tile < 8; tile++) config.bytes[tile] = 64;
         config.rows[0] = config.rows[1] = config.rows[4] = upper;
         config.rows[2] = config.rows[3] = config.rows[5] = lower;
         config.rows[6] = config.rows[7] = 16;
-        config.load();
+        asm volatile("" : : "r"(&config) : "memory");  // GCC 12 believes that 8 bytes are read, and may drop the rest
+        _tile_loadconfig(&config);
     }
 
   private:
     int rows_ = 0;
-
-    struct alignas(64) Config {
-        uint8_t palette = 1, start = 0, reserved[14] = {};
-        uint16_t bytes[16] = {};
-        uint8_t rows[16] = {};
-
-        void load() const {
-            asm volatile("" : : "r"(this) : "memory");  // GCC 12 believes that 8 bytes are read, and may drop the rest
-            _tile_loadconfig(this);
-        }
-    };
 };
 
 inline void prefetch(const char* tile) {
     for (int row = 0; row < TILE_ROWS; row++) __builtin_prefetch(tile + row * ROW_BYTES);
 }
 
-#define TERCET_DOT(sums, x, weights)                        \
-    if constexpr (Format::GROUP == 2)                       \
-        _tile_dpbf16ps(sums, x, weights);                   \
-    else if constexpr (std::is_same_v<Format, SignedBytes>) \
-        _tile_dpbssd(sums, x, weights);                     \
-    else                                                    \
+#define TERCET_DOT(sums, x, weights)      \
+    if constexpr (Format::GROUP == 2)     \
+        _tile_dpbf16ps(sums, x, weights); \
+    else                                  \
         _tile_dpbusd(sums, x, weights)
 
 // `rows` <= 32 inputs by `width` <= 2 panels; rows of sums are `out_bytes` apart.

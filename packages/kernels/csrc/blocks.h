@@ -9,7 +9,6 @@
 // chunks: 16 units of scales, then 16 units of minimums.
 #pragma once
 
-#include "amx.h"
 #include "format.h"
 #include "linear.h"
 
@@ -51,17 +50,16 @@ struct Layout {
 };
 
 // A row of inputs in 8 bits: int8 of all chunks; then, as float32, what a step of each chunk means; the sum of each
-// chunk's inputs; the sum of each half of a chunk. Builds with tiles then have the inputs as bfloat16, too.
+// chunk's inputs; the sum of each half of a chunk. Each array ends with whole vectors.
 struct InputLayout {
-    int64_t steps, sums, half_sums, bfloats, bytes;
+    int64_t steps, sums, half_sums, bytes;
 
     explicit InputLayout(int64_t k) {
-        int64_t count = chunks(k);
-        steps = count * CHUNK;
+        int64_t count = round_up(chunks(k), LANES);
+        steps = round_up(chunks(k) * CHUNK, ROW_BYTES);
         sums = steps + 4 * count;
         half_sums = sums + 4 * count;
-        bfloats = round_up(half_sums + 8 * count, ROW_BYTES);
-        bytes = odd_lines(bfloats + (amx::HERE ? 2 * CHUNK * count : 0));
+        bytes = half_sums + 8 * count;
     }
 
     // Of the sums that blocks of a size need.
@@ -77,7 +75,7 @@ inline float number(const char* p) {
 inline F32 halves_to_floats(const char* p) {
     U16 halves = vector<U16>(p);
 #if defined(__AVX512F__)
-    return (F32)_mm512_maskz_cvtph_ps(__mmask16(-1), (__m256i)halves);  // GCC 12 warns where there is no mask
+    return (F32)_mm512_cvtph_ps((__m256i)halves);
 #else
     U32 bits = __builtin_convertvector(halves, U32), exponent = bits & 0x7C00u;
     F32 normal = bit_cast<F32>(((bits & 0x7FFFu) << 13) + (112u << 23));
@@ -88,15 +86,8 @@ inline F32 halves_to_floats(const char* p) {
 }
 
 inline F32 bytes_to_floats(const char* p) {
-#if defined(__AVX512F__)
-    __m512i wide = _mm512_maskz_cvtepi8_epi32(__mmask16(-1), vector<__m128i>(p));
-    return __builtin_convertvector((I32)wide, F32);
-#elif defined(__AVX2__)
-    return (F32)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_set1_epi64x(vector<int64_t>(p))));
-#else
     typedef int8_t S8 __attribute__((vector_size(LANES)));
     return __builtin_convertvector(vector<S8>(p), F32);
-#endif
 }
 
 // LANES scales or minimums from `p` on, and the units at `unit`.
@@ -297,9 +288,8 @@ inline void multiply_rows(Operands given, int rows, F32* out, int64_t out_stride
         if (rows) multiply_rows<INTEGER, BITS, BLOCK, ROWS - 1>(given, rows, out, out_stride);
 }
 
-// By itself, so that it is compiled once for all that call it.
 template <bool INTEGER, int BITS, int BLOCK>
-__attribute__((noinline)) void multiply_panels(const Operands& given, int rows, int width, F32* out, int64_t out_stride) {
+inline void multiply_panels(const Operands& given, int rows, int width, F32* out, int64_t out_stride) {
     if (rows == 1 && width == 4) return one<INTEGER, BITS, BLOCK, 1, 4>(given, out, out_stride);
     for (int panel = 0; panel < width; panel++) {
         Operands own = given;

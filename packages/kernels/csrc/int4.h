@@ -19,7 +19,7 @@ inline int64_t blocks(int64_t k) { return (k + BLOCK - 1) / BLOCK; }
 inline int64_t panel_bytes(int64_t k) { return blocks(k) * BLOCK_BYTES; }
 
 // A row of inputs: int8 of all blocks, then for each block -8 times their sum as int32.
-inline int64_t operand_stride(int64_t k) { return odd_lines(blocks(k) * (BLOCK + 4)); }
+inline int64_t operand_stride(int64_t k) { return round_up(blocks(k) * (BLOCK + 4), ROW_BYTES); }
 
 // Input i of an output of a panel.
 inline float value(const char* panel, int64_t output, int64_t i) {

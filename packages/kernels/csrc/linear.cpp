@@ -3,9 +3,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "block_tiles.h"
 #include "blocks.h"
-#include "int4_tiles.h"
+#include "int4.h"
 #include "lora.h"
 #include "pack.h"
 #include "pool.h"
@@ -63,9 +62,9 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
         if constexpr (Format::GROUP == 4) {
             I32 offset;
             std::memcpy(&offset, linear.offsets + column, sizeof offset);
-            values[i] = rounded_product(as_floats(sums[i] - offset) * load(linear.scales + column) * x.scales[m]);
+            values[i] = as_floats(sums[i] - offset) * load(linear.scales + column) * x.scales[m];
         } else if constexpr (IS_INT4<Format>) {
-            values[i] = rounded_product(sums[i] * x.scales[m]);
+            values[i] = sums[i] * x.scales[m];
         } else {
             values[i] = as_floats(sums[i]);
         }
@@ -98,122 +97,34 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
     }
 }
 
-// Computes sums of up to 32 rows and 4 panels: one for each kind of format.
-template <class Format>
-class Multiplier {
-  public:
-    Multiplier(const Linear& linear, const Operand& x, int64_t first, int64_t last)
-        : x_(x), first_(first), rows_(last - first), bytes_(panel_bytes<Format>(linear.k)),
-          on_tiles_(amx::HERE && Format::GROUP > 1 && rows_ >= TILED_ROWS) {}
-
-    // Panels at a time.
-    int width() const { return on_tiles_ || rows_ > WIDE_ROWS ? 2 : 4; }
-    int64_t bytes() const { return bytes_; }
-
-    // Takes the panels of the next calls.
-    void take(const char* panels, int) { panels_ = panels; }
-
-    void multiply(int64_t m, int rows, int width, typename Format::Sums* sums) {
-        product::multiply<Format>(tiles_, on_tiles_, x_.rows + m * x_.stride, x_.stride, rows, panels_, bytes_, width,
-                                  sums, 4 * PARTS, {m - first_, rows_});
-    }
-
-  private:
-    const Operand& x_;
-    int64_t first_, rows_, bytes_;
-    bool on_tiles_;
-    const char* panels_ = nullptr;
-    amx::Tiles tiles_;
-};
-
-template <>
-class Multiplier<Nibbles> {
-  public:
-    Multiplier(const Linear& linear, const Operand& x, int64_t first, int64_t last)
-        : x_(x), rows_(last - first), bytes_(int4::panel_bytes(linear.k)), widened_(linear.k) {}
-
-    int width() const { return rows_ > WIDE_ROWS ? 2 : 4; }
-    int64_t bytes() const { return bytes_; }
-
-    void take(const char* panels, int width) {
-        panels_ = panels;
-        if (widens()) widened_.take(panels, width);
-    }
-
-    void multiply(int64_t m, int rows, int width, F32* sums) {
-        const char* inputs = x_.rows + m * x_.stride;
-        if (widens()) return widened_.multiply(tiles_, inputs, x_.stride, rows, width, sums, 4 * PARTS);
-        int4::multiply(inputs, x_.stride, rows, panels_, bytes_, width, sums, 4 * PARTS);
-    }
-
-  private:
-    const Operand& x_;
-    int64_t rows_, bytes_;
-    const char* panels_ = nullptr;
-    int4::WidenedPanels widened_;
-    amx::Tiles tiles_;
-
-    bool widens() const { return rows_ >= int4::WIDENED_ROWS; }
-};
-
-// Of weights in blocks, with inputs in 8 bits or in float32.
-template <bool INTEGER>
-class BlockMultiplier {
-  public:
-    BlockMultiplier(const Linear& linear, const Operand& x, int64_t first, int64_t last)
-        : layout_(linear.coding, linear.k), inputs_(linear.k), x_(x), rows_(last - first), rounded_(layout_) {}
-
-    int width() const { return rows_ > WIDE_ROWS ? 2 : 4; }
-    int64_t bytes() const { return layout_.panel; }
-
-    void take(const char* panels, int width) {
-        panels_ = panels;
-        if (rounds()) rounded_.take(panels, width);
-    }
-
-    void multiply(int64_t m, int rows, int width, F32* sums) {
-        const char* inputs = x_.rows + m * x_.stride;
-        if (rounds())
-            return rounded_.multiply(tiles_, inputs + inputs_.bfloats, x_.stride, rows, width, sums, 4 * PARTS);
-        blocks::multiply<INTEGER>({layout_, inputs_, inputs, x_.stride, panels_}, rows, width, sums, 4 * PARTS);
-    }
-
-  private:
-    blocks::Layout layout_;
-    blocks::InputLayout inputs_;
-    const Operand& x_;
-    int64_t rows_;
-    const char* panels_ = nullptr;
-    block_tiles::RoundedPanels rounded_;
-    amx::Tiles tiles_;
-
-    bool rounds() const { return INTEGER && rows_ >= block_tiles::ROUNDED_ROWS; }
-};
-
-template <>
-struct Multiplier<Blocks> : BlockMultiplier<true> {
-    using BlockMultiplier::BlockMultiplier;
-};
-
-template <>
-struct Multiplier<BlocksOfFloats> : BlockMultiplier<false> {
-    using BlockMultiplier::BlockMultiplier;
-};
-
 // Rows [first, last) of the input times panels [panel, end). ADAPTED: adapters add to some of them.
 template <class Format, bool ADAPTED>
 void multiply_rows(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
                    const Output& output) {
-    Multiplier<Format> multiplier(linear, x, first, last);
+    amx::Tiles tiles;
     typename Format::Sums sums[ROWS][4 * PARTS];
     Added* added = ADAPTED ? &Added::here() : nullptr;
+    constexpr bool TILED = amx::HERE && Format::GROUP > 1 && !IS_INT4<Format> && !IN_BLOCKS<Format>;
+    bool on_tiles = TILED && last - first >= TILED_ROWS;
+    int most = on_tiles || last - first > WIDE_ROWS ? 2 : 4;
+    int64_t bytes = panel_bytes_of<Format>(linear);
+    blocks::Layout layout(IN_BLOCKS<Format> ? linear.coding : Coding{8, 32, SINGLES, 0}, linear.k);
+    blocks::InputLayout inputs_layout(linear.k);
     for (int width; panel < end; panel += width) {
-        width = int(std::min<int64_t>(end - panel, multiplier.width()));
+        width = int(std::min<int64_t>(end - panel, most));
         if (width == 3) width = 2;
-        multiplier.take(linear.panels + panel * multiplier.bytes(), width);
+        const char* weights = linear.panels + panel * bytes;
         for (int64_t m = first; m < last; m += ROWS) {
             int rows = int(std::min(last - m, ROWS));
-            multiplier.multiply(m, rows, width, sums[0]);
+            const char* inputs = x.rows + m * x.stride;
+            if constexpr (IS_INT4<Format>)
+                int4::multiply(inputs, x.stride, rows, weights, bytes, width, sums[0], 4 * PARTS);
+            else if constexpr (IN_BLOCKS<Format>)
+                blocks::multiply<std::is_same_v<Format, Blocks>>({layout, inputs_layout, inputs, x.stride, weights},
+                                                                 rows, width, sums[0], 4 * PARTS);
+            else
+                product::multiply<Format>(tiles, on_tiles, inputs, x.stride, rows, weights, bytes, width, sums[0],
+                                          4 * PARTS, {m - first, last - first});
             if (ADAPTED && !added->has(m, panel, panel + width))
                 added->compute(*output.addend, m, rows, panel, last - first > ROWS ? panel + width : end,
                                output.mode == Output::GATE);
@@ -312,8 +223,6 @@ void fill_blocks(const float* x, int64_t k, const Operand& operand, int64_t m) {
     char* row = operand.rows + m * operand.stride;
     blocks::InputLayout layout(k);
     std::memset(row + k, 0, size_t(layout.bytes - k));
-    if (amx::HERE)
-        over(k, [&](int64_t i, auto get, auto put) { put(reinterpret_cast<Bf16*>(row + layout.bfloats) + i, get(x + i)); });
     for (int64_t chunk = 0; chunk < blocks::chunks(k); chunk++) {
         int64_t first = chunk * blocks::CHUNK, count = std::min(k - first, blocks::CHUNK);
         int32_t sums[2] = {};
@@ -339,7 +248,7 @@ int64_t operand_stride(int64_t format, int64_t k) {
         case FLOAT32: return input_bytes<Floats>(k);
         case BFLOAT16: return input_bytes<Bfloats>(k);
         case INT8: return input_bytes<Bytes>(k);
-        case BLOCKS: return blocks::InputLayout(k).bytes;
+        case BLOCKS: return round_up(blocks::InputLayout(k).bytes, ROW_BYTES);
         case FLOAT_BLOCKS: return 4 * blocks::CHUNK * blocks::chunks(k);
         default: return int4::operand_stride(k);
     }

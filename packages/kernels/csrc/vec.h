@@ -150,19 +150,6 @@ inline I32 pair_dot(S16 a, I32 b) {
 #endif
 }
 
-// A product as it is rounded: no sum that follows makes a fused multiply-add of it, so that all instances of a template give
-// the same bits.
-inline F32 rounded_product(F32 x) {
-#if defined(__AVX512F__)
-    asm("" : "+v"(x));
-#elif defined(__SSE2__)
-    asm("" : "+x"(x));
-#elif defined(__aarch64__)
-    asm("" : "+w"(x));
-#endif
-    return x;
-}
-
 inline F32 max(F32 a, F32 b) { return a > b ? a : b; }
 
 template <int COUNT>

@@ -7,7 +7,6 @@ import torch
 
 from tercet.kernels.native.blocks import Activations, pack_blocks
 from tercet.kernels.native.library import Library
-from tercet.kernels.native.linear import WIDENED_ROWS
 from tercet.kernels.ops.quantized import QuantizedWeight, dequantize, pack_int4, round_activations
 
 ROWS = [1, 2, 3, 5, 8, 13, 16, 31, 33, 70]
@@ -52,12 +51,8 @@ def check(library: Library, weight: QuantizedWeight, activations: Activations) -
     packed = pack_blocks(library, weight, bias, activations=activations)
     for rows in ROWS:
         x = torch.randn(rows, weight.shape[1]) * torch.randn(rows, 1).exp()
-        if activations == "float32":
-            assert error(packed(x), x, exact, bias) < 3e-6
-        elif rows < WIDENED_ROWS.get(library.level, rows + 1):
-            assert error(packed(x), round_activations(x), exact, bias) < 3e-6
-        else:
-            assert error(packed(x), x.bfloat16(), exact.bfloat16(), bias) < 1e-4
+        given = x if activations == "float32" else round_activations(x)
+        assert error(packed(x), given, exact, bias) < 3e-6
 
 
 @pytest.mark.parametrize("activations", ["int8", "float32"])

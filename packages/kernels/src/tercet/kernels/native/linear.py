@@ -15,10 +15,6 @@ from tercet.kernels.native.library import Library
 Quantization = Literal["none", "int8", "int4"]
 """Weight formats: int8 has a scale for each output, int4 one for every 32 inputs of an output."""
 
-WIDENED_ROWS = {"amx": 17}
-"""Rows from which on int4 is multiplied as `widen_int4` of ops/linear.py defines, and weights in blocks as bfloat16, by
-instruction set."""
-
 _LINE = 64
 """Bytes of a cache line."""
 PANEL = 16

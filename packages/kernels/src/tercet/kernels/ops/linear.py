@@ -29,18 +29,6 @@ def quantize_int4(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return steps.to(torch.uint8).flatten(1), scales[:, :, 0]
 
 
-def widen_int4(codes: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Round weights of `quantize_int4` again, to int8 with scales float32 [n], as tiles multiply them.
-
-    The factor of a block is its scale in steps of the output, in units of 2**-11.
-    """
-    wide = scales.float()
-    steps = wide.abs().amax(1) * 8 / 127
-    factors = (wide / steps.masked_fill(steps == 0, 1.0)[:, None] * 2048).round().int()
-    centered = (codes.int() - 8).view(*scales.shape, INT4_BLOCK) * 16
-    return (centered * factors[:, :, None] + 2**14 >> 15).to(torch.int8).flatten(1), steps
-
-
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return X [m, k] @ weight [n, k].T + bias, float32 [m, n]; inputs are rounded to the weight's dtype first."""
     out = x.to(weight.dtype).float() @ weight.float().T

@@ -1,7 +1,7 @@
 """Checks of the native linear layers and decoder against plain torch on small cases, for `tercet-kernels check`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import product
 
@@ -9,15 +9,13 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.reference import ReferenceAttention
-from tercet.kernels.native.blocks import Activations, pack_blocks
 from tercet.kernels.native.library import load_library
-from tercet.kernels.native.linear import WIDENED_ROWS, PackedMLP, Quantization, pack_linear
+from tercet.kernels.native.linear import PackedMLP, Quantization, pack_linear
 from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.native_decoder import DecoderLayer, DecoderWeights, NativeDecoder
 from tercet.kernels.ops.activation import Gate, act_and_mul
-from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantize_int4, quantize_weight, widen_int4
+from tercet.kernels.ops.linear import linear, linear_int4, linear_int8, quantize_int4, quantize_weight
 from tercet.kernels.ops.moe import ExpertBiases, Routing, fused_moe, route
-from tercet.kernels.ops.quantized import Format, dequantize, quantize, round_activations
 from tercet.kernels.ops.rmsnorm import rmsnorm
 from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.kernels.ops.store_kv import store_kv
@@ -41,34 +39,7 @@ def _linears(dtype: torch.dtype, quantization: Quantization = "none") -> Pair:
             case "int8":
                 expected.append(linear_int8(x, *quantize_weight(weight), bias).flatten())
             case "int4":
-                each = [_int4(rows, weight, bias).flatten() for rows in torch.split(x, list(_ROWS))]
-                expected.append(torch.cat(each))
-    return torch.cat(actual), torch.cat(expected)
-
-
-def _int4(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    codes, scales = quantize_int4(weight)
-    if len(x) < WIDENED_ROWS.get(load_library().level, len(x) + 1):
-        return linear_int4(x, codes, scales, bias)
-    codes, steps = widen_int4(codes, scales)
-    return linear_int8(x, codes[:, : x.shape[1]], steps, bias)
-
-
-def _blocks(kind: Format, block: int, activations: Activations) -> Pair:
-    """Check weights in blocks with minimums, for all combinations of outputs and numbers of rows."""
-    actual, expected = [], []
-    for outputs, inputs in product(_OUTPUTS, (32, 352)):
-        weight = quantize(torch.randn(outputs, inputs) / inputs**0.5, kind, (1, block))
-        weight = replace(weight, minimums=torch.randn(weight.scales.shape) / inputs**0.5)
-        packed, x = pack_blocks(load_library(), weight, activations=activations), torch.randn(sum(_ROWS), inputs)
-        actual += [packed(rows).flatten() for rows in torch.split(x, list(_ROWS))]
-        for rows in torch.split(x, list(_ROWS)):
-            if activations == "float32":
-                expected.append(linear(rows, dequantize(weight)).flatten())
-            elif len(rows) < WIDENED_ROWS.get(load_library().level, len(rows) + 1):
-                expected.append(linear(round_activations(rows), dequantize(weight)).flatten())
-            else:
-                expected.append(linear(rows, dequantize(weight, torch.bfloat16)).flatten())
+                expected.append(linear_int4(x, *quantize_int4(weight), bias).flatten())
     return torch.cat(actual), torch.cat(expected)
 
 
@@ -228,9 +199,6 @@ CHECKS: dict[str, Callable[[], Pair]] = {
     "native linear bfloat16": partial(_linears, torch.bfloat16),
     "native linear int8": partial(_linears, torch.float32, "int8"),
     "native linear int4": partial(_linears, torch.float32, "int4"),
-    "native linear int4 in blocks": partial(_blocks, "int4", 32, "int8"),
-    "native linear int8 in blocks": partial(_blocks, "int8", 16, "int8"),
-    "native linear int4 in blocks, float32": partial(_blocks, "int4", 16, "float32"),
     "native decoder": partial(_decoder, _Kind()),
     "native decoder of Gemma": partial(_decoder, _GEMMA),
     "native decoder, sinks": partial(_decoder, _Kind(sinks=True)),
