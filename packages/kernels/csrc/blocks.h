@@ -86,8 +86,15 @@ inline F32 halves_to_floats(const char* p) {
 }
 
 inline F32 bytes_to_floats(const char* p) {
+#if defined(__AVX512F__)
+    __m512i wide = _mm512_maskz_cvtepi8_epi32(__mmask16(-1), vector<__m128i>(p));
+    return __builtin_convertvector((I32)wide, F32);
+#elif defined(__AVX2__)
+    return (F32)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_set1_epi64x(vector<int64_t>(p))));
+#else
     typedef int8_t S8 __attribute__((vector_size(LANES)));
     return __builtin_convertvector(vector<S8>(p), F32);
+#endif
 }
 
 // LANES scales or minimums from `p` on, and the units at `unit`.

@@ -170,7 +170,6 @@ def test_a_file_that_cannot_be_meant_is_refused_by_name(
         (["--kv-cache-dtype", "fp8"], "--kv-cache-dtype must be one of auto, bfloat16, fp8_e4m3"),
         (["--quantization", "fp8"], "--quantization must be one of none, int8, int4"),
         (["--schedule-policy", "sjf"], "--schedule-policy must be one of lpm, fcfs, priority, fair"),
-        (["--attention-backend", "flash"], "--attention-backend must be one of auto, cpu, flashinfer, "),
         (["--tool-call-parser", "hermes2"], "--tool-call-parser must be one of auto, none, "),
         (["--reasoning-parser", ""], "--reasoning-parser must be one of auto, none, "),
         (["--shutdown-grace", "-1"], "--shutdown-grace"),

@@ -78,7 +78,6 @@ def test_a_hidden_token_goes_with_the_text_around_it(tokenizer: Tokenizer, names
 def test_what_stands_in_a_call_is_never_waited_for(names: TokenBytes) -> None:
     scored = ScoredText(names)
     for piece in scored.split(update([10], "x")):
-        assert len(scored.rest) == 1
         assert scored.logprobs_for([ToolCallEnd(0)], 0) == []
         assert piece.text == "x"
     assert scored.rest == []

@@ -2,6 +2,7 @@
 
 import codecs
 from collections.abc import Container, Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 import msgspec
@@ -32,8 +33,12 @@ class ScoredText:
 
     @property
     def rest(self) -> Scores:
-        """Return the log-probabilities of the unclassified tokens."""
-        return [score for _, scores in self._unclassified for score in scores]
+        """Return the log-probabilities of the last tokens that spell nothing, such as the end token.
+
+        Other unclassified tokens are those of a call or tag that was cut off.
+        """
+        silent = list(takewhile(lambda token: not token[0], reversed(self._unclassified)))
+        return [score for _, scores in reversed(silent) for score in scores]
 
     def split(self, update: Update) -> Iterator[Update]:
         """Yield the update split into one per token. Call `logprobs_for` after each."""
