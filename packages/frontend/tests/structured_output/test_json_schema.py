@@ -149,6 +149,8 @@ def test_depth_and_size_are_bounded() -> None:
     assert "deeper" in refusal(nested(100_000)).message
     check_schema({"enum": list(range(19_000))}, "schema", strict=False)
     assert "values" in refusal({"enum": list(range(20_001))}).message
+    patterns = {f"p{number}": {"pattern": "[a-z]" * 100} for number in range(33)}
+    assert "16384 characters" in refusal({"properties": patterns}).message
 
 
 def test_the_schemas_own_order_of_properties_stays() -> None:

@@ -6,6 +6,8 @@ MAX_DEPTH = 64
 """Levels of a schema, or brackets of a grammar."""
 MAX_NODES = 20_000
 """Values in a schema."""
+MAX_PATTERNS = 16_384
+"""Characters of all patterns in a schema, whose translation blocks the event loop."""
 MAX_GBNF = 65_536
 """Characters of a grammar that is translated, which blocks the event loop."""
 MAX_SYMBOLS = 10_000

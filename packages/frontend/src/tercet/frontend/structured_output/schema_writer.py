@@ -11,6 +11,7 @@ from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.json_number import JsonNumber, exact_number
 from tercet.frontend.structured_output import bounds
 from tercet.frontend.structured_output.ecma_regex import PatternError, translated
+from tercet.frontend.structured_output.limits import MAX_PATTERNS
 from tercet.frontend.structured_output.references import Reference, References
 
 Schema = dict[str, Any]
@@ -63,6 +64,7 @@ class SchemaWriter:
         self._references = References(root, param)
         self._names: dict[int, str] = {}
         self._waiting: list[Reference] = []
+        self._pattern_room = MAX_PATTERNS
         self._keywords: dict[str, Callable[[Schema, str, str], Schema]] = {
             "$ref": self._reference,
             "enum": self._constants,
@@ -179,8 +181,14 @@ class SchemaWriter:
         if not isinstance(pattern, str):
             self._refuse(f"Invalid 'pattern' at '{path}': a string is needed.")
             return None
+        if self._rust:
+            return pattern
+        self._pattern_room -= len(pattern)
+        if self._pattern_room < 0:
+            self._refuse(f"The patterns of the schema have more than {MAX_PATTERNS} characters together.")
+            return None
         try:
-            return pattern if self._rust else translated(pattern)
+            return translated(pattern)
         except PatternError as error:
             self._refuse(f"The 'pattern' at '{path}' cannot be enforced: it has {error}.")
             return None
