@@ -3,7 +3,7 @@
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -17,6 +17,7 @@ EXIT_SHORTAGE = 1
 """Exit status if memory or a GPU is not available now: a restart may help."""
 EXIT_CONFIG = 2
 """Exit status for options that cannot work: a restart would not help."""
+_INTERRUPTED = 130
 
 app = App(name="tercet-scheduler", version=__version__, help="Schedule and execute one model.")
 
@@ -74,6 +75,34 @@ def probe(
     except (AddressError, ChannelError, KeysError) as error:
         sys.exit(fail(str(error)))
     sys.exit(0 if answered else 1)
+
+
+@app.command
+def pull(model: str) -> None:
+    """Download a model; after a download that broke off, the files that are missing."""
+    from tercet.scheduler.model_cache import print_pulled
+
+    _run_on_files(lambda: print_pulled(model))
+
+
+@app.command
+def models() -> None:
+    """List the models on this machine, with their sizes."""
+    from tercet.scheduler.model_cache import print_models
+
+    _run_on_files(print_models)
+
+
+def _run_on_files(command: Callable[[], None]) -> None:
+    from tercet.scheduler.model_files import ModelError
+
+    try:
+        command()
+    except ModelError as error:
+        sys.exit(fail(str(error)))
+    except KeyboardInterrupt:
+        fail("stopped; the same command goes on after the files that are whole")
+        sys.exit(_INTERRUPTED)
 
 
 def fail(message: str) -> int:

@@ -52,6 +52,20 @@ SLOW_ON_CPU = "float16"
 _TOO_LARGE = ("Gemma", "Glm4", "GptOss")
 """Prefixes of families that were trained in bfloat16 and whose hidden states exceed the 65,504 of float16."""
 
+KNOWN_NAMES = {
+    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
+    "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
+    "smollm3-3b": "HuggingFaceTB/SmolLM3-3B",
+    "qwen2.5-0.5b": "Qwen/Qwen2.5-0.5B-Instruct",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "qwen3-1.7b": "Qwen/Qwen3-1.7B",
+    "qwen3-4b": "Qwen/Qwen3-4B-Instruct-2507",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "bge-small": "BAAI/bge-small-en-v1.5",
+    "qwen3-embedding-0.6b": "Qwen/Qwen3-Embedding-0.6B",
+}
+"""Short names of models that anybody may download, and their Hugging Face ids."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", *(name for name in SLOW_FILES if not name.endswith(".json"))]
 _HUB_LEFT_OUT = ["consolidated*", "*/*.safetensors"]
@@ -97,7 +111,7 @@ class StoredTensor:
 
 
 def resolve_model(name: str) -> Path:
-    """Return the directory of a model: "embedded", a path, or a Hugging Face id.
+    """Return the directory of a model: "embedded", a path, a Hugging Face id, or a name of `KNOWN_NAMES`.
 
     A Hugging Face model is downloaded unless it is cached. Raises ModelError within a few seconds if there is no such
     directory and no hub can be reached.
@@ -114,7 +128,7 @@ def resolve_model(name: str) -> Path:
         raise ModelError(f"{name!r} {file_as_model(path)}")
     if not _HUB_ID.fullmatch(name):
         raise ModelError(f"{name!r} {name_fault(name) or 'is neither a directory nor a Hugging Face id'}")
-    return _download(name)
+    return _download(KNOWN_NAMES.get(name, name))
 
 
 def check_model(directory: Path, *, weights: bool = True) -> None:
@@ -492,7 +506,9 @@ def _download(name: str) -> Path:
     endpoint = constants.ENDPOINT
     try:
         info = HfApi().model_info(name, timeout=HUB_TIMEOUT)
-    except (GatedRepoError, RepositoryNotFoundError) as error:
+    except GatedRepoError as error:
+        raise ModelError(f"{name!r} is gated: accept its terms at {endpoint}/{name}, and set HF_TOKEN") from error
+    except RepositoryNotFoundError as error:
         raise ModelError(f"{name!r} is not a directory, and {endpoint} gives access to no model of that id") from error
     except Exception as error:  # each transport that the hub library has used has its own exception tree
         return _cached(name, f"{endpoint} cannot be reached ({type(error).__name__})")
@@ -503,7 +519,10 @@ def _download(name: str) -> Path:
             name, revision=info.sha, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_LEFT_OUT, etag_timeout=HUB_TIMEOUT
         )
     except Exception as error:
-        raise ModelError(f"{name} could not be downloaded from {endpoint} ({type(error).__name__})") from error
+        reason = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+        raise ModelError(
+            f"{name} could not be downloaded from {endpoint} ({reason}): try again, whole files are kept"
+        ) from error
     return Path(path)
 
 

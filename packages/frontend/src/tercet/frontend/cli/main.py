@@ -119,6 +119,24 @@ app.command("tercet.frontend.cli.bench.command:app", name="bench", help="Measure
 
 
 @app.command
+def pull(
+    model: Annotated[str, Parameter(help="A Hugging Face name, or a short one that `tercet models` lists.")],
+) -> int:
+    """Download a model; after a download that broke off, the files that are missing."""
+    from tercet.frontend.cli.model_commands import run_scheduler
+
+    return run_scheduler("pull", "--", model)
+
+
+@app.command
+def models() -> int:
+    """List the models on this machine, with their sizes."""
+    from tercet.frontend.cli.model_commands import run_scheduler
+
+    return run_scheduler("models")
+
+
+@app.command
 def doctor() -> int:
     """Print what this machine can do, and what missing pieces cost, for a bug report. No keys are in it."""
     from tercet.frontend.cli.doctor import report
