@@ -61,7 +61,7 @@ def test_options_that_cannot_work_are_refused(
     ("options", "words"),
     [
         (["--context-length", "513"], "context_length 513 is beyond the model's 512"),
-        (["--attention-backend", "none-such"], "no attention backend 'none-such'"),
+        (["--attention-backend", "none-such"], "--attention-backend none-such: must be auto, "),
         (["--kv-cache-bytes", "1"], "do not hold one page"),
         (["--event-log", "/nonexistent/log"], "--event-log /nonexistent/log: No such file"),
     ],

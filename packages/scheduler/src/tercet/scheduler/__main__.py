@@ -80,7 +80,7 @@ def probe(
 @app.command
 def pull(model: str) -> None:
     """Download a model; after a download that broke off, the files that are missing."""
-    from tercet.scheduler.model_cache import print_pulled
+    from tercet.scheduler.hub.model_cache import print_pulled
 
     _run_on_files(lambda: print_pulled(model))
 
@@ -88,7 +88,7 @@ def pull(model: str) -> None:
 @app.command
 def models() -> None:
     """List the models on this machine, with their sizes."""
-    from tercet.scheduler.model_cache import print_models
+    from tercet.scheduler.hub.model_cache import print_models
 
     _run_on_files(print_models)
 

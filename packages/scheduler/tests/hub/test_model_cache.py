@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from packages.scheduler.tests.fake_hub import FakeHub, fake_hub
-from tercet.scheduler.model_cache import StoredModel, pull, readable_size
+from packages.scheduler.tests.hub.fake_hub import FakeHub, fake_hub
+from tercet.scheduler.hub.model_cache import StoredModel, pull, readable_size
 from tercet.scheduler.model_files import KNOWN_NAMES, ModelError
 
 Checkpoints = Callable[[str], Path]

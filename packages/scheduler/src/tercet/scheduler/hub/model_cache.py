@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tercet.scheduler.formats.other_models import file_names, model_fault
+from tercet.scheduler.gguf_models import resolve_any_model
 from tercet.scheduler.model_files import KNOWN_NAMES, ModelError, check_model, check_tokenizer, resolve_model
 
 _UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -74,7 +75,7 @@ def pull(name: str) -> Path:
     """
     if os.path.isdir(name):
         raise ModelError(f"{name!r} is a directory, which needs no download")
-    path = resolve_model(name)
+    path = resolve_any_model(name)
     check_model(path)
     check_tokenizer(path)
     return path

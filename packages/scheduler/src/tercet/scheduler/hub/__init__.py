@@ -1,0 +1,1 @@
+"""The hub's cache on this machine: downloads, and the list of models."""
