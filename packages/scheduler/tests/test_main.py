@@ -167,6 +167,7 @@ SAMPLES: dict[type, dict[str, object]] = {
         "overlap": 1,
         "max_loras": 3,
         "max_lora_rank": 16,
+        "logprobs_mode": "processed",
     },
 }
 

@@ -72,8 +72,6 @@ class ModelOptions:
     """Weights rounded to 8 or 4 bits as they are loaded, and activations to 8; on native CPU kernels only."""
     grammar_backend: Literal["llguidance", "xgrammar", "none"] = "llguidance"
     """What makes outputs follow grammars; xgrammar is an extra, and none refuses requests with one."""
-    logprobs_mode: Literal["raw", "processed"] = "raw"
-    """Log-probabilities of outputs: the model's own, or after penalties, biases, grammar and temperature (SGLang's)."""
     threads: int | None = None
     """Cores that each process of a model on a CPU uses; otherwise all that this one may run on, divided evenly."""
     tensor_parallel_size: int = 1
@@ -129,6 +127,8 @@ class ScheduleOptions:
     """Adapters that can run side by side, each in as many requests as there are; 0 refuses them."""
     max_lora_rank: int = 64
     """The highest rank that an adapter can have: memory for so much is set aside."""
+    logprobs_mode: Literal["raw", "processed"] = "raw"
+    """Log-probabilities of outputs: the model's own, or after penalties, biases, grammar and temperature (SGLang's)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_loras <= MOST_LORAS:

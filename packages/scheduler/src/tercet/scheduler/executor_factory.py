@@ -44,7 +44,7 @@ def build_torch(
         threads=options.threads,
         overlap=schedule.steps_ahead(gpu=gpu) > 0,
         grammar_backend=options.grammar_backend,
-        logprobs_mode=options.logprobs_mode,
+        logprobs_mode=schedule.logprobs_mode,
         max_loras=schedule.max_loras,
         max_lora_rank=schedule.max_lora_rank,
         draft_rows=schedule.draft_rows(gpu=gpu),
