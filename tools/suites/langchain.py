@@ -15,7 +15,7 @@ def fetch(folder: Path) -> None:
 
 def run(folder: Path, target: Target) -> list[Outcome]:
     """Run the standard tests. `langchain-openai` itself is a dependency of this project's tests."""
-    tests = str(SHIMS / "test_langchain_models.py")
+    tests = str(SHIMS / "langchain_models.py")
     settings = ("asyncio_mode=auto", *(f"asyncio_default_{kind}_loop_scope=session" for kind in ("fixture", "test")))
     options = [flag for setting in settings for flag in ("-o", setting)]
     return run_pytest(target, ["-W", "default", "--rootdir", str(folder), *options, tests], folder, path=[folder])

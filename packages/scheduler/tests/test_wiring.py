@@ -261,7 +261,7 @@ def test_whoever_asks_for_files_before_the_model_is_found_gets_them_then(
         assert asked.wait(PATIENCE)
         return Path(name)
 
-    monkeypatch.setattr(found_model, "resolve_model", resolve)
+    monkeypatch.setattr(found_model, "resolve_any_model", resolve)
     with running(network, path) as (process, frontend):
         assert frontend.node.send("scheduler-0", TokenizerFilesReq(id="t"))
         while not process._early_file_requests:

@@ -63,7 +63,7 @@ def test_text_that_is_held_back_comes_with_its_own(tokenizer: Tokenizer, names: 
     first, *rest = tokenizer.encode("hello world, you", add_special_tokens=False).ids
     scored = ScoredText(names)
     assert logprobs_for(scored, [update([first], ""), update(rest, "hello world, you", ENDED)]) == "hello world, you"
-    assert scored.rest == []
+    assert scored.rest(FinishReason(FinishType.LENGTH)) == []
 
 
 def test_a_hidden_token_goes_with_the_text_around_it(tokenizer: Tokenizer, names: TokenBytes) -> None:
@@ -80,4 +80,4 @@ def test_what_stands_in_a_call_is_never_waited_for(names: TokenBytes) -> None:
     for piece in scored.split(update([10], "x")):
         assert scored.logprobs_for([ToolCallEnd(0)], 0) == []
         assert piece.text == "x"
-    assert scored.rest == []
+    assert scored.rest(FinishReason(FinishType.LENGTH)) == []

@@ -30,12 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        for stream in (sys.stdout, sys.stderr):
+        for stream, text in ((sys.stdout, ""), (sys.stderr, f"tercet-kernels: {error.strerror}\n")):
             try:
+                stream.write(text)
                 stream.flush()
             except OSError:  # otherwise the interpreter flushes again at exit, and exits with 120
                 os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
-        sys.stderr.write(f"tercet-kernels: {error.strerror}\n")
         return 1
 
 

@@ -93,7 +93,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
                         changes = []
                         await asyncio.sleep(0)  # let other tasks run: many tokens may have come
                 if update.finish is not None:
-                    usage, rest = usage_of(generation, reader.reasoning_tokens), scored.rest if scored else ()
+                    usage = usage_of(generation, reader.reasoning_tokens)
+                    rest = scored.rest(update.finish) if scored else ()
                     changes += writer.end(update.finish.type, usage, int(time.time()), rest)
             yield changes
 

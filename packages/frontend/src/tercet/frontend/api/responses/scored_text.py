@@ -11,6 +11,7 @@ from tercet.frontend.api.openai.logprobs import chat_logprobs, sliced
 from tercet.frontend.manager.req_state import Update
 from tercet.frontend.model.token_bytes import TokenBytes
 from tercet.frontend.parsers.events import Event, TextDelta
+from tercet.protocol.messages.values import FinishReason
 
 Scores = list[dict[str, Any]]
 
@@ -31,14 +32,14 @@ class ScoredText:
         """Tokens that are not yet classified: the text of each, and its log-probability."""
         self._reasoning_tokens = 0
 
-    @property
-    def rest(self) -> Scores:
-        """Return the log-probabilities of the last tokens that spell nothing, such as the end token.
+    def rest(self, finish: FinishReason) -> Scores:
+        """Return the log-probabilities of a token that ended the text, and of the last ones that spell nothing.
 
         Other unclassified tokens are those of a call or tag that was cut off.
         """
-        silent = list(takewhile(lambda token: not token[0], reversed(self._unclassified)))
-        return [score for _, scores in reversed(silent) for score in scores]
+        last = len(self._unclassified) - isinstance(finish.matched, int)
+        silent = list(takewhile(lambda token: not token[0], reversed(self._unclassified[:last])))
+        return [score for _, scores in self._unclassified[last - len(silent) :] for score in scores]
 
     def split(self, update: Update) -> Iterator[Update]:
         """Yield the update split into one per token. Call `logprobs_for` after each."""
