@@ -225,7 +225,7 @@ import time
 from tercet.scheduler import resolved_model as found_model
 from tercet.scheduler.__main__ import main
 
-found_model.resolve_model = lambda name: time.sleep(600)
+found_model.resolve_any_model = lambda name: time.sleep(600)
 main()
 """
 
