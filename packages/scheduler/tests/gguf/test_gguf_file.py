@@ -2,13 +2,16 @@
 
 import random
 import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import gguf
 import numpy as np
 import pytest
 
-from tercet.scheduler.gguf.gguf_file import GGUFError, read_gguf, read_parts, split_parts
+from tercet.scheduler.gguf.gguf_file import read_gguf, read_parts
+from tercet.scheduler.gguf.gguf_paths import GGUFError, split_parts
 from tercet.scheduler.gguf_models import resolve_any_model
 from tercet.scheduler.model_files import ModelError
 
@@ -149,6 +152,12 @@ def test_an_unknown_architecture_is_refused_by_name(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ModelError, match="'mamba' is not one of llama"):
         resolve_any_model(str(tmp_path / "m.gguf"))
+
+
+def test_other_models_do_not_load_the_gguf_package() -> None:
+    script = "import sys, tercet.scheduler.resolved_model; print('gguf' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
 
 
 def test_a_directory_with_several_models_is_refused(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from tercet.scheduler.gguf.gguf_file import GGUFError, GGUFTensor, read_gguf
+from tercet.scheduler.gguf.gguf_file import GGUFTensor, map_file, read_gguf
+from tercet.scheduler.gguf.gguf_paths import GGUFError
 from tercet.scheduler.gguf.gguf_tensors import checkpoint_tensors
-from tercet.scheduler.gguf.gguf_values import float_values, map_file
+from tercet.scheduler.gguf.gguf_values import float_values
 
 TYPES = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K"]
 TYPES += ["IQ4_NL", "IQ4_XS", "MXFP4"]

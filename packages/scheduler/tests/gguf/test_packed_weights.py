@@ -10,8 +10,9 @@ import torch
 from packages.scheduler.tests.gguf.test_blocks import random_rows
 from tercet.kernels.ops.quantized import QuantizedWeight, dequantize
 from tercet.scheduler.gguf import gguf_directory
+from tercet.scheduler.gguf.gguf_file import map_file
 from tercet.scheduler.gguf.gguf_tensors import CheckpointTensor, Piece
-from tercet.scheduler.gguf.gguf_values import GGUFValues, map_file
+from tercet.scheduler.gguf.gguf_values import GGUFValues
 from tercet.scheduler.models.layers.linear import Linear, MappedRows
 from tercet.scheduler.models.weights.tensor_files import GGUFTensors
 

@@ -3,8 +3,7 @@
 import re
 from pathlib import Path
 
-from tercet.scheduler.gguf.gguf_directory import SUFFIX, find_gguf, gguf_directory
-from tercet.scheduler.gguf.gguf_file import GGUFError, split_parts
+from tercet.scheduler.gguf.gguf_paths import SUFFIX, GGUFError, find_gguf, split_parts
 from tercet.scheduler.model_files import HUB_TIMEOUT, ModelError, resolve_model
 
 _HUB_FILE = re.compile(
@@ -18,9 +17,15 @@ def resolve_any_model(name: str) -> Path:
         on_hub = None if Path(name).exists() else _HUB_FILE.fullmatch(name)
         path = _download(on_hub["repository"], on_hub["file"]) if on_hub else Path(name).expanduser()
         found = find_gguf(path) if name else None
-        return resolve_model(name) if found is None else gguf_directory(found)
+        return resolve_model(name) if found is None else _directory(found)
     except GGUFError as error:
         raise ModelError(str(error)) from None
+
+
+def _directory(path: Path) -> Path:
+    from tercet.scheduler.gguf.gguf_directory import gguf_directory  # loads a package that other models do not need
+
+    return gguf_directory(path)
 
 
 def served_name(name: str, directory: Path) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tercet.scheduler.gguf.gguf_fields import GGUFFields
-from tercet.scheduler.gguf.gguf_file import GGUFError, GGUFFile
+from tercet.scheduler.gguf.gguf_file import GGUFFile
+from tercet.scheduler.gguf.gguf_paths import GGUFError
 
 Config = dict[str, Any]
 

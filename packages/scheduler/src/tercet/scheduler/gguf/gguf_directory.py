@@ -6,34 +6,16 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tercet.scheduler.gguf.gguf_config import FACTOR_TENSORS, gguf_config
-from tercet.scheduler.gguf.gguf_file import GGUFError, GGUFFile, GGUFTensor, read_gguf, read_parts, split_parts
+from tercet.scheduler.gguf.gguf_file import GGUFFile, GGUFTensor, map_file, read_gguf, read_parts
+from tercet.scheduler.gguf.gguf_paths import SUFFIX, GGUFError, split_parts
 from tercet.scheduler.gguf.gguf_tensors import CheckpointTensor, checkpoint_tensors
 from tercet.scheduler.gguf.gguf_tokenizer import GGUFTokenizer
-from tercet.scheduler.gguf.gguf_values import float_values, map_file
-
-SUFFIX = ".gguf"
-_PROJECTOR = "mmproj"
-"""The beginning of names of files that read images, which are not read."""
-
-
-def find_gguf(path: Path) -> Path | None:
-    """Return the GGUF file that a path names, or the only one of a directory without a config.json.
-
-    Return None for anything else. Raise GGUFError for a directory with several models.
-    """
-    if path.is_file():
-        return path if path.suffix == SUFFIX else None
-    if not path.is_dir() or (path / "config.json").exists():
-        return None
-    models = {split_parts(file)[0] for file in path.glob(f"*{SUFFIX}") if not file.name.startswith(_PROJECTOR)}
-    if len(models) > 1:
-        names = ", ".join(sorted(model.name for model in models)[:8])
-        raise GGUFError(f"{path} holds several models, name one of its files: {names}")
-    return next(iter(models), None)
+from tercet.scheduler.gguf.gguf_values import float_values
 
 
 def gguf_directory(path: Path) -> Path:
@@ -76,13 +58,9 @@ def _cache() -> Path:
     """Return the folder of these directories; a temporary one if the user's cache cannot be written."""
     home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
     place = Path(home) / "tercet" / "gguf"
-    try:
+    with suppress(OSError):
         place.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return Path(tempfile.mkdtemp(prefix="tercet-gguf-"))
-    if os.access(place, os.W_OK):
-        return place
-    return Path(tempfile.mkdtemp(prefix="tercet-gguf-"))
+    return place if os.access(place, os.W_OK) else Path(tempfile.mkdtemp(prefix="tercet-gguf-"))
 
 
 def _key(parts: list[Path]) -> str:

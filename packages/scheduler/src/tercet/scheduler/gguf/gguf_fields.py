@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tercet.scheduler.gguf.gguf_file import GGUFError
+from tercet.scheduler.gguf.gguf_paths import GGUFError
 
 _LARGEST = 1 << 40
 

@@ -6,7 +6,6 @@ tokens.
 
 import mmap
 import os
-import re
 import stat
 import struct
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+
+from tercet.scheduler.gguf.gguf_paths import GGUFError
 
 VERSIONS = (2, 3)
 _MOST_FIELDS = 1 << 16
@@ -30,11 +31,6 @@ _LARGEST_ALIGNMENT = 1 << 20
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 """The struct code of each type of a value."""
-_SPLIT = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
-
-
-class GGUFError(ValueError):
-    """A file that is no valid GGUF file, or one that cannot be served. The message is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +124,7 @@ class _Header:
 def read_gguf(path: Path) -> GGUFFile:
     """Return the metadata and tensors of a file. Raise GGUFError for anything that is not valid."""
     try:
-        with _mapped(path) as data:
+        with map_file(path) as data:
             return _parse(data, len(data))
     except GGUFError as error:
         raise GGUFError(f"{path}: {error}") from None
@@ -136,7 +132,7 @@ def read_gguf(path: Path) -> GGUFFile:
         raise GGUFError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def map_file(path: Path) -> mmap.mmap:
     """Map a regular file. Opening never blocks."""
     opened = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -213,15 +209,6 @@ def _located(
         tensors[entry.name] = GGUFTensor(entry.name, entry.type, entry.shape, start, end)
         last = end
     return tensors
-
-
-def split_parts(path: Path) -> list[Path]:
-    """Return all files of a model that may be split: the file itself, or name-00001-of-00003.gguf and so on."""
-    split = _SPLIT.fullmatch(path.name)
-    if split is None:
-        return [path]
-    parts = int(split["parts"])
-    return [path.with_name(f"{split['name']}-{part:05}-of-{parts:05}.gguf") for part in range(1, parts + 1)]
 
 
 def read_parts(paths: list[Path]) -> GGUFFile:

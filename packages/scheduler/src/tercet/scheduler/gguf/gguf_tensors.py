@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tercet.scheduler.gguf.gguf_file import GGUFError, GGUFTensor
+from tercet.scheduler.gguf.gguf_file import GGUFTensor
+from tercet.scheduler.gguf.gguf_paths import GGUFError
 
 Array = npt.NDArray[Any]
 

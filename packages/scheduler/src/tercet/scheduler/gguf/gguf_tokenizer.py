@@ -7,7 +7,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from tercet.scheduler.gguf.gguf_file import GGUFError
+from tercet.scheduler.gguf.gguf_paths import GGUFError
 from tercet.scheduler.gguf.pre_tokenizers import begins_with_bos, ignores_merges, pre_tokenizer
 
 _SPACE = "\u2581"  # SentencePiece's sign of a space

@@ -2,7 +2,6 @@
 
 import mmap
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,11 @@ from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
 from tercet.scheduler.gguf.blocks import BlockMatrix, block_matrix
-from tercet.scheduler.gguf.gguf_file import GGUFError
+from tercet.scheduler.gguf.gguf_paths import GGUFError
 from tercet.scheduler.gguf.gguf_tensors import CheckpointTensor, Piece
 
 _PLAIN = {"F32": "<f4", "F16": "<f2", "F64": "<f8"}
 _INTEGERS = ("I8", "I16", "I32", "I64")
-
-
-def map_file(path: Path) -> mmap.mmap:
-    """Map a file that was read before."""
-    with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def float_values(data: mmap.mmap, kind: str, shape: tuple[int, ...], start: int, end: int) -> npt.NDArray[np.float32]:

@@ -17,7 +17,8 @@ class GGUFTensors:
 
     def __init__(self, path: Path) -> None:
         from tercet.scheduler.gguf.gguf_directory import stored_tensors
-        from tercet.scheduler.gguf.gguf_values import GGUFValues, map_file
+        from tercet.scheduler.gguf.gguf_file import map_file
+        from tercet.scheduler.gguf.gguf_values import GGUFValues
 
         self._file = map_file(path)
         self._values = GGUFValues(self._file, stored_tensors(path))
