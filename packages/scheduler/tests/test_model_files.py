@@ -206,6 +206,11 @@ def test_a_directory_for_dummy_weights_has_an_identity(copy: Path) -> None:
     assert without.weights != with_weights.weights
 
 
+def test_a_gguf_file_beside_safetensors_is_not_read(copy: Path) -> None:
+    (copy / "model.gguf").touch()
+    assert weight_files(copy) == [copy / "model.safetensors"]
+
+
 def test_only_safetensors(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"holds neither model\.safetensors nor"):
         weight_files(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 
 from tercet.scheduler.config import ModelOptions
 from tercet.scheduler.formats.downloads import HEAD, download_fault
-from tercet.scheduler.formats.other_models import model_fault
+from tercet.scheduler.formats.other_models import hub_fault, model_fault
 from tercet.scheduler.model_files import ModelError, check_model, read_header, resolve_model
 from tercet.scheduler.resolved_model import resolve_served_model
 
@@ -70,6 +70,14 @@ def test_files_that_are_no_model(names: str, fault: str, tmp_path: Path) -> None
     message = refusal(tmp_path / "model")
     assert message.startswith(str(tmp_path / "model"))
     assert fault in message.replace("is an adapter of", "is an adapter, not a model")
+
+
+def test_a_repository_of_gguf_files_is_named_with_a_file() -> None:
+    expected = "holds GGUF files: name one of them behind a colon, as in :a.Q4_1.gguf"
+    assert hub_fault(["mmproj-a.gguf", "a.Q8_0.gguf", "a.Q4_1.gguf", "README.md"]) == expected
+    assert hub_fault(["a.Q4_1.gguf", "config.json"]) == expected
+    assert hub_fault(["a.Q4_1.gguf", "config.json", "model.safetensors"]) == ""
+    assert hub_fault(["README.md"]) == model_fault(["README.md"])
 
 
 def test_a_model_is_one(checkpoints: Callable[[str], Path]) -> None:
@@ -152,6 +160,7 @@ def test_small_files_of_every_kind_are_taken(checkpoints: Callable[[str], Path])
         ("https://hub.example/spaces/meta/chat", "is the address of a space"),
         ("meta/llama:latest", "may be 'meta/llama'"),
         ("meta/llama@main", "may be 'meta/llama'"),
+        ("hf:meta/llama", "names no GGUF file: add one, as in hf:OWNER/REPO:FILE.gguf"),
     ],
 )
 def test_a_name_in_another_notation(name: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

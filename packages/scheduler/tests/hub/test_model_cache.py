@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from packages.scheduler.tests.gguf.gguf_checkpoints import write_gguf
 from packages.scheduler.tests.hub.fake_hub import FakeHub, fake_hub
 from tercet.scheduler.hub.model_cache import StoredModel, pull, readable_size
 from tercet.scheduler.model_files import KNOWN_NAMES, ModelError
@@ -18,6 +19,7 @@ Checkpoints = Callable[[str], Path]
 def run(hub: FakeHub, cache: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a command with the hub, whose library reads its address when it is imported."""
     environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(cache), "HF_HUB_DISABLE_XET": "1"}
+    environment["XDG_CACHE_HOME"] = str(cache)
     command = [sys.executable, "-m", "tercet.scheduler", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
@@ -52,12 +54,25 @@ def test_a_download_that_broke_off_goes_on(checkpoints: Checkpoints, tmp_path: P
         assert "gives access to no model of that id" in unknown.stderr
 
 
+def test_a_gguf_file_of_a_repository_is_downloaded(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    file = write_gguf(checkpoints("qwen3"), tmp_path / "m.gguf")
+    with fake_hub("org/tiny", {"m.gguf": file.read_bytes(), "other.gguf": b"not wanted"}) as hub:
+        refused = run(hub, tmp_path, "pull", "org/tiny")
+        assert "org/tiny holds GGUF files: name one of them behind a colon, as in :m.gguf" in refused.stderr
+        pulled = run(hub, tmp_path, "pull", "hf:org/tiny:m.gguf")
+        assert pulled.stdout.endswith("ready for `tercet serve hf:org/tiny:m.gguf`\n")
+        assert hub.sent == ["m.gguf"]
+        listed = run(hub, tmp_path, "models").stdout.splitlines()
+        assert "as in :m.gguf" in next(line for line in listed if line.startswith("org/tiny "))
+        assert "cannot be downloaded" in run(hub, tmp_path, "pull", "org/other:m.gguf").stderr
+
+
 def test_only_models_are_downloaded(tmp_path: Path, checkpoints: Checkpoints) -> None:
     with fake_hub("org/adapter", {"adapter_config.json": b"{}", "adapter_model.safetensors": b""}) as hub:
         refused = run(hub, tmp_path, "pull", "org/adapter")
     assert refused.returncode == 2
     assert "org/adapter is an adapter, not a model" in refused.stderr
-    with pytest.raises(ModelError, match="is a directory, which needs no download"):
+    with pytest.raises(ModelError, match="is on this machine, and needs no download"):
         pull(str(checkpoints("llama")))
 
 

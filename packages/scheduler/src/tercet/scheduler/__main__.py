@@ -79,7 +79,7 @@ def probe(
 
 @app.command
 def pull(model: str) -> None:
-    """Download a model; after a download that broke off, the files that are missing."""
+    """Download a model; after an interrupted download, only missing files."""
     from tercet.scheduler.hub.model_cache import print_pulled
 
     _run_on_files(lambda: print_pulled(model))
@@ -101,7 +101,7 @@ def _run_on_files(command: Callable[[], None]) -> None:
     except ModelError as error:
         sys.exit(fail(str(error)))
     except KeyboardInterrupt:
-        fail("stopped; the same command goes on after the files that are whole")
+        fail("interrupted")
         sys.exit(_INTERRUPTED)
 
 

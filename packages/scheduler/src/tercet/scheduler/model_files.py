@@ -21,6 +21,7 @@ from tercet.scheduler.formats.other_models import (
     config_fault,
     file_as_model,
     file_names,
+    hub_fault,
     model_fault,
     name_fault,
     weights_fault,
@@ -277,9 +278,7 @@ def served_dtype(directory: Path, wanted: str = "auto", *, slow: str, encoder: b
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """Return the sorted weight files of a checkpoint: GGUF files, those its index names, or model.safetensors."""
-    if gguf := sorted(directory.glob("*.gguf")):
-        return gguf
+    """Return the sorted weight files of a checkpoint: those its index names, model.safetensors, or GGUF files."""
     index = directory / "model.safetensors.index.json"
     single = directory / "model.safetensors"
     if index.is_file():
@@ -289,6 +288,8 @@ def weight_files(directory: Path) -> list[Path]:
         files = [directory / name for name in sorted(set(weight_map.values()))]
     elif single.is_file():
         files = [single]
+    elif files := sorted(directory.glob("*.gguf")):
+        return files
     else:
         raise ModelError(f"{directory} {weights_fault(file_names(directory))}")
     if missing := [file.name for file in files if not file.is_file()]:
@@ -512,7 +513,7 @@ def _download(name: str) -> Path:
         raise ModelError(f"{name!r} is not a directory, and {endpoint} gives access to no model of that id") from error
     except Exception as error:  # each transport that the hub library has used has its own exception tree
         return _cached(name, f"{endpoint} cannot be reached ({type(error).__name__})")
-    if fault := model_fault([file.rfilename for file in info.siblings or []]):
+    if fault := hub_fault([file.rfilename for file in info.siblings or []]):
         raise ModelError(f"{name} {fault}")
     try:
         path = snapshot_download(

@@ -122,7 +122,7 @@ app.command("tercet.frontend.cli.bench.command:app", name="bench", help="Measure
 def pull(
     model: Annotated[str, Parameter(help="A Hugging Face name, or a short one that `tercet models` lists.")],
 ) -> int:
-    """Download a model; after a download that broke off, the files that are missing."""
+    """Download a model; after an interrupted download, only missing files."""
     from tercet.frontend.cli.model_commands import run_scheduler
 
     return run_scheduler("pull", "--", model)

@@ -40,6 +40,14 @@ def model_fault(names: Collection[str], *, weights: bool = True) -> str:
     return weights_fault(names)
 
 
+def hub_fault(names: Collection[str]) -> str:
+    """Return why a hub's repository of these files cannot be served under its own name; empty if it may be a model."""
+    files = sorted(name for name in names if name.endswith(".gguf") and not name.startswith("mmproj"))
+    if files and not any(name.endswith(".safetensors") for name in names):
+        return f"holds GGUF files: name one of them behind a colon, as in :{files[0]}"
+    return model_fault(names)
+
+
 def weights_fault(names: Collection[str]) -> str:
     """Return why files of these names have no weights that can be loaded, and what to do."""
     if _ADAPTER in names:
@@ -145,7 +153,7 @@ def file_as_model(path: Path) -> str:
         return "is an archive: unpack it and name the directory"
     if path.suffix in (".safetensors", ".json", ".model", ".jinja"):
         return f"is a file of a model: name its directory, {str(path.parent)!r}"
-    return "is a file: a model is a directory with a config.json and safetensors"
+    return "is a file: a model is a directory with a config.json and safetensors, or a .gguf file"
 
 
 def name_fault(name: str) -> str:
@@ -154,6 +162,8 @@ def name_fault(name: str) -> str:
         return f"is the address of a {match[1].removesuffix('s')}, not of a model"
     if match := re.match(r"https?://[^/]+/([\w.-]+/[\w.-]+?)(\.git)?(/|$|\?|#)", name):
         return f"is an address: name the model by its Hugging Face id, which may be {match[1]!r}"
+    if name.startswith("hf:"):
+        return "names no GGUF file: add one, as in hf:OWNER/REPO:FILE.gguf, or leave out hf: for safetensors"
     if match := re.fullmatch(r"([\w.-]+(?:/[\w.-]+)?)[:@].+", name):
         return f"names a version, which is not supported: the Hugging Face id may be {match[1]!r}"
     return ""

@@ -1,4 +1,4 @@
-"""Models on this machine's disk: the list of them, and downloads: `tercet models` and `tercet pull`."""
+"""Models in the hub's cache: the list of them (`tercet models`), and downloads (`tercet pull`)."""
 
 import os
 import sys
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tercet.scheduler.formats.other_models import file_names, model_fault
+from tercet.scheduler.formats.other_models import file_names, hub_fault
 from tercet.scheduler.gguf_models import resolve_any_model
 from tercet.scheduler.model_files import KNOWN_NAMES, ModelError, check_model, check_tokenizer, resolve_model
 
@@ -64,17 +64,17 @@ def _cached() -> Iterator[StoredModel]:
         if repo.repo_type != "model":
             continue
         newest = max(repo.revisions, key=lambda revision: revision.last_modified, default=None)
-        fault = "its download has not ended" if newest is None else model_fault(file_names(newest.snapshot_path))
+        fault = "its download has not ended" if newest is None else hub_fault(file_names(newest.snapshot_path))
         yield StoredModel(repo.repo_id, repo.size_on_disk, fault)
 
 
 def pull(name: str) -> Path:
     """Download a model and check its files. Raises ModelError.
 
-    Progress is shown on standard error. After a download that broke off, only the files that are missing are loaded.
+    Progress is shown on standard error. After an interrupted download, only missing files are downloaded.
     """
-    if os.path.isdir(name):
-        raise ModelError(f"{name!r} is a directory, which needs no download")
+    if os.path.exists(name):
+        raise ModelError(f"{name!r} is on this machine, and needs no download")
     path = resolve_any_model(name)
     check_model(path)
     check_tokenizer(path)
