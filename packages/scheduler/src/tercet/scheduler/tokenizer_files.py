@@ -62,7 +62,7 @@ def tokenizer_end_ids(files: Mapping[str, bytes]) -> list[int]:
 
     A model may end its answers with it although neither config.json nor generation_config.json has its id.
     """
-    content = _content(_settings(files).get("eos_token"))
+    content = token_text(_settings(files).get("eos_token"))
     try:
         return [token.id for token in _added_tokens(files.get("tokenizer.json", b"{}")) if token.content == content]
     except msgspec.MsgspecError:
@@ -108,7 +108,7 @@ def _declared(config: Mapping[str, Any]) -> dict[str, AddedToken]:
 
 
 def _named(config: Mapping[str, Any]) -> set[str | None]:
-    return {_content(config.get(name)) for name in _NAMED}
+    return {token_text(config.get(name)) for name in _NAMED}
 
 
 def _special(config: Mapping[str, Any]) -> Iterator[AddedToken]:
@@ -131,7 +131,7 @@ def _added_token(token: "_Added | AddedToken", *, special: bool = False) -> Adde
 
 def _token(value: object, where: str, *, special: bool = False) -> AddedToken:
     """Return a declared token, a text or an object with `content`."""
-    content = _content(value)
+    content = token_text(value)
     if content is None:
         raise ValueError(f"tokenizer_config.json: {where}: must be a token's text, or an object with its content")
     flags = {name: value[name] for name in _FLAGS if name in value} if isinstance(value, dict) else {}
@@ -143,7 +143,8 @@ def _token(value: object, where: str, *, special: bool = False) -> AddedToken:
     return AddedToken(content, **flags)
 
 
-def _content(value: object) -> str | None:
+def token_text(value: object) -> str | None:
+    """Return the text of a declared token, which may be an object with flags; None for anything else."""
     content = value.get("content") if isinstance(value, dict) else value
     return content if isinstance(content, str) and content else None
 

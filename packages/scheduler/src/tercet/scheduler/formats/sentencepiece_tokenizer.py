@@ -12,12 +12,14 @@ from tercet.scheduler.formats.sentencepiece_model import (
     SentencePieceModel,
     read_sentencepiece,
 )
+from tercet.scheduler.tokenizer_files import token_text
 
 SENTENCEPIECE_FILES = "tokenizer.model", "sentencepiece.bpe.model", "spiece.model"
 _MOST_SPLITS = 1 << 29
 """Maximum of the squares of the pieces' lengths, summed: the time that merges take to find."""
 _MOST_EXTRA_IDS = 10_000
-_SPACE = "▁"
+SPACE = "▁"
+"""SentencePiece's sign of a space."""
 
 Scored = Sequence[tuple[str, float]]
 
@@ -73,11 +75,10 @@ def _model(files: Mapping[str, bytes]) -> SentencePieceModel:
 
 
 def _named(settings: Mapping[str, Any], name: str) -> str:
-    value = settings.get(name)
-    content = value.get("content") if isinstance(value, dict) else value
-    if not isinstance(content, str) or not content:
+    text = token_text(settings.get(name))
+    if text is None:
         raise ValueError(f"it needs a {name}")
-    return content
+    return text
 
 
 def _tokenizer(model: SentencePieceModel, vocabulary: Scored, unk_id: int, settings: Mapping[str, Any]) -> Tokenizer:
@@ -98,7 +99,7 @@ def _tokenizer(model: SentencePieceModel, vocabulary: Scored, unk_id: int, setti
     if steps:
         tokenizer.normalizer = normalizers.Sequence(steps)
     split = not _crosses_spaces(vocabulary)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=split)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme, split=split)
     return _with_pieces(tokenizer, model, vocabulary)
 
 
@@ -106,11 +107,11 @@ def _word_tokenizer(model: SentencePieceModel, vocabulary: Scored, unk_id: int, 
     """Return a unigram tokenizer that splits at white space before, as those of transformers' older classes do."""
     scheme = "always" if prefix else "never"
     tokenizer = _unigram(model, vocabulary, unk_id)
-    tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+    tokenizer.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme=scheme)
     if model.charsmap:
         tokenizer.normalizer = normalizers.Precompiled(model.charsmap)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)]
+        [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme)]
     )
     return _with_pieces(tokenizer, model, vocabulary)
 
@@ -144,32 +145,33 @@ def _with_pieces(tokenizer: Tokenizer, model: SentencePieceModel, vocabulary: Sc
 
 def _crosses_spaces(vocabulary: Scored) -> bool:
     """Return whether some token spans the beginning of a word, so that words cannot be tokenized one by one."""
-    return any(_SPACE in text[1:] for text, _ in vocabulary)
+    return any(SPACE in text[1:] for text, _ in vocabulary)
 
 
 def _bpe(model: SentencePieceModel, vocabulary: Scored, unk_id: int) -> Tokenizer:
     _check_unknown(vocabulary, unk_id)
     unknown = vocabulary[unk_id][0]
     ids = {text: number for number, (text, _) in enumerate(vocabulary)}
-    return Tokenizer(BPE(ids, _merges(ids), unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback))
+    merges = piece_merges(ids, range(len(vocabulary)))
+    return Tokenizer(BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=model.byte_fallback))
 
 
 def _decoder(*, prefix: bool) -> Any:
-    steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    steps: list[Any] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     return decoders.Sequence([*steps, *([decoders.Strip(content=" ", left=1)] if prefix else [])])
 
 
-def _merges(ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return each pair of tokens that make a third, in the order of that one's id.
+def piece_merges(ids: Mapping[str, int], ranks: Sequence[float]) -> list[tuple[str, str]]:
+    """Return each pair of pieces that make a third, in the order of that one's rank; `ranks` has those of all ids.
 
-    SentencePiece joins the neighbors whose piece has the best score, and orders pieces by their scores.
+    SentencePiece joins the neighbors whose piece has the best score.
     """
     if sum(len(text) ** 2 for text in ids) > _MOST_SPLITS:
         raise ValueError("its pieces are too long")
-    merges: list[tuple[int, int, int, str, str]] = []
+    merges: list[tuple[float, int, int, int, str, str]] = []
     for text, number in ids.items():
         for place in range(1, len(text)):
             left, right = text[:place], text[place:]
             if left in ids and right in ids:
-                merges.append((number, place, ids[left], left, right))
+                merges.append((ranks[number], number, place, ids[left], left, right))
     return [(left, right) for *_, left, right in sorted(merges)]

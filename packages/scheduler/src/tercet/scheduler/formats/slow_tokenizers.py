@@ -22,7 +22,7 @@ from tercet.scheduler.formats.sentencepiece_tokenizer import (
     xlm_roberta,
 )
 from tercet.scheduler.formats.vocabulary_tokenizer import bert, gpt2, gpt_neox, qwen2
-from tercet.scheduler.tokenizer_files import missing_tokens
+from tercet.scheduler.tokenizer_files import missing_tokens, token_text
 
 _VOCABULARY = "vocab.json", "merges.txt"
 _WORDS = "vocab.txt"
@@ -51,7 +51,7 @@ def convert(files: Mapping[str, bytes]) -> dict[str, bytes]:
     return _convert(tuple((name, files[name]) for name in _ALL_FILES if name in files))
 
 
-@lru_cache(maxsize=2)  # the same files are read by each who needs a part of them
+@lru_cache(maxsize=2)  # several callers convert the same files
 def _convert(items: tuple[tuple[str, bytes], ...]) -> dict[str, bytes]:
     files = dict(items)
     config = read_object(files, "tokenizer_config.json")
@@ -111,8 +111,8 @@ def _settings(files: Mapping[str, bytes], config: Settings, defaults: Mapping[st
         return config
     if not all(isinstance(each, int) and each >= 0 for each in added.values()):
         raise ValueError("added_tokens.json: must be an object of ids by token")
-    special = {_text(value) for name, value in {**defaults, **config}.items() if name.endswith("_token")}
-    special |= {_text(each) for each in config.get("additional_special_tokens") or []}
+    special = {token_text(value) for name, value in {**defaults, **config}.items() if name.endswith("_token")}
+    special |= {token_text(each) for each in config.get("additional_special_tokens") or []}
     table = {
         str(number): {"content": content, "normalized": content not in special, "special": content in special}
         for content, number in added.items()
@@ -120,14 +120,9 @@ def _settings(files: Mapping[str, bytes], config: Settings, defaults: Mapping[st
     return {**config, "added_tokens_decoder": table}
 
 
-def _text(value: Any) -> Any:
-    content = value.get("content") if isinstance(value, dict) else value
-    return content if isinstance(content, str) else None
-
-
 def _required(tokenizer: Tokenizer, settings: Settings, name: str) -> tuple[str, int]:
     """Return the text and id of a named token. Raises ValueError without one."""
-    text = _text(settings.get(name))
+    text = token_text(settings.get(name))
     number = None if text is None else tokenizer.token_to_id(text)
     if text is None or number is None:
         raise ValueError(f"it needs a {name}")

@@ -7,11 +7,12 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, WordPiece
 
 from tercet.protocol.json_files import read_object
+from tercet.scheduler.tokenizer_files import token_text
 
-_QWEN2 = (
+QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Pattern that Qwen2's words match, a part of the model."""
+"""Pattern of words of Qwen2 and Qwen3."""
 _LARGEST_ID = (1 << 31) - 1
 
 
@@ -36,7 +37,7 @@ def qwen2(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Tokenizer:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_QWEN2), behavior="isolated"),
+            pre_tokenizers.Split(Regex(QWEN2_WORDS), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False),
         ]
     )
@@ -47,11 +48,10 @@ def bert(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer of BERT, without what is put around a text."""
     lines = files["vocab.txt"].decode().removesuffix("\n").split("\n")
     vocabulary = {line.rstrip(): place for place, line in enumerate(lines)}
-    unknown = settings.get("unk_token")
-    text = unknown.get("content") if isinstance(unknown, dict) else unknown
-    if not isinstance(text, str) or text not in vocabulary:
-        raise ValueError(f"its unk_token {text!r} is not in vocab.txt")
-    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token=text))
+    unknown = token_text(settings.get("unk_token"))
+    if unknown is None or unknown not in vocabulary:
+        raise ValueError(f"its unk_token {unknown!r} is not in vocab.txt")
+    tokenizer = Tokenizer(WordPiece(vocabulary, unk_token=unknown))
     strip_accents = settings.get("strip_accents")
     tokenizer.normalizer = normalizers.BertNormalizer(
         clean_text=True,

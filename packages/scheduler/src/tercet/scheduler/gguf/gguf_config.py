@@ -15,6 +15,7 @@ Factors = Mapping[str, list[float]]
 """The values of the tensors that divide rotary frequencies, by their names."""
 
 FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors whose values are a part of config.json."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def _gemma(fields: GGUFFields, _file: GGUFFile, config: Config) -> Config:
     scalar = config.get("head_dim", 256)
     if config["num_hidden_layers"] == largest:
         scalar = config["hidden_size"] // config["num_attention_heads"]
-    caps = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
-    found = {name: fields.number(stored) if fields.has(stored) else None for name, stored in caps.items()}
+    caps = "attn_logit_softcapping", "final_logit_softcapping"
+    found = {name: fields.number(name) if fields.has(name) else None for name in caps}
     if fields.architecture == "gemma3":
         del found["attn_logit_softcapping"]
         found["rope_local_base_freq"] = fields.number("rope.freq_base_swa", 1e4)

@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from tercet.scheduler.formats import sentencepiece_tokenizer
 from tercet.scheduler.gguf.gguf_config import FACTOR_TENSORS, gguf_config
 from tercet.scheduler.gguf.gguf_file import GGUFFile, GGUFTensor, map_file, read_gguf, read_parts
 from tercet.scheduler.gguf.gguf_paths import SUFFIX, GGUFError, split_parts
@@ -65,8 +66,9 @@ def _cache() -> Path:
 
 def _key(parts: list[Path]) -> str:
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.glob("*.py")):
-        digest.update(source.read_bytes())
+    for folder in (Path(__file__).parent, Path(sentencepiece_tokenizer.__file__).parent):
+        for source in sorted(folder.glob("*.py")):
+            digest.update(source.read_bytes())
     for part in parts:
         try:
             found = part.stat()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from tercet.scheduler.gguf.gguf_config import FACTOR_TENSORS
 from tercet.scheduler.gguf.gguf_file import GGUFTensor
 from tercet.scheduler.gguf.gguf_paths import GGUFError
 
@@ -25,8 +26,6 @@ _WHOLE = {
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
-_IN_CONFIG = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that `gguf_config.py` reads."""
 _LAYER_NAMES = {
     "attn_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -169,7 +168,7 @@ def _tensors(
     table = {**_LAYER_NAMES, **names.layers}
     joined = _Joined(tensors, config)
     for name, tensor in tensors.items():
-        if name in _IN_CONFIG:
+        if name in FACTOR_TENSORS:
             continue
         if name in _WHOLE:
             yield _plain(_WHOLE[name], tensor, centered=names.centered and "norm" in name)

@@ -3,14 +3,14 @@
 import base64
 import json
 from collections.abc import Iterator, Mapping
-from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+from tercet.scheduler.formats.sentencepiece_model import PieceKind
+from tercet.scheduler.formats.sentencepiece_tokenizer import SPACE, piece_merges
 from tercet.scheduler.gguf.gguf_paths import GGUFError
 from tercet.scheduler.gguf.pre_tokenizers import begins_with_bos, ignores_merges, pre_tokenizer
 
-_SPACE = "\u2581"  # SentencePiece's sign of a space
 _END_NAMES = ("eos", "eot", "eom")
 _END_TEXTS = (
     "<|eot_id|>",
@@ -31,15 +31,6 @@ _END_TEXTS = (
 _TEMPLATE = "tokenizer.chat_template"
 
 
-class _Type(IntEnum):
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
 class GGUFTokenizer:
     """The tokens of a file, with the settings of `tokenizer.ggml`. Raises GGUFError for fields that are wrong."""
 
@@ -50,7 +41,7 @@ class GGUFTokenizer:
         if not tokens:
             raise self._error("tokens", "is missing")
         self._tokens = tokens
-        types = self._numbers("token_type") or [_Type.NORMAL] * len(tokens)
+        types = self._numbers("token_type") or [PieceKind.NORMAL] * len(tokens)
         if len(types) != len(tokens):
             raise self._error("token_type", f"has {len(types)} entries for {len(tokens)} tokens")
         self._types = types
@@ -99,7 +90,7 @@ class GGUFTokenizer:
 
     def _is_control(self, text: str) -> bool:
         number = self._ids.get(text)
-        return number is not None and self._types[number] in (_Type.CONTROL, _Type.USER_DEFINED)
+        return number is not None and self._types[number] in (PieceKind.CONTROL, PieceKind.USER_DEFINED)
 
     def _byte_level(self) -> dict[str, Any]:
         """Return BPE over bytes written as characters, with the pre-tokenizer that `pre` names."""
@@ -121,22 +112,20 @@ class GGUFTokenizer:
 
     def _sentence_piece(self) -> dict[str, Any]:
         """Return SentencePiece's BPE: adjacent pieces merge in the order of the results' scores."""
-        scores = self._numbers("scores")
-        if len(scores) != len(self._tokens):
-            raise self._error("scores", f"has {len(scores)} entries for {len(self._tokens)} tokens")
+        scores = self._scores()
         unknown = self._id("unknown_token_id")
         unknown = self._ids.get("<unk>") if unknown is None else unknown
         model = _bpe(
             self._vocabulary(),
-            _merges(self._mergeable(), scores),
+            self._piece_merges(scores),
             unk_token=None if unknown is None else self._tokens[unknown],
             fuse_unk=True,
-            byte_fallback=_Type.BYTE in self._types,
+            byte_fallback=PieceKind.BYTE in self._types,
         )
         prefixed = self._flag("add_space_prefix", True)
-        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
-        prefix = [{"type": "Prepend", "prepend": _SPACE}] if prefixed else []
-        back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+        spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+        prefix = [{"type": "Prepend", "prepend": SPACE}] if prefixed else []
+        back = {"type": "Replace", "pattern": {"String": SPACE}, "content": " "}
         strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
         return {
             "normalizer": {"type": "Sequence", "normalizers": [*prefix, spaces]},
@@ -147,11 +136,9 @@ class GGUFTokenizer:
 
     def _unigram(self) -> dict[str, Any]:
         """Return SentencePiece's unigram model, with its table of characters if the file has one."""
-        scores = self._numbers("scores")
-        if len(scores) != len(self._tokens):
-            raise self._error("scores", f"has {len(scores)} entries for {len(self._tokens)} tokens")
+        scores = self._scores()
         prepend = "always" if self._flag("add_space_prefix", True) else "never"
-        spaces = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": prepend, "split": True}
+        spaces = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": prepend, "split": True}
         table = self._numbers("precompiled_charsmap")
         normalizers: list[dict[str, Any]] = []
         if table:
@@ -168,7 +155,7 @@ class GGUFTokenizer:
                 "type": "Unigram",
                 "unk_id": 0 if unknown is None else unknown,
                 "vocab": [[token, score] for token, score in zip(self._unique(), scores, strict=True)],
-                "byte_fallback": _Type.BYTE in self._types,
+                "byte_fallback": PieceKind.BYTE in self._types,
             },
         }
 
@@ -180,17 +167,24 @@ class GGUFTokenizer:
     def _vocabulary(self) -> dict[str, int]:
         return {token: number for number, token in enumerate(self._unique())}
 
-    def _mergeable(self) -> dict[str, int]:
-        """Return the tokens that may take part in merges."""
-        return {
-            token: number
-            for token, number in self._ids.items()
-            if self._types[number] not in (_Type.CONTROL, _Type.UNKNOWN, _Type.BYTE, _Type.UNUSED)
-        }
+    def _scores(self) -> list[float]:
+        scores = self._numbers("scores")
+        if len(scores) != len(self._tokens):
+            raise self._error("scores", f"has {len(scores)} entries for {len(self._tokens)} tokens")
+        return scores
+
+    def _piece_merges(self, scores: list[float]) -> list[tuple[str, str]]:
+        """Return the merges of the tokens that may take part in them."""
+        apart = PieceKind.CONTROL, PieceKind.UNKNOWN, PieceKind.BYTE, PieceKind.UNUSED
+        pieces = {token: number for token, number in self._ids.items() if self._types[number] not in apart}
+        try:
+            return piece_merges(pieces, [-score for score in scores])
+        except ValueError as error:
+            raise self._error("tokens", str(error)) from None
 
     def _added(self) -> list[dict[str, Any]]:
         """Return tokens that are found in texts before anything else: special ones, and those a model's maker added."""
-        kinds = _Type.CONTROL, _Type.USER_DEFINED, _Type.UNKNOWN
+        kinds = PieceKind.CONTROL, PieceKind.USER_DEFINED, PieceKind.UNKNOWN
         return [
             {
                 "id": number,
@@ -199,7 +193,7 @@ class GGUFTokenizer:
                 "lstrip": False,
                 "rstrip": False,
                 "normalized": False,
-                "special": self._types[number] != _Type.USER_DEFINED,
+                "special": self._types[number] != PieceKind.USER_DEFINED,
             }
             for number, token in enumerate(self._tokens)
             if token and self._types[number] in kinds and self._ids[token] == number
@@ -296,17 +290,3 @@ def _pair(merge: str) -> list[str]:
 def _bpe(vocabulary: Mapping[str, int], merges: list[Any], **settings: Any) -> dict[str, Any]:
     defaults = {"unk_token": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False}
     return {"type": "BPE", "dropout": None, **defaults, **settings, "vocab": vocabulary, "merges": merges}
-
-
-def _merges(tokens: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
-    """Return every merge of two tokens into a third, the highest score of the result first."""
-    found = []
-    for token, number in tokens.items():
-        for cut in range(1, len(token)):
-            left, right = tokens.get(token[:cut]), tokens.get(token[cut:])
-            if left is not None and right is not None:
-                found.append((-scores[number], number, left, right, cut))
-    found.sort()
-    names = list(tokens.items())
-    by_id = {number: token for token, number in names}
-    return [(by_id[left], by_id[right]) for _, _, left, right, _ in found]

@@ -5,9 +5,10 @@ The expressions are those of the models' tokenizer.json files.
 
 from typing import Any
 
+from tercet.scheduler.formats.vocabulary_tokenizer import QWEN2_WORDS
+
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _CL100K = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_QWEN2 = _CL100K.replace(r"\p{N}{1,3}", r"\p{N}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _O200K = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
@@ -28,7 +29,7 @@ _DIGITS = ("smollm", "starcoder", "refact", "codeshell", "command-r", "exaone", 
 _LLAMA3 = ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral")
 _SPLITS = {
     **dict.fromkeys((*_LLAMA3, "smaug-bpe", "dbrx", "chatglm-bpe", "seed-coder"), (_CL100K,)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo"), (_QWEN2,)),
+    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "kormo"), (QWEN2_WORDS,)),
     **dict.fromkeys(("gpt-4o", "llama4"), (_O200K,)),
     "tekken": (_TEKKEN,),
     "deepseek-v3": _DEEPSEEK3,
