@@ -6,6 +6,7 @@ import torch
 from tercet.kernels.ops.quantized import (
     Format,
     QuantizedWeight,
+    concat_rows,
     dequantize,
     linear_quantized,
     pack_int4,
@@ -121,3 +122,4 @@ def test_minimums_are_added_to_each_block(kind: Format, width: int) -> None:
     assert torch.equal(dequantize(raised.part(range(2, 5), range(32, 64))), expected[2:5, 32:])
     assert torch.equal(dequantize(raised.to(torch.device("cpu"))), expected)
     assert raised.nbytes == weight.nbytes + minimums.nbytes
+    assert torch.equal(dequantize(concat_rows([weight, raised])), torch.cat([dequantize(weight), expected]))

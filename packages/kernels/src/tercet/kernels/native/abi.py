@@ -158,6 +158,11 @@ class ShmCollectives(Structure):
     _fields_ = (*_ints("rank", "size", "room"), *_pointers("memory"), *_ints("turn"))
 
 
+_SHARED = (
+    *(Model, Layer, Step, Rows, Scoring, Filter, Packing, BlockSource),
+    *(ShmCollectives, Mixture, Adapters, AdapterRows),
+)
+"""Structs whose sizes tell a library of other sources."""
 _I, _P = c_int64, c_void_p
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "struct_bytes": (_I, []),
@@ -211,8 +216,6 @@ def declare(library: ctypes.CDLL) -> dict[str, Any]:
         if result is None:
             function.errcheck = check
         functions[name] = function
-    steps, rest = (Model, Layer, Step, Rows, Scoring, Filter), (ShmCollectives, Mixture, Adapters, AdapterRows)
-    shared = *steps, Packing, BlockSource, *rest
-    if functions["struct_bytes"]() != sum(map(ctypes.sizeof, shared)):
+    if functions["struct_bytes"]() != sum(map(ctypes.sizeof, _SHARED)):
         raise AttributeError("it was compiled from other sources")
     return functions

@@ -10,7 +10,7 @@ import torch
 from tercet.kernels.native import abi
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PANEL, PackedLinear, padded, spread_bias, zeroed
-from tercet.kernels.ops.quantized import QuantizedWeight, unpack_int4
+from tercet.kernels.ops.quantized import QuantizedWeight, concat_rows, unpack_int4
 
 Activations = Literal["int8", "float32"]
 """Inputs of products: int8 with a scale for every 32 of a row, or float32."""
@@ -76,7 +76,7 @@ def _pieces(weight: QuantizedWeight | Sequence[QuantizedWeight], interleave: boo
     block = _SMALL if any(piece.block[1] % _LARGE for piece in pieces) else _LARGE
     pieces = [_converted(piece, wide=wide, block=block) for piece in pieces]
     if not interleave and any(piece.shape[0] % PANEL for piece in pieces[:-1]):
-        return [_joined(pieces)]
+        return [concat_rows(pieces)]
     return pieces
 
 
@@ -104,16 +104,6 @@ def _converted(weight: QuantizedWeight, *, wide: bool, block: int) -> QuantizedW
         minimums=None if minimums is None else spread(minimums),
         block=(1, block),
     )
-
-
-def _joined(pieces: Sequence[QuantizedWeight]) -> QuantizedWeight:
-    """Concatenate converted pieces."""
-    minimums = None
-    if any(piece.minimums is not None for piece in pieces):
-        parts = [torch.zeros_like(piece.scales) if piece.minimums is None else piece.minimums for piece in pieces]
-        minimums = torch.cat(parts)
-    codes, scales = torch.cat([piece.codes for piece in pieces]), torch.cat([piece.scales for piece in pieces])
-    return replace(pieces[0], codes=codes, scales=scales, minimums=minimums)
 
 
 def _source(weight: QuantizedWeight) -> abi.BlockSource:

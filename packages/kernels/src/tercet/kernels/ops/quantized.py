@@ -6,7 +6,7 @@ codes, e8m0 scales.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -106,6 +106,17 @@ def unpack_int4(packed: torch.Tensor) -> torch.Tensor:
     """Return the codes of `pack_int4`, uint8 [n, k]."""
     halves = packed.view(len(packed), -1, HALF)
     return torch.stack([halves & 15, halves >> 4], 2).reshape(len(packed), -1)
+
+
+def concat_rows(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
+    """Concatenate weights of one format and block, and of the same inputs, along their outputs."""
+    first, minimums = parts[0], None
+    zeros = None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
+    codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
+    if any(part.minimums is not None for part in parts):
+        each = [torch.zeros_like(part.scales) if part.minimums is None else part.minimums for part in parts]
+        minimums = torch.cat(each)
+    return replace(first, codes=codes, scales=scales, zeros=zeros, minimums=minimums)
 
 
 def dequantize(weight: QuantizedWeight, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from tercet.kernels.ops.moe import QuantizedExperts
-from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantizedWeight, dequantize, pack_int4, quantize
+from tercet.kernels.ops.quantized import MXFP4_BLOCK, QuantizedWeight, concat_rows, dequantize, pack_int4, quantize
 from tercet.scheduler.model_files import ModelError, StoredTensor
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
 from tercet.scheduler.models.layers.linear import FusedLinear, Linear
@@ -291,11 +291,3 @@ def _words(packed: torch.Tensor, dim: int, order: tuple[int, ...] = (0, 1, 2, 3,
     if dim == 0:
         return (packed[:, None] >> shifts[:, None] & 15).flatten(0, 1)
     return (packed[..., None] >> shifts & 15).flatten(1)
-
-
-def concat_rows(parts: list[QuantizedWeight]) -> QuantizedWeight:
-    """Concatenate weights of the same inputs along their outputs."""
-    first = parts[0]
-    zeros = None if first.zeros is None else torch.cat([part.zeros for part in parts if part.zeros is not None])
-    codes, scales = torch.cat([part.codes for part in parts]), torch.cat([part.scales for part in parts])
-    return QuantizedWeight(format=first.format, codes=codes, scales=scales, zeros=zeros, block=first.block)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tercet.kernels.ops.moe import QuantizedExperts
-from tercet.kernels.ops.quantized import QuantizedWeight
+from tercet.kernels.ops.quantized import QuantizedWeight, concat_rows
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, weight_files
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
@@ -28,7 +28,6 @@ from tercet.scheduler.models.weights.kv_scales import SUFFIXES as KV_SCALES
 from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts
 from tercet.scheduler.models.weights.quantized_checkpoints import (
     QuantizedLinear,
-    concat_rows,
     quantized_as,
     quantized_linears,
 )
