@@ -59,6 +59,14 @@ def test_every_number_keeps_its_value(number: str, beside: str) -> None:
     assert kept == Decimal(number)
 
 
+def test_the_numbers_of_a_text_with_too_many_long_ones_are_doubles() -> None:
+    fewer, more = ("[" + ",".join([each] * 65_537) + "]" for each in ("0.5", "0.12345678901234567890"))
+    assert type(parse_json(fewer[:-1] + ",1e400]")[-1]) is JsonNumber
+    assert set(map(type, parse_json(more))) == {float}
+    with pytest.raises(orjson.JSONDecodeError):
+        parse_json(more[:-1] + ",1e400]")
+
+
 def test_the_exact_value_takes_bounded_work() -> None:
     assert exact_number(JsonNumber("1" + "0" * 100_000 + "e-100000")) == 1
     assert exact_number(JsonNumber("-1e999999999999999999999999")) == -(10**400)

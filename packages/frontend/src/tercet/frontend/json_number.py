@@ -5,7 +5,7 @@ import math
 import re
 import secrets
 from collections.abc import Iterator
-from decimal import Context
+from decimal import Context, Decimal, InvalidOperation
 from fractions import Fraction
 from typing import Any, Self
 
@@ -18,9 +18,14 @@ _BEFORE_NUMBERS = b"[,: \n\r\t"
 _MOST_HEAD = 64
 _MOST_FALSE_SIGNS = 1000
 """Signs of long numbers within strings, after which a text counts as one with long numbers."""
+_MOST_LONG = 65_536
+"""Numbers of a text whose digits are compared with those of a double, which takes microseconds for each."""
 _64_BITS = range(-(2**63), 2**64)
 _MOST_EXPONENT = 400
 _MOST_INT_DIGITS = 20
+_EXACT_CHARS = 16
+_NORMAL = (1e-300, 1e300)
+"""A number in this range of at most 15 digits, and so of `_EXACT_CHARS` characters, is that of its nearest double."""
 _EXACT = Context(prec=1000)
 
 
@@ -44,8 +49,15 @@ class JsonNumber(float):
     __str__ = __repr__
 
 
+class _TooManyError(Exception):
+    """A text has more than `_MOST_LONG` long numbers."""
+
+
 def parse_json(text: bytes | bytearray | str) -> Any:
-    """Parse standard JSON. Raises orjson.JSONDecodeError, a ValueError, for any other text."""
+    """Parse standard JSON. Raises orjson.JSONDecodeError, a ValueError, for any other text.
+
+    In a text with more than `_MOST_LONG` long numbers, all are doubles, and one beyond their range is an error.
+    """
     data = text.encode() if isinstance(text, str) else text
     if not _may_have_long_numbers(data):
         return orjson.loads(data)
@@ -54,9 +66,12 @@ def parse_json(text: bytes | bytearray | str) -> Any:
     except orjson.JSONDecodeError as error:
         if "infinity" not in error.msg:
             raise
+    numbers = _NumberParser()
     try:
-        value = json.loads(data, parse_int=_integer, parse_float=_decimal, parse_constant=_refuse)
+        value = json.loads(data, parse_int=numbers.integer, parse_float=numbers.decimal, parse_constant=_refuse)
         dump_json(value)  # refuses unpaired surrogates
+    except _TooManyError:
+        return orjson.loads(data)
     except json.JSONDecodeError as error:
         raise orjson.JSONDecodeError(error.msg, error.doc, error.pos) from None
     except (ValueError, TypeError, RecursionError) as error:
@@ -86,9 +101,9 @@ def exact_number(value: object) -> Fraction:
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{value!r} is not a number")
-    if isinstance(value, int):
-        return Fraction(value)
-    digits, _, exponent = repr(value).lower().partition("e")
+    if not isinstance(value, JsonNumber):
+        return Fraction(value if isinstance(value, int) else Decimal(repr(value)))
+    digits, _, exponent = value.text.lower().partition("e")
     sign, figures, power = _EXACT.create_decimal(digits).as_tuple()
     assert isinstance(power, int)
     power += int(exponent[:_MOST_INT_DIGITS] or 0)
@@ -114,15 +129,38 @@ def _may_have_long_numbers(data: bytes | bytearray) -> bool:
     return False
 
 
-def _integer(text: str) -> int | JsonNumber:
-    if len(text) > _MOST_INT_DIGITS or int(text) not in _64_BITS:
-        return JsonNumber(text)
-    return int(text)
+class _NumberParser:
+    """Parser of the numbers of one text."""
 
+    def __init__(self) -> None:
+        self._left = _MOST_LONG
 
-def _decimal(text: str) -> float:
-    value, number = float(text), JsonNumber(text)
-    return value if math.isfinite(value) and exact_number(value) == exact_number(number) else number
+    def integer(self, text: str) -> int | JsonNumber:
+        if len(text) < _MOST_INT_DIGITS:
+            return int(text)
+        self._count()
+        if len(text) > _MOST_INT_DIGITS or int(text) not in _64_BITS:
+            return JsonNumber(text)
+        return int(text)
+
+    def decimal(self, text: str) -> float:
+        """Return a double of which the shortest digits mean the number, otherwise a `JsonNumber`."""
+        value = float(text)
+        if len(text) <= _EXACT_CHARS and _NORMAL[0] < abs(value) < _NORMAL[1]:
+            return value
+        if repr(value) == text:
+            return value
+        self._count()
+        try:
+            exact = math.isfinite(value) and Decimal(repr(value)) == Decimal(text)
+        except InvalidOperation:  # an exponent of many digits
+            exact = False
+        return value if exact else JsonNumber(text)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left < 0:
+            raise _TooManyError
 
 
 def _refuse(constant: str) -> None:

@@ -8,7 +8,6 @@ number, one next to it inside the client's interval takes its place.
 
 import math
 from collections.abc import Callable, Mapping
-from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -153,15 +152,10 @@ def _inside(bound: _Bound, other: Fraction | None) -> int | float:
         value = _SMALLEST
     if -_SMALLEST < value < 0:
         value = Fraction(0)
-    exact = _next(float(value), lambda each: _read(each) >= value)
-    if other is not None and _read(exact) > other and bound.value <= other:
+    exact = _next(float(value), lambda each: exact_number(each) >= value)
+    if other is not None and exact_number(exact) > other and bound.value <= other:
         raise BoundsError("are too close to each other")
     return int(exact) if exact.is_integer() else exact
-
-
-def _read(value: float) -> Fraction:
-    """Return the number that llguidance writes for a double: the shortest digits that mean it."""
-    return Fraction(Decimal(repr(value)))
 
 
 def _next(value: float, fits: Callable[[float], bool]) -> float:
