@@ -114,7 +114,7 @@ def test_names_of_properties_data_and_annotations_are_no_keywords(schema: Any) -
         ({"items": [{"$ref": "#/items/0"}]}, "'schema.items[0]' leads back"),
     ],
 )
-def test_other_faults_are_told_with_their_place(schema: Any, words: str) -> None:
+def test_other_faults_are_reported_with_their_place(schema: Any, words: str) -> None:
     assert words in refusal(schema).message
 
 
@@ -151,6 +151,15 @@ def test_depth_and_size_are_bounded() -> None:
     assert "values" in refusal({"enum": list(range(20_001))}).message
     patterns = {f"p{number}": {"pattern": "[a-z]" * 100} for number in range(33)}
     assert "16384 characters" in refusal({"properties": patterns}).message
+
+
+def test_paths_in_errors_have_the_beginning_of_a_long_name() -> None:
+    long: dict[str, Any] = {"properties": {"x" * 1_000_000: {"items": {"not": {}}}}}
+    short: dict[str, Any] = {"properties": {"x" * 64: {"items": {"not": {}}}}}
+    assert refusal(long).message == refusal(short).message
+    assert refusal({"patternProperties": {"x" * 99: 5}}).message.startswith(
+        f"Invalid schema at 'schema.patternProperties.{'x' * 64}'"
+    )
 
 
 def test_the_schemas_own_order_of_properties_stays() -> None:

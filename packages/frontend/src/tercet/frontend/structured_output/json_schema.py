@@ -6,7 +6,7 @@ from typing import Any
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.json_number import dump_json
 from tercet.frontend.structured_output.limits import MAX_DEPTH, MAX_NODES
-from tercet.frontend.structured_output.references import check_references
+from tercet.frontend.structured_output.references import check_references, member_path
 from tercet.frontend.structured_output.schema_writer import SchemaWriter
 
 _ONE = frozenset({"items", "additionalItems", "additionalProperties"})
@@ -82,9 +82,9 @@ def subschemas(schema: object, path: str) -> Iterator[_Place]:
         if not isinstance(value, dict):
             continue
         for keyword, inner in value.items():
-            below = f"{path}.{keyword}"
+            below = member_path(path, keyword)
             if keyword in _MAPS and isinstance(inner, dict):
-                waiting += [(f"{below}.{name}", each) for name, each in inner.items()]
+                waiting += [(member_path(below, name), each) for name, each in inner.items()]
             elif keyword in _LISTS and isinstance(inner, list):
                 waiting += [(f"{below}[{place}]", each) for place, each in enumerate(inner)]
             elif keyword in _ONE:

@@ -1,4 +1,4 @@
-"""Detection of JSON schema references that lead back to themselves without a value in between."""
+"""References of JSON schemas: their targets, and those that lead back to themselves without a value in between."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -8,6 +8,13 @@ from tercet.frontend.errors import BadRequestError
 
 Schema = dict[str, Any]
 _INDEX_DIGITS = 9
+_PATH_NAME = 64
+"""Characters of a name in a path. Every schema inside a member repeats its path, so it must not grow with the name."""
+
+
+def member_path(path: str, name: str) -> str:
+    """Return the path of a member of an object at `path`, its name shortened if it is long."""
+    return f"{path}.{name[:_PATH_NAME]}"
 
 
 class Reference(NamedTuple):
@@ -39,7 +46,7 @@ class References:
         for step in unquote(fragment).split("/")[1:] if pointer else ():
             key = step.replace("~1", "/").replace("~0", "~")
             if isinstance(value, dict) and key in value:
-                value, path = value[key], f"{path}.{key}"
+                value, path = value[key], member_path(path, key)
             elif isinstance(value, list) and key.isdecimal() and int(key[:_INDEX_DIGITS]) < len(value):
                 value, path = value[int(key[:_INDEX_DIGITS])], f"{path}[{key}]"
             else:
@@ -55,7 +62,7 @@ class References:
                 if isinstance(value, dict):
                     for name in _names(value):
                         self._named.setdefault(name, Reference(value, path))
-                    waiting += [Reference(inner, f"{path}.{key}") for key, inner in value.items()]
+                    waiting += [Reference(inner, member_path(path, key)) for key, inner in value.items()]
                 elif isinstance(value, list):
                     waiting += [Reference(inner, f"{path}[{at}]") for at, inner in enumerate(value)]
         return self._named

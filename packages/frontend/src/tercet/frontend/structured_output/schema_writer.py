@@ -12,7 +12,7 @@ from tercet.frontend.json_number import JsonNumber, exact_number
 from tercet.frontend.structured_output import bounds
 from tercet.frontend.structured_output.ecma_regex import PatternError, translated
 from tercet.frontend.structured_output.limits import MAX_PATTERNS
-from tercet.frontend.structured_output.references import Reference, References
+from tercet.frontend.structured_output.references import Reference, References, member_path
 
 Schema = dict[str, Any]
 
@@ -129,7 +129,9 @@ class SchemaWriter:
         inner = schema[keyword]
         if not isinstance(inner, dict):
             return {keyword: inner}
-        return {keyword: {name: self._schema(each, f"{path}.{keyword}.{name}") for name, each in inner.items()}}
+        return {
+            keyword: {name: self._schema(each, member_path(f"{path}.{keyword}", name)) for name, each in inner.items()}
+        }
 
     def _list(self, schema: Schema, keyword: str, path: str) -> Schema:
         inner = schema[keyword]
@@ -153,7 +155,7 @@ class SchemaWriter:
             return {"patternProperties": inner}
         result: Schema = {}
         for pattern, each in inner.items():
-            below = f"{path}.patternProperties.{pattern}"
+            below = member_path(f"{path}.patternProperties", pattern)
             if (rust := self._translated(pattern, below)) is not None:
                 result[rust] = self._schema(each, below)
         return {"patternProperties": result} if result else {}
