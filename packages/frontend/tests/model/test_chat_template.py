@@ -9,8 +9,9 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.model.chat_template import TemplateManager, operator_template
+from tercet.frontend.model.chat_template import TemplateManager
 from tercet.frontend.model.prompts import ChatPrompt
+from tercet.frontend.model.template_files import operator_template
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"

@@ -4,17 +4,15 @@ Templates come from the model's directory only, never from a request.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.model.files import reading
 from tercet.frontend.model.message_form import escaped, find_form
 from tercet.frontend.model.message_shape import find_shape
 from tercet.frontend.model.prompts import ChatPrompt
-from tercet.frontend.model.template_files import DEFAULT, FOR_TOOLS, read_template, template_sources
+from tercet.frontend.model.template_files import DEFAULT, FOR_TOOLS, template_sources
 from tercet.frontend.model.template_syntax import RefusalError, parse_template
 from tercet.frontend.model.tool_place import ToolPlace, find_place, place_tools
 from tercet.frontend.parsers.registry import ParserNames, detect
@@ -151,19 +149,6 @@ class TemplateManager:
         except Exception:
             # Any failure of a third-party template on the probe means that it does not support the form.
             return None
-
-
-def operator_template(path: Path | None) -> str | None:
-    """Return the source of the template of `--chat-template`. Raises ValueError, in one line, if it is of no use."""
-    if path is None:
-        return None
-    source = read_template(path)
-    with reading(str(path)):
-        try:
-            TemplateManager(source, {})
-        except ValueError as error:
-            raise ValueError(f"--chat-template {path}: {error}") from error
-    return source
 
 
 def _with_end(message: dict[str, Any]) -> dict[str, Any]:

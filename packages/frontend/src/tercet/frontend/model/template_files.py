@@ -1,11 +1,12 @@
-"""Chat templates among a model's files, by name, and a template of the operator's own."""
+"""Chat templates among a model's files, by name, and the template of `--chat-template`."""
 
 import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tercet.frontend.model.files import read_text
+from tercet.frontend.model.files import read_text, reading
+from tercet.frontend.model.template_syntax import parse_template
 from tercet.protocol.json_files import error_line, read_object
 
 DEFAULT, FOR_TOOLS = "default", "tool_use"
@@ -51,8 +52,23 @@ def _listed(field: Any) -> dict[str, str]:
     return {name: text for name, text in field.items() if isinstance(name, str) and isinstance(text, str)}
 
 
-def read_template(path: Path) -> str:
-    """Return the text of an operator's template. Raises ValueError, which names the option, for an unreadable file."""
+def operator_template(path: Path | None) -> str | None:
+    """Return the source of the template of `--chat-template`.
+
+    Raises ValueError, in one line, for a file that cannot be read and for a template that does not parse.
+    """
+    if path is None:
+        return None
+    source = _read(path)
+    try:
+        with reading("the template"):
+            parse_template(source)
+    except ValueError as error:
+        raise ValueError(f"--chat-template {path}: {error}") from error
+    return source
+
+
+def _read(path: Path) -> str:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise ValueError(f"--chat-template {path}: it is not a file")

@@ -46,14 +46,14 @@ def parse_template(source: str) -> ParsedTemplate:
     """Compile a template. Raises ValueError if it does not parse."""
     environment = _environment()
     try:
-        template = environment.from_string(source)
         tree = environment.parse(source)
         undeclared = meta.find_undeclared_variables(tree)
+        attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
+        strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
+        settable = undeclared & (_read_first(tree) | _asked_for(tree))
+        template = environment.from_string(tree)  # changes the tree
     except (TemplateSyntaxError, SyntaxError, RecursionError) as error:  # jinja2 compiles templates to Python
         raise ValueError(f"the chat template does not parse: {error}") from error
-    attributes = {node.attr for node in tree.find_all(nodes.Getattr)}
-    strings = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
-    settable = undeclared & (_read_first(tree) | _asked_for(tree))
     return ParsedTemplate(template, frozenset(settable), "tools" in undeclared, frozenset(attributes | strings))
 
 

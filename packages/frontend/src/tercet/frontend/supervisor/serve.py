@@ -92,7 +92,7 @@ def parse_frontend_config(config: ServeConfig) -> FrontendConfig:
         frontend: FrontendConfig = bound.arguments["config"]
         frontend.http.api_keys()
         if frontend.serving.chat_template is not None:
-            from tercet.frontend.model.chat_template import operator_template
+            from tercet.frontend.model.template_files import operator_template
 
             operator_template(frontend.serving.chat_template)
     except (CycloptsError, ValueError) as error:
