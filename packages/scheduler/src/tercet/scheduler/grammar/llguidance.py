@@ -31,9 +31,9 @@ class _Tokenizer(msgspec.Struct):
 class LLGuidanceMatcher:
     """`Matcher` over an LLMatcher, and a budget of reasoning tokens beside it."""
 
-    def __init__(self, native: LLMatcher, thinking: ThinkingCounter | None = None) -> None:
+    def __init__(self, native: LLMatcher, counter: ThinkingCounter | None = None) -> None:
         self.native = native
-        self.thinking = thinking
+        self.counter = counter
 
     @property
     def error(self) -> str:
@@ -49,18 +49,18 @@ class LLGuidanceMatcher:
 
     def advance(self, tokens: Sequence[int]) -> None:
         self.native.consume_tokens(list(tokens))
-        if self.thinking is not None:
-            self.thinking.read(tokens)
+        if self.counter is not None:
+            self.counter.read(tokens)
 
     def forced(self) -> list[int]:
         return [] if self._thinks else list(self.native.compute_ff_tokens())
 
     def copy(self) -> Self:
-        return type(self)(self.native.deep_copy(), self.thinking.copy() if self.thinking is not None else None)
+        return type(self)(self.native.deep_copy(), self.counter.copy() if self.counter is not None else None)
 
     @property
     def _thinks(self) -> bool:
-        return self.thinking is not None and self.thinking.thinking
+        return self.counter is not None and self.counter.thinking
 
 
 class LLGuidanceBackend:
@@ -72,11 +72,11 @@ class LLGuidanceBackend:
     def __init__(self, tokenizer: str, vocab_size: int, end_ids: Sequence[int]) -> None:
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(end_ids) or None)
         self._limits = LLParserLimits(**PARSER_LIMITS)
-        ends = self._tokenizer.eos_tokens
-        text_ends = [token for token in ends if token < vocab_size and not self._tokenizer.is_special_token(token)]
-        marked = np.zeros((vocab_size + 31) // 32 * 32, dtype=bool)
-        marked[text_ends] = True
-        self._text_ends = np.packbits(marked, bitorder="little").view(np.int32) if text_ends else None
+        ends = [token for token in self._tokenizer.eos_tokens if token < vocab_size]
+        text_ends = [token for token in ends if not self._tokenizer.is_special_token(token)]
+        words = (vocab_size + 31) // 32
+        self._ends = _mask(ends, words)
+        self._text_ends = _mask(text_ends, words) if text_ends else None
         added = msgspec.json.decode(tokenizer, type=_Tokenizer).added_tokens
         specials = [re.escape(each.content) for each in added if each.special and each.content]
         self._specials = re.compile("|".join(specials)) if specials else None
@@ -110,16 +110,16 @@ class LLGuidanceBackend:
             matcher.native.unsafe_compute_mask_ptr(masks.ctypes.data + row * size, size)
             if self._text_ends is not None and not matcher.accepting:
                 masks[row] &= ~self._text_ends
-            if matcher.thinking is not None and matcher.thinking.thinking:
-                masks[row] &= ~_mask(self._tokenizer.eos_tokens, masks.shape[1])
-                if allowed := matcher.thinking.allowed():
+            if matcher.counter is not None and matcher.counter.thinking:
+                masks[row] &= ~self._ends
+                if allowed := matcher.counter.allowed():
                     masks[row] &= _mask(allowed, masks.shape[1])
 
 
 def _mask(tokens: Sequence[int], words: int) -> Masks:
-    """Return the bitmask of tokens."""
+    """Return the row of a mask that allows these tokens."""
     marked = np.zeros(words * 32, dtype=bool)
-    marked[[token for token in tokens if token < words * 32]] = True
+    marked[[*tokens]] = True
     return np.packbits(marked, bitorder="little").view(np.int32)
 
 

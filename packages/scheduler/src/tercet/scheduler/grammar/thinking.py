@@ -5,27 +5,17 @@ Tokens of the markers are not counted. A token that contains the marker's beginn
 
 from collections.abc import Sequence
 from copy import copy
-from typing import Protocol, Self
+from typing import Self
+
+from llguidance import LLTokenizer
 
 from tercet.protocol.messages.values import ThinkingBudget
 
 
-class Bytes(Protocol):
-    """Tokens to bytes and back."""
-
-    def decode_bytes(self, tokens: list[int]) -> bytes:
-        """Return the bytes of tokens."""
-        ...
-
-    def tokenize_bytes(self, text: bytes) -> list[int]:
-        """Return the tokens of bytes, without special tokens."""
-        ...
-
-
 class ThinkingCounter:
-    """Count of one output's reasoning tokens."""
+    """Counter of one output's reasoning tokens."""
 
-    def __init__(self, budget: ThinkingBudget, tokenizer: Bytes) -> None:
+    def __init__(self, budget: ThinkingBudget, tokenizer: LLTokenizer) -> None:
         self._tokenizer = tokenizer
         self._begin, self._end = budget.begin.encode(), budget.end.encode()
         self._left = budget.tokens
