@@ -14,7 +14,7 @@ from tercet.frontend.model.message_shape import find_shape
 from tercet.frontend.model.prompts import ChatPrompt
 from tercet.frontend.model.template_files import DEFAULT, FOR_TOOLS, template_sources
 from tercet.frontend.model.template_syntax import RefusalError, parse_template
-from tercet.frontend.model.tool_place import ToolPlace, find_place, place_tools
+from tercet.frontend.model.tool_place import PROBE_TOOLS, ToolPlace, find_place, place_tools
 from tercet.frontend.parsers.registry import ParserNames, detect
 from tercet.protocol.json_files import read_object
 
@@ -22,12 +22,6 @@ _END = "\ufdd2end of the message to continue\ufdd3"
 TEMPLATE_NAME = "chat_template"
 """Variable of a request that names one of the model's templates, as in transformers' `apply_chat_template`."""
 _ARGUMENTS = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-_PROBE_TOOLS = [
-    {
-        "type": "function",
-        "function": {"name": "probe", "description": "x", "parameters": {"type": "object", "properties": {}}},
-    }
-]
 _FAILURES = (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError)
 """Exceptions that a template raises for messages that it was not written for."""
 _MAX_REASON = 1000
@@ -138,7 +132,7 @@ class TemplateManager:
         """
         rendered = None
         if self._tool_place is not ToolPlace.NOWHERE and any("tool_calls" in message for message in messages):
-            rendered = self._render_probe(place_tools([*messages], _PROBE_TOOLS, self._tool_place), _PROBE_TOOLS)
+            rendered = self._render_probe(place_tools([*messages], PROBE_TOOLS, self._tool_place), PROBE_TOOLS)
         return self._render_probe(messages, None) if rendered is None else rendered
 
     def _render_probe(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str | None:

@@ -21,6 +21,8 @@ Escape = Callable[[str], str]
 REASONING_NAMES = ("reasoning_content", "reasoning", "thinking", "thought")
 """Names of a message's reasoning in templates. History has the first."""
 _PROBE, _REASONING, _CONTENT = "tercet-probe", "tercet-reasoning", "tercet-content"
+_PROBE_ID = "probe1234"
+PROBE_USER: Message = {"role": "user", "content": "x"}
 _OWN_KEYS = frozenset({"role", "content"})
 _TEMPLATE_KEYS = frozenset(
     {
@@ -179,31 +181,20 @@ def _with_conflicts(render: Render, form: MessageForm, candidate: ReasoningForm)
 def _rendered(render: Render, form: MessageForm, reasoning: ReasoningForm, message: Message) -> str | None:
     """Render a message with reasoning in one form: in a tool loop if it has calls, otherwise in a finished turn."""
     tried = msgspec.structs.replace(form, reasoning=reasoning)
-    last: Message = {"role": "user", "content": "x"}
-    if "tool_calls" in message:
-        last = {"role": "tool", "content": "x", "name": "probe", "tool_call_id": "probe1234"}
-    return render([tried.convert(each, str) for each in ({"role": "user", "content": "x"}, message, last)])
+    last = probe_result() if "tool_calls" in message else PROBE_USER
+    return render([tried.convert(each, str) for each in (PROBE_USER, message, last)])
 
 
 def _assistant(content: str, *, calls: bool) -> Message:
     message: Message = {"role": "assistant", "content": content, REASONING_NAMES[0]: _REASONING}
-    return {**message, "tool_calls": [_probe_call({"text": _PROBE})]} if calls else message
-
-
-def _probe_call(arguments: object) -> Message:
-    return {"id": "probe1234", "type": "function", "function": {"name": "probe", "arguments": arguments}}
+    return {**message, "tool_calls": [probe_call({"text": _PROBE})]} if calls else message
 
 
 def _renders_call(render: Render, form: CallForm) -> bool:
     """Return whether the template renders a call with its arguments when given this form."""
     arguments: object = to_json({"text": _PROBE}) if form.arguments_as_text else {"text": _PROBE}
-    text = render(
-        [
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": form.content, "tool_calls": [_probe_call(arguments)]},
-            {"role": "tool", "content": "x", "name": "probe", "tool_call_id": "probe1234"},
-        ]
-    )
+    message = {"role": "assistant", "content": form.content, "tool_calls": [probe_call(arguments)]}
+    text = render([PROBE_USER, message, probe_result()])
     # Doubly encoded JSON or a Python repr is not the format that the model was trained on.
     return text is not None and _PROBE in text and '\\"text' not in text and "'text'" not in text
 
@@ -212,6 +203,16 @@ def _renders_text(render: Render, content: object) -> bool:
     """Return whether the template renders the text of a user message with this content."""
     text = render([{"role": "user", "content": content}])
     return text is not None and _PROBE in text and "'type'" not in text
+
+
+def probe_call(arguments: object, call_id: str = _PROBE_ID) -> Message:
+    """Return a call for probes."""
+    return {"id": call_id, "type": "function", "function": {"name": "probe", "arguments": arguments}}
+
+
+def probe_result(call_id: str = _PROBE_ID, text: str = "x") -> Message:
+    """Return the result of a call for probes."""
+    return {"role": "tool", "content": text, "name": "probe", "tool_call_id": call_id}
 
 
 def text_of(message: Message) -> str | None:

@@ -12,11 +12,10 @@ from enum import StrEnum
 
 import msgspec
 
-from tercet.frontend.model.message_form import Message, Render, text_of
+from tercet.frontend.model.message_form import PROBE_USER, Message, Render, probe_call, probe_result, text_of
 
 _FIRST, _SECOND, _THIRD = "tercet-first", "tercet-second", "tercet-third"
 _SHORT_ID, _OTHER_ID, _LONG_ID = "a1b2c3d4e", "f5g6h7i8j", "call_0123456789abcdefghijklmn"
-_USER: Message = {"role": "user", "content": "x"}
 _ANSWER: Message = {"role": "assistant", "content": "x"}
 _FILLERS = ("", "OK.")
 _CALL_ID = re.compile(r"[A-Za-z0-9]{9}")
@@ -110,11 +109,11 @@ class MessageShape(msgspec.Struct, frozen=True, kw_only=True):
 def find_shape(render: Render, *, knows_developer: bool) -> MessageShape:
     """Find the sequences that a template accepts, by rendering probes."""
     system = _system_place(render, "system")
-    results = [_USER, _calling(_SHORT_ID), _result(_SHORT_ID, "x")]
+    results = [PROBE_USER, _calling(_SHORT_ID), probe_result(_SHORT_ID, "x")]
     return MessageShape(
-        begins_with_user=_needs(render, [], [{"role": "user", "content": ""}], [_ANSWER, _USER]),
+        begins_with_user=_needs(render, [], [{"role": "user", "content": ""}], [_ANSWER, PROBE_USER]),
         after_results=next(
-            (text for text in _FILLERS if _needs(render, results, [{**_ANSWER, "content": text}], [_USER])), None
+            (text for text in _FILLERS if _needs(render, results, [{**_ANSWER, "content": text}], [PROBE_USER])), None
         ),
         system=system,
         developer=_system_place(render, "developer") if knows_developer else system,
@@ -162,29 +161,29 @@ def _needs_short_ids(render: Render) -> bool:
 
 
 def _renders_call(render: Render, call_id: str) -> bool:
-    return _renders_texts(render, [_USER, _calling(call_id), _result(call_id, _FIRST)], _FIRST)
+    return _renders_texts(render, [PROBE_USER, _calling(call_id), probe_result(call_id, _FIRST)], _FIRST)
 
 
 def _renders_result(render: Render, role: str) -> bool:
-    results = ({**_result(call_id, _FIRST), "role": role} for call_id in (_SHORT_ID, _LONG_ID))
-    return any(_renders_texts(render, [_USER, _calling(each["tool_call_id"]), each], _FIRST) for each in results)
+    results = ({**probe_result(call_id, _FIRST), "role": role} for call_id in (_SHORT_ID, _LONG_ID))
+    return any(_renders_texts(render, [PROBE_USER, _calling(each["tool_call_id"]), each], _FIRST) for each in results)
 
 
 def _renders_calls(render: Render, *, apart: bool = False) -> bool:
     """Return whether a template renders two calls and their results, together or one by one."""
-    messages = [_USER, _calling(_SHORT_ID, _OTHER_ID), _result(_SHORT_ID, "x"), _result(_OTHER_ID, "x")]
+    messages = [PROBE_USER, _calling(_SHORT_ID, _OTHER_ID), probe_result(_SHORT_ID, "x"), probe_result(_OTHER_ID, "x")]
     return _renders_texts(render, list(_one_by_one(messages)) if apart else messages, _SHORT_ID[::-1], _OTHER_ID[::-1])
 
 
 def _loses_call_beside_text(render: Render) -> bool:
     """Return whether a template leaves out a call that has text beside it, and renders both apart."""
-    call, result = _calling(_SHORT_ID), _result(_SHORT_ID, "x")
+    call, result = _calling(_SHORT_ID), probe_result(_SHORT_ID, "x")
     beside = {**call, "content": _FIRST}
-    if not _renders_texts(render, [_USER, call, result], _SHORT_ID[::-1]):
+    if not _renders_texts(render, [PROBE_USER, call, result], _SHORT_ID[::-1]):
         return False
-    if _renders_texts(render, [_USER, beside, result], _SHORT_ID[::-1]):
+    if _renders_texts(render, [PROBE_USER, beside, result], _SHORT_ID[::-1]):
         return False
-    return _renders_texts(render, [_USER, *_without_text(beside), result], _FIRST, _SHORT_ID[::-1])
+    return _renders_texts(render, [PROBE_USER, *_without_text(beside), result], _FIRST, _SHORT_ID[::-1])
 
 
 def _renders_texts(render: Render, messages: Sequence[Message], *texts: str) -> bool:
@@ -194,15 +193,8 @@ def _renders_texts(render: Render, messages: Sequence[Message], *texts: str) -> 
 
 def _calling(*call_ids: str) -> Message:
     """Return a message with calls; the argument of each is its id in reverse."""
-    functions = [{"name": "probe", "arguments": {"text": call_id[::-1]}} for call_id in call_ids]
-    calls = [
-        {"id": call_id, "type": "function", "function": each} for call_id, each in zip(call_ids, functions, strict=True)
-    ]
+    calls = [probe_call({"text": call_id[::-1]}, call_id) for call_id in call_ids]
     return {"role": "assistant", "content": "", "tool_calls": calls}
-
-
-def _result(call_id: str, text: str) -> Message:
-    return {"role": "tool", "content": text, "name": "probe", "tool_call_id": call_id}
 
 
 def _without_text(message: Message) -> list[Message]:

@@ -5,11 +5,9 @@ Most read the variable `tools`. Some read a field of the system message: GLM-4 o
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any
 
 from tercet.frontend.json_number import json_text
-
-Message = dict[str, Any]
+from tercet.frontend.model.message_form import PROBE_USER, Message
 
 _PROBE = "tercet_probe_tool"
 _PARAMETERS = {
@@ -17,7 +15,7 @@ _PARAMETERS = {
     "properties": {"text": {"type": "string", "description": "Text."}},
     "required": ["text"],
 }
-_TOOL = {"type": "function", "function": {"name": _PROBE, "description": "Probe.", "parameters": _PARAMETERS}}
+PROBE_TOOLS = [{"type": "function", "function": {"name": _PROBE, "description": "Probe.", "parameters": _PARAMETERS}}]
 
 
 class ToolPlace(StrEnum):
@@ -35,9 +33,8 @@ _IN_VARIABLE = {ToolPlace.VARIABLE, ToolPlace.WITH_SYSTEM}
 
 def find_place(render: Callable[[list[Message], list[Message] | None], str | None]) -> ToolPlace:
     """Return where a template reads tools. `render` renders messages and tools; None if the template fails."""
-    user: Message = {"role": "user", "content": "x"}
     found = {
-        place: render(place_tools([user], [_TOOL], place), [_TOOL] if place in _IN_VARIABLE else None)
+        place: render(place_tools([PROBE_USER], PROBE_TOOLS, place), PROBE_TOOLS if place in _IN_VARIABLE else None)
         for place in ToolPlace
     }
     if all(text is None for text in found.values()):
