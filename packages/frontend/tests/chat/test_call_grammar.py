@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from packages.frontend.tests.chat.vocabulary import accepts, sample_answer, tokens
-from packages.frontend.tests.parsers.test_framing import write
 from packages.frontend.tests.parsers.transcripts import Call, read
 from tercet.frontend.chat.answer_grammar import EnforcedCalls, Thinking, answer_grammar
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.parsers.call_writer import write_calls
 from tercet.frontend.parsers.port import Style, ToolSpec
 from tercet.frontend.parsers.registry import TOOL_FORMATS, reasoning_format, tool_format, tool_parser
 from tercet.protocol.messages.values import Grammar
@@ -48,10 +48,9 @@ def grammar_of(
 
 def written(name: str, *calls: tuple[str, dict[str, Any]]) -> str:
     """Write calls in a notation, as a model under a grammar does."""
-    framing = tool_format(name).framing
-    text = write(framing, list(calls))
-    if framing.style is Style.PYTHON:
-        text = text.replace("'", '"').replace("True", "true")  # JSON literals
+    text = write_calls(tool_format(name).framing, calls)
+    if tool_format(name).framing.style is Style.PYTHON:
+        text = text.replace("True", "true")  # JSON literals
     return text.removesuffix("<|call|>")  # ends the answer
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from packages.frontend.tests.parsers.test_framing import write
 from packages.frontend.tests.parsers.transcripts import ParsedText, merge_events
+from tercet.frontend.parsers.call_writer import write_calls
 from tercet.frontend.parsers.port import Parser, ToolSpec
 from tercet.frontend.parsers.registry import (
     REASONING_FORMATS,
@@ -37,7 +37,7 @@ def within(text: str, whole: str, most: int = SHORTEST) -> bool:
 def test_a_call_that_is_cut_off_shows_no_markup(name: str) -> None:
     form = tool_format(name)
     calls: list[tuple[str, dict[str, object]]] = [("get_weather", {"city": "Oslo", "exact": True}), ("now", {})]
-    text = WORDS + write(form.framing, calls)
+    text = WORDS + write_calls(form.framing, calls)
     whole = [call.arguments for call in cut(tool_parser(form, TOOLS), text).calls]
     assert len(whole) == 2
     for end in range(len(text) + 1):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from packages.frontend.tests.parsers.transcripts import read
 from tercet.frontend.parsers.call_writer import example_call, write_calls
 from tercet.frontend.parsers.events import ToolArgumentsDelta, ToolCallStart
-from tercet.frontend.parsers.port import Style, ToolFraming, ToolSpec
+from tercet.frontend.parsers.port import ToolFraming, ToolSpec
 from tercet.frontend.parsers.registry import TOOL_FORMATS, tool_format, tool_parser
 
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
@@ -26,30 +26,6 @@ names = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
 calls_of = st.lists(st.tuples(names, st.dictionaries(names, values, max_size=4)), min_size=1, max_size=3)
 
 
-def write(framing: ToolFraming, calls: list[tuple[str, Arguments]]) -> str:
-    written = [
-        framing.prefix_of(name, index) + _arguments(framing, arguments) + framing.suffix
-        for index, (name, arguments) in enumerate(calls)
-    ]
-    return framing.begin + framing.separator.join(written) + framing.end
-
-
-def _arguments(framing: ToolFraming, arguments: Arguments) -> str:
-    if framing.style is Style.JSON:
-        return json.dumps(arguments, ensure_ascii=False)
-    return framing.key_separator.join(
-        framing.key_prefix_of(key) + _value(framing, value) + framing.key_suffix for key, value in arguments.items()
-    )
-
-
-def _value(framing: ToolFraming, value: object) -> str:
-    if framing.style is Style.PYTHON:
-        return repr(value)
-    if isinstance(value, str):
-        return framing.string_begin + value + framing.string_end
-    return framing.other_begin + json.dumps(value, ensure_ascii=False)
-
-
 def spec(name: str, arguments: Arguments) -> ToolSpec:
     return ToolSpec(
         name, {"properties": {key: {"type": _TYPES.get(type(it), "null")} for key, it in arguments.items()}}
@@ -62,7 +38,7 @@ def spec(name: str, arguments: Arguments) -> ToolSpec:
 def test_written_calls_are_read(name: str, calls: list[tuple[str, Arguments]], cut: int) -> None:
     form = tool_format(name)
     calls = list(dict(calls).items())  # a tool has one schema
-    text = write(form.framing, calls)
+    text = write_calls(form.framing, calls)
     parser = tool_parser(form, [spec(tool, arguments) for tool, arguments in calls])
     found = read(parser, [text[at : at + cut] for at in range(0, len(text), cut)])
     assert [(call.name, json.loads(call.arguments), call.complete) for call in found.calls] == [
@@ -79,8 +55,6 @@ def test_calls_of_a_history_are_written_as_the_model_does(name: str) -> None:
     parser = tool_parser(form, [spec(tool, each) for tool, each in calls])
     found = read(parser, [write_calls(form.framing, calls)])
     assert [(call.name, json.loads(call.arguments)) for call in found.calls] == calls
-    if form.framing.style is Style.JSON:
-        assert write_calls(form.framing, calls) == write(form.framing, calls)
     assert "save" in example_call(form.framing, "save")
 
 
@@ -88,7 +62,7 @@ def test_calls_of_a_history_are_written_as_the_model_does(name: str) -> None:
 def test_arguments_come_as_they_are_written(name: str) -> None:
     """The first half of a long string is emitted before the other half arrives."""
     form, long = tool_format(name), "lorem ipsum " * 20
-    before, _, _ = write(form.framing, [("save", {"path": "here"})]).partition("here")
+    before, _, _ = write_calls(form.framing, [("save", {"path": "here"})]).partition("here")
     parser = tool_parser(form, [spec("save", {"path": "here"})])
     events = parser.feed(before + long)
     assert events[0] == ToolCallStart(0, "save", getattr(events[0], "id", None))
@@ -98,7 +72,7 @@ def test_arguments_come_as_they_are_written(name: str) -> None:
 @pytest.mark.parametrize("name", TOOL_FORMATS)
 def test_the_trigger_begins_what_is_written(name: str) -> None:
     framing = tool_format(name).framing
-    assert write(framing, [("now", {})]).startswith(framing.trigger.replace("$name", "now"))
+    assert write_calls(framing, [("now", {})]).startswith(framing.trigger.replace("$name", "now"))
 
 
 def test_placeholders_stand_for_name_index_and_key() -> None:

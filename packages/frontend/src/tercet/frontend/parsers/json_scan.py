@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 
 from tercet.frontend.parsers.reader import Emit, MalformedError, Reader, Steps
 
@@ -73,6 +74,25 @@ def read_string(reader: Reader, also: Emit = ignore) -> Steps[str]:
     except ValueError as error:
         raise MalformedError from error
     return str(value)
+
+
+def copy_items(reader: Reader, emit: Emit, item: Callable[[], Steps[None]], closer: str, brackets: str) -> Steps[None]:
+    """Emit a list or an object of another notation between JSON's brackets. `item` copies one item or member.
+
+    The opener is the next character. Commas separate items, and one may stand before the closer.
+    """
+    reader.next_char()
+    emit(brackets[0])
+    first = True
+    while (yield from reader.peek_solid()) != closer:
+        if not first:
+            emit(", ")
+        first = False
+        yield from item()
+        if (yield from reader.peek_solid()) != closer:
+            yield from reader.expect(",")
+    reader.next_char()
+    emit(brackets[1])
 
 
 def escaped(text: str) -> str:

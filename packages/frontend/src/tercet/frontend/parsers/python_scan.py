@@ -3,7 +3,7 @@
 import math
 import re
 
-from tercet.frontend.parsers.json_scan import escaped
+from tercet.frontend.parsers.json_scan import copy_items, escaped
 from tercet.frontend.parsers.reader import Emit, MalformedError, Reader, Steps
 
 _MAX_DEPTH = 64
@@ -38,11 +38,11 @@ def copy_literal(reader: Reader, emit: Emit, depth: int = 0) -> Steps[None]:
     if char in {"'", '"'}:
         yield from copy_text(reader, emit)
     elif char == "[":
-        yield from _copy_items(reader, emit, "]", depth)
+        yield from copy_items(reader, emit, lambda: copy_literal(reader, emit, depth + 1), "]", "[]")
     elif char == "(":
-        yield from _copy_items(reader, emit, ")", depth)
+        yield from copy_items(reader, emit, lambda: copy_literal(reader, emit, depth + 1), ")", "[]")
     elif char == "{":
-        yield from _copy_dict(reader, emit, depth)
+        yield from copy_items(reader, emit, lambda: _copy_member(reader, emit, depth), "}", "{}")
     elif char and (char.isdigit() or char in "+-."):
         emit(_json_number((yield from reader.run(_NUMBER))))
     else:
@@ -106,44 +106,14 @@ def _json_number(text: str) -> str:
     return repr(value)
 
 
-def _copy_items(reader: Reader, emit: Emit, closer: str, depth: int) -> Steps[None]:
-    reader.next_char()
-    emit("[")
-    first = True
-    while (yield from reader.peek_solid()) != closer:
-        if not first:
-            emit(", ")
-        first = False
-        yield from copy_literal(reader, emit, depth + 1)
-        yield from _separated(reader, closer)
-    reader.next_char()
-    emit("]")
-
-
-def _copy_dict(reader: Reader, emit: Emit, depth: int) -> Steps[None]:
-    reader.next_char()
-    emit("{")
-    first = True
-    while (char := (yield from reader.peek_solid())) != "}":
-        if char not in {"'", '"'}:
-            raise MalformedError
-        if not first:
-            emit(", ")
-        first = False
-        yield from copy_text(reader, emit)
-        yield from reader.peek_solid()
-        yield from reader.expect(":")
-        emit(": ")
-        yield from copy_literal(reader, emit, depth + 1)
-        yield from _separated(reader, "}")
-    reader.next_char()
-    emit("}")
-
-
-def _separated(reader: Reader, closer: str) -> Steps[None]:
-    """Consume a comma, unless the closer follows."""
-    if (yield from reader.peek_solid()) != closer:
-        yield from reader.expect(",")
+def _copy_member(reader: Reader, emit: Emit, depth: int) -> Steps[None]:
+    if (yield from reader.peek()) not in {"'", '"'}:
+        raise MalformedError
+    yield from copy_text(reader, emit)
+    yield from reader.peek_solid()
+    yield from reader.expect(":")
+    emit(": ")
+    yield from copy_literal(reader, emit, depth + 1)
 
 
 def python_to_json(text: str) -> str | None:

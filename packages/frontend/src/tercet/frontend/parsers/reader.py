@@ -6,7 +6,7 @@ characters alone, never on where the pieces were cut. Every character is consume
 
 import re
 from collections.abc import Callable, Generator
-from typing import TypeVar
+from typing import Self, TypeVar
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
@@ -37,6 +37,11 @@ class Markers:
         self._firsts = frozenset(literal[0] for literal in literals)
         self._reach = max(map(len, literals)) - 1
         self.search = re.compile("|".join(map(re.escape, literals))).search
+
+    @classmethod
+    def with_breaks(cls, *literals: str) -> Self:
+        """Return these markers with and without a line break before them, which belongs to the marker."""
+        return cls(*(f"\n{literal}" for literal in literals), *literals)
 
     def partial_marker(self, text: str, start: int) -> int:
         """Return where, from `start`, a marker may begin at the end of `text`; the length of `text` if none can."""
@@ -143,8 +148,9 @@ class Reader:
 
     def accept_any(self, *literals: str) -> Steps[str]:
         """Consume and return the literal that is next; empty if none is."""
+        char = yield from self.peek()
         for literal in literals:
-            if (yield from self.accept(literal)):
+            if literal.startswith(char) and (yield from self.accept(literal)):
                 return literal
         return ""
 

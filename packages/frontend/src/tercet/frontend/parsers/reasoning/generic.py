@@ -91,7 +91,7 @@ def _read_answer(reader: Reader, sink: Sink, begin: str, end: str) -> Steps[bool
     if not (yield from reader.accept(begin)):
         return False
     yield from reader.run(_BREAKS, None)
-    ends = Markers("\n" + end, end)
+    ends = Markers.with_breaks(end)
     while marker := (yield from reader.until(ends, sink.text)):
         reader.hold(marker)
         if (yield from reader.peek_solid()) in ("", "<"):

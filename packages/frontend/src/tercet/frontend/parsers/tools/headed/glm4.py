@@ -5,10 +5,10 @@ which reads a call where the first line is the name of a tool and the second beg
 at the start of a line are calls. The token that ends the turn ends the call.
 """
 
-from tercet.frontend.parsers.json_scan import copy_value
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.tools.json_calls.call_object import read_object
 
 _LINE = Markers("\n")
 
@@ -36,12 +36,7 @@ def _read_call(reader: Reader, sink: Sink, names: tuple[str, ...]) -> Steps[None
         raise MalformedError
     reader.announce()
     yield from reader.expect("\n")
-    if (yield from reader.peek_solid()) != "{":
-        raise MalformedError
-    reader.commit()
-    sink.start(name)
-    yield from copy_value(reader, sink.arguments)
-    sink.end()
+    yield from read_object(reader, sink, name)
 
 
 FORMAT = ToolFormat(

@@ -5,8 +5,9 @@ from collections.abc import Callable
 import msgspec
 
 from tercet.frontend.parsers.port import Tools
-from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
+from tercet.frontend.parsers.reader import Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.tools.call_blocks import next_marker, read_blocks
 from tercet.frontend.parsers.tools.json_calls.call_object import read_arguments
 
 Header = tuple[str, str | None]
@@ -26,15 +27,14 @@ def read_sections(reader: Reader, sink: Sink, section: Section, tools: Tools) ->
     """Read text and sections. A call outside of a section counts too; a call without the arguments' markers is text."""
     begin = Markers(*section.begins, section.call)
     ends = Markers(*section.call_ends, *section.ends)
-    while marker := (yield from reader.until(begin, sink.text)):
-        reader.hold(marker)
-        try:
-            if marker != section.call:
-                yield from reader.peek_solid()
-                yield from reader.expect(section.call)
-            yield from _read_section(reader, sink, section, ends, tools)
-        except MalformedError:
-            sink.text(reader.release())
+
+    def block(marker: str) -> Steps[None]:
+        if marker != section.call:
+            yield from reader.peek_solid()
+            yield from reader.expect(section.call)
+        yield from _read_section(reader, sink, section, ends, tools)
+
+    yield from read_blocks(reader, sink, begin, block)
 
 
 def _read_section(reader: Reader, sink: Sink, section: Section, ends: Markers, tools: Tools) -> Steps[None]:
@@ -46,14 +46,8 @@ def _read_section(reader: Reader, sink: Sink, section: Section, ends: Markers, t
         closed = yield from read_arguments(reader, sink, ends, text=tools.is_custom(name))
         if closed in section.ends:
             return
-        reader.hold()
-        if not closed:
-            yield from reader.peek_solid()
-            if (yield from reader.accept_any(*section.call_ends)):
-                reader.hold()
-        yield from reader.peek_solid()
-        marker = yield from reader.accept_any(section.call, *section.ends)
-    if marker:
-        reader.commit()
-    else:
-        sink.text(reader.release())
+        after = (section.call, *section.ends)
+        marker = yield from next_marker(reader, sink, *(() if closed else section.call_ends), *after)
+        if marker in section.call_ends:
+            marker = yield from next_marker(reader, sink, *after)
+    reader.commit()

@@ -1,5 +1,8 @@
 """Calls written as JSON: one object with a name and arguments, or an array of such objects."""
 
+from collections.abc import Callable
+from functools import partial
+
 from tercet.frontend.parsers.json_scan import copy_string, copy_value, ignore, read_string
 from tercet.frontend.parsers.port import Tools
 from tercet.frontend.parsers.reader import MAX_NAME_CHARS, Emit, MalformedError, Markers, Reader, Steps
@@ -128,15 +131,30 @@ def _skip_rest(reader: Reader) -> Steps[None]:
 
 def read_calls(reader: Reader, sink: Sink, bare: Tools | None = None) -> Steps[None]:
     """Read an array of call objects, while the reader holds. Raises MalformedError in the same cases as `read_call`."""
+    yield from read_array(reader, partial(read_call, reader, sink, bare))
+
+
+def read_array(reader: Reader, call: Callable[[], Steps[None]]) -> Steps[None]:
+    """Read an array of calls, while the reader holds. The reader holds again after each of them."""
     yield from reader.expect("[")
     while True:
         yield from reader.peek_solid()
-        yield from read_call(reader, sink, bare)
+        yield from call()
         reader.hold()
         yield from reader.peek_solid()
         if (yield from reader.accept("]")):
             return reader.commit()
         yield from reader.expect(",")
+
+
+def read_object(reader: Reader, sink: Sink, name: str, call_id: str | None = None) -> Steps[None]:
+    """Read the object that is next as a whole call's arguments, while the reader holds. Raises as `read_call` does."""
+    if (yield from reader.peek_solid()) != "{":
+        raise MalformedError
+    reader.commit()
+    sink.start(name, call_id)
+    yield from copy_value(reader, sink.arguments)
+    sink.end()
 
 
 def read_arguments(reader: Reader, sink: Sink, ends: Markers, *, text: bool = False) -> Steps[str]:

@@ -5,7 +5,7 @@ numbers them itself, so the numbers are not passed on as ids.
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.json_calls.marked_json import MarkedJson, marked_json
+from tercet.frontend.parsers.tools.json_calls.marked_json import marked_json
 
 FORMAT = ToolFormat(
     framing=ToolFraming(
@@ -17,5 +17,5 @@ FORMAT = ToolFormat(
         trigger="<|START_ACTION|>",
         special_tokens=True,
     ),
-    grammar=marked_json(MarkedJson(("<|START_ACTION|>",), ("<|END_ACTION|>",))),
+    grammar=marked_json(("<|START_ACTION|>",), ("<|END_ACTION|>",)),
 )

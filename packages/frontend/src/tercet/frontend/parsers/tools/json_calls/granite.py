@@ -5,7 +5,7 @@ Source: the chat templates of ibm-granite/granite-3.0-8b-instruct to granite-3.3
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.json_calls.marked_json import MarkedJson, marked_json
+from tercet.frontend.parsers.tools.json_calls.marked_json import marked_json
 
 FORMAT = ToolFormat(
     framing=ToolFraming(
@@ -18,5 +18,5 @@ FORMAT = ToolFormat(
         extra_begins=("<tool_call>",),
         special_tokens=True,
     ),
-    grammar=marked_json(MarkedJson(("<|tool_call|>", "<tool_call>"))),
+    grammar=marked_json(("<|tool_call|>", "<tool_call>")),
 )

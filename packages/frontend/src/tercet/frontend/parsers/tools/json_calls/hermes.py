@@ -5,7 +5,7 @@ HuggingFaceTB/SmolLM3-3B, baidu/ERNIE-4.5-21B-A3B-Thinking and ibm-granite/grani
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.json_calls.marked_json import MarkedJson, marked_json
+from tercet.frontend.parsers.tools.json_calls.marked_json import marked_json
 
 FORMAT = ToolFormat(
     framing=ToolFraming(
@@ -14,5 +14,5 @@ FORMAT = ToolFormat(
         separator="\n",
         trigger="<tool_call>",
     ),
-    grammar=marked_json(MarkedJson(("<tool_call>",), ("</tool_call>",))),
+    grammar=marked_json(("<tool_call>",), ("</tool_call>",)),
 )

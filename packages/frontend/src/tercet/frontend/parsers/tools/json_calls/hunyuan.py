@@ -4,7 +4,7 @@ Source: the chat templates of tencent/Hunyuan-A13B-Instruct and ai21labs/AI21-Ja
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.json_calls.marked_json import MarkedJson, marked_json
+from tercet.frontend.parsers.tools.json_calls.marked_json import marked_json
 
 FORMAT = ToolFormat(
     framing=ToolFraming(
@@ -15,5 +15,5 @@ FORMAT = ToolFormat(
         end="]</tool_calls>",
         trigger="<tool_calls>",
     ),
-    grammar=marked_json(MarkedJson(("<tool_calls>",), ("</tool_calls>",))),
+    grammar=marked_json(("<tool_calls>",), ("</tool_calls>",)),
 )

@@ -4,7 +4,7 @@ Source: the chat format of internlm/internlm2_5-7b-chat (docs/chat_format.md of 
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.json_calls.marked_json import MarkedJson, marked_json
+from tercet.frontend.parsers.tools.json_calls.marked_json import marked_json
 
 FORMAT = ToolFormat(
     framing=ToolFraming(
@@ -15,5 +15,5 @@ FORMAT = ToolFormat(
         extra_begins=("<|action_start|>",),
         special_tokens=True,
     ),
-    grammar=marked_json(MarkedJson(("<|action_start|><|plugin|>",), ("<|action_end|>",))),
+    grammar=marked_json(("<|action_start|><|plugin|>",), ("<|action_end|>",)),
 )

@@ -6,54 +6,45 @@ an end marker in the notation the call stays open, and the rest is text.
 """
 
 from collections.abc import Callable
+from functools import partial
 
-import msgspec
-
-from tercet.frontend.parsers.port import Tools
+from tercet.frontend.parsers.port import Grammar, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.json_calls.call_object import read_call, read_calls
+from tercet.frontend.parsers.tools.call_blocks import next_marker, read_blocks
+from tercet.frontend.parsers.tools.json_calls.call_object import read_array, read_call
+
+ReadCall = Callable[[Reader, Sink], Steps[None]]
 
 
-class MarkedJson(msgspec.Struct, frozen=True):
-    """Markers of one notation. `ends` is empty where calls last to the end of the answer."""
+def marked_json(begins: tuple[str, ...], ends: tuple[str, ...] = (), call: ReadCall = read_call) -> Grammar:
+    """Return the grammar that reads text and blocks between these markers, each call with `call`.
 
-    begins: tuple[str, ...]
-    ends: tuple[str, ...] = ()
-
-
-def marked_json(marks: MarkedJson) -> Callable[[Reader, Sink, Tools], Steps[None]]:
-    """Return the grammar that reads text and blocks of calls between these markers."""
-    begin = _with_breaks(marks.begins)
-    end = _with_breaks(marks.ends) if marks.ends else None
+    `ends` is empty where calls last to the end of the answer.
+    """
+    begin = Markers.with_breaks(*begins)
+    end = Markers.with_breaks(*ends) if ends else None
 
     def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG001
-        while marker := (yield from reader.until(begin, sink.text)):
-            reader.hold(marker)
+        def block() -> Steps[None]:
             try:
-                yield from _read_block(reader, sink, marks.ends)
+                yield from _read_block(reader, sink, ends, partial(call, reader, sink))
             except MalformedError:
-                sink.text(reader.release())
-                if sink.open and end and (yield from reader.until(end, sink.arguments)):
+                if end is None or not sink.open:
+                    raise
+                if (yield from reader.until(end, sink.arguments)):
                     sink.end()
+
+        yield from read_blocks(reader, sink, begin, lambda _: block())
 
     return read
 
 
-def _with_breaks(markers: tuple[str, ...]) -> Markers:
-    """Return the markers with and without a line break before them, which belongs to the marker."""
-    return Markers(*(f"\n{marker}" for marker in markers), *markers)
-
-
-def _read_block(reader: Reader, sink: Sink, ends: tuple[str, ...]) -> Steps[None]:
-    char = yield from reader.peek_solid()
+def _read_block(reader: Reader, sink: Sink, ends: tuple[str, ...], call: Callable[[], Steps[None]]) -> Steps[None]:
     while True:
-        yield from read_calls(reader, sink) if char == "[" else read_call(reader, sink)
+        opener = yield from reader.peek_solid()
+        yield from read_array(reader, call) if opener == "[" else call()
+        marker = yield from next_marker(reader, sink, *ends)
+        if marker or not ends or (yield from reader.peek()) not in {"[", "{"}:
+            return reader.commit()
         reader.hold()
-        char = yield from reader.peek_solid()
-        if not char or char not in "[{" or not ends:
-            break
-    if (yield from reader.accept_any(*ends)):
-        reader.commit()
-    else:
-        sink.text(reader.release())

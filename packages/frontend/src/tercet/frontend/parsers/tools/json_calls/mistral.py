@@ -8,11 +8,11 @@ There is no end marker: arguments that stop being JSON leave the call open, and 
 
 import re
 
-from tercet.frontend.parsers.json_scan import copy_value
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
-from tercet.frontend.parsers.tools.json_calls.call_object import read_call, read_calls
+from tercet.frontend.parsers.tools.call_blocks import read_blocks
+from tercet.frontend.parsers.tools.json_calls.call_object import read_call, read_calls, read_object
 
 _BEGIN = Markers("[TOOL_CALLS]")
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+")
@@ -20,18 +20,17 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:  # noqa: ARG001
     """Read text and calls."""
-    while marker := (yield from reader.until(_BEGIN, sink.text)):
-        reader.hold(marker)
-        try:
-            char = yield from reader.peek_solid()
-            if char == "[":
-                yield from read_calls(reader, sink)
-            elif char == "{":
-                yield from read_call(reader, sink)
-            else:
-                yield from _read_named(reader, sink)
-        except MalformedError:
-            sink.text(reader.release())
+    yield from read_blocks(reader, sink, _BEGIN, lambda _: _read_block(reader, sink))
+
+
+def _read_block(reader: Reader, sink: Sink) -> Steps[None]:
+    char = yield from reader.peek_solid()
+    if char == "[":
+        yield from read_calls(reader, sink)
+    elif char == "{":
+        yield from read_call(reader, sink)
+    else:
+        yield from _read_named(reader, sink)
 
 
 def _read_named(reader: Reader, sink: Sink) -> Steps[None]:
@@ -40,12 +39,9 @@ def _read_named(reader: Reader, sink: Sink) -> Steps[None]:
     if (yield from reader.accept("[CALL_ID]")):
         call_id = yield from reader.run(_NAME)
     yield from reader.accept("[ARGS]")
-    if not name or (yield from reader.peek_solid()) != "{":
+    if not name:
         raise MalformedError
-    reader.commit()
-    sink.start(name, call_id or None)
-    yield from copy_value(reader, sink.arguments)
-    sink.end()
+    yield from read_object(reader, sink, name, call_id or None)
 
 
 FORMAT = ToolFormat(

@@ -4,7 +4,7 @@ Source: the chat templates of nvidia/NVIDIA-Nemotron-Nano-9B-v2 and nvidia/Llama
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.json_calls.marked_json import MarkedJson, marked_json
+from tercet.frontend.parsers.tools.json_calls.marked_json import marked_json
 
 FORMAT = ToolFormat(
     framing=ToolFraming(
@@ -15,5 +15,5 @@ FORMAT = ToolFormat(
         end="]</TOOLCALL>",
         trigger="<TOOLCALL>",
     ),
-    grammar=marked_json(MarkedJson(("<TOOLCALL>",), ("</TOOLCALL>",))),
+    grammar=marked_json(("<TOOLCALL>",), ("</TOOLCALL>",)),
 )

@@ -5,7 +5,7 @@ Source: the chat template and model card of microsoft/Phi-4-mini-instruct, and v
 """
 
 from tercet.frontend.parsers.port import ToolFormat, ToolFraming
-from tercet.frontend.parsers.tools.json_calls.marked_json import MarkedJson, marked_json
+from tercet.frontend.parsers.tools.json_calls.marked_json import marked_json
 
 FORMAT = ToolFormat(
     framing=ToolFraming(
@@ -18,5 +18,5 @@ FORMAT = ToolFormat(
         extra_patterns=(r"functools\s*[\[{]",),
         special_tokens=True,
     ),
-    grammar=marked_json(MarkedJson(("<|tool_call|>", "functools"), ("<|/tool_call|>",))),
+    grammar=marked_json(("<|tool_call|>", "functools"), ("<|/tool_call|>",)),
 )

@@ -5,14 +5,14 @@ A call is text until its first keyword; a call that stops being Python later sta
 
 import json
 import re
-from collections.abc import Callable
 
 import msgspec
 
-from tercet.frontend.parsers.port import Tools
+from tercet.frontend.parsers.port import Grammar, Tools
 from tercet.frontend.parsers.python_scan import copy_literal
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.tools.call_blocks import next_marker, read_blocks
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]+")
 _KEY = re.compile(r"\w+")
@@ -29,23 +29,23 @@ class PythonMarks(msgspec.Struct, frozen=True, kw_only=True):
     """Calls are lines, not a list."""
 
 
-def python_calls(marks: PythonMarks) -> Callable[[Reader, Sink, Tools], Steps[None]]:
+def python_calls(marks: PythonMarks) -> Grammar:
     """Return the grammar that reads text and calls between these markers."""
-    begin = Markers(f"\n{marks.begin}", marks.begin, *("[" for _ in range(marks.bare)))
+    begin = Markers(f"\n{marks.begin}", marks.begin, *(["["] if marks.bare else []))
 
     def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-        while marker := (yield from reader.until(begin, sink.text)):
-            marked = marker != "["
-            reader.hold(marker, sign=None if marked else "")
-            try:
-                if marked and not marks.lines:
-                    yield from reader.peek_solid()
-                    yield from reader.expect("[")
-                yield from _read_list(reader, sink, marks, None if marked else tools)
-                if marked:
-                    yield from _accept_end(reader, sink, marks.end)
-            except MalformedError:
-                sink.text(reader.release())
+        def block(marker: str) -> Steps[None]:
+            if marker == "[":
+                reader.hold(marker, sign="")
+                return (yield from _read_list(reader, sink, marks, tools))
+            if not marks.lines:
+                yield from reader.peek_solid()
+                yield from reader.expect("[")
+            yield from _read_list(reader, sink, marks, None)
+            yield from next_marker(reader, sink, marks.end)
+            return reader.commit()
+
+        yield from read_blocks(reader, sink, begin, block)
 
     return read
 
@@ -95,12 +95,3 @@ def _read_arguments(reader: Reader, sink: Sink, name: str) -> Steps[None]:
         sink.start(name)
     sink.arguments("{}" if opener == "{" else "}")
     sink.end()
-
-
-def _accept_end(reader: Reader, sink: Sink, end: str) -> Steps[None]:
-    reader.hold()
-    yield from reader.peek_solid()
-    if (yield from reader.accept(end)):
-        reader.commit()
-    else:
-        sink.text(reader.release())

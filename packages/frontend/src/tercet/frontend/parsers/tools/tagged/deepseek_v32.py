@@ -9,8 +9,8 @@ from tercet.frontend.parsers.tools.tagged.invoke import InvokeTags, invoke_forma
 _DSML = "｜DSML｜"
 
 FORMAT = invoke_format(
-    InvokeTags(begin=f"<{_DSML}function_calls>", end=f"</{_DSML}function_calls>", prefix=_DSML, typed=True, breaks="\n")
+    InvokeTags(begin=f"<{_DSML}function_calls>", end=f"</{_DSML}function_calls>", prefix=_DSML, typed=True)
 )
 V4_FORMAT = invoke_format(
-    InvokeTags(begin=f"<{_DSML}tool_calls>", end=f"</{_DSML}tool_calls>", prefix=_DSML, typed=True, breaks="\n")
+    InvokeTags(begin=f"<{_DSML}tool_calls>", end=f"</{_DSML}tool_calls>", prefix=_DSML, typed=True)
 )

@@ -9,12 +9,14 @@ import re
 
 import msgspec
 
-from tercet.frontend.parsers.port import Style, ToolFormat, ToolFraming, Tools
+from tercet.frontend.parsers.port import Grammar, Style, ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.tools.call_blocks import next_marker, read_blocks
 from tercet.frontend.parsers.tools.tagged.tagged_arguments import ArgumentsWriter
 from tercet.frontend.parsers.typed_value import STRING
 
+_FUNCTION = "<function="
 _NEXT, _DONE = "\n<parameter=", "\n</function>"
 _NAME = re.compile(r"[^<>\n]+")
 
@@ -27,25 +29,10 @@ class FunctionTags(msgspec.Struct, frozen=True, kw_only=True):
     breaks: bool
     """One line break at either end of a value is not part of it."""
 
-    @property
-    def begins(self) -> Markers:
-        """Return the markers that begin a call in text."""
-        return Markers("\n" + self.begin, self.begin, "\n<function=", "<function=")
 
-    @property
-    def value_ends(self) -> Markers:
-        """Return the markers that end a value."""
-        ends = ("\n</parameter>", "</parameter>") if self.breaks else ("</parameter>",)
-        return Markers(*ends, _NEXT, _DONE)
-
-
-def function_format(tags: FunctionTags, *, special_tokens: bool = False) -> ToolFormat:
+def function_format(tags: FunctionTags) -> ToolFormat:
     """Return the notation with these outer tags."""
     line = "\n" if tags.breaks else ""
-
-    def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-        yield from _read(reader, sink, tools, tags)
-
     return ToolFormat(
         framing=ToolFraming(
             prefix=f"{tags.begin}\n<function=$name>\n",
@@ -56,32 +43,34 @@ def function_format(tags: FunctionTags, *, special_tokens: bool = False) -> Tool
             key_suffix=f"{line}</parameter>\n",
             extra_value_ends=(_NEXT, _DONE),
             trigger=f"{tags.begin}\n<function=",
-            extra_begins=("<function=",),
-            special_tokens=special_tokens,
+            extra_begins=(_FUNCTION,),
         ),
-        grammar=read,
+        grammar=_grammar(tags),
     )
 
 
-def _read(reader: Reader, sink: Sink, tools: Tools, tags: FunctionTags) -> Steps[None]:
-    begins, value_ends = tags.begins, tags.value_ends
-    while marker := (yield from reader.until(begins, sink.text)):
-        reader.hold(marker)
-        marked = marker.endswith(tags.begin)
-        try:
+def _grammar(tags: FunctionTags) -> Grammar:
+    begins = Markers.with_breaks(tags.begin, _FUNCTION)
+    value_ends = Markers(*(["\n</parameter>"] if tags.breaks else []), "</parameter>", _NEXT, _DONE)
+
+    def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
+        def block(marker: str) -> Steps[None]:
+            marked = marker.endswith(tags.begin)
             if marked:
                 yield from reader.peek_solid()
-                yield from reader.expect("<function=")
+                yield from reader.expect(_FUNCTION)
             yield from _read_functions(reader, sink, tools, tags, value_ends, marked=marked)
-        except MalformedError:
-            sink.text(reader.release())
+
+        yield from read_blocks(reader, sink, begins, block)
+
+    return read
 
 
 def _read_functions(
     reader: Reader, sink: Sink, tools: Tools, tags: FunctionTags, value_ends: Markers, *, marked: bool
 ) -> Steps[None]:
-    again = True
-    while again:
+    marker = _FUNCTION
+    while marker == _FUNCTION:
         name = (yield from reader.run(_NAME)).strip()
         yield from reader.expect(">")
         if not name or not (marked or tools.admits(name)):
@@ -90,13 +79,8 @@ def _read_functions(
         sink.start(name)
         arguments = ArgumentsWriter(sink, tools.schema(name), STRING)
         yield from _read_parameters(reader, arguments, value_ends, breaks=tags.breaks)
-        reader.hold()
-        yield from reader.peek_solid()
-        again = yield from reader.accept("<function=")
-    if (yield from reader.accept(tags.end)):
-        reader.commit()
-    else:
-        sink.text(reader.release())
+        marker = yield from next_marker(reader, sink, _FUNCTION, tags.end)
+    reader.commit()
 
 
 def _read_parameters(reader: Reader, arguments: ArgumentsWriter, ends: Markers, *, breaks: bool) -> Steps[None]:

@@ -6,14 +6,14 @@ JSON is read in its place, too.
 """
 
 import re
-from collections.abc import Callable
 
 import msgspec
 
-from tercet.frontend.parsers.json_scan import copy_string, escaped, read_string
-from tercet.frontend.parsers.port import Style, ToolFormat, ToolFraming, Tools
+from tercet.frontend.parsers.json_scan import copy_items, copy_string, escaped, read_string
+from tercet.frontend.parsers.port import Grammar, Style, ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import Emit, MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.tools.call_blocks import next_marker, read_blocks
 from tercet.frontend.parsers.tools.tagged.tagged_arguments import ArgumentsWriter
 from tercet.frontend.parsers.typed_value import UNKNOWN, to_json
 
@@ -51,17 +51,12 @@ def _format(marks: BracedMarks) -> ToolFormat:
     )
 
 
-def _grammar(marks: BracedMarks) -> Callable[[Reader, Sink, Tools], Steps[None]]:
-    begin = Markers(f"\n{marks.begin}", marks.begin)
+def _grammar(marks: BracedMarks) -> Grammar:
+    begin = Markers.with_breaks(marks.begin)
     quote = Markers(marks.quote)
 
     def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-        while marker := (yield from reader.until(begin, sink.text)):
-            reader.hold(marker)
-            try:
-                yield from _read_call(reader, sink, tools, marks, quote)
-            except MalformedError:
-                sink.text(reader.release())
+        yield from read_blocks(reader, sink, begin, lambda _: _read_call(reader, sink, tools, marks, quote))
 
     return read
 
@@ -85,12 +80,8 @@ def _read_call(reader: Reader, sink: Sink, tools: Tools, marks: BracedMarks, quo
             yield from reader.expect(",")
     reader.next_char()
     arguments.close()
-    reader.hold()
-    yield from reader.peek_solid()
-    if (yield from reader.accept(marks.end)):
-        reader.commit()
-    else:
-        sink.text(reader.release())
+    yield from next_marker(reader, sink, marks.end)
+    reader.commit()
 
 
 class _Values:
@@ -131,9 +122,9 @@ class _Values:
             case '"':
                 yield from copy_string(self._reader, emit)
             case "{":
-                yield from self._copy_object(emit, depth)
+                yield from copy_items(self._reader, emit, lambda: self._copy_member(emit, depth), "}", "{}")
             case "[":
-                yield from self._copy_array(emit, depth)
+                yield from copy_items(self._reader, emit, lambda: self.copy(emit, depth=depth + 1), "]", "[]")
             case _:
                 text = (yield from self._reader.run(_SCALAR, _MAX_SCALAR_CHARS)).strip()
                 if not text:
@@ -147,35 +138,10 @@ class _Values:
         if not (yield from self._reader.until(self._quote, emit)):
             raise MalformedError
 
-    def _copy_object(self, emit: Emit, depth: int) -> Steps[None]:
-        self._reader.next_char()
-        opener = "{"
-        while (yield from self._reader.peek_solid()) != "}":
-            key = yield from self.read_key()
-            emit(f'{opener}"{escaped(key)}": ')
-            opener = ", "
-            yield from self.copy(emit, depth=depth + 1)
-            yield from self._separate("}")
-        self._reader.next_char()
-        emit("{}" if opener == "{" else "}")
-
-    def _copy_array(self, emit: Emit, depth: int) -> Steps[None]:
-        self._reader.next_char()
-        emit("[")
-        first = True
-        while (yield from self._reader.peek_solid()) != "]":
-            if not first:
-                emit(", ")
-            first = False
-            yield from self.copy(emit, depth=depth + 1)
-            yield from self._separate("]")
-        self._reader.next_char()
-        emit("]")
-
-    def _separate(self, closer: str) -> Steps[None]:
-        """Consume a comma, unless the closer follows."""
-        if (yield from self._reader.peek_solid()) != closer:
-            yield from self._reader.expect(",")
+    def _copy_member(self, emit: Emit, depth: int) -> Steps[None]:
+        key = yield from self.read_key()
+        emit(f'"{escaped(key)}": ')
+        yield from self.copy(emit, depth=depth + 1)
 
 
 FORMAT = _format(BracedMarks("<|tool_call>", "<tool_call|>", '<|"|>'))

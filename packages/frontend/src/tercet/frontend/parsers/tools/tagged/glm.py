@@ -10,10 +10,11 @@ import re
 from tercet.frontend.parsers.port import Style, ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.tools.call_blocks import read_blocks
 from tercet.frontend.parsers.tools.tagged.tagged_arguments import ArgumentsWriter
 from tercet.frontend.parsers.typed_value import UNKNOWN
 
-_BEGIN = Markers("\n<tool_call>", "<tool_call>")
+_BEGIN = Markers.with_breaks("<tool_call>")
 _VALUE_END = Markers("</arg_value>")
 _NAME = re.compile(r"[^\s<>{]+")
 _KEY = re.compile(r"[^<]+")
@@ -21,12 +22,7 @@ _KEY = re.compile(r"[^<]+")
 
 def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
     """Read text and calls."""
-    while marker := (yield from reader.until(_BEGIN, sink.text)):
-        reader.hold(marker)
-        try:
-            yield from _read_call(reader, sink, tools)
-        except MalformedError:
-            sink.text(reader.release())
+    yield from read_blocks(reader, sink, _BEGIN, lambda _: _read_call(reader, sink, tools))
 
 
 def _read_call(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:

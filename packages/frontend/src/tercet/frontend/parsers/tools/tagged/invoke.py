@@ -1,18 +1,18 @@
 """Calls as `<invoke name="...">` elements with one `<parameter name="...">` for each argument, in a section.
 
-MiniMax, DeepSeek V3.2 and V4, Step 3 and dots have tags of this form, each with a prefix of its own. Values are as the
+MiniMax-M2, DeepSeek V3.2 and V4, and Step 3 have tags of this form, each with a prefix of its own. Values are as the
 template writes them: strings as they are, others as JSON; white space around a value belongs to a string. A section may
 be missing around a call where its own tag identifies it.
 """
 
 import re
-from collections.abc import Callable
 
 import msgspec
 
-from tercet.frontend.parsers.port import Style, ToolFormat, ToolFraming, Tools
+from tercet.frontend.parsers.port import Grammar, Style, ToolFormat, ToolFraming, Tools
 from tercet.frontend.parsers.reader import MalformedError, Markers, Reader, Steps
 from tercet.frontend.parsers.sink import Sink
+from tercet.frontend.parsers.tools.call_blocks import next_marker, read_blocks
 from tercet.frontend.parsers.tools.tagged.tagged_arguments import ArgumentsWriter
 from tercet.frontend.parsers.typed_value import LITERAL, STRING, UNKNOWN
 
@@ -31,8 +31,6 @@ class InvokeTags(msgspec.Struct, frozen=True, kw_only=True):
     """Markers around each call."""
     typed: bool = False
     """A parameter says with `string="true"` or `string="false"` if its value is a string or JSON."""
-    breaks: str = ""
-    """Line break between calls, and inside the section."""
     special_tokens: bool = False
 
     @property
@@ -58,12 +56,11 @@ class InvokeTags(msgspec.Struct, frozen=True, kw_only=True):
 
 def invoke_format(tags: InvokeTags) -> ToolFormat:
     """Return the notation with these tags."""
-    line = tags.breaks
     return ToolFormat(
         framing=ToolFraming(
-            begin=tags.begin + line,
+            begin=f"{tags.begin}\n",
             prefix=f'{tags.call}$name">\n',
-            suffix=tags.call_end + tags.behind + line,
+            suffix=f"{tags.call_end}{tags.behind}\n",
             end=tags.end,
             style=Style.TAGGED,
             key_prefix=f'{tags.key}$key"' + (' string="' if tags.typed else ">"),
@@ -79,45 +76,36 @@ def invoke_format(tags: InvokeTags) -> ToolFormat:
     )
 
 
-def _grammar(tags: InvokeTags) -> Callable[[Reader, Sink, Tools], Steps[None]]:
-    begins = [tags.begin, tags.call] if tags.prefix else [tags.begin]
-    begin = Markers(*(f"\n{each}" for each in begins), *begins)
+def _grammar(tags: InvokeTags) -> Grammar:
+    begin = Markers.with_breaks(tags.begin, *([tags.call] if tags.prefix else []))
     value_end = Markers(tags.key_end)
 
     def read(reader: Reader, sink: Sink, tools: Tools) -> Steps[None]:
-        while marker := (yield from reader.until(begin, sink.text)):
-            reader.hold(marker)
-            try:
-                if marker.endswith(tags.begin):
-                    yield from reader.peek_solid()
-                    yield from reader.expect(tags.call)
-                yield from _read_section(reader, sink, tools, tags, value_end)
-            except MalformedError:
-                sink.text(reader.release())
+        def section(marker: str) -> Steps[None]:
+            if marker.endswith(tags.begin):
+                yield from reader.peek_solid()
+                yield from reader.expect(tags.call)
+            yield from _read_section(reader, sink, tools, tags, value_end)
+
+        yield from read_blocks(reader, sink, begin, section)
 
     return read
 
 
 def _read_section(reader: Reader, sink: Sink, tools: Tools, tags: InvokeTags, value_end: Markers) -> Steps[None]:
     """Read calls, the first from its name, up to the section's end or to text that is not a call."""
-    while True:
+    after = (tags.call, tags.end)
+    marker = tags.call
+    while marker == tags.call:
         name = yield from _read_name(reader)
         yield from reader.expect(">")
         reader.commit()
         sink.start(name)
         yield from _read_parameters(reader, tags, ArgumentsWriter(sink, tools.schema(name), UNKNOWN), value_end)
-        reader.hold()
-        yield from reader.peek_solid()
-        if tags.behind and (yield from reader.accept(tags.behind)):
-            reader.hold()
-            yield from reader.peek_solid()
-        marker = yield from reader.accept_any(tags.call, tags.end)
-        if marker != tags.call:
-            break
-    if marker:
-        reader.commit()
-    else:
-        sink.text(reader.release())
+        marker = yield from next_marker(reader, sink, *([tags.behind] if tags.behind else []), *after)
+        if marker and marker == tags.behind:
+            marker = yield from next_marker(reader, sink, *after)
+    reader.commit()
 
 
 def _read_name(reader: Reader) -> Steps[str]:

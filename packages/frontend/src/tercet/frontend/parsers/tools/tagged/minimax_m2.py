@@ -5,4 +5,4 @@ Source: the chat template of MiniMaxAI/MiniMax-M2.
 
 from tercet.frontend.parsers.tools.tagged.invoke import InvokeTags, invoke_format
 
-FORMAT = invoke_format(InvokeTags(begin="<minimax:tool_call>", end="</minimax:tool_call>", breaks="\n"))
+FORMAT = invoke_format(InvokeTags(begin="<minimax:tool_call>", end="</minimax:tool_call>"))

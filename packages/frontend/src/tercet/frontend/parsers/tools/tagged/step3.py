@@ -12,7 +12,6 @@ FORMAT = invoke_format(
         prefix="steptml:",
         before="<｜tool_call_begin｜>function<｜tool_sep｜>",
         behind="<｜tool_call_end｜>",
-        breaks="\n",
         special_tokens=True,
     )
 )
