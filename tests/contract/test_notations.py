@@ -19,7 +19,7 @@ NAME = re.compile(r"[A-Z][A-Za-z]+[A-Za-z0-9.-]*|[a-z]+-oss|dots\.llm1")
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.example)
-def test_the_template_of_a_family_tells_its_notations(family: Family) -> None:
+def test_the_notations_of_a_family_are_detected_in_its_template(family: Family) -> None:
     names = ParserNames(family.reasoning, family.tools)
     assert detect(TEMPLATES[family.example][0]) == names == TEMPLATES[family.example][1]
 

@@ -249,6 +249,16 @@ OTHERWISE = {
     "granite": '<tool_call>[{"name": "now", "arguments": {"x": 1}}]',
     "glm4": 'now\n{"x": 1}',
     "deepseek_v32": '<｜DSML｜invoke name="now"><｜DSML｜parameter name="x">1</｜DSML｜parameter></｜DSML｜invoke>',
+    "seed_oss": "<seed:tool_call><function=now>\n<parameter=x>1</parameter>\n</function></seed:tool_call>",
+    "step3": (
+        '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="now">'
+        '<steptml:parameter name="x">1</steptml:parameter></steptml:invoke><｜tool_call_end｜>'
+    ),
+    "internlm": '<|action_start|><|plugin|>[{"name": "now", "parameters": {"x": 1}}]<|action_end|>',
+    "lfm2": "<|tool_call_start|> [now(x=1)]<|tool_call_end|>",
+    "olmo3": "<function_calls>\nnow(x=1)</function_calls>",
+    "gemma4": '<|tool_call>call:now{"x": 1}<tool_call|>',
+    "apertus": '<|tools_prefix|>{"now": {"x": 1}}<|tools_suffix|>',
     "qwen3_coder": "<function=now>\n<parameter=x>\n1\n</parameter>\n</function>",
 }
 """Calls outside the schema, as parsed from deviating spellings."""

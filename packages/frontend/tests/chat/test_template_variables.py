@@ -23,12 +23,12 @@ def test_these_are_all_efforts_of_the_api() -> None:
 
 @pytest.mark.parametrize("effort", EFFORTS)
 def test_a_switch_is_off_for_none_and_on_for_the_rest(effort: str) -> None:
-    told = template_variables(turn(effort), {"enable_thinking", "messages"}, reasons=True)
-    assert told == {"enable_thinking": effort != "none"}
+    variables = template_variables(turn(effort), {"enable_thinking", "messages"}, reasons=True)
+    assert variables == {"enable_thinking": effort != "none"}
 
 
 @pytest.mark.parametrize("effort", EFFORTS)
-def test_a_template_that_knows_the_word_gets_the_word(effort: str) -> None:
+def test_a_template_that_reads_the_effort_gets_it_unchanged(effort: str) -> None:
     assert template_variables(turn(effort), {"reasoning_effort"}, reasons=True) == {"reasoning_effort": effort}
 
 
@@ -70,7 +70,7 @@ def test_any_name_of_the_switch_sets_the_name_that_is_read(name: str, options: d
     assert template_variables(ChatOptions(messages=[], **options), {name}, reasons=True) == {name: False}
 
 
-def test_the_word_none_is_left_out_beside_a_switch() -> None:
+def test_an_effort_of_none_is_left_out_beside_a_switch() -> None:
     read = {"enable_thinking", "reasoning_effort"}
     assert template_variables(turn("none"), read, reasons=True) == {"enable_thinking": False}
     both = {"enable_thinking": True, "reasoning_effort": "low"}
@@ -93,10 +93,10 @@ def test_a_model_without_reasoning_takes_no_effort(effort: str) -> None:
     assert refused.value.param == "reasoning_effort"
 
 
-def test_a_model_without_reasoning_does_none() -> None:
+def test_a_model_without_reasoning_accepts_an_effort_of_none() -> None:
     assert template_variables(turn("none"), {"messages"}, reasons=False) == {}
 
 
-def test_whoever_switches_reasoning_off_may_still_name_an_effort() -> None:
+def test_an_effort_beside_disabled_reasoning_is_accepted() -> None:
     assert template_variables(turn("low", thinking=False), {"thinking"}, reasons=True) == {"thinking": False}
     assert template_variables(turn("low", thinking=False), set(), reasons=False) == {}

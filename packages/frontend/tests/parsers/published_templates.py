@@ -66,7 +66,11 @@ TEMPLATES: dict[str, tuple[str, ParserNames]] = {
         "{%- set dsml_token = '｜DSML｜' -%}<{{ dsml_token }}function_calls> {{ '</think>' }}",
         ParserNames("qwen3", "deepseek_v32"),
     ),
-    "deepseek-ai/DeepSeek-V4": ("<｜DSML｜tool_calls> {{ '</think>' }}", ParserNames("qwen3", "deepseek_v4")),
+    "deepseek-ai/DeepSeek-V4-Pro": ("<｜DSML｜tool_calls> {{ '</think>' }}", ParserNames("qwen3", "deepseek_v4")),
+    "SGLang's template for deepseek-ai/DeepSeek-V4-Pro": (
+        "{{ '<｜DSML｜tool_calls>' }} {{ '<｜Assistant｜><think>' }} {{ '<｜Assistant｜></think>' }}",
+        ParserNames("deepseek_r1", "deepseek_v4"),
+    ),
     "google/gemma-4-31B-it": (
         "{{- '<|tool_call>call:' + function['name'] + '{' -}} {{- '<|channel>thought\\n<channel|>' -}}",
         ParserNames("gemma4", "gemma4"),

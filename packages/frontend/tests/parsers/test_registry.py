@@ -21,7 +21,7 @@ from tercet.frontend.parsers.registry import (
 
 
 @pytest.mark.parametrize("model", TEMPLATES)
-def test_a_template_tells_its_parsers(model: str) -> None:
+def test_parsers_are_detected_in_a_template(model: str) -> None:
     """The samples are the lines of each model's template that show its notation."""
     template, expected = TEMPLATES[model]
     assert detect(template) == expected

@@ -67,7 +67,7 @@ def _counted_budget(tokens: Tokens, thinking: Thinking | None) -> ThinkingBudget
 def composition(
     tokens: Tokens, thinking: Thinking | None, calls: EnforcedCalls | None, constraint: Constraint | None
 ) -> Composition | None:
-    """Return the parts of the same answer's grammar, each tool and the constraint; None for at most one constraint."""
+    """Return the parts of the same answer's grammar, each tool and the constraint; None without enforced calls."""
     if calls is None:
         return None
 

@@ -11,7 +11,7 @@ from tercet.frontend.chat.custom_calls import CustomCalls
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.output_parser import OutputParser
 from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
-from tercet.frontend.chat.template_variables import template_variables, with_switch
+from tercet.frontend.chat.template_variables import enforce_switch, template_variables
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.config.config import ServingConfig
 from tercet.frontend.config.validation import AUTOMATIC, NONE
@@ -76,7 +76,7 @@ class ChatPlanner:
                 "This model has no reasoning to limit.", param=turn.options.param_names.thinking_budget
             )
         prompt = _prompt(turn, model, names)
-        turn = with_switch(turn, model.files.template, reasons=names.reasoning is not None)
+        turn = enforce_switch(turn, model.files.template, reasons=names.reasoning is not None)
         special = _keeps_special_tokens(names, model.files.special_texts)
         hidden = special and turn.options.skip_special_tokens
         tokens = model.tokens

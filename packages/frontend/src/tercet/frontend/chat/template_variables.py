@@ -37,7 +37,7 @@ def template_variables(turn: ChatOptions, read: Set[str], *, reasons: bool) -> d
     return variables | {name: value for name, value in turn.template_kwargs.items() if name in {*read, TEMPLATE_NAME}}
 
 
-def with_switch(turn: ChatOptions, template: TemplateManager | None, *, reasons: bool) -> ChatOptions:
+def enforce_switch(turn: ChatOptions, template: TemplateManager | None, *, reasons: bool) -> ChatOptions:
     """Return the options with a budget of no reasoning if a model that reasons has no variable to switch it off."""
     if not reasons or turn.continue_final_message:
         return turn

@@ -14,7 +14,7 @@ class Family(msgspec.Struct, frozen=True):
     tools: str | None
     reasoning: str | None
     example: str
-    """Model whose published template was read."""
+    """Model whose published template, or encoder in its place, was read."""
     architectures: tuple[str, ...] = ()
     """Architectures in config.json, if the scheduler has modules for them."""
 
@@ -80,7 +80,7 @@ FAMILIES = (
     Family("DeepSeek-R1", "deepseek_v3", "deepseek_r1", "deepseek-ai/DeepSeek-R1", _DEEPSEEK_V3),
     Family("DeepSeek-V3.1", "deepseek_v31", "qwen3", "deepseek-ai/DeepSeek-V3.1", _DEEPSEEK_V3),
     Family("DeepSeek-V3.2", "deepseek_v32", "qwen3", "deepseek-ai/DeepSeek-V3.2"),
-    Family("DeepSeek-V4", "deepseek_v4", "qwen3", "deepseek-ai/DeepSeek-V4"),
+    Family("DeepSeek-V4", "deepseek_v4", "qwen3", "deepseek-ai/DeepSeek-V4-Pro"),
     Family("Kimi K2", "kimi_k2", None, "moonshotai/Kimi-K2-Instruct", _DEEPSEEK_V3),
     Family("Kimi K2 Thinking", "kimi_k2", "kimi_k2", "moonshotai/Kimi-K2-Thinking", _DEEPSEEK_V3),
     Family("Command R7B, Command A (Cohere 2)", "cohere", "cohere", "CohereForAI/c4ai-command-r7b-12-2024"),

@@ -144,8 +144,8 @@ def detect(chat_template: str) -> ParserNames:
     )
 
 
-def _first(signs: list[tuple[str, tuple[str, ...]]], template: str) -> str | None:
-    return next((name for name, all_of in signs if all(sign in template for sign in all_of)), None)
+def _first(notations: list[tuple[str, tuple[str, ...]]], template: str) -> str | None:
+    return next((name for name, markers in notations if all(each in template for each in markers)), None)
 
 
 def tool_format(name: str) -> ToolFormat:

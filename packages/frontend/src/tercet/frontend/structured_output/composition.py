@@ -1,5 +1,6 @@
 """Check of a grammar made of several constraints, which names the one at fault or goes without it."""
 
+import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -54,11 +55,11 @@ async def checked(
     except BadRequestError as error:
         if composition is None:
             raise
-        faulty = await _faulty(checker, composition.parts(), model)
+        faulty = await _faulty(checker, await asyncio.to_thread(composition.parts), model)
         if not faulty:
             message = "The tools and the format together are too complex for one grammar."
             raise BadRequestError(message, param=param, code=error.code) from error
-        grammar = composition.without(faulty)
+        grammar = await asyncio.to_thread(composition.without, faulty)
         await checker.check(grammar, model, param)
     return grammar
 

@@ -1,7 +1,7 @@
 """DeepSeek V3.2 and V4: DSML, `<｜DSML｜invoke name="...">` elements in a section.
 
-Source: encoding/encoding_dsv32.py of deepseek-ai/DeepSeek-V3.2, and that of deepseek-ai/DeepSeek-V4, whose section has
-another name.
+Source: encoding/encoding_dsv32.py of deepseek-ai/DeepSeek-V3.2, and encoding/encoding_dsv4.py of
+deepseek-ai/DeepSeek-V4-Pro, whose section has another name.
 """
 
 from tercet.frontend.parsers.tools.tagged.invoke import InvokeTags, invoke_format

@@ -1,8 +1,7 @@
 """GLM 4.5 and 4.6: the tool's name, then `<arg_key>` and `<arg_value>` for each argument, between `<tool_call>` tags.
 
 Source: the chat template of zai-org/GLM-4.5, which writes strings unquoted and other values as JSON. A value without a
-known schema is JSON if it parses, otherwise a string. GLM 4.7 and 5 omit the line breaks; both forms
-are read as either.
+known schema is JSON if it parses, otherwise a string. GLM 4.7 and 5 omit the line breaks; both forms are read.
 """
 
 import re
