@@ -8,9 +8,12 @@ from typing import Any
 import httpx2
 import pytest
 
+from tercet.frontend.api.sglang import generate
+from tercet.frontend.constraints import Constraint, Tokens
+from tercet.frontend.structured_output.compiler import to_grammar
 from tercet.frontend.testing import FakeEngine, Served, Token, decode_spec, serving
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
-from tercet.protocol.messages.values import FinishReason, FinishType
+from tercet.protocol.messages.values import FinishReason, FinishType, Grammar
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
@@ -73,6 +76,34 @@ async def test_a_fault_of_one_prompt_is_named(
         answer = await http_of(served).post("/generate", json={"text": ["hello", "world"], **fields})
         assert served.engine.requests() == []
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_each_prompt_may_have_its_own_grammar(engine_of: EngineOf, http_of: HttpOf) -> None:
+    patterns = [f"a{{{1 + place}}}" for place in range(100)]
+    body = {"text": ["hello"] * 100, "sampling_params": [{"regex": each, "max_new_tokens": 1} for each in patterns]}
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/generate", json=body)
+        sent = [each.sampling.grammar.text for each in served.engine.requests() if each.sampling.grammar is not None]
+    assert answer.status_code == 200
+    assert sent == patterns
+
+
+async def test_a_grammar_that_prompts_share_is_translated_once(
+    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    translated: list[Constraint] = []
+
+    def counted(constraint: Constraint, tokens: Tokens) -> Grammar:
+        translated.append(constraint)
+        return to_grammar(constraint, tokens)
+
+    monkeypatch.setattr(generate, "to_grammar", counted)
+    body = {"text": ["hello"] * 3, "sampling_params": {"regex": "a+", "max_new_tokens": 1}}
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/generate", json=body)
+        sent = [each.sampling.grammar.text for each in served.engine.requests() if each.sampling.grammar is not None]
+    assert answer.status_code == 200
+    assert (len(translated), sent) == (1, ["a+"] * 3)
 
 
 async def test_a_list_of_options_goes_with_a_list_of_prompts(engine_of: EngineOf, http_of: HttpOf) -> None:

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 from tercet.frontend.api.sglang.generate import prompts_of, to_generate_requests
 from tercet.frontend.api.sglang.generate_schema import NativeGenerate, Tokenize
 from tercet.frontend.errors import ApiError, BadRequestError
+from tercet.frontend.http.loop_turns import result_of
 from tercet.frontend.http.request_body import validation_error
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.embedding_request import EmbeddingRequest, Input, TextInput
@@ -106,10 +107,10 @@ def _request(body: dict[str, Any], model: ServedModel, lora: Mapping[str, LoRAAd
         asked = NativeGenerate.model_validate(body)
     except ValidationError as error:
         raise ValueError(str(validation_error(error, body, NativeGenerate))) from None
-    [(name, _)] = asked.adapters()
-    if name is not None and name not in lora:
-        raise BadRequestError(f"The engine was made without an adapter {name!r}.", param="lora_path")
-    [request] = to_generate_requests(asked, model, [None if name is None else lora[name]])
+    for name, param in asked.adapters().items():
+        if name not in lora:
+            raise BadRequestError(f"The engine was made without an adapter {name!r}.", param=param)
+    [request] = result_of(to_generate_requests(asked, model, lora))
     return request
 
 

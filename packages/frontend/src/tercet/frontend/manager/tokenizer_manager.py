@@ -30,7 +30,7 @@ from tercet.frontend.structured_output.checker import GrammarChecker
 from tercet.frontend.structured_output.composition import checked
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import Heartbeat, Series
-from tercet.protocol.messages.values import Load, Phase, Task
+from tercet.protocol.messages.values import Grammar, Load, Phase, Task
 from tercet.protocol.node import Sender
 
 _DRAINING = "This server is leaving."
@@ -218,21 +218,23 @@ class TokenizerManager:
     async def _with_checked_grammars(
         self, requests: Sequence[GenerateRequest], model: ServedModel
     ) -> Sequence[GenerateRequest]:
-        """Compile every grammar before anything is dispatched. Raises ApiError."""
-        params = [each.options.param_names.grammar for each in requests if each.grammar is not None]
-        weights = model.identity.weights
-        if params and not (model.limits.grammars or self.fleet.eligible_schedulers(weights, grammars=True)):
-            raise UnsupportedParameterError("This model's answers cannot be constrained.", param=params[0])
-        for grammar, param in (trial for each in requests for trial in each.trials):
-            await self.grammars.check(grammar, model, param)  # sequentially: the queue for checks is short
-        return await asyncio.gather(*(self._with_checked_grammar(each, model) for each in requests))
+        """Compile every grammar before anything is dispatched. Raises ApiError.
 
-    async def _with_checked_grammar(self, request: GenerateRequest, model: ServedModel) -> GenerateRequest:
-        if request.grammar is None:
-            return request
-        param = request.options.param_names.grammar
-        grammar = await checked(self.grammars, request.grammar, request.composition, model, param)
-        return request if grammar is request.grammar else structs.replace(request, grammar=grammar)
+        Grammars are checked sequentially, because the queue for checks is short.
+        """
+        constrained = [each for each in requests if each.grammar is not None]
+        weights = model.identity.weights
+        if constrained and not (model.limits.grammars or self.fleet.eligible_schedulers(weights, grammars=True)):
+            param = constrained[0].options.param_names.grammar
+            raise UnsupportedParameterError("This model's answers cannot be constrained.", param=param)
+        for grammar, param in (trial for each in requests for trial in each.trials):
+            await self.grammars.check(grammar, model, param)
+        found: dict[Grammar | None, Grammar | None] = {None: None}
+        for each in requests:
+            if each.grammar is not None and each.grammar not in found:
+                param = each.options.param_names.grammar
+                found[each.grammar] = await checked(self.grammars, each.grammar, each.composition, model, param)
+        return [structs.replace(each, grammar=found[each.grammar]) for each in requests]
 
     def release(self, asked: Generation | EmbeddingBatch) -> None:
         """Forget requests and abort those that still run. Idempotent."""

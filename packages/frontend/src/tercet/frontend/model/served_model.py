@@ -137,6 +137,10 @@ class ServedModel:
         work = partial(self.tokenizer.decode, ids, skip_special_tokens=skip_special_tokens, param=param)
         return await self.tokenizer_pool.run(Piece(work, len(ids)))
 
+    async def spell(self, ids: list[int]) -> list[str]:
+        """Return the vocabulary's spelling of each id, in the tokenizer pool. Raises ApiError."""
+        return await self.tokenizer_pool.run(Piece(lambda: list(map(self.tokenizer.token, ids)), len(ids)))
+
     def prompt_ids(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
         """Render and tokenize a prompt. CPU-bound: not for the event loop. Raises BadRequestError.
 

@@ -1,9 +1,8 @@
 """SGLang's /generate, /tokenize, /detokenize and /server_info endpoints, and the probes /health and /live."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-import msgspec
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,6 +25,8 @@ from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.constraints import Constraint
 from tercet.frontend.errors import ApiError, BadRequestError, UnavailableError
+from tercet.frontend.http.auth import caller_of
+from tercet.frontend.http.loop_turns import Steps, turns_of
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
 from tercet.frontend.manager.request import GenerateRequest, GenerationOptions, ParamNames
@@ -33,7 +34,7 @@ from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.structured_output.compiler import to_grammar
-from tercet.protocol.messages.values import WIRE_VERSION, LoRAAdapter
+from tercet.protocol.messages.values import WIRE_VERSION, Grammar, LoRAAdapter
 
 _DEFAULT_MAX_NEW_TOKENS = 128
 
@@ -63,8 +64,9 @@ class GenerateRoutes:
     async def generate(self, request: Request) -> Response:
         """Generate from one prompt or several."""
         body = await read_model(request, NativeGenerate, self._body_limit)
-        model, lora = await self._models(body)
-        work, on_finished = to_generate_requests(body, model, lora), None
+        model, adapters = await self._models(body)
+        converting, on_finished = to_generate_requests(body, model, adapters), None
+        work = await turns_of(request).run(caller_of(request).owner, converting)
         writer = GenerateWriter(batch=body.is_batch)
         if body.session_params is not None:
             [continued] = work
@@ -82,14 +84,15 @@ class GenerateRoutes:
         found = [await model.tokenize(prompt, must_fit=False) for prompt in prompts_of(body, model)]
         fields: dict[str, list[Any]] = {"tokens": found, "count": list(map(len, found))}
         if body.return_token_strs:
-            fields["token_strs"] = [list(map(model.tokenizer.token, ids)) for ids in found]
+            fields["token_strs"] = [await model.spell(ids) for ids in found]
         shown = fields if several else {name: values[0] for name, values in fields.items()}
         return _json({**shown, "max_model_len": model.context})
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids, or of each of several lists."""
         body = await read_model(request, Detokenize, self._body_limit)
-        model, several = await self._model(body.model), bool(body.tokens) and isinstance(body.tokens[0], list)
+        model = await self._model(body.model)
+        several = bool(body.tokens) and isinstance(body.tokens[0], list)
         texts = []
         for place, ids in enumerate(cast("list[list[int]]", body.tokens if several else [body.tokens])):
             param = f"tokens[{place}]" if several else "tokens"
@@ -151,17 +154,16 @@ class GenerateRoutes:
         """Return 200 while the process runs."""
         return _json({"status": "ok"})
 
-    async def _models(self, body: NativeGenerate) -> tuple[ServedModel, list[LoRAAdapter | None]]:
-        """Return the model of a request, and the adapter of each prompt. Raises ApiError."""
-        names = body.adapters()
-        params = {name: param for name, param in reversed(names) if name is not None}
-        found = {name: await self._adapter(name, params[name]) for name, _ in names if name is not None}
+    async def _models(self, body: NativeGenerate) -> tuple[ServedModel, dict[str, LoRAAdapter | None]]:
+        """Return the model of a request, and its adapters by name. Raises ApiError."""
+        params = body.adapters()
+        found = {name: await self._adapter(name, param) for name, param in params.items()}
         first = next(iter(found.values()), None)
         model = await self._model(first.base if first is not None and body.model is None else body.model)
         for name, each in found.items():
             if each.base != model.name:
                 raise BadRequestError(f"The adapter {name!r} is not one of {model.name!r}.", param=params[name])
-        return model, [model.lora if name is None else found[name].lora for name, _ in names]
+        return model, {name: each.lora for name, each in found.items()}
 
     async def _adapter(self, name: str, param: str) -> ServedModel:
         """Return the model with this adapter. Raises ApiError, which names `param`."""
@@ -202,60 +204,73 @@ def prompts_of(body: Tokenize, model: ServedModel) -> Sequence[Prompt]:
 
 
 def to_generate_requests(
-    body: NativeGenerate, model: ServedModel, lora: Sequence[LoRAAdapter | None]
-) -> list[GenerateRequest]:
-    """Return one request for each prompt, with its adapter. Raises BadRequestError."""
-    return [
-        msgspec.structs.replace(_generate_request(each, body, model), lora=adapter)
-        for each, adapter in zip(body.each(), lora, strict=True)
-    ]
+    body: NativeGenerate, model: ServedModel, adapters: Mapping[str, LoRAAdapter | None]
+) -> Steps[list[GenerateRequest]]:
+    """Return one request for each prompt, with its adapter. Raises BadRequestError.
+
+    Sampling parameters that all prompts share have one grammar, because its translation may take long.
+    """
+    requests: list[GenerateRequest] = []
+    constraint: Constraint | None = None
+    grammar: Grammar | None = None
+    for each in body.prompt_options():
+        if not requests or isinstance(body.sampling_params, list):
+            constraint = native_constraint_of(each.sampling, each.param("sampling_params"))
+            grammar = to_grammar(constraint, model.tokens) if constraint else None
+        options = _generation_options(each, body, constraint)
+        lora = model.lora if each.adapter is None else adapters[each.adapter]
+        requests.append(
+            GenerateRequest(
+                model=model.base,
+                prompt=each.prompt,
+                options=options,
+                default_tokens=_DEFAULT_MAX_NEW_TOKENS,
+                grammar=grammar,
+                keeps_aborted=True,
+                lora=lora,
+            )
+        )
+        yield
+    return requests
 
 
-def _generate_request(each: PromptOptions, body: NativeGenerate, model: ServedModel) -> GenerateRequest:
-    """Return the request for a prompt. Raises BadRequestError."""
-    requested, params = each.sampling, f"sampling_params{each.places['sampling_params']}"
-    constraint = native_constraint_of(requested, params)
-    return GenerateRequest(
-        model=model.base,
-        prompt=each.prompt,
-        options=GenerationOptions(
-            sampling=sampling_values(requested),
-            n=requested.n or 1,
-            max_tokens=requested.max_new_tokens,
-            min_tokens=requested.min_new_tokens or 0,
-            seed=requested.sampling_seed,
-            stop=stop_strings(requested.stop),
-            stop_token_ids=requested.stop_token_ids or [],
-            include_stop=bool(requested.no_stop_trim),
-            ignore_eos=bool(requested.ignore_eos),
-            logit_bias=biases(requested.logit_bias),
-            skip_special_tokens=requested.skip_special_tokens is not False,
-            spaces_between_special_tokens=requested.spaces_between_special_tokens is not False,
-            logprobs=each.logprobs,
-            logprob_start=each.logprob_start,
-            logprob_texts=bool(body.return_text_in_logprobs),
-            priority=body.priority or 0,
-            cache_salt=body.cache_salt or "",
-            param_names=_param_names(each, params, constraint),
-        ),
-        default_tokens=_DEFAULT_MAX_NEW_TOKENS,
-        grammar=to_grammar(constraint, model.tokens) if constraint else None,
-        keeps_aborted=True,
+def _generation_options(each: PromptOptions, body: NativeGenerate, constraint: Constraint | None) -> GenerationOptions:
+    requested = each.sampling
+    return GenerationOptions(
+        sampling=sampling_values(requested),
+        n=requested.n or 1,
+        max_tokens=requested.max_new_tokens,
+        min_tokens=requested.min_new_tokens or 0,
+        seed=requested.sampling_seed,
+        stop=stop_strings(requested.stop),
+        stop_token_ids=requested.stop_token_ids or [],
+        include_stop=bool(requested.no_stop_trim),
+        ignore_eos=bool(requested.ignore_eos),
+        logit_bias=biases(requested.logit_bias),
+        skip_special_tokens=requested.skip_special_tokens is not False,
+        spaces_between_special_tokens=requested.spaces_between_special_tokens is not False,
+        logprobs=each.logprobs,
+        logprob_start=each.logprob_start,
+        logprob_texts=bool(body.return_text_in_logprobs),
+        priority=body.priority or 0,
+        cache_salt=body.cache_salt or "",
+        param_names=_param_names(each, constraint),
     )
 
 
-def _param_names(each: PromptOptions, params: str, constraint: Constraint | None) -> ParamNames:
-    """Return the names of a prompt's parameters; `params` is the place of its sampling parameters."""
+def _param_names(each: PromptOptions, constraint: Constraint | None) -> ParamNames:
+    """Return the names of a prompt's parameters."""
+    params = each.param("sampling_params")
     return ParamNames(
-        model="model" if each.adapter is None else f"lora_path{each.places['lora_path']}",
+        model="model" if each.adapter is None else each.param("lora_path"),
         max_tokens=f"{params}.max_new_tokens",
         min_tokens=f"{params}.min_new_tokens",
         n=f"{params}.n",
         stop=f"{params}.stop",
         stop_token_ids=f"{params}.stop_token_ids",
         logit_bias=f"{params}.logit_bias",
-        logprobs=f"return_logprob{each.places['return_logprob']}",
-        logprob_start=f"logprob_start_len{each.places['logprob_start_len']}",
+        logprobs=each.param("return_logprob"),
+        logprob_start=each.param("logprob_start_len"),
         grammar=constraint.param if constraint else "",
     )
 

@@ -1,6 +1,6 @@
 """Request schemas of SGLang's /generate, and of /tokenize and /detokenize."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple, cast
 
@@ -86,6 +86,10 @@ class PromptOptions(NamedTuple):
     adapter: str | None
     places: Mapping[str, str]
 
+    def param(self, name: str) -> str:
+        """Return the parameter that has this prompt's value of a field."""
+        return name + self.places[name]
+
 
 class NativeGenerate(Strict):
     """Request of /generate: one or several prompts, as text or as token ids."""
@@ -141,15 +145,18 @@ class NativeGenerate(Strict):
         """Return whether the prompts are a list, which is answered with a list."""
         return isinstance(self.text, list) or (self.input_ids is not None and isinstance(self.input_ids[0], list))
 
-    def adapters(self) -> list[tuple[str | None, str]]:
-        """Return the name of each prompt's adapter, if it has one, and the parameter that names it."""
-        if isinstance(self.lora_path, list):
-            return [(name, f"lora_path[{place}]") for place, name in enumerate(self.lora_path)]
-        return [(self.lora_path, "lora_path")] * len(self.prompts())
+    def adapters(self) -> dict[str, str]:
+        """Return the names of the adapters, each with the parameter that names it first."""
+        params: dict[str, str] = {}
+        for place, name in enumerate(self.lora_path if isinstance(self.lora_path, list) else [self.lora_path]):
+            if name is not None:
+                params.setdefault(name, f"lora_path[{place}]" if isinstance(self.lora_path, list) else "lora_path")
+        return params
 
-    def each(self) -> list[PromptOptions]:
-        """Return the options of each prompt."""
-        return [self._options(place, prompt) for place, prompt in enumerate(self.prompts())]
+    def prompt_options(self) -> Iterator[PromptOptions]:
+        """Yield the options of each prompt."""
+        for place, prompt in enumerate(self.prompts()):
+            yield self._options(place, prompt)
 
     def _options(self, place: int, prompt: TextPrompt | TokenPrompt) -> PromptOptions:
         def own(name: str) -> Any:

@@ -1,6 +1,7 @@
 """Writer of /generate responses, in SGLang's format."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import orjson
@@ -22,6 +23,8 @@ class GenerateWriter:
 
     def __init__(self, *, batch: bool = False) -> None:
         self._batch = batch
+        self._first_numbers: list[int] = []
+        """Number of the first choice of each prompt."""
         self._texts: dict[int, str] = {}
         self._ids: dict[int, list[int]] = {}
         self._scores: dict[int, _Scores] = {}
@@ -33,11 +36,13 @@ class GenerateWriter:
         for arrival in arrivals:
             update, state = arrival.update, generation.states[arrival.prompt]
             result_of(self.prepare(state))
-            number = _number(generation, arrival.prompt, update.index)
+            number = self._number(generation, arrival.prompt, update.index)
             text = self._texts[number] = self._texts.get(number, "") + update.text
             ids = self._ids.setdefault(number, [])
             ids += update.token_ids
-            scores = self._scores.setdefault(number, _new_scores(state))
+            if number not in self._scores:
+                self._scores[number] = _new_scores(state)
+            scores = self._scores[number]
             if state.request.options.logprobs is not None:
                 scores.add(update.token_ids, update.logprobs)
             chunks += event(orjson.dumps(self._choice(number, state, text, ids, scores, update.finish)))
@@ -61,10 +66,15 @@ class GenerateWriter:
             ids, scores = list(each.token_ids), _new_scores(each.state)
             if each.state.request.options.logprobs is not None:
                 yield from scores.steps(ids, each.logprobs)
-            number = _number(generation, each.prompt, each.index)
+            number = self._number(generation, each.prompt, each.index)
             rows.append(self._choice(number, each.state, each.text, ids, scores, each.finish))
             yield
         return orjson.dumps(rows if self._batch or len(rows) > 1 else rows[0])
+
+    def _number(self, generation: Generation, prompt: int, index: int) -> int:
+        if not self._first_numbers:
+            self._first_numbers = list(accumulate((state.sampling.n for state in generation.states), initial=0))
+        return self._first_numbers[prompt] + index
 
     def _choice(
         self, number: int, state: ReqState, text: str, ids: list[int], scores: "_Scores", finish: FinishReason | None
@@ -130,10 +140,6 @@ class _Scores:
 
 def _new_scores(state: ReqState) -> _Scores:
     return _Scores(state.model.files.token_bytes if state.request.options.logprob_texts else None)
-
-
-def _number(generation: Generation, prompt: int, index: int) -> int:
-    return sum(state.sampling.n for state in generation.states[:prompt]) + index
 
 
 def _finish(finish: FinishReason, tokens: int) -> dict[str, Any]:
