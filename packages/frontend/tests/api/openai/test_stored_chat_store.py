@@ -8,10 +8,11 @@ import pytest
 
 from packages.frontend.tests.api.responses.test_store import DAY, MANY, Clock, body
 from tercet.frontend.api.openai.stored import store as store_module
-from tercet.frontend.api.openai.stored.store import ChatFilter, Page, PageQuery, StoredChat, StoredChats
+from tercet.frontend.api.openai.stored.store import ChatFilter, Page, StoredChat, StoredChats
 from tercet.frontend.api.responses.store import ResponseStore
 from tercet.frontend.database import Database
 from tercet.frontend.errors import BadRequestError, NotFoundError
+from tercet.frontend.http.list_page import PageQuery
 
 ALL = ChatFilter()
 FIRST = PageQuery(100, None, "asc")

@@ -14,6 +14,7 @@ from tercet.frontend.api.responses.conversation_store import ConversationStore
 from tercet.frontend.api.responses.store import ResponseStore
 from tercet.frontend.database import Database
 from tercet.frontend.errors import BadRequestError, NotFoundError
+from tercet.frontend.http.list_page import PageQuery
 
 HOUR = 3600.0
 OLDER = """
@@ -104,7 +105,7 @@ async def test_what_a_response_says_may_fill_it_and_the_next_is_refused(
     with pytest.raises(BadRequestError, match="at most 1000 bytes") as full:
         await store.snapshot("me", begun)
     assert full.value.param == "conversation"
-    assert len((await store.items("me", begun, 20, None, "asc"))["data"]) == 2, "it can be read"
+    assert len((await store.items("me", begun, PageQuery(20, None, "asc")))["data"]) == 2, "it can be read"
     await store.delete_item("me", begun, "i" * 1000)
     assert [each["id"] for each in (await store.snapshot("me", begun)).items] == ["msg_r"]
 
@@ -163,6 +164,6 @@ async def test_pages_and_items_carry_the_stored_text_without_parsing_it(database
     begun = (await store.create("me", [item("a")], {}))["id"]
     spaced = b'{"id": "a",  "type": "message"}'
     await database.run(lambda each: each.execute("UPDATE conversation_items SET data = ?", (spaced,)))
-    page = await store.items("me", begun, 20, None, "asc")
+    page = await store.items("me", begun, PageQuery(20, None, "asc"))
     assert orjson.dumps(page) == b'{"object":"list","data":[%s],"first_id":"a","last_id":"a","has_more":false}' % spaced
     assert orjson.dumps(await store.item("me", begun, "a")) == spaced

@@ -9,9 +9,9 @@ from starlette.responses import Response
 
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.error_format import uses_anthropic_format
+from tercet.frontend.http.json_response import json_response
 from tercet.frontend.http.query import number
 from tercet.frontend.http.route import Route
-from tercet.frontend.json_number import dump_json
 from tercet.frontend.lora.registry import AdapterRegistry
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.routing.model_registry import ModelRegistry
@@ -34,13 +34,13 @@ class OpenAIServingModels:
     async def list(self, request: Request) -> Response:
         models = [*self._models, *await self._adapters.served()]
         if uses_anthropic_format(request.scope):
-            return _json(model_page(models, request))
-        return _json({"object": "list", "data": [_card(model) for model in models]})
+            return json_response(model_page(models, request))
+        return json_response({"object": "list", "data": [_card(model) for model in models]})
 
     async def retrieve(self, request: Request) -> Response:
         """Return one model. Its name may contain slashes."""
         model = await self._adapters.model(request.path_params["model"])
-        return _json(model_info(model) if uses_anthropic_format(request.scope) else _card(model))
+        return json_response(model_info(model) if uses_anthropic_format(request.scope) else _card(model))
 
 
 def _card(model: ServedModel) -> dict[str, Any]:
@@ -53,10 +53,6 @@ def _card(model: ServedModel) -> dict[str, Any]:
         "max_model_len": model.context,
     }
     return card if model.lora is None else {**card, "root": model.lora.path, "parent": model.base}
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(dump_json(value), media_type="application/json")
 
 
 _MAX_PAGE = 1000

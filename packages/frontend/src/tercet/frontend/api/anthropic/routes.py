@@ -16,6 +16,7 @@ from tercet.frontend.chat.planner import ChatPlan, ChatPlanner
 from tercet.frontend.constraints import JsonSchema
 from tercet.frontend.errors import ApiError, BadRequestError, ServerError
 from tercet.frontend.http.error_format import anthropic_error
+from tercet.frontend.http.json_response import json_response
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.request_id import request_id_of
 from tercet.frontend.http.route import Route
@@ -78,7 +79,7 @@ class AnthropicServingMessages:
             self._manager.release(generation)
             raise
         self._manager.release(generation)
-        return _json(writer.body)
+        return json_response(writer.body)
 
     async def count_tokens(self, request: Request) -> Response:
         """Return the number of prompt tokens of a message."""
@@ -86,7 +87,7 @@ class AnthropicServingMessages:
         model = await self._manager.adapters.model(body.model)
         plan = await self._plan(body, GenerationOptions(param_names=_NAMES), model)
         ids = await model.tokenize(plan.request.prompt, must_fit=False)
-        return _json({"input_tokens": len(ids)})
+        return json_response({"input_tokens": len(ids)})
 
     async def _plan(self, body: Prompted, options: GenerationOptions, model: ServedModel) -> ChatPlan:
         chat = _chat_options(body, options)
@@ -192,7 +193,3 @@ def _usage(generation: Generation, thinking_tokens: int) -> dict[str, Any]:
         "server_tool_use": None,
         "service_tier": "standard",
     }
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(dump_json(value), media_type="application/json")

@@ -5,7 +5,7 @@ from typing import Any
 
 from tercet.frontend.api.responses.schema import CreateResponse
 from tercet.frontend.api.responses.tool_schema import OfflineSearch
-from tercet.frontend.errors import BadRequestError
+from tercet.frontend.http.list_page import PageQuery, listed, unknown_after
 from tercet.frontend.manager.req_state import Generation
 
 _PREFIX = "resp_"
@@ -75,27 +75,16 @@ def usage_of(generation: Generation, reasoning_tokens: int) -> dict[str, Any]:
     }
 
 
-def page(items: Sequence[dict[str, Any]], limit: int, after: str | None, order: str) -> dict[str, Any]:
+def page(items: Sequence[dict[str, Any]], query: PageQuery) -> dict[str, Any]:
     """Return a page of items. Raises BadRequestError for an unknown `after`."""
-    items = list(items) if order == "asc" else list(reversed(items))
+    items = list(items) if query.order == "asc" else list(reversed(items))
     begin = 0
-    if after is not None:
-        begin = next((place for place, item in enumerate(items, 1) if item["id"] == after), 0)
+    if query.after is not None:
+        begin = next((place for place, item in enumerate(items, 1) if item["id"] == query.after), 0)
         if not begin:
-            raise BadRequestError(f"Item with id '{after}' not found.", param="after", code="invalid_value")
-    found = [(item["id"], item) for item in items[begin : begin + limit]]
-    return listed(found, has_more=begin + limit < len(items))
-
-
-def listed(items: Sequence[tuple[str, Any]], *, has_more: bool = False) -> dict[str, Any]:
-    """Return the list object of items, each given by its id and its object or JSON fragment."""
-    return {
-        "object": "list",
-        "data": [item for _, item in items],
-        "first_id": items[0][0] if items else None,
-        "last_id": items[-1][0] if items else None,
-        "has_more": has_more,
-    }
+            raise unknown_after("Item", query.after)
+    end = begin + query.limit
+    return listed([(item["id"], item) for item in items[begin:end]], has_more=end < len(items))
 
 
 def _plain(value: Any) -> Any:

@@ -2,13 +2,10 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
-import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.api.responses.body import listed
 from tercet.frontend.api.responses.conversation_schema import AddItems, CreateConversation, UpdateConversation
 from tercet.frontend.api.responses.conversation_store import ConversationStore
 from tercet.frontend.api.responses.input_schema import InputItem
@@ -16,11 +13,10 @@ from tercet.frontend.api.responses.items import Item, resolve_items
 from tercet.frontend.api.responses.store import ResponseStore
 from tercet.frontend.errors import NotFoundError
 from tercet.frontend.http.auth import caller_of
-from tercet.frontend.http.loop_turns import turns_of
-from tercet.frontend.http.query import number, order
+from tercet.frontend.http.json_response import json_in_turn, json_response
+from tercet.frontend.http.list_page import listed, page_query
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
-from tercet.frontend.json_number import dump_json
 
 
 class OpenAIServingConversations:
@@ -51,22 +47,22 @@ class OpenAIServingConversations:
         body = await read_model(request, CreateConversation, self._body_limit)
         owner = caller_of(request).owner
         items = await self._given(owner, body.items or ())
-        return _json(await self._store.create(owner, items, body.metadata or {}))
+        return json_response(await self._store.create(owner, items, body.metadata or {}))
 
     async def retrieve(self, request: Request) -> Response:
         """Return a conversation without its items."""
-        return _json(await self._store.get(*_named(request)))
+        return json_response(await self._store.get(*_named(request)))
 
     async def update(self, request: Request) -> Response:
         """Replace the metadata of a conversation."""
         body = await read_model(request, UpdateConversation, self._body_limit)
-        return _json(await self._store.update(*_named(request), body.metadata or {}))
+        return json_response(await self._store.update(*_named(request), body.metadata or {}))
 
     async def delete(self, request: Request) -> Response:
         """Delete a conversation and its items."""
         owner, conversation = _named(request)
         await self._store.delete(owner, conversation)
-        return _json({"id": conversation, "object": "conversation.deleted", "deleted": True})
+        return json_response({"id": conversation, "object": "conversation.deleted", "deleted": True})
 
     async def add_items(self, request: Request) -> Response:
         """Append items to a conversation, and return them."""
@@ -74,21 +70,19 @@ class OpenAIServingConversations:
         owner, conversation = _named(request)
         items = await self._given(owner, body.items)
         await self._store.add(owner, conversation, items)
-        return await _json_in_turn(request, listed([(item["id"], item) for item in items]))
+        return await json_in_turn(request, listed([(item["id"], item) for item in items]))
 
     async def items(self, request: Request) -> Response:
         """Return a page of the items of a conversation."""
-        limit = number(request, "limit", 20, lowest=1, highest=100)
-        after = request.query_params.get("after")
-        return await _json_in_turn(request, await self._store.items(*_named(request), limit, after, order(request)))
+        return await json_in_turn(request, await self._store.items(*_named(request), page_query(request)))
 
     async def item(self, request: Request) -> Response:
         """Return an item of a conversation."""
-        return await _json_in_turn(request, await self._store.item(*_named(request), request.path_params["item_id"]))
+        return await json_in_turn(request, await self._store.item(*_named(request), request.path_params["item_id"]))
 
     async def delete_item(self, request: Request) -> Response:
         """Delete an item of a conversation, and return the conversation."""
-        return _json(await self._store.delete_item(*_named(request), request.path_params["item_id"]))
+        return json_response(await self._store.delete_item(*_named(request), request.path_params["item_id"]))
 
     @property
     def _store(self) -> ConversationStore:
@@ -105,13 +99,3 @@ class OpenAIServingConversations:
 def _named(request: Request) -> tuple[str, str]:
     """Return the owner and the id of the conversation."""
     return caller_of(request).owner, request.path_params["conversation_id"]
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(dump_json(value), media_type="application/json")
-
-
-async def _json_in_turn(request: Request, value: dict[str, Any] | orjson.Fragment) -> Response:
-    """Write items, which may be long, in a turn of the event loop."""
-    await turns_of(request).turn(caller_of(request).owner)
-    return Response(dump_json(value), media_type="application/json")

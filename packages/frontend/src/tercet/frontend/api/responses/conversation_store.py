@@ -10,11 +10,11 @@ import msgspec
 import orjson
 
 from tercet.frontend.api.responses import conversation_rows as rows
-from tercet.frontend.api.responses.body import listed
 from tercet.frontend.api.responses.conversation_rows import ConversationRow, Item
 from tercet.frontend.api.responses.store import MAX_HISTORY_BYTES
 from tercet.frontend.database import Database
 from tercet.frontend.errors import BadRequestError, NotFoundError
+from tercet.frontend.http.list_page import PageQuery, listed, unknown_after
 from tercet.frontend.json_number import dump_json, parse_json
 
 _PAGE = {
@@ -90,19 +90,19 @@ class ConversationStore:
 
         await self._database.run(work)
 
-    async def items(self, owner: str, conversation: str, limit: int, after: str | None, order: str) -> dict[str, Any]:
+    async def items(self, owner: str, conversation: str, query: PageQuery) -> dict[str, Any]:
         """Return a page of items, as the list object of the API. Raises NotFoundError or BadRequestError."""
 
         def work(connection: sqlite3.Connection) -> dict[str, Any]:
             end = self._require(connection, owner, conversation).next
-            begin: int | None = end if order == "desc" else -1
-            if after is not None:
-                begin = _place_of(connection, conversation, after)
+            begin: int | None = end if query.order == "desc" else -1
+            if query.after is not None:
+                begin = _place_of(connection, conversation, query.after)
                 if begin is None:
-                    raise BadRequestError(f"Item with id '{after}' not found.", param="after", code="invalid_value")
-            found = connection.execute(_PAGE[order], (conversation, begin, limit + 1)).fetchall()
-            items = [(item, orjson.Fragment(data)) for item, data in found[:limit]]
-            return listed(items, has_more=len(found) > limit)
+                    raise unknown_after("Item", query.after)
+            found = connection.execute(_PAGE[query.order], (conversation, begin, query.limit + 1)).fetchall()
+            items = [(item, orjson.Fragment(data)) for item, data in found[: query.limit]]
+            return listed(items, has_more=len(found) > query.limit)
 
         return await self._database.run(work)
 

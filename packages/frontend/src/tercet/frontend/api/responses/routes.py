@@ -3,7 +3,6 @@
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,12 +20,12 @@ from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.database import StoreError
 from tercet.frontend.errors import ApiError, BadRequestError, NotFoundError, ServerError, UnsupportedParameterError
 from tercet.frontend.http.auth import caller_of
-from tercet.frontend.http.loop_turns import turns_of
-from tercet.frontend.http.query import flag, number, order
+from tercet.frontend.http.json_response import json_in_turn, json_response
+from tercet.frontend.http.list_page import page_query
+from tercet.frontend.http.query import flag, number
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect
-from tercet.frontend.json_number import dump_json
 from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
@@ -81,7 +80,7 @@ class OpenAIServingResponses:
         owner, response = caller_of(request).owner, request.path_params["response_id"]
         body = await self._store.get(owner, response)
         if not flag(request, "stream"):
-            return _json(body)
+            return json_response(body)
         if not body["background"] or self._background is None:
             raise BadRequestError("Only a response that was made in the background can be streamed.", param="stream")
         after = number(request, "starting_after", -1, lowest=0, highest=2**31 - 1)
@@ -93,7 +92,7 @@ class OpenAIServingResponses:
         body = await self._store.cancel(caller_of(request).owner, response)
         if self._background is not None:
             self._background.stop(response)
-        return _json(body)
+        return json_response(body)
 
     async def delete(self, request: Request) -> Response:
         """Delete a response."""
@@ -101,22 +100,19 @@ class OpenAIServingResponses:
         await self._store.delete(caller_of(request).owner, response)
         if self._background is not None:
             self._background.stop(response)
-        return _json({"id": response, "object": "response", "deleted": True})
+        return json_response({"id": response, "object": "response", "deleted": True})
 
     async def input_items(self, request: Request) -> Response:
         """Return a page of the input items of a response."""
         items = await self._store.input_items(caller_of(request).owner, request.path_params["response_id"])
-        limit = number(request, "limit", 20, lowest=1, highest=100)
-        found = page(items, limit, request.query_params.get("after"), order(request))
-        await turns_of(request).turn(caller_of(request).owner)
-        return _json(found)
+        return await json_in_turn(request, page(items, page_query(request)))
 
     async def input_tokens(self, request: Request) -> Response:
         """Return the number of prompt tokens of a response."""
         body = await read_model(request, TokenCount, self._body_limit)
         plan, model = await self._drafter.prompt(caller_of(request).owner, body)
         ids = await model.tokenize(plan.request.prompt, must_fit=False)
-        return _json({"object": "response.input_tokens", "input_tokens": len(ids)})
+        return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     @property
     def _store(self) -> ResponseStore:
@@ -128,7 +124,7 @@ class OpenAIServingResponses:
         if self._background is None:
             raise UnsupportedParameterError("This server stores no responses to make in the background.", param="store")
         if not origin.request.stream:
-            return _json(await self._background.submit(owner, origin, draft))
+            return json_response(await self._background.submit(owner, origin, draft))
         leave = self._background.join(owner)
         try:
             await self._background.submit(owner, origin, draft)
@@ -182,7 +178,7 @@ class _ForegroundResponse:
         finally:
             self._manager.release(generation)
         await self._save()
-        return _json(self._writer.body)
+        return json_response(self._writer.body)
 
     async def stream(self, request: Request) -> Response:
         """Return the stream of events. Errors before the first token raise ApiError."""
@@ -239,7 +235,3 @@ class _ForegroundResponse:
 
 def _encoded(log: EventLog, changes: list[Change]) -> bytes:
     return b"".join(map(encoded, log.add(changes)))
-
-
-def _json(value: dict[str, Any]) -> Response:
-    return Response(dump_json(value), media_type="application/json")

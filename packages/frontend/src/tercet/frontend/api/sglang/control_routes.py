@@ -2,7 +2,6 @@
 
 from typing import Annotated, Literal
 
-import orjson
 from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +10,7 @@ from tercet.frontend.api.openai.sampling_schema import Name, Strict
 from tercet.frontend.config.validation import LONGEST_PATH
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.http.auth import require_admin
+from tercet.frontend.http.json_response import json_response
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -77,7 +77,7 @@ class ControlRoutes:
             if not rid:
                 raise BadRequestError("'rid' must be the id of a request.", param="rid")
             self._manager.requests.abort(rid)
-        return _json({"success": True})
+        return json_response({"success": True})
 
     async def flush_cache(self, request: Request) -> Response:
         """Drop all cached prefixes that running requests do not use."""
@@ -100,7 +100,9 @@ class ControlRoutes:
         if body.abort_all_requests:
             self._manager.requests.abort_all()
         weights = await self._manager.weights.update(body.model_path, body.model, rolling=bool(body.rolling))
-        return _json({"success": True, "message": f"The weights are those of {body.model_path}.", "weights": weights})
+        return json_response(
+            {"success": True, "message": f"The weights are those of {body.model_path}.", "weights": weights}
+        )
 
     async def _send_control(self, request: Request, message_for: Order) -> Response:
         """Send a control message to all schedulers and return their replies. Raises UnavailableError if one refuses."""
@@ -114,8 +116,4 @@ class ControlRoutes:
         if not accepted:
             details = ", ".join(f"{peer}: {what}" for peer, what in sorted(replies.items()))
             raise UnavailableError(f"Not every scheduler obeyed. {details}.", retry_after=1)
-        return _json({"success": True, "schedulers": replies})
-
-
-def _json(value: object) -> Response:
-    return Response(orjson.dumps(value), media_type="application/json")
+        return json_response({"success": True, "schedulers": replies})

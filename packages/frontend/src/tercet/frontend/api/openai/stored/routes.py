@@ -1,19 +1,18 @@
 """The endpoints of stored chat completions."""
 
-from typing import Any
-
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.api.openai.sampling_schema import Metadata, Strict
-from tercet.frontend.api.openai.stored.store import ChatFilter, PageQuery, StoredChats
+from tercet.frontend.api.openai.stored.store import ChatFilter, StoredChats
 from tercet.frontend.errors import NotFoundError
 from tercet.frontend.http.auth import caller_of
-from tercet.frontend.http.loop_turns import turns_of
-from tercet.frontend.http.query import number, order, pairs
+from tercet.frontend.http.json_response import json_in_turn
+from tercet.frontend.http.list_page import page_query
+from tercet.frontend.http.query import pairs
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
-from tercet.frontend.json_number import dump_json
 
 _MAX_PAIRS = 16
 """Entries of metadata that a list can be filtered by: as many as a completion can have."""
@@ -45,26 +44,28 @@ class OpenAIServingStoredChats:
     async def list(self, request: Request) -> Response:
         """Return a page of the stored completions, filtered by model and metadata."""
         wanted = ChatFilter(request.query_params.get("model"), pairs(request, "metadata", _MAX_PAIRS))
-        return await _json(request, await self._store.page(caller_of(request).owner, wanted, _page(request)))
+        found = await self._store.page(caller_of(request).owner, wanted, page_query(request, "asc"))
+        return await json_in_turn(request, found)
 
     async def retrieve(self, request: Request) -> Response:
         """Return a stored completion."""
-        return await _json(request, await self._store.get(*_named(request)))
+        return await json_in_turn(request, orjson.Fragment(await self._store.get(*_named(request))))
 
     async def update(self, request: Request) -> Response:
         """Replace the metadata of a stored completion, and return it."""
         body = await read_model(request, UpdateChatCompletion, self._body_limit)
-        return await _json(request, await self._store.update(*_named(request), body.metadata or {}))
+        found = await self._store.update(*_named(request), body.metadata or {})
+        return await json_in_turn(request, orjson.Fragment(found))
 
     async def delete(self, request: Request) -> Response:
         """Delete a stored completion and its messages."""
         owner, completion = _named(request)
         await self._store.delete(owner, completion)
-        return await _json(request, {"id": completion, "object": "chat.completion.deleted", "deleted": True})
+        return await json_in_turn(request, {"id": completion, "object": "chat.completion.deleted", "deleted": True})
 
     async def messages(self, request: Request) -> Response:
         """Return a page of the messages of the request that a stored completion answers."""
-        return await _json(request, await self._store.messages(*_named(request), _page(request)))
+        return await json_in_turn(request, await self._store.messages(*_named(request), page_query(request, "asc")))
 
     @property
     def _store(self) -> StoredChats:
@@ -76,15 +77,3 @@ class OpenAIServingStoredChats:
 def _named(request: Request) -> tuple[str, str]:
     """Return the owner and the id of the completion."""
     return caller_of(request).owner, request.path_params["completion_id"]
-
-
-def _page(request: Request) -> PageQuery:
-    limit = number(request, "limit", 20, lowest=1, highest=100)
-    return PageQuery(limit, request.query_params.get("after"), order(request, "asc"))
-
-
-async def _json(request: Request, value: dict[str, Any] | bytes) -> Response:
-    """Write completions, which may be long, in a turn of the event loop."""
-    await turns_of(request).turn(caller_of(request).owner)
-    body = value if isinstance(value, bytes) else dump_json(value)
-    return Response(body, media_type="application/json")

@@ -9,7 +9,8 @@ import msgspec
 import orjson
 
 from tercet.frontend.database import Database
-from tercet.frontend.errors import BadRequestError, NotFoundError
+from tercet.frontend.errors import NotFoundError
+from tercet.frontend.http.list_page import PageQuery, listed, unknown_after
 from tercet.frontend.json_number import dump_json
 
 MAX_PAGE_BYTES = 32 * 1024 * 1024
@@ -28,6 +29,7 @@ SELECT place, data FROM chat_completion_messages
 WHERE completion = ? AND place {beyond} ? ORDER BY place {order} LIMIT ?
 """
 _BEYOND = {"asc": ">", "desc": "<"}
+_KIND = "Chat completion"
 _START = {"asc": -1, "desc": 2**62}
 Page = dict[str, Any]
 """The list object of the API."""
@@ -49,14 +51,6 @@ class ChatFilter(msgspec.Struct, frozen=True):
 
     model: str | None = None
     metadata: Mapping[str, str] = {}
-
-
-class PageQuery(msgspec.Struct, frozen=True):
-    """Position and length of a page. `after` is the id of the last entry of the page before."""
-
-    limit: int
-    after: str | None
-    order: str
 
 
 class StoredChats:
@@ -86,14 +80,16 @@ class StoredChats:
     async def get(self, owner: str, completion: str) -> bytes:
         """Return the JSON of a completion. Raises NotFoundError."""
         since = self._since
-        return await self._database.read(lambda each: _to_json(*_find(each, owner, completion, since)[1:]))
+        return await self._database.read(
+            lambda each: _to_json(*_find(each, "body, metadata", owner, completion, since))
+        )
 
     async def update(self, owner: str, completion: str, metadata: Mapping[str, str]) -> bytes:
         """Replace the metadata of a completion, and return its JSON. Raises NotFoundError."""
         since = self._since
 
         def work(connection: sqlite3.Connection) -> bytes:
-            row, body, _ = _find(connection, owner, completion, since)
+            row, body = _find(connection, "row, body", owner, completion, since)
             data = dump_json(metadata)
             connection.execute("UPDATE chat_completions SET metadata = ? WHERE row = ?", (data, row))
             connection.execute("DELETE FROM chat_completion_metadata WHERE completion = ?", (row,))
@@ -107,7 +103,7 @@ class StoredChats:
         since = self._since
 
         def work(connection: sqlite3.Connection) -> None:
-            row, _ = _place(connection, owner, completion, since)
+            (row,) = _find(connection, "row", owner, completion, since)
             connection.execute("DELETE FROM chat_completions WHERE row = ?", (row,))
 
         await self._database.run(work)
@@ -125,9 +121,9 @@ class StoredChats:
             row = created = _START[query.order]
             if query.after is not None:
                 try:
-                    row, created = _place(connection, owner, query.after, since)
-                except NotFoundError as error:
-                    raise BadRequestError(error.message, param="after", code="invalid_value") from None
+                    row, created = _find(connection, "row, created", owner, query.after, since)
+                except NotFoundError:
+                    raise unknown_after(_KIND, query.after) from None
             found = connection.execute(sql, {**values, "created": created, "row": row})
             return _page(((name, _to_json(body, metadata)) for name, body, metadata in found), query.limit)
 
@@ -139,7 +135,7 @@ class StoredChats:
         sql = _MESSAGES.format(**_direction(query))
 
         def work(connection: sqlite3.Connection) -> Page:
-            row, _ = _place(connection, owner, completion, since)
+            (row,) = _find(connection, "row", owner, completion, since)
             begin = _START[query.order]
             if query.after is not None:
                 begin = _message_place(connection, row, completion, query.after)
@@ -158,28 +154,13 @@ def _direction(query: PageQuery) -> dict[str, str]:
     return {"beyond": _BEYOND[query.order], "order": query.order.upper()}
 
 
-def _find(connection: sqlite3.Connection, owner: str, completion: str, since: float) -> tuple[int, bytes, bytes]:
-    """Return row, body and metadata of a completion. Raises NotFoundError."""
-    query = "SELECT row, body, metadata FROM chat_completions WHERE id = ? AND owner = ? AND stored >= ?"
-    found = connection.execute(query, (completion, owner, since)).fetchone()
+def _find(connection: sqlite3.Connection, columns: str, owner: str, completion: str, since: float) -> tuple[Any, ...]:
+    """Return these columns of a completion. Raises NotFoundError."""
+    query = f"SELECT {columns} FROM chat_completions WHERE id = ? AND owner = ? AND stored >= ?"  # noqa: S608
+    found: tuple[Any, ...] | None = connection.execute(query, (completion, owner, since)).fetchone()
     if found is None:
-        raise _not_found(completion)
-    row, body, metadata = found
-    return row, body, metadata
-
-
-def _place(connection: sqlite3.Connection, owner: str, completion: str, since: float) -> tuple[int, int]:
-    """Return row and time of a completion. Raises NotFoundError."""
-    query = "SELECT row, created FROM chat_completions WHERE id = ? AND owner = ? AND stored >= ?"
-    found = connection.execute(query, (completion, owner, since)).fetchone()
-    if found is None:
-        raise _not_found(completion)
-    row, created = found
-    return row, created
-
-
-def _not_found(completion: str) -> NotFoundError:
-    return NotFoundError(f"Chat completion with id '{completion}' not found.", param="completion_id")
+        raise NotFoundError(f"{_KIND} with id '{completion}' not found.", param="completion_id")
+    return found
 
 
 def _message_place(connection: sqlite3.Connection, row: int, completion: str, message: str) -> int:
@@ -189,7 +170,7 @@ def _message_place(connection: sqlite3.Connection, row: int, completion: str, me
         query = "SELECT place FROM chat_completion_messages WHERE completion = ? AND place = ?"
         if connection.execute(query, (row, int(number))).fetchone():
             return int(number)
-    raise BadRequestError(f"Message with id '{message}' not found.", param="after", code="invalid_value")
+    raise unknown_after("Message", message)
 
 
 def _add_pairs(connection: sqlite3.Connection, row: int, metadata: Mapping[str, str]) -> None:
@@ -208,20 +189,12 @@ def _named_message(completion: str, place: int, data: bytes) -> tuple[str, bytes
 
 def _page(found: Iterator[tuple[str, bytes]], limit: int) -> Page:
     """Return the page of the first entries, without parsing them."""
-    names: list[str] = []
-    entries: list[orjson.Fragment] = []
+    entries: list[tuple[str, orjson.Fragment]] = []
     size, has_more = 0, False
     for name, entry in found:
-        has_more = len(names) == limit or size > MAX_PAGE_BYTES
+        has_more = len(entries) == limit or size > MAX_PAGE_BYTES
         if has_more:
             break
-        names.append(name)
-        entries.append(orjson.Fragment(entry))
+        entries.append((name, orjson.Fragment(entry)))
         size += len(entry)
-    return {
-        "object": "list",
-        "data": entries,
-        "first_id": names[0] if names else None,
-        "last_id": names[-1] if names else None,
-        "has_more": has_more,
-    }
+    return listed(entries, has_more=has_more)
