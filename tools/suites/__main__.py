@@ -38,7 +38,7 @@ def target(suite: Suite, options: argparse.Namespace) -> Iterator[Target]:
         return
     names = [flag for name in (options.model, *suite.names) for flag in ("--served-model-name", name)]
     limits = ("--kv-cache-bytes", "64MiB", "--admin-key", options.key)
-    server = Server("embedded", *limits, *names, *suite.options, key=options.key).wait()
+    server = Server("embedded", *limits, *names, key=options.key).wait()
     try:
         yield Target(server.url, options.model, options.key)
     finally:
@@ -85,7 +85,7 @@ def main(arguments: list[str]) -> int:
         show([outcome for found in verdict.expected.values() for outcome in found])
     show(verdict.unexpected)
     for unused in verdict.unused:
-        sys.stderr.write(f"no failure has this reason any more: {', '.join(unused.tests)}\n")
+        sys.stderr.write(f"no failure has this reason any more: {unused.reason} ({', '.join(unused.tests)})\n")
     print(report(suite, verdict))
     return 1 if verdict.unexpected or not outcomes else 0
 

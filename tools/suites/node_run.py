@@ -1,7 +1,6 @@
 """Run of a suite whose tests are node's, in a process of its own."""
 
 import json
-import os
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,13 +16,7 @@ def run_node(
     target: Target, files: Sequence[str], folder: Path, shims: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> list[Outcome]:
     """Run tests of node:test or of jest in `folder`, which is below one with their packages."""
-    variables = {
-        **os.environ,
-        "TERCET_URL": target.url,
-        "TERCET_MODEL": target.model,
-        "TERCET_KEY": target.key,
-        **(env or {}),
-    }
+    variables = {**target.environment(), **(env or {})}
     imports = [flag for shim in ("tsx", *shims) for flag in ("--import", shim)]
     reporter = f"--test-reporter={SHIMS / 'node_reporter.mjs'}"
     command = ["node", *imports, "--test", "--test-concurrency=1", reporter, *files]

@@ -28,11 +28,8 @@ def run_pytest(
     """Run pytest in `folder` and return the outcomes. `path` comes first on the import path of the tests."""
     with tempfile.NamedTemporaryFile("r", suffix=".jsonl") as outcomes:
         variables = {
-            **os.environ,
+            **target.environment(),
             "TERCET_OUTCOMES": outcomes.name,
-            "TERCET_URL": target.url,
-            "TERCET_MODEL": target.model,
-            "TERCET_KEY": target.key,
             "PYTHONPATH": os.pathsep.join([*map(str, path), str(SHIMS), os.environ.get("PYTHONPATH", "")]),
             **(env or {}),
         }

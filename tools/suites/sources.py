@@ -5,33 +5,26 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 _LONGEST = 1800.0
 """Seconds that a download may take."""
 
 
-def install(folder: Path, *packages: str, dependencies: bool = False) -> None:
-    """Install Python packages into a folder."""
-    flags = [] if dependencies else ["--no-deps"]
-    _run([sys.executable, "-m", "pip", "install", "--quiet", *flags, "--target", str(folder), *packages])
+def install(folder: Path, *packages: str) -> None:
+    """Install Python packages, without their dependencies, into a folder."""
+    _run([sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), *packages])
 
 
-def source_distribution(folder: Path, package: str, env: Mapping[str, str] | None = None, *flags: str) -> None:
+def source_distribution(
+    folder: Path, package: str, *, flags: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> None:
     """Unpack the source distribution of a Python package, which may have its tests, into a folder."""
     downloads = folder / "download"
-    arguments = [
-        "--quiet",
-        "--no-deps",
-        "--no-binary",
-        package.partition("==")[0],
-        *flags,
-        "--dest",
-        str(downloads),
-        package,
-    ]
-    _run([sys.executable, "-m", "pip", "download", *arguments], env=env)
+    options = ["--quiet", "--no-deps", "--no-binary", package.partition("==")[0], *flags, "--dest", str(downloads)]
+    _run([sys.executable, "-m", "pip", "download", *options, package], env=env)
     [archive] = downloads.iterdir()
     with tarfile.open(archive) as opened:
         opened.extractall(folder, filter="data")
@@ -53,8 +46,6 @@ def clone(folder: Path, repository: str) -> None:
 
 def installed_version(package: str) -> str:
     """Return the requirement for the version of a package that is installed here."""
-    from importlib.metadata import version
-
     return f"{package}=={version(package)}"
 
 

@@ -1,6 +1,7 @@
 """Suites of peers, their outcomes, and the failures that are expected of them."""
 
 import fnmatch
+import os
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +31,10 @@ class Target:
     model: str
     key: str
 
+    def environment(self) -> dict[str, str]:
+        """Return the environment of a suite's process: that of this one, and where the server is."""
+        return {**os.environ, "TERCET_URL": self.url, "TERCET_MODEL": self.model, "TERCET_KEY": self.key}
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -41,20 +46,23 @@ class Suite:
     run: Callable[[Path, Target], list[Outcome]]
     names: tuple[str, ...] = ()
     """Further names of the served model, which the suite's requests use."""
-    options: tuple[str, ...] = ()
-    """Further options of `tercet serve`."""
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """Tests that fail, and the reason: a fault of ours, a demand of theirs, or the answers of the small model."""
+    """Failures with one reason: a fault of ours, a demand of theirs, or the answers of the small model."""
 
     tests: tuple[str, ...]
+    """Patterns of the tests' names."""
+    messages: tuple[str, ...]
+    """Texts, one of which is in the failure's message."""
     owner: Owner
     reason: str
 
-    def matches(self, test: str) -> bool:
-        return any(fnmatch.fnmatchcase(test, pattern) for pattern in self.tests)
+    def matches(self, failure: Outcome) -> bool:
+        """Return whether both the name and the message are expected."""
+        named = any(fnmatch.fnmatchcase(failure.test, pattern) for pattern in self.tests)
+        return named and any(text in failure.message for text in self.messages)
 
 
 @dataclass
@@ -73,16 +81,16 @@ class Verdict:
 
 
 def expectations(name: str) -> list[Expectation]:
-    """Return the expected failures of a suite. Raises ValueError for an unknown owner or an empty reason."""
+    """Return the expected failures of a suite. Raises ValueError for an unknown owner or an empty text or reason."""
     path = EXPECTED / f"{name}.toml"
     if not path.exists():
         return []
     found = [
-        Expectation(tuple(each["tests"]), each["owner"], each["reason"])
+        Expectation(tuple(each["tests"]), tuple(each["messages"]), each["owner"], each["reason"])
         for each in tomllib.loads(path.read_text())["expected"]
     ]
     for each in found:
-        if each.owner not in OWNERS or not each.reason:
+        if each.owner not in OWNERS or not all((each.tests, each.messages, *each.messages, each.reason)):
             raise ValueError(f"{path}: {each}")
     return found
 
@@ -95,7 +103,7 @@ def judge(outcomes: Sequence[Outcome], expected: Sequence[Expectation]) -> Verdi
             verdict.passed.append(outcome)
         elif outcome.status == "skipped":
             verdict.skipped.append(outcome)
-        elif reason := next((each for each in expected if each.matches(outcome.test)), None):
+        elif reason := next((each for each in expected if each.matches(outcome)), None):
             verdict.expected.setdefault(reason, []).append(outcome)
         else:
             verdict.unexpected.append(outcome)

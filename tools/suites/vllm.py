@@ -36,15 +36,15 @@ _NAMES = (
     "claude-3-7-sonnet-latest",
     "zephyr-lora",
 )
-VERSION = "0.33.0"
+_VERSION = "0.33.0"
 
 
 def fetch(folder: Path) -> None:
     """Download the source distribution, whose version and device are given, because it is not built."""
     with tempfile.TemporaryDirectory() as build:
         install(Path(build), *_BUILD)
-        env = {"PYTHONPATH": build, "VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": VERSION}
-        source_distribution(folder, f"vllm=={VERSION}", env, "--no-build-isolation")
+        env = {"PYTHONPATH": build, "VLLM_TARGET_DEVICE": "empty", "VLLM_VERSION_OVERRIDE": _VERSION}
+        source_distribution(folder, f"vllm=={_VERSION}", flags=["--no-build-isolation"], env=env)
 
 
 def run(folder: Path, target: Target) -> list[Outcome]:

@@ -40,7 +40,7 @@ class _AbsentModule(ModuleType):
         return Absent
 
 
-class Stand(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finder of stand-ins below a package. `real` are folders whose modules are the peer's own, by package name."""
 
     def __init__(self, package: str, real: Mapping[str, Path]) -> None:
@@ -68,4 +68,4 @@ class Stand(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def stand_in(package: str, real: Mapping[str, Path] = MappingProxyType({})) -> None:
     """Use stand-ins for a package from here on."""
-    sys.meta_path.insert(0, Stand(package, real))
+    sys.meta_path.insert(0, StandInFinder(package, real))

@@ -70,7 +70,7 @@ class _ModelConfig:
 
 @cache
 def tokenizer(*_: object, **__: object) -> Any:
-    """Return the tokenizer of the served model; by default of the embedded one."""
+    """Return the tokenizer of the embedded model in place of every other."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(os.environ["TERCET_TOKENIZER"])
