@@ -56,8 +56,8 @@ def test_a_grid_keeps_every_value_and_a_list_of_rows_stays_whole(
     pytester: pytest.Pytester, pytestconfig: pytest.Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     conftest: Any = pytestconfig.pluginmanager.get_plugin(str(CONFTEST))
-    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
-    items = pytester.getitems(TESTS)
+    module = pytester.getmodulecol(TESTS, ["-o", "markers=slow", "-o", "asyncio_default_fixture_loop_scope=function"])
+    items = pytester.genitems([module])
     conftest.pytest_collection_modifyitems(items)
     assert len(quick(items)["test_grid"]) == 12  # the file is in none of the folders
     monkeypatch.setattr(conftest, "GRIDS", ("test_a_grid",))
