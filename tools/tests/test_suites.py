@@ -54,7 +54,7 @@ def test_outcomes_are_those_of_pytest_and_absent_modules_skip(tmp_path: Path) ->
     assert "assert 1 == 3" in outcomes["test_wrong[1]"].message
 
 
-def test_the_first_expectation_with_its_name_and_message_explains_a_failure() -> None:
+def test_an_expectation_explains_failures_of_its_name_and_message() -> None:
     one = Expectation(("a::b[[]1]",), ("404", "405"), "ours", "one")
     all_others = Expectation(("a::*",), ("refused",), "theirs", "others")
     unused = Expectation(("c::*",), ("404",), "model", "unused")
