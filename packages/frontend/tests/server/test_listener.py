@@ -12,7 +12,9 @@ def test_a_socket_is_inherited_or_made() -> None:
         listening_socket(HttpConfig(fd=parent.dup().detach())) as child,
     ):
         assert child.getsockname() == parent.getsockname()
+        assert child.proto == socket.IPPROTO_TCP  # else asyncio lets each response wait for the client's delayed ACK
     with listening_socket(HttpConfig(port=0)) as own:
+        assert own.proto == socket.IPPROTO_TCP
         assert url_of(own) == f"http://127.0.0.1:{own.getsockname()[1]}"
     with listening_socket(HttpConfig(host="0.0.0.0", port=0)) as everywhere:
         assert url_of(everywhere).startswith("http://127.0.0.1:")

@@ -11,10 +11,11 @@ BACKLOG = 2048
 
 def listening_socket(config: HttpConfig) -> socket.socket:
     """Return the inherited socket, or open one. Raises OSError."""
-    if config.fd is not None:
-        return socket.socket(fileno=config.fd)
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    return socket.create_server((config.host, config.port), family=family, backlog=BACKLOG)
+    fd = config.fd
+    if fd is None:
+        family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+        fd = socket.create_server((config.host, config.port), family=family, backlog=BACKLOG).detach()
+    return socket.socket(fileno=fd)  # reads the protocol: asyncio sets TCP_NODELAY only where it is known to be TCP
 
 
 def is_local(listener: socket.socket) -> bool:

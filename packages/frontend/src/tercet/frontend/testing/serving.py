@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import HttpConfig, ServingConfig, StoreConfig
@@ -82,7 +81,7 @@ async def serving(
         )
         engine.deliver = manager.on_deliveries
         started, ended = asyncio.Event(), asyncio.Event()
-        listener = socket.create_server(("127.0.0.1", 0)) if http.fd is None else listening_socket(http)
+        listener = listening_socket(replace(http, host="127.0.0.1", port=0) if http.fd is None else http)
         stores = Stores(manager, ChatPlanner(config), database) if database else None
         server = HttpServer(build_app(manager, http, config, stores), http, listener, started.set, limits)
         url = url_of(listener)
