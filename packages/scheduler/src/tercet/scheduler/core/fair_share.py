@@ -22,6 +22,7 @@ from heapq import heapify, heappop, heapreplace
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
+from tercet.scheduler.core.retraction import PageShares
 
 PROMPT_TOKEN = 1
 OUTPUT_TOKEN = 2
@@ -174,40 +175,72 @@ class SlotShares:
     take all.
     """
 
-    def __init__(self, running: Iterable[Req], memory: KVMemory) -> None:
+    def __init__(
+        self,
+        running: Iterable[Req],
+        memory: KVMemory,
+        page_shares: PageShares | None = None,
+        *,
+        scarce: bool = False,
+    ) -> None:
+        """Count running choices. Without `page_shares`, no tenant has a share of the pages."""
         self._memory = memory
+        self.page_shares = page_shares
         self._slots: Counter[str] = Counter()
         self._pages: Counter[str] = Counter()
-        self._newcomers = False
+        self._scarce = scarce
         for req in running:
-            self.took(req)
+            self._count(req)
 
     def took(self, req: Req) -> None:
         """Count a choice that has got a slot."""
+        self._count(req)
+        if self.page_shares is not None:
+            self.page_shares.took(req)
+
+    def _count(self, req: Req) -> None:
         self._slots[req.tenant] += 1
         self._pages[req.tenant] += len(req.pages[0])
 
-    def only_newcomers(self) -> None:
-        """Admit only tenants without a slot from now on: pages are short."""
-        self._newcomers = True
+    def mark_scarce(self) -> None:
+        """Admit only choices that are due pages from now on, and tenants without a slot."""
+        self._scarce = True
 
-    def may_overtake(self, req: Req) -> bool:
-        """Return whether tenants without a slot may be admitted before a choice that finds no pages."""
-        return bool(req.tenant) and (not req.output_tokens or self._slots[req.tenant] > 0)
+    def is_due(self, req: Req) -> bool:
+        """Return whether a choice gets pages while they are scarce: it keeps its tenant within its share of them."""
+        shares = self.page_shares
+        return shares is not None and shares.may_start(req, self._memory.pages_for(len(req.tokens)))
+
+    def is_passed_over(self, req: Req) -> bool:
+        """Return whether a choice is passed over because pages are scarce."""
+        return self._scarce and self._slots[req.tenant] > 0 and not self.is_due(req)
+
+    def may_overtake(self, req: Req, max_skips: int) -> bool:
+        """Return whether others may be admitted before a choice that finds no pages.
+
+        If its tenant runs others, these hold the pages, and none starts before it. It therefore does not wait forever.
+        """
+        if not req.tenant or self._slots[req.tenant]:
+            return bool(req.tenant)
+        return not req.output_tokens and req.times_skipped < max_skips
 
     def may_run(self, tenant: str) -> bool:
         """Return whether a tenant may take one more slot."""
         own, free = self._slots[tenant], len(self._memory.free_slots)
         if not own or not tenant:
-            return free > 0 and not (own and self._newcomers)
+            return free > 0 and not (own and self._scarce)
+        if self._scarce and (self.page_shares is None or not self.page_shares.may_grow(tenant)):
+            return False
         left = free - 1 if self._slots.total() + free > SHARE else free  # the last is for a tenant that has none
-        return not self._newcomers and own < SHARE * left
+        return own < SHARE * left
 
-    def kept_pages(self, tenant: str, reserve: int) -> int:
-        """Return how many pages a tenant must leave to others; `reserve` pages are expected for running choices.
+    def kept_pages(self, req: Req, expected: int, reserve: int) -> int:
+        """Return how many pages a choice must leave, which expects to take `expected` more and the running `reserve`.
 
-        A tenant without slots need not leave them: if they are short later, the tenant with the most pages gives some.
+        A tenant within its share need not leave any: if they are short later, tenants above theirs yield some.
         """
-        if tenant and not self._slots[tenant]:
+        if self.is_due(req):
             return 0
-        return reserve + (self._pages[tenant] // SHARE if tenant else 0)
+        if req.tenant and not self._slots[req.tenant]:
+            return expected
+        return expected + reserve + (self._pages[req.tenant] // SHARE if req.tenant else 0)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.core.plan import AdapterLoad, Capacity, PageCopy, PageUpdate
-from tercet.scheduler.core.prefix_cache import ChunkCache, PageLists, PrefixCache, RadixCache
+from tercet.scheduler.core.prefix_cache import ChunkCache, Node, PageLists, PrefixCache, RadixCache
 from tercet.scheduler.core.request import Req
 
 
@@ -176,6 +176,16 @@ class KVMemory:
         """Return the tokens that a waiting choice would have to compute if it were admitted now."""
         cached = req.cached_pages(self.cache) * self.page_size
         return len(req.tokens) - max(cached, self._common_with_leader(req)[1])
+
+    def pages_to_admit(self, req: Req) -> int:
+        """Return how many available pages a waiting choice would take: new ones, and cached ones without users."""
+        match = self.cache.match(req.salt, req.cache_key(req.reusable))
+        pages = self.pages_for(len(req.tokens)) - max(match.count, self._common_with_leader(req)[1] // self.page_size)
+        node: Node | None = match.node
+        while node is not None and not node.locks:
+            pages += len(node.pages[0])
+            node = node.parent
+        return pages
 
     def admit(self, req: Req, reserve: int) -> list[PageCopy] | None:
         """Give a waiting choice a slot and pages for its known tokens, unless fewer than `reserve` pages would be left.

@@ -21,14 +21,11 @@ from tercet.scheduler.core.fair_share import SlotShares
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
 from tercet.scheduler.core.policy import LONGEST_MEASURED
-from tercet.scheduler.core.prefix_cache import PrefixCache
-from tercet.scheduler.core.queue import WaitingQueue
+from tercet.scheduler.core.queue import InFlightPrefixes, WaitingQueue
 from tercet.scheduler.core.request import Req
-from tercet.scheduler.core.retraction import next_to_retract
+from tercet.scheduler.core.retraction import PageShares, next_to_retract
 from tercet.scheduler.core.speculation.ngram_drafter import Drafter
 
-LEAST_SPARED = 64
-"""Minimum tokens saved to put a choice off: a step takes as long with fewer."""
 RESERVE_DECAY = 0.998
 RESERVE_RISE = 0.1
 MAX_RESERVED_OUTPUT = 4096
@@ -38,57 +35,6 @@ FEW = 4
 
 If they are more, planning waits: a step of half a batch costs almost as much as one of the whole.
 """
-
-
-class InFlightPrefixes:
-    """Index of the prefixes that the prefix cache will contain once the prompts of running choices are computed.
-
-    Of choices that arrive together with the same prefix, the first computes it and the others find it a few steps
-    later; otherwise each would compute its own. SGLang puts off such choices, too. vLLM shares pages as soon as they
-    are planned, which here would share them before their logits are known to be finite.
-    """
-
-    def __init__(self, running: Iterable[Req], page_size: int) -> None:
-        self._page_size = page_size
-        self._least = page_size * -(-LEAST_SPARED // page_size)
-        """Minimum common tokens of two prompts for one to wait: `LEAST_SPARED`, rounded up to whole pages."""
-        self._by_beginning: dict[tuple[str, bytes], list[Req]] = {}
-        for req in running:
-            self.add(req)
-
-    def add(self, req: Req) -> None:
-        """Add a running choice, unless its prompt is shared already or never will be."""
-        if not req.published and req.finish is None and req.prompt_tokens >= self._least:
-            self._by_beginning.setdefault(self._beginning(req), []).append(req)
-
-    def is_worth_waiting(self, req: Req, cache: PrefixCache) -> bool:
-        """Return whether a running prompt saves a waiting choice as many tokens as that prompt has left to plan."""
-        alike = self._by_beginning.get(self._beginning(req))
-        if not alike:
-            return False
-        cached = req.cached_pages(cache) * self._page_size
-        reusable = req.reusable
-        for other in alike:
-            spared = max(LEAST_SPARED, other.prompt_tokens - other.computed)
-            end = cached + self._page_size * -(-spared // self._page_size)
-            if end <= reusable and end <= other.prompt_tokens and _begin_alike(req, other, cached, end):
-                return True
-        return False
-
-    def _beginning(self, req: Req) -> tuple[str, bytes]:
-        return req.salt, req.cache_key(self._least)
-
-
-def _begin_alike(req: Req, other: Req, cached: int, end: int) -> bool:
-    """Return whether two prompts have the same tokens up to `end`; those up to `cached` are in the prefix cache.
-
-    Prompts that differ mostly do so right behind the cached tokens. These positions are compared first, since prompts
-    can be long, and each waiting one may be compared with each running one.
-    """
-    one, another = req.tokens, other.tokens
-    return (
-        one[cached] == another[cached] and one[cached:end] == another[cached:end] and one[:cached] == another[:cached]
-    )
 
 
 PROTECTION = 8
@@ -233,15 +179,16 @@ class Planner:
         if self._awaiting() * FEW > len(self.running):
             return None
         builder = PlanBuilder(self._budget, now)
-        starved = self._plan_decodes(builder, step)
+        shares, scarce, yielding = self._make_way()
+        starved = self._plan_decodes(builder, step, yielding)
         reserved = len(starved)
         builder.budget -= reserved
         starved += self._plan_extends(builder, step)
         builder.budget += reserved
         if starved:
             self._retract_for(starved, builder, step)
-        if self._waiting and not (starved and builder.rows):
-            self._admit(builder, step)
+        if self._waiting and (scarce or not (starved and builder.rows)):
+            self._admit(builder, step, shares, scarce=scarce)
         builder.give_back()
         while not builder.rows and (victim := self._blocked_victim()):
             self.retract(victim)
@@ -294,7 +241,55 @@ class Planner:
             return True
         return req.sampling.grammar in self.pending_grammars or req.adapter in self.pending_adapters
 
-    def _plan_decodes(self, builder: PlanBuilder, step: int) -> list[Req]:
+    def _make_way(self) -> tuple[PageShares | None, bool, Collection[Req]]:
+        """Let tenants above their share of the pages yield some to those within it, if pages are short.
+
+        Returns the shares if pages are short, whether a waiting choice gets what they yield, and the choices that yield
+        but are in a plan in flight: they are left out of this step and retracted in the next.
+        """
+        memory, running = self._memory, self.running
+        most = memory.pools.total // 2 if self._waiting else len(running)  # a share, or a page for each
+        shares = self._page_shares() if memory.available <= most else None
+        if shares is None:
+            return None, False, ()
+        growing = [req for req in running if req.room <= req.length]
+        pages = self._pages_due(shares)
+        short = pages + len(growing) - memory.available
+        if short <= 0 or not (pages or any(shares.may_grow(req.tenant) for req in growing)):
+            return shares, False, ()
+        if any(req.alone for req in running) or any(req.alone or req.hold for req in self._waiting):
+            return shares, False, ()
+        in_flight = set()
+        for req in shares.yielding(running, short):
+            if req.in_flight:
+                in_flight.add(req)
+            else:
+                req.yielded = len(req.tokens)
+                self.retract(req)
+        return shares, pages > 0, in_flight
+
+    def _page_shares(self) -> PageShares | None:
+        """Return the shares of the pages; None if there is one tenant at most."""
+        waiting = self._waiting.tenants.keys()
+        if len({req.tenant for req in self.running} | waiting) < 2:
+            return None
+        return PageShares(self.running, waiting, self._memory.pools.total, self._expected_pages)
+
+    def _pages_due(self, shares: PageShares) -> int:
+        """Return the pages that the next waiting choices of tenants take, which stay within their shares with them."""
+        memory = self._memory
+        slots = SlotShares(self.running, memory, shares)
+        tenants = {tenant for tenant in self._waiting.tenants if shares.may_grow(tenant) and slots.may_run(tenant)}
+        pages = 0
+        for req in self.line(tenants) if tenants else ():
+            if req.tenant in tenants and not self.is_blocked(req) and memory.adapters.has_room(req.adapter):
+                tenants.remove(req.tenant)
+                pages += memory.pages_to_admit(req) if slots.is_due(req) else 0
+                if not tenants:
+                    break
+        return pages
+
+    def _plan_decodes(self, builder: PlanBuilder, step: int, yielding: Collection[Req]) -> list[Req]:
         """Add one token for every choice that has just one to compute; return those that found no page for it.
 
         Choices with more tokens are left to `_plan_extends`.
@@ -303,7 +298,7 @@ class Planner:
         blocked, rows, reqs = self.blocked_peers, builder.rows, builder.reqs
         for req in self.running:
             length, computed = req.length, req.computed
-            if length <= computed or (blocked and self.is_blocked(req)):
+            if length <= computed or (blocked and self.is_blocked(req)) or (yielding and req in yielding):
                 continue
             sample = length < req.end
             # mostly true, and cheaper than `has_work`
@@ -398,12 +393,14 @@ class Planner:
         """Return the tenants that wait and may take a slot."""
         return {tenant for tenant in self._waiting.tenants if shares.may_run(tenant)}
 
-    def _admit(self, builder: PlanBuilder, step: int) -> None:
+    def _admit(
+        self, builder: PlanBuilder, step: int, page_shares: PageShares | None = None, *, scarce: bool = False
+    ) -> None:
         """Admit waiting choices in order, until budget, slots or memory are short.
 
-        If a choice finds no pages, only choices of tenants without a slot may overtake it, at most `max_skips` times. A
-        choice whose adapter finds no slot may be overtaken as often. A retracted one is overtaken only while its tenant
-        has other slots.
+        If a choice finds no pages, or if they are `scarce`, only choices of tenants without a slot or within their
+        share of the pages may overtake it: at most `max_skips` times, and not if it was retracted, unless its tenant
+        has other slots. A choice whose adapter finds no slot may be overtaken `max_skips` times.
 
         If some rows were held back, only short choices start, out of the first ones that wait. A choice whose prefix is
         being computed for another waits for it, while it was skipped less than `max_skips` times.
@@ -412,10 +409,11 @@ class Planner:
         overtaken: list[Req] = []
         skipped: list[Req] = []
         put_off = 0
-        shares = SlotShares(self.running, self._memory)
+        shares = SlotShares(self.running, self._memory, page_shares, scarce=scarce)
         admissible = self._admissible(shares)
         if builder.budget and admissible:
-            reserve = sum(self._expected_pages(req) for req in self.running)
+            shares.page_shares = pages = page_shares or self._page_shares()
+            reserve = pages.reserve if pages else sum(self._expected_pages(req) for req in self.running)
             in_flight_prefixes = self._in_flight_prefixes()
             alone = any(req.alone for req in self.running)
             for req in islice(self.line(admissible), LONGEST_MEASURED if builder.held_back else None):
@@ -437,13 +435,13 @@ class Planner:
                     skipped.append(req)
                     put_off += 1
                     continue
-                kept = self._expected_pages(req) + shares.kept_pages(req.tenant, reserve)
-                copies = self._memory.admit(req, kept if self.running else 0)
+                kept = shares.kept_pages(req, self._expected_pages(req), reserve)
+                copies = None if shares.is_passed_over(req) else self._memory.admit(req, kept if self.running else 0)
                 if copies is None:
-                    if req.times_skipped >= self._config.max_skips or not shares.may_overtake(req):
+                    if not shares.may_overtake(req, self._config.max_skips):
                         break
-                    shares.only_newcomers()
-                    admissible = self._admissible(shares) - {req.tenant}
+                    shares.mark_scarce()
+                    admissible &= self._admissible(shares) - {req.tenant}
                     skipped.append(req)
                     continue
                 shares.took(req)

@@ -74,6 +74,7 @@ class Req:
         "token_logprobs",
         "tokens",
         "waited",
+        "yielded",
     )
 
     def __init__(
@@ -119,6 +120,8 @@ class Req:
         self.cached = -1
         self.waited: float | None = None
         """Seconds from `arrived` until a plan first included it; None before."""
+        self.yielded = 0
+        """Number of its tokens when it last gave its pages to another tenant."""
         self.charged = -1
         """Number of tokens that its tenant was charged for, or that it arrived with; -1 before it runs.
 
