@@ -36,6 +36,18 @@ def test_every_option_is_one_of_schedulers() -> None:
     assert [name for name in NUMBERS if name not in whole] == []
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_a_share_of_memory_is_refused_as_by_schedulers(share: float) -> None:
+    refusals: list[tuple[Any, type[ValueError]]] = [
+        (SchedulerOptions, ConfigError),
+        (ModelOptions, SchedulerConfigError),
+    ]
+    for options, refusal in refusals:
+        options(mem_fraction_static=0.5)
+        with pytest.raises(refusal, match="--mem-fraction-static must be above 0 and below 1"):
+            options(mem_fraction_static=share)
+
+
 @pytest.mark.parametrize("option", NUMBERS)
 def test_the_least_value_is_that_of_schedulers(option: str) -> None:
     least = 0 if option == "max_loras" else 1

@@ -106,7 +106,7 @@ def hosted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options(directory: Path, **given: Any) -> WorkerOptions:
-    return WorkerOptions(model=directory, device="cpu", slots=2, page_size=4, kv_cache_share=0.01, **given)
+    return WorkerOptions(model=directory, device="cpu", slots=2, page_size=4, kv_cache_bytes=1 << 24, **given)
 
 
 def generate(

@@ -39,6 +39,8 @@ def build_torch(
         step_tokens=schedule.step_tokens(gpu=gpu),
         kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_bytes=options.kv_cache_bytes,
+        mem_fraction_static=options.mem_fraction_static,
+        max_total_tokens=options.max_total_tokens,
         attention_backend=options.attention_backend,
         quantization=options.quantization,
         threads=options.threads,

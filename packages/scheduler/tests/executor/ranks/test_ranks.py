@@ -226,7 +226,7 @@ def test_cores_are_shared_in_runs() -> None:
 
 
 def test_options_reach_another_process_as_they_are(options: WorkerOptions) -> None:
-    given = replace(options, threads=3, kv_cache_share=0.25, quantization="int8")
+    given = replace(options, threads=3, mem_fraction_static=0.25, quantization="int8")
     assert decode_options(encode_options(given)) == given
 
 

@@ -106,6 +106,10 @@ class SchedulerOptions:
     """Number format of keys and values: auto (that of the weights), bfloat16 or fp8_e4m3."""
     kv_cache_bytes: str | None = None
     """Memory for keys and values in each process of a model, such as 2GiB."""
+    mem_fraction_static: float | None = None
+    """Share of memory for the weights with keys and values, instead of --kv-cache-bytes: above 0 and below 1."""
+    max_total_tokens: int | None = None
+    """The most tokens that the KV cache is made for."""
     context_length: int | None = None
     """Tokens of prompt and answer together, where that is to be less than the model's own."""
     max_running_requests: int | None = None
@@ -143,6 +147,9 @@ class SchedulerOptions:
                 raise ConfigError(f"{flag} must be a whole number, not {value!r}")
             if value < (least := 0 if option.name == "max_loras" else 1):
                 raise ConfigError(f"{flag} must be at least {least}, not {value}")
+        fraction = self.mem_fraction_static
+        if fraction is not None and not 0 < fraction < 1:
+            raise ConfigError(f"--mem-fraction-static must be above 0 and below 1, not {fraction}")
         if self.kv_cache_bytes is not None:
             try:
                 size = parse_bytes(self.kv_cache_bytes)

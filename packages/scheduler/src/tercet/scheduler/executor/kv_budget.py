@@ -86,12 +86,14 @@ class KVBudget:
         """Return a share of free memory; on a GPU, after a profile run of the largest possible step.
 
         A CPU's free memory is divided among the ranks. If a GPU shares memory with the host, the smaller share applies,
-        as on a CPU.
+        as on a CPU. `mem_fraction_static` replaces the smaller share.
         """
         options, config, device = self.options, self.config, self.device
-        share = options.kv_cache_share or (_SHARED_SHARE if shares_host_memory(device) else _OWN_SHARE)
+        static = self._static_bytes()
+        share = _SHARED_SHARE if shares_host_memory(device) and static is None else _OWN_SHARE
         if device.type != "cuda":
-            return int(available_bytes(device) * share / self.shard.size)
+            free = available_bytes(device) * share
+            return int((free if static is None else min(free, static)) / self.shard.size)
         run = partial(
             profile_run,
             model,
@@ -105,7 +107,18 @@ class KVBudget:
             vocab_size=config.vocab_size,
             device=device,
         )
-        return measured_kv_bytes(partial(available_bytes, device), run, share, options.step_tokens)
+        free = measured_kv_bytes(partial(available_bytes, device), run, share, options.step_tokens)
+        return free if static is None else min(free, static)
+
+    def _static_bytes(self) -> int | None:
+        """Return the bytes of `mem_fraction_static` that the loaded weights leave. Raise ValueError for none."""
+        fraction = self.options.mem_fraction_static
+        if fraction is None:
+            return None
+        reserved = (1 - fraction) * total_bytes(self.device)
+        if (static := int(available_bytes(self.device) - reserved)) <= 0:
+            raise ValueError(f"mem_fraction_static {fraction}: memory in use and the weights leave none of this share")
+        return static
 
     @property
     def _page_bytes(self) -> int:
@@ -113,8 +126,14 @@ class KVBudget:
         return self.shape.page_bytes * self.config.layers
 
     def _pages_in(self, given: int) -> int:
-        """Return the pages that fit in `given` bytes, at most what all slots can fill. Raise ValueError for none."""
+        """Return the pages that fit in `given` bytes, at most those that slots or `max_total_tokens` allow.
+
+        Raise ValueError for none.
+        """
         pages = given // self._page_bytes
         if pages < 1:
             raise ValueError(f"{given} bytes of KV cache do not hold one page of {self._page_bytes} bytes")
-        return min(pages, self.options.slots * -(-self.config.context_length // self.options.page_size))
+        most = self.options.slots * -(-self.config.context_length // self.options.page_size)
+        if self.options.max_total_tokens is not None:
+            most = min(most, self.options.max_total_tokens // self.options.page_size)
+        return min(pages, most)

@@ -38,8 +38,10 @@ class WorkerOptions:
     """Bytes of the KV cache; the default is a share of available memory."""
     kv_cache_dtype: str = "auto"
     """auto (the model's), bfloat16, or fp8_e4m3, which takes half the memory."""
-    kv_cache_share: float | None = None
-    """Share of memory available after loading that the KV cache takes; by default half on a CPU and most on a GPU."""
+    mem_fraction_static: float | None = None
+    """Share of total memory for the weights and the KV cache; by default the cache is a share of what is available."""
+    max_total_tokens: int | None = None
+    """Maximum tokens of the KV cache."""
     step_tokens: int = 512
     """Maximum tokens per step."""
     attention_backend: str = "auto"
@@ -84,8 +86,10 @@ class WorkerOptions:
             raise ValueError("draft_rows must be at least 0")
         if self.max_loras < 0 or self.max_lora_rank < 1:
             raise ValueError("max_loras must be at least 0 and max_lora_rank at least 1")
-        if self.kv_cache_share is not None and not 0 < self.kv_cache_share <= 1:
-            raise ValueError("kv_cache_share must be above 0 and at most 1")
+        if self.mem_fraction_static is not None and not 0 < self.mem_fraction_static < 1:
+            raise ValueError("mem_fraction_static must be above 0 and below 1")
+        if self.max_total_tokens is not None and self.max_total_tokens < self.page_size:
+            raise ValueError("max_total_tokens must be at least the page_size")
         if self.context_length is not None and self.context_length < 1:
             raise ValueError("context_length must be at least 1")
 

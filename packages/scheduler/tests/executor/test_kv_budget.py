@@ -1,0 +1,90 @@
+"""The size of the KV cache, from options and the memory of a device that a test makes up."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tercet.kernels.ops import sampler_ops
+from tercet.scheduler.executor import kv_budget
+from tercet.scheduler.executor.kv_budget import KVBudget
+from tercet.scheduler.executor.kv_pool import KVShape
+from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.models.config.model_config import DecoderShape
+from tercet.scheduler.models.layers.shard import WHOLE
+
+SHAPE = KVShape(page_size=8, kv_heads=2, head_dim=4, dtype=torch.float32)
+LAYERS = 3
+PAGE = SHAPE.page_bytes * LAYERS
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+class Memory:
+    """A machine of 1000 pages. Loaded weights leave 700 of them, of which a profile run keeps 100."""
+
+    total, available = 1000 * PAGE, 700 * PAGE
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        patch.setattr(kv_budget, "total_bytes", lambda _: self.total)
+        patch.setattr(kv_budget, "available_bytes", lambda _: self.available)
+        patch.setattr(kv_budget, "shares_host_memory", lambda device: device.type == "cpu")
+        patch.setattr(kv_budget, "profile_run", self.run)
+
+    def run(self, *_: object, **__: object) -> None:
+        self.available -= 100 * PAGE
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Memory:
+    return Memory(monkeypatch)
+
+
+def pages(device: torch.device, **given: Any) -> int:
+    options = WorkerOptions(model=Path("model"), page_size=8, slots=10, **given)
+    config = DecoderShape(
+        architecture="LlamaForCausalLM",
+        layers=LAYERS,
+        kv_heads=2,
+        head_dim=4,
+        vocab_size=100,
+        context_length=8000,
+        eos_token_ids=(),
+        dtype=torch.float32,
+    )
+    return KVBudget(options, config, SHAPE, device, WHOLE).pages(None, None, sampler_ops)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("memory")
+def test_without_options_the_cache_is_a_share_of_free_memory() -> None:
+    assert pages(CPU) == 350
+
+
+def test_a_gpu_gives_most_of_what_a_step_leaves(memory: Memory) -> None:
+    assert pages(CUDA) == 540
+    assert memory.available == 600 * PAGE
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize(("fraction", "expected"), [(0.75, 450), (0.5, 200), (0.99, 630)])
+def test_a_fraction_holds_the_weights_and_the_cache(fraction: float, expected: int) -> None:
+    # 300 pages are in use before; with 0.99, a tenth of what is free stays free
+    assert pages(CPU, mem_fraction_static=fraction) == expected
+
+
+@pytest.mark.usefixtures("memory")
+@pytest.mark.parametrize(("fraction", "expected"), [(0.5, 200), (0.9, 540)])
+def test_a_fraction_of_a_gpu_leaves_room_for_a_step(fraction: float, expected: int) -> None:
+    assert pages(CUDA, mem_fraction_static=fraction) == expected
+
+
+@pytest.mark.usefixtures("memory")
+def test_a_fraction_that_the_weights_fill_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"^mem_fraction_static 0\.25: memory in use and the weights leave none"):
+        pages(CPU, mem_fraction_static=0.25)
+
+
+@pytest.mark.usefixtures("memory")
+def test_tokens_bound_the_cache() -> None:
+    assert pages(CPU, max_total_tokens=8 * 20 + 7) == 20
+    assert pages(CPU, max_total_tokens=8 * 400) == 350
