@@ -10,7 +10,7 @@ import re
 import sys
 import textwrap
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, fields
 from enum import Enum
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from tercet.detokenizer.config import DetokenizerConfig
 from tercet.frontend.api import metrics
 from tercet.frontend.api.docs.operations import OPERATIONS
+from tercet.frontend.cli.launch_server.translation import ServerArg, server_args
 from tercet.frontend.config.config import FrontendConfig, HttpConfig, LinkConfig, ServingConfig, StoreConfig
 from tercet.frontend.manager import series
 from tercet.frontend.parsers.families import FAMILIES
@@ -169,6 +170,30 @@ def routes_table() -> str:
     return table("API, route, description", rows)
 
 
+def sglang_options_table() -> str:
+    """Return the options of SGLang's server that `tercet launch_server` takes."""
+    return table("SGLang, Tercet, values", [_sglang_option(arg) for arg in server_args() if arg.alias or arg.ignored])
+
+
+def _sglang_option(arg: ServerArg) -> list[str]:
+    if (alias := arg.alias) is None:
+        return [_codes(arg.names), "ignored", arg.ignored]
+    return [_codes(arg.names), "same" if alias.ours in arg.names else f"`{alias.ours}`", alias.values]
+
+
+def sglang_refused_table() -> str:
+    """Return the options of SGLang's server that `tercet launch_server` refuses, by what to use instead."""
+    refused: dict[str, list[str]] = {}
+    for arg in server_args():
+        if not (arg.alias or arg.ignored):
+            refused.setdefault(arg.instead, []).extend(arg.names)
+    return table("instead, options of SGLang", [[instead, _codes(names)] for instead, names in refused.items()])
+
+
+def _codes(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def _options(config: type) -> Callable[[], str]:
     return lambda: options_table(config)
 
@@ -181,6 +206,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics-frontend": frontend_metrics_table,
     "metrics-scheduler": scheduler_metrics_table,
     "routes": routes_table,
+    "sglang-options": sglang_options_table,
+    "sglang-refused": sglang_refused_table,
     "serve": _options(ServeOptions),
     "serve-frontend": _options(FrontendOptions),
     "serve-scheduler": _options(SchedulerOptions),

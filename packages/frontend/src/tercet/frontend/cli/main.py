@@ -116,6 +116,11 @@ def keys(
 
 
 app.command("tercet.frontend.cli.bench.command:app", name="bench", help="Measure a running server.")
+app.command(
+    "tercet.frontend.cli.launch_server.command:app",
+    name="launch_server",
+    help="Serve a model with the options of SGLang's launch_server.",
+)
 
 
 @app.command

@@ -1,0 +1,124 @@
+"""The list of SGLang's server options, read from its source.
+
+`python -m tools.sglang_options DIRECTORY` writes `cli/launch_server/server_args.tsv` from an unpacked sglang package,
+such as what `pip download sglang --no-deps` and `unzip` leave. Nothing of SGLang is imported. A line has the group
+(SGLang's file), the names, what follows the option, and its default.
+"""
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+OPTIONS = Path(__file__).parents[1] / "packages/frontend/src/tercet/frontend/cli/launch_server/server_args.tsv"
+_ARGUMENTS = {0: "flag", "?": "optional", "*": "values", "+": "values"}
+"""Words for argparse's `nargs`; without it, one value follows."""
+
+
+class ServerArg(NamedTuple):
+    """Line of the list."""
+
+    group: str
+    names: tuple[str, ...]
+    takes: str
+    """flag, value, values, or optional: none or one value."""
+    default: str
+
+    def line(self) -> str:
+        return "\t".join((self.group, ",".join(self.names), self.takes, self.default))
+
+
+def server_args(package: Path) -> list[ServerArg]:
+    """Return the options of a sglang package. Raises OSError for a directory that has none."""
+    source = package / "srt"
+    found = [arg for path in sorted((source / "arg_groups/fields").glob("*.py")) for arg in _of_fields(path)]
+    declared = {name for arg in found for name in arg.names}
+    added = _of_parser(ast.parse((source / "server_args.py").read_text(encoding="utf-8")))
+    return found + [arg for arg in added if arg.names[0] not in declared]
+
+
+def _of_fields(path: Path) -> Iterator[ServerArg]:
+    """Yield the options that annotated fields declare: `name: A[type, Arg(...)] = default`."""
+    for each in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(each, ast.AnnAssign) or not isinstance(each.target, ast.Name):
+            continue
+        match each.annotation:
+            case ast.Subscript(value=ast.Name(id="A"), slice=ast.Tuple(elts=[kind, *metadata])):
+                given = {key.arg: key.value for call in metadata if isinstance(call, ast.Call) for key in call.keywords}
+                if "no_cli" in given:
+                    continue
+                name = _literal(given.get("cli_name")) or "--" + each.target.id.replace("_", "-")
+                names, takes = (name, *(_literal(given.get("aliases")) or ())), _takes(ast.unparse(kind), given)
+                if _is_named(given.get("action"), "BooleanOptionalAction"):
+                    names = (*names, *(f"--no-{each.removeprefix('--')}" for each in names))
+                yield ServerArg(path.stem.strip("_"), names, takes, _text(each.value))
+
+
+def _takes(kind: str, given: dict[str | None, ast.expr]) -> str:
+    """Return what follows an option with a field of this type, by the rules of SGLang's parser."""
+    kind = kind.removeprefix("Optional[").removesuffix("]") if kind.startswith("Optional[") else kind
+    if _is_named(given.get("action"), "BooleanOptionalAction"):
+        return "flag"
+    count = _literal(given.get("nargs")) or (_literal(given.get("action_kwargs"), names=True) or {}).get("nargs")
+    if count is None and "type_parser" not in given:
+        count = 0 if kind == "bool" else "+" if kind.startswith("List[") else None
+    return _ARGUMENTS.get(count, "value")
+
+
+def _of_parser(tree: ast.Module) -> Iterator[ServerArg]:
+    """Yield the options of the calls `parser.add_argument(...)`."""
+    for each in ast.walk(tree):
+        match each:
+            case ast.Call(func=ast.Attribute(attr="add_argument"), args=[_, *_]):
+                given = {key.arg: key.value for key in each.keywords}
+                flag = _literal(given.get("action")) == "store_true" or _is_named(
+                    given.get("action"), "DeprecatedStoreTrueAction"
+                )
+                names = tuple(str(_literal(name)) for name in each.args)
+                yield ServerArg("server_args", names, "flag" if flag else "value", "")
+
+
+def _is_named(node: ast.expr | None, name: str) -> bool:
+    return node is not None and ast.unparse(node).endswith(name)
+
+
+def _literal(node: ast.expr | None, *, names: bool = False) -> Any:
+    """Return the value of a literal, None for other expressions; with `names`, names in it stand for themselves."""
+    if node is None:
+        return None
+    if names:
+        node = _NameToText().visit(node)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return None
+
+
+class _NameToText(ast.NodeTransformer):
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        return ast.copy_location(ast.Constant(node.id), node)
+
+
+def _text(node: ast.expr | None) -> str:
+    value = _literal(node)
+    return "" if value is None or isinstance(value, bool) else str(value)
+
+
+def main() -> int:
+    """Write the list, or say that the directory has none."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("package", type=Path, help="directory of the unpacked package: it has srt/server_args.py")
+    try:
+        found = server_args(parser.parse_args().package)
+    except OSError as error:
+        print(f"no server options: {error}", file=sys.stderr)
+        return 1
+    OPTIONS.write_text("".join(f"{arg.line()}\n" for arg in found), encoding="utf-8")
+    print(f"{len(found)} options: {OPTIONS}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
