@@ -108,6 +108,7 @@ SCORES = {
     ("POST", "/v1/embeddings"): encoders.limits(),
     **{("POST", path): encoders.limits() for path in ("/v1/rerank", "/v2/rerank", "/rerank")},
     **{("POST", path): encoders.limits() for path in ("/v1/score", "/score")},
+    ("POST", "/encode"): encoders.limits(),
     **{("POST", path): encoders.limits(Task.CLASSIFY, ("bad", "good")) for path in ("/v1/classify", "/classify")},
 }
 

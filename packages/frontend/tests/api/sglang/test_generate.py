@@ -171,10 +171,14 @@ async def test_generate_answers_a_list_of_prompts_with_a_list(
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"rid": "mine"}, "rid"),
+        ({"text": ["a"], "rid": "mine"}, "rid"),
+        ({"cache_salt": "a", "extra_key": "b"}, "extra_key"),
+        ({"sampling_params": {"stop_regex": "a"}}, "sampling_params.stop_regex"),
+        ({"sampling_params": {"custom_params": {"a": 1}}}, "sampling_params.custom_params"),
+        ({"sampling_params": {"beam_width": 2}}, "sampling_params.beam_width"),
         ({"return_routed_experts": True}, "return_routed_experts"),
         ({"image_data": ["https://example.org/a.png"]}, "image_data"),
-        ({"token_ids_logprob": []}, "token_ids_logprob"),
+        ({"token_ids_logprob": [1]}, "token_ids_logprob"),
         ({"text": ["a", "b"], "session_params": {"id": "s"}}, "session_params"),
         ({"text": ["a"] * 1025, "sampling_params": {"n": 2}}, "sampling_params.n"),
         ({"text": []}, "text"),

@@ -5,16 +5,8 @@ from pathlib import Path
 import pytest
 
 from tercet.frontend.cli import main as cli
-from tercet.frontend.cli.launch_server.aliases import (
-    _REASONING_PARSERS,
-    _TOOL_PARSERS,
-    ALIASES,
-    GROUPS,
-    IGNORED,
-    INSTEAD,
-)
+from tercet.frontend.cli.launch_server.aliases import ALIASES, GROUPS, IGNORED, INSTEAD
 from tercet.frontend.cli.launch_server.translation import server_args, translate
-from tercet.frontend.config.validation import check_notations
 from tercet.frontend.supervisor.options import ConfigError, ServeConfig
 
 NAMES = [name for arg in server_args() for name in arg.names]
@@ -136,10 +128,3 @@ def test_every_name_of_the_tables_is_one_of_sglang() -> None:
     assert len(set(named)) == len(named), "an option has one meaning"
     assert {arg.group for arg in server_args()} == set(GROUPS)
     assert len(set(NAMES)) == len(NAMES) > 500
-
-
-def test_the_parsers_that_names_map_to_exist() -> None:
-    for tools in _TOOL_PARSERS.values():
-        check_notations(tools=tools, reasoning="auto", reasoning_field="reasoning_content")
-    for reasoning in _REASONING_PARSERS.values():
-        check_notations(tools="auto", reasoning=reasoning, reasoning_field="reasoning_content")

@@ -103,6 +103,8 @@ class HttpConfig(HttpOptions):
     as many as its prompts times its choices (n, or best_of); one for vectors or scores counts as one."""
     share_cache_between_keys: Annotated[bool, Parameter(negative="")] = False
     """Share cached prefixes between API keys, which then learn what others have asked. For keys of one tenant."""
+    open_admin: bool = False
+    """Let every caller do what needs an admin key, as training programs expect of SGLang. For trusted networks."""
     open_metrics: bool = False
     """Answer /metrics without a key."""
     max_body_bytes: Annotated[int, Parameter(validator=Number(gte=1))] = 32 * 1024 * 1024

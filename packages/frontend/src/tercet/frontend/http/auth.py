@@ -32,15 +32,16 @@ _current: ContextVar[Caller] = ContextVar("caller")
 class Keys:
     """Registered keys, stored as SHA-256 digests, so that every wrong key takes the same time to compare.
 
-    An admin key grants access to everything. Raises ValueError for an empty key and for one that no header
-    can carry.
+    An admin key grants access to everything; with `open_admin`, every admitted caller has it. Raises
+    ValueError for an empty key and for one that no header can carry.
     """
 
-    def __init__(self, api_keys: Iterable[str], admin_keys: Iterable[str] = ()) -> None:
+    def __init__(self, api_keys: Iterable[str], admin_keys: Iterable[str] = (), *, open_admin: bool = False) -> None:
         api, admin = tuple(api_keys), tuple(admin_keys)
         check_keys("a key", (*api, *admin))
         self._api = [_digest(key) for key in api]
         self._admin = [_digest(key) for key in admin]
+        self._open_admin = open_admin
 
     def authenticate(self, headers: Headers) -> Caller | None:
         """Return the caller that these headers identify, or None for a missing or wrong key.
@@ -51,7 +52,7 @@ class Keys:
         admin, known = _matches_any(digest, self._admin), _matches_any(digest, self._api)
         if not (admin or known or not self._api):
             return None
-        return Caller(digest.hex() if admin or known else "", admin)
+        return Caller(digest.hex() if admin or known else "", admin or self._open_admin)
 
 
 def set_caller(scope: Scope, caller: Caller) -> None:

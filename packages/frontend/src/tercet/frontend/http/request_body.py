@@ -49,8 +49,13 @@ _MAX_TAG = 64
 _Model = TypeVar("_Model", bound=BaseModel)
 
 
-async def read_model(request: Request, schema: type[_Model], limit: int) -> _Model:
-    """Return the body as `schema`. Raises ApiError that names the parameter at fault, or ClientDisconnectedError."""
+async def read_model(request: Request, schema: type[_Model], limit: int, *, optional: bool = False) -> _Model:
+    """Return the body as `schema`; with `optional`, no body stands for one without values.
+
+    Raises ApiError that names the parameter at fault, or ClientDisconnectedError.
+    """
+    if optional and "transfer-encoding" not in request.headers and request.headers.get("content-length", "0") == "0":
+        return schema()
     data, heavy = await _read(request, limit)
     if heavy:
         await _turn(request)  # lasts until the endpoint first awaits, and so covers its work

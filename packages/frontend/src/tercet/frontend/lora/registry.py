@@ -88,6 +88,12 @@ class AdapterRegistry:
                     return self._with_adapter(adapter)
         return self._models.get(name)
 
+    async def model_or_first(self, name: str | None) -> ServedModel:
+        """Return the named model or adapter, or the first model without a name. Raises ApiError."""
+        if name is not None:
+            return await self.model(name)
+        return next(iter(self._models), None) or self._models.get("")
+
     async def all(self) -> list[Adapter]:
         """Return every adapter that can be requested now."""
         configured = [each.adapter for each in self._configured.values() if each.adapter is not None]

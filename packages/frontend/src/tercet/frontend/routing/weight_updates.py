@@ -26,6 +26,7 @@ class WeightUpdates:
         self._fleet = fleet
         self._control = control
         self._updates: dict[str, asyncio.Task[None]] = {}
+        self._versions: dict[str, str] = {}
 
     async def close(self) -> None:
         """Cancel updates of outdated schedulers."""
@@ -34,8 +35,12 @@ class WeightUpdates:
             each.cancel()
         await asyncio.gather(*updates, return_exceptions=True)
 
-    async def update(self, path: str, model: str | None = None, *, rolling: bool = False) -> dict[str, str]:
+    async def update(
+        self, path: str, model: str | None = None, *, rolling: bool = False, version: str = ""
+    ) -> dict[str, str]:
         """Load the weights of a directory on all schedulers of a model, one by one if `rolling`.
+
+        `version` is the client's name for the new weights.
 
         Returns the new fingerprint of each scheduler by its id. Raises ModelNotFoundError, BadRequestError if a
         scheduler refuses the weights, and UnavailableError if one does not reply; others may have loaded them then.
@@ -45,7 +50,19 @@ class WeightUpdates:
             before = self._identities(group)
             _check(await self._broadcast(path, group))
             await self._wait_for_identities(group, before)
-        return self._identities(peers)
+        loaded = self._identities(peers)
+        if version:
+            self._versions |= dict.fromkeys(loaded.values(), version)
+        return loaded
+
+    def version(self, weights: str) -> str:
+        """Return the client's name for weights with this fingerprint; without one, the fingerprint."""
+        return self._versions.get(weights, weights)
+
+    def name_versions(self, version: str) -> None:
+        """Give all weights that schedulers serve a name."""
+        served = self._identities(list(self._fleet.schedulers))
+        self._versions |= dict.fromkeys(served.values(), version)
 
     def tick(self) -> None:
         """Update schedulers that started with replaced weights. Called periodically."""

@@ -20,10 +20,7 @@ from tercet.frontend.api.openai.rerank import OpenAIServingRerank
 from tercet.frontend.api.openai.stored.routes import OpenAIServingStoredChats
 from tercet.frontend.api.responses.conversation_routes import OpenAIServingConversations
 from tercet.frontend.api.responses.routes import OpenAIServingResponses
-from tercet.frontend.api.sglang.adapter_routes import AdapterRoutes
-from tercet.frontend.api.sglang.control_routes import ControlRoutes
-from tercet.frontend.api.sglang.generate import GenerateRoutes
-from tercet.frontend.api.sglang.session_routes import SessionRoutes
+from tercet.frontend.api.sglang.routes import sglang_routes
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import HttpConfig, ServingConfig
 from tercet.frontend.http.auth import Keys
@@ -78,7 +75,7 @@ def build_app(
     hosts = AllowedHosts(config.allowed_origin) if local and not api_keys else None
     guarded = RequestMiddleware(
         app,
-        Keys(api_keys, config.admin_key),
+        Keys(api_keys, config.admin_key, open_admin=config.open_admin),
         lambda: manager.draining,
         manager.counters.exchanges,
         open_routes,
@@ -107,7 +104,6 @@ def _routes(
     conversations = stores.conversations if stores else None
     background = stores.background if stores else None
     chats = stores.chats if stores else None
-    sessions = SessionRoutes(stores.sessions if stores else None, limit)
     return [
         *OpenAIServingChat(manager, limit, planner, chats).routes,
         *OpenAIServingStoredChats(chats, limit).routes,
@@ -118,10 +114,7 @@ def _routes(
         *OpenAIServingRerank(manager, limit).routes,
         *OpenAIServingModels(manager.models, manager.adapters).routes,
         *AnthropicServingMessages(manager, planner, limit).routes,
-        *GenerateRoutes(manager, sessions, limit, planner.reasoning_field).routes,
-        *sessions.routes,
-        *ControlRoutes(manager, limit).routes,
-        *AdapterRoutes(manager.adapters, limit).routes,
+        *sglang_routes(manager, planner, stores.sessions if stores else None, limit),
         *Metrics(manager).routes,
         *OpenApi(OPERATIONS).routes,
     ]

@@ -5,7 +5,6 @@ from typing import Any
 from tercet.frontend.api.docs.examples import CREATED, READ, RID
 from tercet.frontend.api.docs.openapi import MethodAndPath, Operation
 from tercet.frontend.api.openai.embedding_schema import ClassifyRequest, RerankRequest, ScoreRequest
-from tercet.frontend.api.openai.embeddings import CLASSIFY_PATHS
 from tercet.frontend.api.openai.rerank import RERANK_PATHS, SCORE_PATHS
 
 _RANKED: dict[str, Any] = {
@@ -58,5 +57,5 @@ _CLASSIFY = Operation(
 SCORES: dict[MethodAndPath, Operation] = {
     **{("POST", path): _RERANK for path in RERANK_PATHS},
     **{("POST", path): _SCORE for path in SCORE_PATHS},
-    **{("POST", path): _CLASSIFY for path in CLASSIFY_PATHS},
+    ("POST", "/v1/classify"): _CLASSIFY,
 }

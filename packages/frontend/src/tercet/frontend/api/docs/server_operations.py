@@ -1,6 +1,6 @@
 """Documentation of the routes about the server itself."""
 
-from tercet.frontend.api.docs.openapi import MethodAndPath, Operation
+from tercet.frontend.api.docs.openapi import MethodAndPath, Operation, QueryParameter
 
 _SCHEDULER_LOAD = {
     "queued": 0,
@@ -60,12 +60,84 @@ _SERVER = {
     ],
 }
 
+_SERVER_INFO = Operation(
+    tag="Operation",
+    summary="Get the models, limits, and the load of every part.",
+    answer="Information on the server.",
+    response=_SERVER,
+)
+_MODEL = QueryParameter("model", {"type": "string"}, "The model; the first one by default.")
+_MODEL_INFO = Operation(
+    tag="Operation",
+    summary="Get the paths, parsers and weight version of a model. SGLang's format.",
+    answer="Information on the model.",
+    query=[_MODEL],
+    response={
+        "model_path": "/models/embedded",
+        "served_model_name": "embedded",
+        "tokenizer_path": "/models/embedded",
+        "is_generation": True,
+        "preferred_sampling_params": None,
+        "weight_version": "0123456789abcdef",
+        "reasoning_parser": None,
+        "tool_call_parser": "generic",
+        "disaggregation_mode": "null",
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+    },
+)
+_WEIGHT_VERSION = Operation(
+    tag="Operation",
+    summary="Get the version of a model's weights: the name given to them, or their fingerprint.",
+    answer="The version.",
+    query=[_MODEL],
+    response={"weight_version": "step-700"},
+)
+
 SERVER: dict[MethodAndPath, Operation] = {
-    ("GET", "/server_info"): Operation(
+    **{("GET", path): _SERVER_INFO for path in ("/server_info", "/get_server_info")},
+    **{("GET", path): _MODEL_INFO for path in ("/model_info", "/get_model_info")},
+    **{("GET", path): _WEIGHT_VERSION for path in ("/weight_version", "/get_weight_version")},
+    ("GET", "/v1/loads"): Operation(
         tag="Operation",
-        summary="Get the models, limits, and the load of every part.",
-        answer="Information on the server.",
-        response=_SERVER,
+        summary="Get the load of every scheduler. SGLang's format.",
+        answer="The loads, by rank.",
+        query=[
+            QueryParameter("dp_rank", {"type": "integer"}, "Rank of one scheduler."),
+            QueryParameter("include", {"type": "string"}, "Sections with a comma between; only `core` has numbers."),
+            QueryParameter("format", {"const": "json"}, "The format."),
+        ],
+        response={
+            "timestamp": "2026-11-27T04:00:00.000000+00:00",
+            "version": "0.1.0",
+            "loads": [
+                {
+                    "timestamp": 1795752000.5,
+                    "dp_rank": 0,
+                    "num_running_reqs": 1,
+                    "num_waiting_reqs": 0,
+                    "num_used_tokens": 640,
+                    "num_total_tokens": 40,
+                    "max_total_num_tokens": 65536,
+                    "max_running_requests": 64,
+                    "token_usage": 0.0098,
+                    "cache_hit_rate": 0.5714,
+                    "utilization": 0.0156,
+                }
+            ],
+        },
+    ),
+    ("GET", "/get_load"): Operation(
+        tag="Operation",
+        summary="Get the number of requests and tokens of every scheduler. SGLang's older format.",
+        answer="The loads, by rank.",
+        response=[{"dp_rank": 0, "num_reqs": 1, "num_waiting_reqs": 0, "num_tokens": 40}],
+    ),
+    ("GET", "/health_generate"): Operation(
+        tag="Operation",
+        summary="Report whether tokens are computed, by one of each model if nothing else runs.",
+        answer="Tokens are computed.",
+        response={"status": "ok"},
     ),
     ("GET", "/health"): Operation(
         tag="Operation",

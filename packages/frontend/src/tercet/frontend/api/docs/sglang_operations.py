@@ -3,8 +3,17 @@
 from tercet.frontend.api.docs.examples import RID
 from tercet.frontend.api.docs.openapi import MethodAndPath, Operation
 from tercet.frontend.api.sglang.adapter_routes import LOAD_PATHS, UNLOAD_PATHS, LoadAdapter, UnloadAdapter
-from tercet.frontend.api.sglang.control_routes import AbortRequest, UpdateWeights
+from tercet.frontend.api.sglang.control_routes import (
+    AbortRequest,
+    ContinueGeneration,
+    PauseGeneration,
+    UpdateWeights,
+    UpdateWeightVersion,
+)
+from tercet.frontend.api.sglang.encode import NativeClassify, NativeEncode
+from tercet.frontend.api.sglang.generate import DETOKENIZE_PATHS, TOKENIZE_PATHS
 from tercet.frontend.api.sglang.generate_schema import Detokenize, NativeGenerate, Tokenize
+from tercet.frontend.api.sglang.parse_routes import ParseFunctionCall, SeparateReasoning
 from tercet.frontend.api.sglang.session_schema import CloseSession, OpenSession
 
 _OBEYED = {"success": True, "schedulers": {"scheduler-0": "done"}}
@@ -25,6 +34,38 @@ _UNLOAD = Operation(
     example={"lora_name": "haiku"},
     admin=True,
     response={"success": True, "loaded_adapters": {}},
+)
+
+_FLUSH = Operation(
+    tag="Control",
+    summary="Remove the cached prefixes that no running request uses. Needs an admin key.",
+    answer="The reply of each scheduler.",
+    admin=True,
+    response=_OBEYED,
+)
+_FREEZE = Operation(
+    tag="Control",
+    summary="Exclude the present objects of a frontend from garbage collections. Needs an admin key.",
+    answer="A confirmation.",
+    admin=True,
+    response={"success": True},
+)
+_VECTOR = {"embedding": [0.5, -0.5], "meta_info": {"id": RID, "prompt_tokens": 5}}
+_TOKENIZE = Operation(
+    tag="Native",
+    summary="Tokenize a text, or a chat rendered by the model's template.",
+    answer="The token ids and their number.",
+    body=Tokenize,
+    example={"prompt": "A tercet is"},
+    response={"tokens": [5, 6, 7], "count": 3, "max_model_len": 2048},
+)
+_DETOKENIZE = Operation(
+    tag="Native",
+    summary="Turn token ids into text.",
+    answer="The text.",
+    body=Detokenize,
+    example={"tokens": [5, 6, 7]},
+    response={"prompt": "A tercet is", "text": "A tercet is"},
 )
 
 SGLANG: dict[MethodAndPath, Operation] = {
@@ -49,6 +90,47 @@ SGLANG: dict[MethodAndPath, Operation] = {
             },
         },
     ),
+    ("POST", "/encode"): Operation(
+        tag="Scores",
+        summary="Create the vector of each input. SGLang's format.",
+        answer="The vector and its meta_info; a list for a list of inputs.",
+        lists=True,
+        body=NativeEncode,
+        example={"text": "Three lines."},
+        response=_VECTOR,
+    ),
+    ("POST", "/classify"): Operation(
+        tag="Scores",
+        summary="Compute the scores of each input. SGLang's format, or with `input` vLLM's.",
+        answer="The scores and their meta_info; a list for a list of inputs.",
+        lists=True,
+        body=NativeClassify,
+        example={"text": "Three lines."},
+        response=_VECTOR,
+    ),
+    ("POST", "/parse_function_call"): Operation(
+        tag="Native",
+        summary="Parse the tool calls in a text. SGLang's format.",
+        answer="The calls, and the text around them.",
+        body=ParseFunctionCall,
+        example={
+            "text": '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>',
+            "tools": [{"type": "function", "function": {"name": "weather"}}],
+            "tool_call_parser": "qwen25",
+        },
+        response={
+            "normal_text": "",
+            "calls": [{"tool_index": 0, "name": "weather", "parameters": '{"city": "Rome"}'}],
+        },
+    ),
+    ("POST", "/separate_reasoning"): Operation(
+        tag="Native",
+        summary="Separate the reasoning in a text from the rest. SGLang's format.",
+        answer="The reasoning and the rest.",
+        body=SeparateReasoning,
+        example={"text": "<think>Rhyme it.</think>Three lines.", "reasoning_parser": "deepseek-r1"},
+        response={"reasoning_text": "Rhyme it.", "text": "Three lines."},
+    ),
     ("POST", "/open_session"): Operation(
         tag="Native",
         summary="Open a session, whose turns later prompts can continue with `session_params`.",
@@ -65,22 +147,8 @@ SGLANG: dict[MethodAndPath, Operation] = {
         example={"session_id": "0123456789abcdef0123456789abcdef"},
         response=None,
     ),
-    ("POST", "/tokenize"): Operation(
-        tag="Native",
-        summary="Tokenize a text, or a chat rendered by the model's template.",
-        answer="The token ids and their number.",
-        body=Tokenize,
-        example={"prompt": "A tercet is"},
-        response={"tokens": [5, 6, 7], "count": 3, "max_model_len": 2048},
-    ),
-    ("POST", "/detokenize"): Operation(
-        tag="Native",
-        summary="Turn token ids into text.",
-        answer="The text.",
-        body=Detokenize,
-        example={"tokens": [5, 6, 7]},
-        response={"prompt": "A tercet is", "text": "A tercet is"},
-    ),
+    **{("POST", path): _TOKENIZE for path in TOKENIZE_PATHS},
+    **{("POST", path): _DETOKENIZE for path in DETOKENIZE_PATHS},
     ("POST", "/abort_request"): Operation(
         tag="Control",
         summary="Abort a request by its id, at any frontend; with an admin key, abort all requests.",
@@ -90,17 +158,14 @@ SGLANG: dict[MethodAndPath, Operation] = {
         admin=True,
         response={"success": True},
     ),
-    ("POST", "/flush_cache"): Operation(
-        tag="Control",
-        summary="Remove the cached prefixes that no running request uses. Needs an admin key.",
-        answer="The reply of each scheduler.",
-        admin=True,
-        response=_OBEYED,
-    ),
+    **{(method, "/flush_cache"): _FLUSH for method in ("GET", "POST")},
+    **{(method, "/freeze_gc"): _FREEZE for method in ("GET", "POST")},
     ("POST", "/pause_generation"): Operation(
         tag="Control",
-        summary="Pause generation; requests are kept. Needs an admin key.",
+        summary="Pause generation; requests are kept unless the mode is `abort`. Needs an admin key.",
         answer="The reply of each scheduler.",
+        body=PauseGeneration,
+        example={"mode": "in_place"},
         admin=True,
         response=_OBEYED,
     ),
@@ -108,6 +173,8 @@ SGLANG: dict[MethodAndPath, Operation] = {
         tag="Control",
         summary="Resume generation after a pause. Needs an admin key.",
         answer="The reply of each scheduler.",
+        body=ContinueGeneration,
+        example={"torch_empty_cache": True},
         admin=True,
         response=_OBEYED,
     ),
@@ -123,6 +190,15 @@ SGLANG: dict[MethodAndPath, Operation] = {
             "message": "The weights are those of /checkpoints/step-700.",
             "weights": {"scheduler-0": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
         },
+    ),
+    ("POST", "/update_weight_version"): Operation(
+        tag="Control",
+        summary="Give the present weights a name, which is their version. Needs an admin key.",
+        answer="The name.",
+        body=UpdateWeightVersion,
+        example={"new_version": "step-700", "abort_all_requests": False},
+        admin=True,
+        response={"success": True, "message": "The weights have the version step-700.", "new_version": "step-700"},
     ),
     **{("POST", path): _LOAD for path in LOAD_PATHS},
     **{("POST", path): _UNLOAD for path in UNLOAD_PATHS},

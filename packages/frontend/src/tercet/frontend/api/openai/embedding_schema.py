@@ -58,7 +58,7 @@ class InputRequest(_Encoded):
 
     def to_request(self) -> EmbeddingRequest:
         """Return the request. Its parameter names, for errors, are those of the client."""
-        inputs = _inputs(self.input)
+        inputs = inputs_of(self.input)
         lone = isinstance(self.input, str) or isinstance(self.input[0], int)
         params = ["input"] if lone else [f"input[{place}]" for place in range(len(inputs))]
         return self.request(inputs, params, self.prompt_name)
@@ -134,7 +134,8 @@ def _params(name: str, given: str | list[str]) -> list[str]:
     return [name] if isinstance(given, str) else [f"{name}[{place}]" for place in range(len(given))]
 
 
-def _inputs(given: str | list[int] | list[str] | list[list[int]]) -> list[Input]:
+def inputs_of(given: str | list[int] | list[str] | list[list[int]]) -> list[Input]:
+    """Return one input for a text or a list of ids, or one for each of several."""
     match given:
         case str(text):
             return [TextInput(text)]

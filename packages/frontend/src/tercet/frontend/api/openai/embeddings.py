@@ -20,9 +20,6 @@ from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import Task, pack_floats
 
-CLASSIFY_PATHS = ("/v1/classify", "/classify")
-"""Paths of classification; the second one is vLLM's."""
-
 
 class OpenAIServingEmbedding:
     """Endpoints for embedding and classification models."""
@@ -35,27 +32,30 @@ class OpenAIServingEmbedding:
     def routes(self) -> list[Route]:
         return [
             Route("POST", "/v1/embeddings", self.create),
-            *(Route("POST", path, self.classify) for path in CLASSIFY_PATHS),
+            Route("POST", "/v1/classify", self.classify),
         ]
 
     async def create(self, request: Request) -> Response:
         """Return an embedding of each input."""
         body = await read_model(request, EmbeddingCreate, self._body_limit)
         model = await model_for_task(self._manager, body.model, Task.EMBED)
-        if body.dimensions is not None and body.dimensions > model.limits.width:
-            message = f"The vectors of this model have {model.limits.width} dimensions."
-            raise BadRequestError(message, param="dimensions", code="invalid_value")
+        check_dimensions(body.dimensions, model)
         batch = await cancel_on_disconnect(request, self._manager.embed(body.to_request()))
         return Response(await asyncio.to_thread(_embeddings, body, batch), media_type="application/json")
 
     async def classify(self, request: Request) -> Response:
         """Return the classes of each input, in vLLM's format."""
         body = await read_model(request, ClassifyRequest, self._body_limit)
-        model = await model_for_task(self._manager, body.model, Task.CLASSIFY)
-        rid = self._manager.new_id()
-        batch = await cancel_on_disconnect(request, self._manager.embed(body.to_request(), rid))
-        head = {"id": f"classify-{rid}", "object": "list", "created": int(time.time()), "model": body.model}
-        return Response(await asyncio.to_thread(_classes, head, body, model, batch), media_type="application/json")
+        return await classes(request, self._manager, body)
+
+
+async def classes(request: Request, manager: TokenizerManager, body: ClassifyRequest) -> Response:
+    """Return the response of /v1/classify. Raises ApiError."""
+    model = await model_for_task(manager, body.model, Task.CLASSIFY)
+    rid = manager.new_id()
+    batch = await cancel_on_disconnect(request, manager.embed(body.to_request(), rid))
+    head = {"id": f"classify-{rid}", "object": "list", "created": int(time.time()), "model": body.model}
+    return Response(await asyncio.to_thread(_classes, head, body, model, batch), media_type="application/json")
 
 
 async def model_for_task(manager: TokenizerManager, name: str, *tasks: Task) -> ServedModel:
@@ -68,6 +68,13 @@ async def model_for_task(manager: TokenizerManager, name: str, *tasks: Task) -> 
         does = {Task.GENERATE: "generates text", Task.EMBED: "makes vectors", Task.CLASSIFY: "classifies"}[task]
         raise BadRequestError(f"The model {name!r} {does}, and cannot answer this.", param="model")
     return model
+
+
+def check_dimensions(dimensions: int | None, model: ServedModel) -> None:
+    """Raise BadRequestError for more dimensions than the vectors of a model have."""
+    if dimensions is not None and dimensions > model.limits.width:
+        message = f"The vectors of this model have {model.limits.width} dimensions."
+        raise BadRequestError(message, param="dimensions", code="invalid_value")
 
 
 def truncate_vector(vector: bytes, dimensions: int | None) -> bytes:

@@ -1,15 +1,17 @@
 """SGLang's control endpoints: abort, cache flush, pause and weight updates."""
 
-from typing import Annotated, Literal
+import gc
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.api.openai.sampling_schema import Name, Strict
+from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse
+from tercet.frontend.api.sglang.client_ids import ClientIds
 from tercet.frontend.config.validation import LONGEST_PATH
 from tercet.frontend.errors import BadRequestError, UnavailableError
-from tercet.frontend.http.auth import require_admin
+from tercet.frontend.http.auth import caller_of, require_admin
 from tercet.frontend.http.json_response import json_response
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
@@ -24,12 +26,13 @@ _PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_", "rerank-", "score-", "classi
 class AbortRequest(Strict):
     """Request to abort: one by its id, or all of this server."""
 
-    rid: Annotated[str, Field(min_length=1, max_length=512)] | None = None
+    rid: Annotated[str, Field(max_length=512)] | None = None
+    """Clients of SGLang send an empty one beside `abort_all`."""
     abort_all: bool | None = None
 
     @model_validator(mode="after")
     def _check_target(self) -> "AbortRequest":
-        if (self.rid is None) == (not self.abort_all):
+        if bool(self.rid) == bool(self.abort_all):
             raise BadRequestError("Give either 'rid' or 'abort_all'.", param="rid")
         return self
 
@@ -43,23 +46,59 @@ class UpdateWeights(Strict):
     abort_all_requests: bool | None = None
     load_format: Literal["auto", "safetensors"] | None = None
     flush_cache: Literal[True] | None = None
+    torch_empty_cache: bool | None = None
+    token_step: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    weight_version: Name | None = None
+    is_async: bool | None = None
+    keep_pause: bool | None = None
+    recapture_cuda_graph: bool | None = None
+    manifest: Any = None
+
+    @model_validator(mode="after")
+    def _refuse_unsupported(self) -> "UpdateWeights":
+        for name in ("is_async", "keep_pause", "recapture_cuda_graph", "manifest"):
+            value = getattr(self, name)
+            refuse(name, value, harmless=value is False)
+        return self
+
+
+class UpdateWeightVersion(Strict):
+    """Name for the weights that are served."""
+
+    new_version: Annotated[str, Field(min_length=1, max_length=512)]
+    abort_all_requests: bool | None = None
+
+
+class PauseGeneration(Strict):
+    """Treatment of running requests: `abort` ends them; `in_place` and `retract` keep them, as without a mode."""
+
+    mode: Literal["abort", "in_place", "retract"] | None = None
+
+
+class ContinueGeneration(Strict):
+    """SGLang's field, which has no effect."""
+
+    torch_empty_cache: bool | None = None
 
 
 class ControlRoutes:
     """Endpoints that control requests and schedulers. Actions that affect all callers need an admin key."""
 
-    def __init__(self, manager: TokenizerManager, body_limit: int) -> None:
+    def __init__(self, manager: TokenizerManager, ids: ClientIds, body_limit: int) -> None:
         self._manager = manager
+        self._ids = ids
         self._body_limit = body_limit
 
     @property
     def routes(self) -> list[Route]:
         return [
             Route("POST", "/abort_request", self.abort_request),
-            Route("POST", "/flush_cache", self.flush_cache),
+            *(Route(method, "/flush_cache", self.flush_cache) for method in ("GET", "POST")),
             Route("POST", "/pause_generation", self.pause_generation),
             Route("POST", "/continue_generation", self.continue_generation),
             Route("POST", "/update_weights_from_disk", self.update_weights),
+            Route("POST", "/update_weight_version", self.update_weight_version),
+            *(Route(method, "/freeze_gc", self.freeze_gc) for method in ("GET", "POST")),
         ]
 
     async def abort_request(self, request: Request) -> Response:
@@ -71,6 +110,8 @@ class ControlRoutes:
         if body.abort_all:
             require_admin(request)
             self._manager.requests.abort_all()
+        elif (own := self._ids.find(caller_of(request).owner, body.rid or "")) is not None:
+            self._manager.requests.abort(own)
         else:
             assert body.rid is not None
             rid = body.rid.removeprefix(next(filter(body.rid.startswith, _PREFIXES), ""))
@@ -84,11 +125,17 @@ class ControlRoutes:
         return await self._send_control(request, lambda number: FlushCacheReq(id=number))
 
     async def pause_generation(self, request: Request) -> Response:
-        """Pause generation. Requests are kept, and new ones are queued."""
+        """Pause generation. Requests are kept unless the mode is `abort`, and new ones are queued."""
+        require_admin(request)
+        body = await read_model(request, PauseGeneration, self._body_limit, optional=True)
+        if body.mode == "abort":
+            self._manager.requests.abort_all()
         return await self._send_control(request, lambda number: PauseGenerationReq(id=number))
 
     async def continue_generation(self, request: Request) -> Response:
         """Resume generation."""
+        require_admin(request)
+        await read_model(request, ContinueGeneration, self._body_limit, optional=True)
         return await self._send_control(request, lambda number: ContinueGenerationReq(id=number))
 
     async def update_weights(self, request: Request) -> Response:
@@ -99,10 +146,29 @@ class ControlRoutes:
             raise BadRequestError("'model_path' must be an absolute path.", param="model_path")
         if body.abort_all_requests:
             self._manager.requests.abort_all()
-        weights = await self._manager.weights.update(body.model_path, body.model, rolling=bool(body.rolling))
+        weights = await self._manager.weights.update(
+            body.model_path, body.model, rolling=bool(body.rolling), version=body.weight_version or ""
+        )
         return json_response(
             {"success": True, "message": f"The weights are those of {body.model_path}.", "weights": weights}
         )
+
+    async def update_weight_version(self, request: Request) -> Response:
+        """Give the present weights a name, which this frontend reports as their version."""
+        require_admin(request)
+        body = await read_model(request, UpdateWeightVersion, self._body_limit)
+        if body.abort_all_requests:
+            self._manager.requests.abort_all()
+        self._manager.weights.name_versions(body.new_version)
+        message = f"The weights have the version {body.new_version}."
+        return json_response({"success": True, "message": message, "new_version": body.new_version})
+
+    async def freeze_gc(self, request: Request) -> Response:
+        """Exclude the present objects of this frontend from garbage collections, which delay every stream."""
+        require_admin(request)
+        gc.collect()
+        gc.freeze()
+        return json_response({"success": True})
 
     async def _send_control(self, request: Request, message_for: Order) -> Response:
         """Send a control message to all schedulers and return their replies. Raises UnavailableError if one refuses."""

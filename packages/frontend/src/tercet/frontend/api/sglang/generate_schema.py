@@ -18,6 +18,7 @@ from tercet.frontend.api.openai.sampling_schema import (
     TokenId,
     bounded,
     refuse,
+    refuse_field,
 )
 from tercet.frontend.api.openai.structured_schema import NativeStructuredFields
 from tercet.frontend.api.openai.tool_schema import Tools, specs_of
@@ -55,17 +56,60 @@ class NativeSampling(FilterFields, _NativeLimits):
     no_stop_trim: bool | None = None
     sampling_seed: Annotated[int, bounded("seed")] | None = None
     logit_bias: LogitBias | None = None
+    stream_interval: Any = None
+    stop_regex: Any = None
+    beam_width: Any = None
+    custom_params: Any = None
+    watermark: Any = None
+
+    @model_validator(mode="after")
+    def _refuse_unsupported(self) -> "NativeSampling":
+        for name in ("stop_regex", "custom_params", "watermark"):
+            value = getattr(self, name)
+            refuse_field(name, value, harmless=not value)
+        refuse_field("beam_width", self.beam_width, harmless=self.beam_width == 1)
+        return self
 
 
 _NOT_SERVED = (
     "return_hidden_states",
     "return_routed_experts",
+    "routed_experts_start_len",
+    "return_indexer_topk",
     "token_ids_logprob",
+    "return_sampling_mask",
+    "sampling_logprobs_mode",
+    "return_flat_raw_top_logprobs",
+    "return_flat_raw_output_top_logprobs",
+    "return_flat_raw_top_logprobs_b64",
+    "return_entropy",
+    "return_bytes",
     "input_embeds",
+    "positional_embed_overrides",
     "image_data",
     "video_data",
     "audio_data",
+    "use_audio_in_video",
+    "video_config",
+    "modalities",
+    "mm_hashes",
+    "mm_content_hashes",
+    "mm_processor_kwargs",
+    "images_config",
     "custom_logit_processor",
+    "watermark",
+    "require_reasoning",
+    "max_thinking_tokens",
+    "background",
+    "bootstrap_host",
+    "bootstrap_port",
+    "bootstrap_room",
+    "routed_dp_rank",
+    "data_parallel_rank",
+    "disagg_prefill_dp_rank",
+    "kv_hints",
+    "multi_item_delimiter_indices",
+    "token_indices_to_pool",
 )
 """SGLang's fields that are not supported. Its clients send them with values that request nothing."""
 
@@ -102,32 +146,73 @@ class NativeGenerate(Strict):
     return_logprob: bool | Annotated[list[bool], Batch] | None = None
     top_logprobs_num: TopLogprobs | Annotated[list[TopLogprobs], Batch] | None = None
     logprob_start_len: LogprobStart | Annotated[list[LogprobStart], Batch] | None = None
-    rid: Any = None
-    log_metrics: bool | None = None
+    rid: Name | None = None
     return_text_in_logprobs: bool | None = None
-    return_hidden_states: bool | None = None
-    return_routed_experts: bool | None = None
-    token_ids_logprob: Any = None
-    input_embeds: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    custom_logit_processor: Any = None
+    return_prompt_token_ids: bool | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     session_params: SessionParams | None = None
     lora_path: Name | Annotated[list[Name | None], Batch] | None = None
+    extra_key: Annotated[str, Field(max_length=256)] | None = None
+    log_metrics: Any = None
+    no_logs: Any = None
+    custom_labels: Any = None
+    conversation_id: Any = None
+    routing_key: Any = None
+    session_id: Any = None
+    external_trace_header: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    routed_experts_start_len: Any = None
+    return_indexer_topk: Any = None
+    token_ids_logprob: Any = None
+    return_sampling_mask: Any = None
+    sampling_logprobs_mode: Any = None
+    return_flat_raw_top_logprobs: Any = None
+    return_flat_raw_output_top_logprobs: Any = None
+    return_flat_raw_top_logprobs_b64: Any = None
+    return_entropy: Any = None
+    return_bytes: Any = None
+    input_embeds: Any = None
+    positional_embed_overrides: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    use_audio_in_video: Any = None
+    video_config: Any = None
+    modalities: Any = None
+    mm_hashes: Any = None
+    mm_content_hashes: Any = None
+    mm_processor_kwargs: Any = None
+    images_config: Any = None
+    custom_logit_processor: Any = None
+    watermark: Any = None
+    require_reasoning: Any = None
+    max_thinking_tokens: Any = None
+    background: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    routed_dp_rank: Any = None
+    data_parallel_rank: Any = None
+    disagg_prefill_dp_rank: Any = None
+    kv_hints: Any = None
+    multi_item_delimiter_indices: Any = None
+    token_indices_to_pool: Any = None
 
     @model_validator(mode="after")
     def _check_prompt(self) -> "NativeGenerate":
         if (self.text is None) == (self.input_ids is None):
             raise BadRequestError("Give either 'text' or 'input_ids'.", param="text")
-        refuse("rid", self.rid, harmless=False)
         for name in _NOT_SERVED:
             value = getattr(self, name)
-            refuse(name, value, harmless=value is False)
+            refuse(name, value, harmless=not value)
         if self.is_batch and self.session_params is not None:
             raise BadRequestError("A turn of a session has one prompt.", param="session_params")
+        if self.rid is not None and (self.is_batch or self.session_params is not None):
+            raise BadRequestError("'rid' is for one prompt outside a session: leave it out.", param="rid")
+        if self.extra_key is not None and self.cache_salt is not None:
+            raise BadRequestError("Give only one of 'cache_salt' and 'extra_key'.", param="extra_key")
         prompts = len(self.text or self.input_ids or ()) if self.is_batch else 1
         for name in _PER_PROMPT:
             given = getattr(self, name)

@@ -8,6 +8,7 @@ import orjson
 
 from tercet.frontend.api.generation_response import FinishedChoice
 from tercet.frontend.api.openai.logprobs import Members, entries, sliced
+from tercet.frontend.api.sglang.client_ids import ClientId
 from tercet.frontend.http.loop_turns import Steps, result_of
 from tercet.frontend.http.sse import DONE, event
 from tercet.frontend.manager.req_state import Generation, GenerationUpdate, ReqState
@@ -21,8 +22,13 @@ class GenerateWriter:
     An event of a stream has the whole text so far. Choices are numbered by prompt, then by index.
     """
 
-    def __init__(self, *, batch: bool = False) -> None:
+    def __init__(
+        self, *, batch: bool = False, client_id: ClientId | None = None, shows_prompt_ids: bool = False
+    ) -> None:
         self._batch = batch
+        self._client_id = client_id
+        """The id that the client chose for its only prompt."""
+        self._shows_prompt_ids = shows_prompt_ids
         self._first_numbers: list[int] = []
         """Number of the first choice of each prompt."""
         self._texts: dict[int, str] = {}
@@ -82,7 +88,7 @@ class GenerateWriter:
         if state.request.options.max_tokens == 0:
             text, ids, scores = "", [], _Scores()
         meta: dict[str, Any] = {
-            "id": state.rid,
+            "id": state.rid if self._client_id is None else self._client_id.chosen,
             "finish_reason": finish and _finish(finish, len(ids)),
             "prompt_tokens": state.prompt_tokens,
             "completion_tokens": len(ids),
@@ -90,7 +96,8 @@ class GenerateWriter:
         }
         if state.request.options.logprobs is not None:
             meta |= self._prompt_scores(state).fields("input") | scores.fields("output")
-        return {"index": number, "text": text, "output_ids": ids, "meta_info": meta}
+        choice = {"index": number, "text": text, "output_ids": ids, "meta_info": meta}
+        return {**choice, "prompt_token_ids": list(unpack_ints(state.prompt_ids))} if self._shows_prompt_ids else choice
 
     def _prompt_scores(self, state: ReqState) -> "_Scores":
         """Return the scores of the prompt, if its log-probabilities have arrived. Its first token has none."""

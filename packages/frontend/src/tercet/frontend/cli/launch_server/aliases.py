@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from tercet.frontend.parsers.sglang_names import REASONING_PARSERS, TOOL_PARSERS
 from tercet.frontend.supervisor.options import ConfigError
 
 MODEL = "MODEL"
@@ -88,37 +89,6 @@ _ROUTING = {
     "follow_bootstrap_room": "cache_aware",
 }
 _ATTENTION = {"intel_amx": "cpu"}
-_TOOL_PARSERS = {
-    "apertus2509": "apertus",
-    "cohere_command4": "cohere",
-    "deepseekv3": "deepseek_v3",
-    "deepseekv31": "deepseek_v31",
-    "deepseekv32": "deepseek_v32",
-    "deepseekv4": "deepseek_v4",
-    "glm45": "glm",
-    "gpt-oss": "gpt_oss",
-    "llama3": "llama3_json",
-    "mimo": "qwen3_coder",
-    "minimax-m2": "minimax_m2",
-    "pythonic": "llama_pythonic",
-    "qwen": "hermes",
-    "qwen25": "hermes",
-    "step3p5": "qwen3_coder",
-}
-_REASONING_PARSERS = {
-    "apertus2509": "apertus",
-    "cohere_command4": "cohere",
-    "deepseek-r1": "deepseek_r1",
-    "deepseek-v3": "qwen3",
-    "deepseek-v4": "qwen3",
-    "glm45": "qwen3",
-    "gpt-oss": "gpt_oss",
-    "granite_thinking_parser": "granite",
-    "minimax": "qwen3",
-    "qwen3-thinking": "qwen3",
-    "step3": "qwen3",
-}
-
 ALIASES = (
     Alias("--model-path", MODEL),
     Alias("--tp-size", "--tensor-parallel-size"),
@@ -151,8 +121,8 @@ ALIASES = (
     Alias("--attention-backend", "--attention-backend", _renamed(_ATTENTION), _listed(_ATTENTION)),
     Alias("--load-balance-method", "--frontend.routing-policy", _renamed(_ROUTING), _listed(_ROUTING)),
     Alias("--chat-template", "--chat-template", _template, "a file; SGLang's names of templates are refused"),
-    Alias("--tool-call-parser", "--tool-call-parser", _renamed(_TOOL_PARSERS), _listed(_TOOL_PARSERS)),
-    Alias("--reasoning-parser", "--reasoning-parser", _renamed(_REASONING_PARSERS), _listed(_REASONING_PARSERS)),
+    Alias("--tool-call-parser", "--tool-call-parser", _renamed(TOOL_PARSERS), _listed(TOOL_PARSERS)),
+    Alias("--reasoning-parser", "--reasoning-parser", _renamed(REASONING_PARSERS), _listed(REASONING_PARSERS)),
     Alias("--log-level", "--log-level", str.lower, "upper case, too"),
 )
 

@@ -54,7 +54,7 @@ class ServerArg(NamedTuple):
 
 @cache
 def server_args() -> tuple[ServerArg, ...]:
-    """Return the options of SGLang's server. `python -m tools.sglang_options` renews them."""
+    """Return the options of SGLang's server. `python -m tools.sglang_names` renews them."""
     text = resources.files(__package__).joinpath("server_args.tsv").read_text(encoding="utf-8")
     rows = (line.split("\t") for line in text.splitlines())
     return tuple(ServerArg(group, tuple(names.split(",")), takes, default) for group, names, takes, default in rows)

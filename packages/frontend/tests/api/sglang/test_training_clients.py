@@ -1,0 +1,140 @@
+"""Calls of verl (HttpServerAdapter) and slime (SGLangEngine, rollouts), with the bodies that they send."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import httpx2
+import pytest
+
+from packages.frontend.tests.polling import until
+from tercet.frontend.config.config import HttpConfig
+from tercet.frontend.testing import FakeEngine, Served, serving
+from tercet.protocol.messages.messages import (
+    ContinueGenerationReq,
+    FlushCacheReq,
+    PauseGenerationReq,
+    UpdateWeightsFromDiskReq,
+)
+
+EngineOf = Callable[..., FakeEngine]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+OPEN = HttpConfig(open_admin=True)
+SLIME_SAMPLING = {
+    "temperature": 1.0,
+    "top_p": 1.0,
+    "top_k": -1,
+    "max_new_tokens": 8,
+    "stop": None,
+    "stop_token_ids": None,
+    "skip_special_tokens": True,
+    "no_stop_trim": True,
+    "spaces_between_special_tokens": False,
+}
+
+
+async def ok(answer: httpx2.Response) -> Any:
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def test_verl_starts_flushes_and_generates(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(), OPEN) as served:
+        http = http_of(served)
+        headers = {"Content-Type": "application/json; charset=utf-8", "Authorization": "Bearer None"}
+        await ok(await http.get("/health_generate", headers=headers))
+        await ok(await http.get("/flush_cache", headers=headers))
+        assert any(isinstance(message, FlushCacheReq) for _, message in served.engine.sent)
+        payload = {
+            "sampling_params": {"n": 1, "max_new_tokens": 3, "temperature": 0, "repetition_penalty": 1.0},
+            "input_ids": [5, 6],
+            "return_logprob": True,
+        }
+        answer = await ok(await http.post("/generate", json=payload))
+        assert [each[1] for each in answer["meta_info"]["output_token_logprobs"]] == answer["output_ids"]
+        await ok(await http.post("/abort_request", json={"rid": "", "abort_all": True}))
+
+
+async def test_slime_collects_partial_rollouts_and_goes_on(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(auto=False)
+    async with serving(engine, OPEN) as served:
+        http = http_of(served)
+        payload = {"sampling_params": SLIME_SAMPLING, "return_logprob": True, "input_ids": [5, 6]}
+        rollout = asyncio.ensure_future(http.post("/generate", json=payload))
+        await until(lambda: bool(engine.running))
+        engine.step()
+        await asyncio.sleep(0.02)
+        await ok(await http.post("/abort_request", json={"abort_all": True}))
+        meta = (await ok(await rollout))["meta_info"]
+        assert meta["finish_reason"]["type"] == "abort"
+        tokens = [each[1] for each in meta["output_token_logprobs"]]
+        assert tokens == [10]
+        loads = await ok(await http.get("/v1/loads?include=core"))
+        assert sum(each["num_running_reqs"] + each["num_waiting_reqs"] for each in loads["loads"]) == 0
+        engine.auto = True
+        further = {**payload, "input_ids": [5, 6, *tokens]}
+        further["sampling_params"] = {**SLIME_SAMPLING, "max_new_tokens": 8 - len(tokens)}
+        assert (await ok(await http.post("/generate", json=further)))["output_ids"] == [10, 11, 12, 13]
+
+
+async def test_slime_updates_weights_and_reads_their_version(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(), OPEN) as served:
+        http = http_of(served)
+        await ok(await http.post("/pause_generation", json={}))
+        await ok(await http.get("/flush_cache"))
+        weights = {"model_path": "/checkpoints/7", "load_format": None, "weight_version": "7"}
+        await ok(await http.post("/update_weights_from_disk", json=weights))
+        await ok(await http.post("/continue_generation", json={}))
+        assert (await ok(await http.get("/get_weight_version")))["weight_version"] == "7"
+        assert (await ok(await http.get("/model_info")))["weight_version"] == "7"
+        await ok(await http.post("/update_weight_version", json={"new_version": "8"}))
+        assert (await ok(await http.get("/weight_version")))["weight_version"] == "8"
+        kinds = (PauseGenerationReq, FlushCacheReq, UpdateWeightsFromDiskReq, ContinueGenerationReq)
+        assert [type(message) for _, message in served.engine.sent if isinstance(message, kinds)] == list(kinds)
+
+
+@pytest.mark.parametrize("name", ["is_async", "keep_pause", "recapture_cuda_graph", "manifest"])
+async def test_a_weight_update_refuses_by_name(engine_of: EngineOf, http_of: HttpOf, name: str) -> None:
+    async with serving(engine_of(), OPEN) as served:
+        body = {"model_path": "/checkpoints/7", name: True}
+        answer = await http_of(served).post("/update_weights_from_disk", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
+
+
+async def test_a_pause_may_abort_running_requests(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(auto=False)
+    async with serving(engine, OPEN) as served:
+        http = http_of(served)
+        for mode, kind in (("in_place", None), ("abort", "abort")):
+            rollout = asyncio.ensure_future(http.post("/generate", json={"text": "hello"}))
+            await until(lambda: bool(engine.running))
+            await ok(await http.post("/pause_generation", json={"mode": mode}))
+            if kind is None:
+                assert not rollout.done()
+                await ok(await http.post("/abort_request", json={"abort_all": True}))
+            assert (await ok(await rollout))["meta_info"]["finish_reason"]["type"] == "abort"
+
+
+async def test_without_the_option_the_calls_need_an_admin_key(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        http = http_of(served)
+        for method, path in [("GET", "/flush_cache"), ("POST", "/pause_generation"), ("POST", "/freeze_gc")]:
+            assert (await http.request(method, path, json={})).status_code == 403
+
+
+async def test_a_client_may_choose_the_id_of_its_request(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(auto=False)
+    config = HttpConfig(api_key=("one", "two"))
+    async with serving(engine, config) as served:
+        http = http_of(served)
+        one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        body = {"text": "hello", "rid": "mine", "return_prompt_token_ids": True}
+        rollout = asyncio.ensure_future(http.post("/generate", json=body, headers=one))
+        await until(lambda: bool(engine.running))
+        await ok(await http.post("/abort_request", json={"rid": "mine"}, headers=two))
+        assert not rollout.done(), "an id is the caller's own"
+        await ok(await http.post("/abort_request", json={"rid": "mine"}, headers=one))
+        answer = await ok(await rollout)
+        assert answer["meta_info"]["id"] == "mine"
+        assert answer["meta_info"]["finish_reason"]["type"] == "abort"
+        assert len(answer["prompt_token_ids"]) == answer["meta_info"]["prompt_tokens"]
