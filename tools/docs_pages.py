@@ -13,6 +13,7 @@ import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, fields
 from enum import Enum
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -27,6 +28,7 @@ from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 from tercet.frontend.supervisor.options import FrontendOptions, SchedulerOptions, ServeOptions
 from tercet.scheduler.architectures import MODULES, embedders, generators, is_encoder
 from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
+from tools.sglang_names import ENDPOINTS
 
 DOCS = Path(__file__).parents[1] / "docs"
 _BLOCK = re.compile(r"(<!-- generated: ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -181,6 +183,54 @@ def _sglang_option(arg: ServerArg) -> list[str]:
     return [_codes(arg.names), "same" if alias.ours in arg.names else f"`{alias.ours}`", alias.values]
 
 
+SGLANG_ABSENT = {
+    "/ready": "`/health`",
+    "/ping": "`/health`",
+    "/": "`/health`",
+    "/set_internal_state": "options are set when the server starts",
+    "/*_external_corpus": "tokens are drafted from the prompt and the output alone",
+    "/list_external_corpora": "tokens are drafted from the prompt and the output alone",
+    "/*hicache*": "there is one KV cache, in the memory of the model",
+    "/*_profile": "`tercet-kernels bench`",
+    "/set_trace_level": "`--log-level`",
+    "/configure_logging": "`--log-level`",
+    "/*expert_distribution_record": "`/metrics`",
+    "/*remote_instance*": "`/update_weights_from_disk`",
+    "/*_weights_*": "`/update_weights_from_disk`",
+    "/*_weight_update": "`/update_weights_from_disk`",
+    "/update_weights_from_*": "`/update_weights_from_disk`",
+    "/weights_checker": "`/weight_version` has a fingerprint of the weights",
+    "/*_memory_occupation": "end the server, and start it again",
+    "/slow_down": "`--max-running-requests`",
+    "/pd_role_switch": "prefill and decode run in one scheduler",
+    "/load_lora_adapter_from_tensors": "`/load_lora_adapter`",
+    "/*_elastic_ep": "`--dp-size`",
+    "/v1/audio/*": "models read text alone",
+    "/v1/realtime": "models read text alone",
+    "/v1/decisions": "`/v1/score`",
+    "/v1/systemone": "`/v1/score`",
+    "/invocations": "`/v1/chat/completions`",
+    "/dumper/*": "`--scheduler.event-log`",
+}
+"""Equals of SGLang's endpoints that are missing here, by patterns of their paths."""
+
+
+def sglang_endpoints_table() -> str:
+    """Return the endpoints of SGLang's server, each with its equal."""
+    methods: dict[str, list[str]] = {}
+    for line in ENDPOINTS.read_text(encoding="utf-8").splitlines():
+        method, path = line.split()
+        methods.setdefault(path, []).append(method)
+    return table("SGLang, Tercet", [[f"`{path}`", _sglang_endpoint(path, each)] for path, each in methods.items()])
+
+
+def _sglang_endpoint(path: str, methods: list[str]) -> str:
+    served = [method for method in methods if (method, path) in OPERATIONS]
+    if served:
+        return "same" if served == methods else f"same, by {' and '.join(served)} alone"
+    return f"absent: {next(instead for pattern, instead in SGLANG_ABSENT.items() if fnmatchcase(path, pattern))}"
+
+
 def sglang_refused_table() -> str:
     """Return the options of SGLang's server that `tercet launch_server` refuses, by what to use instead."""
     refused: dict[str, list[str]] = {}
@@ -207,6 +257,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics-scheduler": scheduler_metrics_table,
     "routes": routes_table,
     "sglang-options": sglang_options_table,
+    "sglang-endpoints": sglang_endpoints_table,
     "sglang-refused": sglang_refused_table,
     "serve": _options(ServeOptions),
     "serve-frontend": _options(FrontendOptions),

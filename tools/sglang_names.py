@@ -1,8 +1,8 @@
-"""The list of SGLang's server options, read from its source.
+"""The lists of SGLang's server options and endpoints, read from its source.
 
-`python -m tools.sglang_options DIRECTORY` writes `cli/launch_server/server_args.tsv` from an unpacked sglang package,
-such as what `pip download sglang --no-deps` and `unzip` leave. Nothing of SGLang is imported. A line has the group
-(SGLang's file), the names, what follows the option, and its default.
+`python -m tools.sglang_names DIRECTORY` writes `cli/launch_server/server_args.tsv` and `tools/sglang_endpoints.txt`
+from an unpacked sglang package, such as what `pip download sglang --no-deps` and `unzip` leave. Nothing of SGLang is
+imported. A line of the first has the group (SGLang's file), the names, what follows the option, and its default.
 """
 
 import argparse
@@ -13,6 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 OPTIONS = Path(__file__).parents[1] / "packages/frontend/src/tercet/frontend/cli/launch_server/server_args.tsv"
+ENDPOINTS = Path(__file__).parent / "sglang_endpoints.txt"
+_SERVER_FILES = ("http_server.py", "v1_loads.py", "elastic_ep.py")
+"""Files below `srt/entrypoints` with the endpoints of the HTTP server."""
 _ARGUMENTS = {0: "flag", "?": "optional", "*": "values", "+": "values"}
 """Words for argparse's `nargs`; without it, one value follows."""
 
@@ -106,17 +109,35 @@ def _text(node: ast.expr | None) -> str:
     return "" if value is None or isinstance(value, bool) else str(value)
 
 
+def endpoints(package: Path) -> list[tuple[str, str]]:
+    """Return method and path of the endpoints of a sglang package. Raises OSError for a directory that has none."""
+    texts = [(package / "srt/entrypoints" / name).read_text(encoding="utf-8") for name in _SERVER_FILES]
+    return [found for text in texts for node in ast.walk(ast.parse(text)) for found in _routes(node)]
+
+
+def _routes(node: ast.AST) -> Iterator[tuple[str, str]]:
+    """Yield the routes of a decorator such as `@app.get("/health")` or `@app.api_route("/x", methods=["POST"])`."""
+    match node:
+        case ast.Call(
+            func=ast.Attribute(value=ast.Name(id="app" | "router"), attr=verb), args=[ast.Constant(value=str(path)), *_]
+        ) if path.startswith("/"):
+            methods = next((_literal(key.value) for key in node.keywords if key.arg == "methods"), [verb.upper()])
+            yield from ((method, path) for method in methods)
+
+
 def main() -> int:
-    """Write the list, or say that the directory has none."""
+    """Write the lists, or say that the directory has none."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package", type=Path, help="directory of the unpacked package: it has srt/server_args.py")
     try:
-        found = server_args(parser.parse_args().package)
+        package = parser.parse_args().package
+        found, routes = server_args(package), endpoints(package)
     except OSError as error:
-        print(f"no server options: {error}", file=sys.stderr)
+        print(f"no server: {error}", file=sys.stderr)
         return 1
     OPTIONS.write_text("".join(f"{arg.line()}\n" for arg in found), encoding="utf-8")
-    print(f"{len(found)} options: {OPTIONS}")
+    ENDPOINTS.write_text("".join(f"{method} {path}\n" for method, path in routes), encoding="utf-8")
+    print(f"{len(found)} options: {OPTIONS}\n{len(routes)} endpoints: {ENDPOINTS}")
     return 0
 
 

@@ -1,10 +1,10 @@
-"""The reader of SGLang's options, on a small package in its manner."""
+"""The reader of SGLang's options and endpoints, on a small package in its manner."""
 
 from pathlib import Path
 
 import pytest
 
-from tools.sglang_options import ServerArg, server_args
+from tools.sglang_names import ServerArg, endpoints, server_args
 
 FIELDS = """
 class Some(msgspec.Struct):
@@ -30,6 +30,17 @@ def add_cli_args(parser):
     parser.add_argument("--tp-size", type=int)
 """
 
+SERVER = """
+@app.get("/health")
+@app.get("/health_generate")
+async def health(): ...
+
+@app.api_route("/generate", methods=["POST", "PUT"], response_class=X)
+async def generate(): ...
+
+def launch(): app.add_middleware(A)
+"""
+
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
@@ -37,6 +48,11 @@ def package(tmp_path: Path) -> Path:
     fields.mkdir(parents=True)
     (fields / "exec_.py").write_text(FIELDS)
     (tmp_path / "srt/server_args.py").write_text(PARSER)
+    served = tmp_path / "srt/entrypoints"
+    served.mkdir()
+    for name in ("http_server.py", "elastic_ep.py"):
+        (served / name).write_text(SERVER if name == "http_server.py" else "")
+    (served / "v1_loads.py").write_text('@router.get("/v1/loads")\nasync def loads(): ...\n')
     return tmp_path
 
 
@@ -56,6 +72,11 @@ def test_the_options_of_fields_and_of_the_parser_are_found(package: Path) -> Non
         ServerArg("server_args", ("--old",), "flag", ""),
         ServerArg("server_args", ("--older",), "flag", ""),
     ]
+
+
+def test_the_endpoints_are_found(package: Path) -> None:
+    found = [("GET", "/health"), ("GET", "/health_generate"), ("POST", "/generate"), ("PUT", "/generate")]
+    assert endpoints(package) == [*found, ("GET", "/v1/loads")]
 
 
 def test_a_directory_without_options_is_an_error(tmp_path: Path) -> None:
