@@ -45,6 +45,7 @@ SAMPLES = {
     "supervisor": "ipc:///run/s",
     "parent_fd": "5",
     "log_level": "debug",
+    "log_format": "json",
     "max_choices": "9",
     "max_backlog": "8",
     "drain_grace": "0.5",

@@ -143,6 +143,7 @@ SAMPLES: dict[type, dict[str, object]] = {
         "supervisor": "ipc:///run/s",
         "parent_fd": 5,
         "log_level": "debug",
+        "log_format": "json",
         "drain_grace": 0.5,
         "event_log": "events",
     },

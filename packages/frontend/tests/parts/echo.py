@@ -137,7 +137,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("step", type=float)
     parser.add_argument("--torn", action="store_true")
-    for flag in ("--peer", "--listen", "--supervisor", "--log-level"):
+    for flag in ("--peer", "--listen", "--supervisor", "--log-level", "--log-format"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--parent-fd", type=int, required=True)
     options = parser.parse_args()

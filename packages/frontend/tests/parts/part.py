@@ -62,7 +62,7 @@ def options_given() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("mode")
     parser.add_argument("--once", type=Path, default=Path("/nonexistent"))
-    for flag in ("--peer", "--listen", "--supervisor", "--log-level"):
+    for flag in ("--peer", "--listen", "--supervisor", "--log-level", "--log-format"):
         parser.add_argument(flag, required=True)
     parser.add_argument("--parent-fd", type=int, required=True)
     parser.add_argument("--fd", type=int)

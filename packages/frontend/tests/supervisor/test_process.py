@@ -29,6 +29,12 @@ def test_last_words_are_those_that_may_say_what_is_wrong() -> None:
     assert run(f"import sys; print({warning!r}); sys.exit(3)") == (3, warning)
 
 
+def test_last_words_of_a_json_log_are_its_message() -> None:
+    fault = '{"time":"t","level":"CRITICAL","message":"no  room","exception":"Traceback"}'
+    news = '{"time":"t","level":"INFO","message":"\\"level\\":\\"ERROR\\""}'
+    assert run(f"import sys; print({fault!r}); print({news!r}); sys.exit(3)") == (3, "no room")
+
+
 def test_why_it_ends_is_told_once_with_its_end() -> None:
     said: list[str] = []
     exits: queue.Queue[tuple[int, str]] = queue.Queue()

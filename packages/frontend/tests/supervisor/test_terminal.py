@@ -1,11 +1,14 @@
+import json
 import threading
 from io import StringIO
 
 import pytest
 
+from tercet.frontend.supervisor.options import ServeOptions
 from tercet.frontend.supervisor.terminal import (
     Display,
     InteractiveTerminal,
+    JsonTerminal,
     PlainTerminal,
     QueuedTerminal,
     choose_terminal,
@@ -99,7 +102,25 @@ def test_a_screen_that_nobody_reads_any_more_ends_nothing(error: Exception) -> N
 
 
 def test_bars_need_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(choose_terminal(), PlainTerminal)
+    assert isinstance(choose_terminal(ServeOptions()), PlainTerminal)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    assert isinstance(choose_terminal(), InteractiveTerminal)
-    assert isinstance(choose_terminal("debug"), PlainTerminal)
+    assert isinstance(choose_terminal(ServeOptions()), InteractiveTerminal)
+    assert isinstance(choose_terminal(ServeOptions(log_level="debug")), PlainTerminal)
+    assert isinstance(choose_terminal(ServeOptions(log_format="json")), JsonTerminal)
+
+
+def test_every_line_of_a_json_log_is_an_object() -> None:
+    stream = StringIO()
+    display = JsonTerminal(stream)
+    own = '{"time":"t","level":"INFO","part":"scheduler-0","message":"loaded"}'
+    display.output("scheduler-0", own)
+    display.output("scheduler-0", '{"time":"t","message":"cut')
+    display.line("tercet: error: no part is left")
+    display.progress("scheduler-0", "weights", 1, 10)
+    first, *others = stream.getvalue().splitlines()
+    assert first == own
+    assert [(each["part"], each["level"], each["message"]) for each in map(json.loads, others)] == [
+        ("scheduler-0", "INFO", '{"time":"t","message":"cut'),
+        ("supervisor", "ERROR", "tercet: error: no part is left"),
+        ("supervisor", "INFO", "scheduler-0: weights 10%"),
+    ]

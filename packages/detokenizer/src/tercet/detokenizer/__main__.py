@@ -37,7 +37,7 @@ app = App(name="tercet-detokenizer", version=__version__, help="Turn token ids i
 @app.default
 def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
     """Turn the tokens of schedulers into text for frontends until told to stop."""
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config.start_logging()
     raise_file_limit()
     links = _links(config)
     tokenizers = TokenizerStore()

@@ -1,7 +1,6 @@
 """Options of a detokenizer process."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from cyclopts import Parameter
 
@@ -18,8 +17,6 @@ class DetokenizerConfig(NodeOptions):
 
     peer: str = field(default_factory=lambda: default_peer(Role.DETOKENIZER))
     listen: str = "tcp://127.0.0.1:30200"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """How much to log."""
     max_choices: int = 65536
     """Choices whose text may be under way; past it, those that have waited longest are forgotten."""
     max_backlog: int = 1024

@@ -1,7 +1,6 @@
 """Command line of one frontend process: `tercet-frontend`, or `python -m tercet.frontend`."""
 
 import asyncio
-import logging
 import sys
 from typing import Annotated
 
@@ -20,7 +19,7 @@ app = App(name="tercet-frontend", version=__version__, help="Serve the OpenAI AP
 @app.default
 def serve(config: FrontendConfig = FrontendConfig()) -> None:
     """Serve HTTP clients with the schedulers and detokenizers named, until told to stop."""
-    logging.basicConfig(level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    config.link.start_logging()
     from tercet.protocol.system.process import exit_with_parent, gc_disabled_during_imports
 
     with gc_disabled_during_imports():

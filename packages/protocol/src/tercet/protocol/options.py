@@ -1,10 +1,12 @@
 """Command-line options of a node, which every part has."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tercet.protocol.messages.values import Role
+from tercet.protocol.system.log_lines import LogFormat, LogLevel, LogSettings, start_logging
 
 if TYPE_CHECKING:
     from tercet.protocol.config import Dial, NodeConfig
@@ -28,6 +30,15 @@ class NodeOptions:
     """Address of the supervisor's inbox, if there is one."""
     parent_fd: int | None = None
     """Exit when this inherited pipe closes."""
+    log_level: LogLevel = "info"
+    """Least severity that is logged."""
+    log_format: LogFormat = "text"
+    """Format of log lines: text, or one JSON object a line."""
+
+    def start_logging(self) -> None:
+        """Log to stderr as configured."""
+        level = logging.getLevelNamesMapping()[self.log_level.upper()]
+        start_logging(LogSettings(level, self.log_format, self.peer))
 
     def node_config(self, role: Role, connect: "tuple[str | Dial, ...]" = ()) -> "NodeConfig":
         """Return the configuration of the node, with its keys. Raises KeysError, AddressError, ValueError."""

@@ -1,6 +1,5 @@
 """Command line of one scheduler process: `tercet-scheduler`, or `python -m tercet.scheduler`."""
 
-import logging
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -29,7 +28,7 @@ def serve(
     schedule: ScheduleOptions = ScheduleOptions(),
 ) -> None:
     """Load a model and serve it to frontends until told to stop."""
-    logging.basicConfig(level=process.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    process.start_logging()
     from tercet.protocol.system.process import exit_with_parent, gc_disabled_during_imports, on_signals
 
     with gc_disabled_during_imports():

@@ -35,8 +35,6 @@ class ProcessOptions(NodeOptions):
 
     peer: str = field(default_factory=lambda: default_peer(Role.SCHEDULER))
     listen: str = "tcp://127.0.0.1:30100"
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """How much to log."""
     drain_grace: float = 30.0
     """Seconds that requests held get to finish after SIGTERM."""
     weights: str = ""

@@ -175,5 +175,3 @@ class FrontendConfig:
     http: HttpConfig = field(default_factory=HttpConfig)
     serving: ServingConfig = field(default_factory=ServingConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Least severity that is logged."""

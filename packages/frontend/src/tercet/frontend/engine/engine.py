@@ -19,7 +19,8 @@ from tercet.frontend.engine.requests import Ids, Sampling, Texts, add_prompt_not
 from tercet.frontend.http.loop_turns import result_of
 from tercet.frontend.manager.embedding_state import unpack_vector
 from tercet.frontend.manager.request import GenerateRequest
-from tercet.frontend.supervisor.options import FrontendOptions, LogLevel, SchedulerOptions, ServeConfig, ServeOptions
+from tercet.frontend.supervisor.options import FrontendOptions, SchedulerOptions, ServeConfig, ServeOptions
+from tercet.protocol.system.log_lines import LogLevel
 
 __all__ = ["Completion", "Embedding", "Engine", "EngineError"]
 

@@ -37,7 +37,7 @@ class EngineProcesses:
             self.supervisor = Supervisor(
                 make_parts(config, directory),
                 directory,
-                choose_terminal(config.serve.log_level),
+                choose_terminal(config.serve),
                 log_level=config.serve.log_level,
                 timeouts=Timeouts(startup=config.serve.startup_timeout),
                 on_ready=self._started.set,

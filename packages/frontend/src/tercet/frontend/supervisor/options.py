@@ -6,14 +6,13 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from tercet.frontend.config.config import HttpOptions, ServingOptions
 from tercet.frontend.config.validation import read_adapters
-
-LogLevel = Literal["debug", "info", "warning", "error"]
+from tercet.protocol.system.log_lines import LogFormat, LogLevel
 
 _UNITS = {"": 1, "B": 1}
 _UNITS |= {f"{prefix}B": 1000 ** (power + 1) for power, prefix in enumerate("KMGT")}
@@ -60,6 +59,8 @@ class ServeOptions:
     """Frontend processes, all on the one port."""
     log_level: LogLevel = "info"
     """How much every part logs."""
+    log_format: LogFormat = "text"
+    """Format of log lines: text, or one JSON object a line."""
     startup_timeout: float = 600.0
     """Seconds within which every part must be ready."""
 
@@ -208,6 +209,7 @@ def extra_flags(extra: Mapping[str, str]) -> list[str]:
         "supervisor",
         "parent-fd",
         "log-level",
+        "log-format",
         "fd",
         "host",
         "port",

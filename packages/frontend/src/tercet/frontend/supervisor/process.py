@@ -9,13 +9,16 @@ import threading
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
+import msgspec
+
 from tercet.frontend.supervisor.parts import LaunchSpec
 
 _FATAL_LINE = re.compile(r"tercet-[a-z]+: ")
 """Beginning of the line in which a part says why it ends."""
-_INFO_LINE = re.compile(r"[0-9-]{10} [0-9:,]+ (DEBUG|INFO) ")
+_INFO_LINE = re.compile(r'[0-9-]{10} [0-9:,]+ (DEBUG|INFO) |{"time":"[^"]*","level":"(DEBUG|INFO)"')
 """Beginning of a log line that does not report a fault."""
-_LONGEST_LINE = 4096
+_LONGEST_LINE = 1 << 16
+"""Characters after which a line is broken."""
 _KEYS = ("TERCET_API_KEYS", "TERCET_ADMIN_KEYS")
 _parent_pipes: set[int] = set()
 """This process's ends of the pipes that keep its parts alive."""
@@ -28,6 +31,10 @@ def _close_pipes_after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_close_pipes_after_fork)
+
+
+class _JsonLine(msgspec.Struct):
+    message: str
 
 
 class ChildProcess:
@@ -118,7 +125,7 @@ class ChildProcess:
     def _remember_error(self, line: str) -> None:
         """Remember the last line that may report a fault."""
         if line and not _INFO_LINE.match(line):
-            self._last_error = " ".join(_FATAL_LINE.sub("", line, count=1).split())[:500]
+            self._last_error = " ".join(_FATAL_LINE.sub("", _message(line), count=1).split())[:500]
 
     def _wait(self) -> None:
         # While the process is an unreaped zombie, its id is not reused: the survivors of its group are safely killed.
@@ -142,3 +149,11 @@ class ChildProcess:
     def _close_pipe(self) -> None:
         _parent_pipes.discard(self._pipe)  # first: a fork in between must not close a reused descriptor
         os.close(self._pipe)
+
+
+def _message(line: str) -> str:
+    """Return the message of a log line in JSON; any other line as it is."""
+    try:
+        return msgspec.json.decode(line, type=_JsonLine).message
+    except msgspec.DecodeError:
+        return line

@@ -109,7 +109,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
     keep_output()
     http = parse_frontend_config(config).http
     locked = bool(config.frontend.api_key or http.api_keys())
-    display = choose_terminal(config.serve.log_level)
+    display = choose_terminal(config.serve)
     with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:
         parts = make_parts(config, directory)
         _require_file_limit(len(parts))
@@ -129,6 +129,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             display,
             listener=listener,
             log_level=config.serve.log_level,
+            log_format=config.serve.log_format,
             timeouts=Timeouts(startup=config.serve.startup_timeout),
             drain=http.shutdown_grace,
             announce=announce,

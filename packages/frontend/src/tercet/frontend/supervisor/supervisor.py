@@ -55,6 +55,7 @@ class Supervisor:
         *,
         listener: socket.socket | None = None,
         log_level: str = "info",
+        log_format: str = "text",
         timeouts: Timeouts | None = None,
         drain: float = 0.0,
         on_ready: Callable[[], None] = lambda: None,
@@ -72,7 +73,7 @@ class Supervisor:
         timeouts = timeouts or Timeouts()
         self._arguments = (
             *("--listen", f"ipc://{directory}", "--supervisor", f"ipc://{directory}/supervisor.*"),
-            *("--log-level", log_level),
+            *("--log-level", log_level, "--log-format", log_format),
         )
         self._table = PartTable(self._parts, timeouts, time.monotonic())
         self._ready_messages: dict[str, Ready] = {}

@@ -2,14 +2,17 @@
 
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import TextIO
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from tercet.frontend.supervisor.options import LogLevel
+from tercet.frontend.supervisor.options import ServeOptions
+from tercet.protocol.system.log_lines import json_line, rfc3339
 
 _MAX_QUEUED_OUTPUT = 1000
 """Output lines of parts that may wait to be shown; further ones are dropped."""
@@ -29,6 +32,10 @@ class PlainTerminal:
     def line(self, text: str) -> None:
         self._stream.write(text + "\n")
         self._stream.flush()
+
+    def output(self, name: str, text: str) -> None:
+        """Show a line that a part wrote."""
+        self.line(f"{name}: {text}")
 
     def progress(self, name: str, text: str, done: int, total: int) -> None:
         """Show the progress of a part; `total` 0 means unknown."""
@@ -55,6 +62,10 @@ class InteractiveTerminal:
 
     def line(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
+
+    def output(self, name: str, text: str) -> None:
+        """Show a line that a part wrote."""
+        self.line(f"{name}: {text}")
 
     def progress(self, name: str, text: str, done: int, total: int) -> None:
         """Show the progress of a part: a bar, or a line if `total` is 0 (unknown)."""
@@ -92,6 +103,32 @@ class InteractiveTerminal:
         )
 
 
+class JsonTerminal(PlainTerminal):
+    """Lines of JSON objects for a log collector: those of parts as they are, and new ones for all other lines."""
+
+    def line(self, text: str) -> None:
+        self._write("supervisor", text)
+
+    def output(self, name: str, text: str) -> None:
+        if _is_object(text):
+            super().line(text)
+        else:
+            self._write(name, text)
+
+    def _write(self, part: str, text: str) -> None:
+        level = next((name for name in ("ERROR", "WARNING") if f" {name.lower()}: " in text), "INFO")
+        super().line(json_line({"time": rfc3339(time.time()), "level": level, "part": part, "message": text}))
+
+
+def _is_object(text: str) -> bool:
+    """Return whether a line is a whole JSON object, not a part of a long one or a line of another program."""
+    try:
+        msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+    except msgspec.DecodeError:
+        return False
+    return True
+
+
 Display = PlainTerminal | InteractiveTerminal
 
 
@@ -109,7 +146,7 @@ class QueuedTerminal:
 
     def output(self, name: str, text: str) -> None:
         """Show a line that a part wrote; drop and count it if too many wait."""
-        self._put(lambda: self._display.line(f"{name}: {text}"), _MAX_QUEUED_OUTPUT)
+        self._put(lambda: self._display.output(name, text), _MAX_QUEUED_OUTPUT)
 
     def line(self, text: str) -> None:
         self.call(lambda: self._display.line(text))
@@ -157,6 +194,8 @@ class QueuedTerminal:
                 continue  # the screen is gone, and there is no other to report it on
 
 
-def choose_terminal(log_level: LogLevel = "info") -> Display:
-    """Return a terminal with progress bars, unless stderr is not a terminal or every line is wanted."""
-    return InteractiveTerminal() if sys.stderr.isatty() and log_level != "debug" else PlainTerminal()
+def choose_terminal(options: ServeOptions) -> Display:
+    """Return a terminal with progress bars, unless stderr is not a terminal, or every line or JSON is wanted."""
+    if options.log_format == "json":
+        return JsonTerminal()
+    return InteractiveTerminal() if sys.stderr.isatty() and options.log_level != "debug" else PlainTerminal()

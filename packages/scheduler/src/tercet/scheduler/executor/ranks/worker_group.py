@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from tercet.protocol.system.log_lines import settings_of_rank
 from tercet.protocol.system.socket_directory import new_socket_directory
 from tercet.scheduler.executor.ranks.rank_links import PlanSender, address_of
 from tercet.scheduler.executor.ranks.rank_messages import Order
@@ -43,7 +44,7 @@ class WorkerGroup:
                     size=size,
                     directory=str(self.directory),
                     cores=[*cores[rank]],
-                    log_level=logging.getLogger().getEffectiveLevel(),
+                    log=settings_of_rank(rank),
                     options=encode_options(options[rank]),
                 )
                 self._processes.append(RankProcess(start, on_end or self._exit_with))

@@ -6,7 +6,6 @@ ignores signals that stop a server, because rank 0 may have requests to finish.
 """
 
 import gc
-import logging
 import os
 import shutil
 import signal
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, assert_never
 
 import msgspec
+
+from tercet.protocol.system.log_lines import LogSettings, start_logging
 
 if TYPE_CHECKING:
     from tercet.scheduler.executor.ranks.rank_messages import Order
@@ -37,7 +38,7 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the rendezvous."""
     cores: list[int]
     """Cores to which the process is bound; empty for all."""
-    log_level: int
+    log: LogSettings
     options: msgspec.Raw
     """`WorkerOptions`, still encoded: decoding needs torch, which is loaded after signals are handled."""
 
@@ -50,8 +51,7 @@ def main() -> None:
         start = msgspec.json.decode(lifeline.readline(), type=Start)
     end = threading.Thread(target=_end_with_rank_0, args=(start.directory,), name="lifeline", daemon=True)
     end.start()
-    words = f"%(asctime)s %(levelname)s %(name)s [rank {start.rank}]: %(message)s"
-    logging.basicConfig(level=start.log_level, format=words)
+    start_logging(start.log)
     try:
         run(start)
     except Exception:
