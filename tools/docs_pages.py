@@ -21,7 +21,7 @@ from tercet.detokenizer.config import DetokenizerConfig
 from tercet.frontend.api import metrics
 from tercet.frontend.api.docs.operations import OPERATIONS
 from tercet.frontend.cli.launch_server.translation import ServerArg, server_args
-from tercet.frontend.config.config import HttpConfig, LinkConfig, ServingConfig, StoreConfig
+from tercet.frontend.config.config import HttpConfig, LinkConfig, ServingConfig, StoreConfig, TelemetryOptions
 from tercet.frontend.manager import series
 from tercet.frontend.parsers.families import FAMILIES
 from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
@@ -266,6 +266,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "frontend-http": _options(HttpConfig),
     "frontend-serving": _options(ServingConfig),
     "frontend-store": _options(StoreConfig),
+    "frontend-telemetry": _options(TelemetryOptions),
     "scheduler-process": _options(ProcessOptions),
     "scheduler-model": _options(ModelOptions),
     "scheduler-schedule": _options(ScheduleOptions),

@@ -13,6 +13,7 @@ from tercet.frontend.config.validation import read_adapters
 from tercet.frontend.database import Database
 from tercet.frontend.lora.store import AdaptersInFile
 from tercet.frontend.manager.quota import ApiKeyQuota
+from tercet.frontend.manager.request_log import RequestLog
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.template_files import operator_template
@@ -70,6 +71,9 @@ class Frontend:
         dispatcher = Dispatcher(
             self._node, POLICIES[serving.routing_policy](), serving.recovery_timeout, serving.max_waiting
         )
+        telemetry = config.telemetry
+        logs = telemetry.log_requests or telemetry.slow_request_seconds
+        reports = [RequestLog(telemetry).on_end] if logs else []
         self._manager = TokenizerManager(
             self._node,
             ModelRegistry(
@@ -82,7 +86,7 @@ class Frontend:
                 on_unreadable=self._on_unreadable,
                 chat_template=operator_template(serving.chat_template),
             ),
-            RequestTable(link.peer, dispatcher, ApiKeyQuota.of(config.http), clock),
+            RequestTable(link.peer, dispatcher, ApiKeyQuota.of(config.http), clock, reports),
             self._lora,
             AdaptersInFile(database) if database else None,
             link.sibling,

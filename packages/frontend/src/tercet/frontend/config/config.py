@@ -70,6 +70,25 @@ class HttpOptions:
         check_origins("--allowed-origin", self.allowed_origin)
 
 
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class TelemetryOptions:
+    """Options of request logs that `tercet serve` takes, too."""
+
+    log_requests: Annotated[bool, Parameter(negative="")] = False
+    """Log a line for each request that ended: ids, outcome, lengths and times."""
+    log_requests_level: Literal[0, 1, 2, 3] = 0
+    """Add to these lines: 1 sampling parameters, 2 also the beginning of input and output, 3 all of both."""
+    log_requests_share: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = 1.0
+    """Share of the requests that --log-requests logs, chosen at random."""
+    slow_request_seconds: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
+    """Log a warning for each request that takes as long as this; 0 for none."""
+
+    def __post_init__(self) -> None:
+        if not self.log_requests and (self.log_requests_level or self.log_requests_share < 1):
+            raise ValueError("--log-requests-level and --log-requests-share have no use without --log-requests")
+
+
 @Parameter(name="*", negative="")
 @dataclass(frozen=True, kw_only=True)
 class LinkConfig(NodeOptions):
@@ -175,3 +194,4 @@ class FrontendConfig:
     http: HttpConfig = field(default_factory=HttpConfig)
     serving: ServingConfig = field(default_factory=ServingConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    telemetry: TelemetryOptions = field(default_factory=TelemetryOptions)

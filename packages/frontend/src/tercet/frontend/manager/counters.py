@@ -81,6 +81,7 @@ class LatencyMeasures:
                 self.between_tokens.observe((now - choice.last_token_at) / count, count)
             elif state.output_tokens == count:
                 self.first_token.observe(now - state.started_at)
+                state.first_token_at = now
             choice.last_token_at = now
         if row.finish is not None:
             self.finishes[row.finish.type] += 1

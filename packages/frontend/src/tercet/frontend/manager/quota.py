@@ -21,6 +21,8 @@ class RequestSlot:
         self._in_use = taken
         self._owner = owner
         self._held = answers
+        self.admitted_at = 0.0
+        """Time of the admission, in seconds of the request table's clock."""
         taken[owner] += answers
 
     def release(self) -> None:

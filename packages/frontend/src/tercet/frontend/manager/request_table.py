@@ -1,7 +1,7 @@
 """`RequestTable`: the requests of one frontend, from their first dispatch to their release."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tercet.frontend.errors import RateLimitError, UnavailableError
 from tercet.frontend.manager.counters import Counters, RequestOutcome
@@ -13,11 +13,14 @@ from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.messages.messages import AbortReq
 from tercet.protocol.messages.values import belongs
 
+OnEnd = Callable[[Generation | EmbeddingBatch, Sequence[RequestState], float], None]
+"""Called with a request, its prompts that were dispatched or waited, and the time."""
+
 
 class RequestTable:
     """Requests by id, with their quota and counters. All methods run on the event loop's thread.
 
-    `peer` is the id of this frontend.
+    `peer` is the id of this frontend. Each of `on_end` is called when a request ends.
     """
 
     def __init__(
@@ -26,6 +29,7 @@ class RequestTable:
         dispatcher: Dispatcher,
         quota: ApiKeyQuota | None = None,
         clock: Callable[[], float] = time.monotonic,
+        on_end: Sequence[OnEnd] = (),
     ) -> None:
         self.peer = peer
         self.states: dict[str, RequestState] = {}
@@ -33,6 +37,7 @@ class RequestTable:
         self.dispatcher = dispatcher
         self.quota = quota or ApiKeyQuota()
         self.clock = clock
+        self._on_end = on_end
 
     def __len__(self) -> int:
         return len(self.states)
@@ -40,10 +45,12 @@ class RequestTable:
     def admit(self, answers: int = 1, param: str | None = None) -> RequestSlot:
         """Reserve quota for this number of answers. Raises ApiError, naming `param` if there are too many."""
         try:
-            return self.quota.acquire(answers, param)
+            slot = self.quota.acquire(answers, param)
         except RateLimitError:
             self.counters.over_limit += 1
             raise
+        slot.admitted_at = self.clock()
+        return slot
 
     def start(self, state: RequestState) -> None:
         """Dispatch or enqueue a request. Raises UnavailableError if neither is possible."""
@@ -57,13 +64,14 @@ class RequestTable:
     def release(self, asked: Generation | EmbeddingBatch) -> None:
         """Forget requests and abort those that still run. Idempotent."""
         asked.slot.release()
-        for state in asked.states:
-            if self.states.pop(state.rid, None) is None:
-                continue
-            outcome = _outcome(state)
+        ended = [state for state in asked.states if self.states.pop(state.rid, None) is not None]
+        for state in ended:
+            outcome = outcome_of(state)
             self.counters.outcomes[outcome] += 1
             self.counters.resumed_finished += outcome is RequestOutcome.FINISHED and state.attempt > 0
             self.dispatcher.forget(state)
+        for report in self._on_end if ended else ():
+            report(asked, ended, self.clock())
 
     def abort(self, rid: str) -> None:
         """Abort the requests with this id, or all requests that one HTTP request was split into.
@@ -95,7 +103,7 @@ class RequestTable:
             self.dispatcher.send_abort(scheduler, message)
 
 
-def _outcome(state: RequestState) -> RequestOutcome:
+def outcome_of(state: RequestState) -> RequestOutcome:
     if state.aborted:
         return RequestOutcome.REFUSED
     if state.error is not None:

@@ -3,6 +3,8 @@
 import asyncio
 from abc import ABC, abstractmethod
 
+import msgspec
+
 from tercet.frontend.errors import ApiError, RequestAbortedError
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
@@ -33,6 +35,16 @@ class SingleWaiterEvent:
         self._is_set = False
 
 
+class Dispatch(msgspec.Struct):
+    """Dispatch of a request to a scheduler. Times are in seconds of the request table's clock."""
+
+    at: float
+    scheduler: str
+    detokenizer: str
+    cause: str
+    """Reason for the redispatch; empty for the first dispatch."""
+
+
 class RequestState(ABC):
     """Request from its first dispatch to its final answer. `wake` may be shared by the inputs of an HTTP request."""
 
@@ -53,6 +65,10 @@ class RequestState(ABC):
         """Queue time in seconds at the scheduler; None until it is reported."""
         self.started_at = 0.0
         self.dispatched_at = 0.0
+        self.dispatches: list[Dispatch] = []
+        self.redispatch_cause = ""
+        """Reason for the next dispatch, if it is not the first."""
+        self.first_token_at: float | None = None
         self.refused = False
         """The last attempt was rejected. Without output the request is sent as a new one, so that queue limits
         apply."""
@@ -138,6 +154,7 @@ class RequestState(ABC):
         self.attempt = self.next_attempt
         self.scheduler, self.detokenizer = scheduler, detokenizer
         self.dispatched_at = now
+        self.dispatches.append(Dispatch(now, scheduler, detokenizer, self.redispatch_cause))
         self.exclusive, self.refused = exclusive, False
         if not exclusive or self.offered_by != scheduler:
             self.offered_by = ""

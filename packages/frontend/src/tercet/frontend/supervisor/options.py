@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from tercet.frontend.config.config import HttpOptions, ServingOptions
+from tercet.frontend.config.config import HttpOptions, ServingOptions, TelemetryOptions
 from tercet.frontend.config.validation import read_adapters
 from tercet.protocol.system.log_lines import LogFormat, LogLevel
 
@@ -78,7 +78,7 @@ class ServeOptions:
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
-class FrontendOptions(HttpOptions, ServingOptions):
+class FrontendOptions(HttpOptions, ServingOptions, TelemetryOptions):
     """Options of the frontends: table [frontend]."""
 
     response_store: str = "auto"
@@ -88,6 +88,7 @@ class FrontendOptions(HttpOptions, ServingOptions):
         try:
             HttpOptions.__post_init__(self)
             ServingOptions.__post_init__(self)
+            TelemetryOptions.__post_init__(self)
         except ValueError as error:
             raise ConfigError(str(error)) from None
 
