@@ -15,7 +15,7 @@ from tercet.frontend.manager.series import check_series, families_of, frontend_s
 from tercet.frontend.routing.peers import PeerRegistry
 from tercet.protocol.messages.codec import Codec, encode
 from tercet.protocol.messages.messages import Series
-from tercet.protocol.messages.values import FinishType, HistogramSample, Sample
+from tercet.protocol.messages.values import Exemplar, FinishType, HistogramSample, Sample
 
 ODD = 'a "model"\\of\n{lines}'
 
@@ -103,6 +103,25 @@ def test_what_an_older_version_does_not_count_is_left_out() -> None:
 
 
 BUCKETS = [0] * (len(LENGTH_BOUNDS) + 1)
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+@pytest.mark.parametrize(
+    ("bucket", "exemplar"),
+    [
+        (3, Exemplar(trace_id=TRACE, value=99.0, at=1.0)),
+        (99, Exemplar(trace_id=TRACE, value=1e9, at=1.0)),
+        (0, Exemplar(trace_id=TRACE, value=math.nan, at=1.0)),
+        (0, Exemplar(trace_id=TRACE, value=0.5, at=math.inf)),
+        (0, Exemplar(trace_id=f'{TRACE[:30]}"}}', value=0.5, at=1.0)),
+    ],
+)
+def test_invalid_exemplars_are_refused(bucket: int, exemplar: Exemplar) -> None:
+    series = finished_series(4, "tiny")
+    sample = HistogramSample(labels=["m"], buckets=BUCKETS, sum=0, exemplars={bucket: exemplar})
+    series.histograms["request_prompt_tokens"] = [sample]
+    with pytest.raises(ValueError, match="request_prompt_tokens has an invalid exemplar"):
+        check_series(series)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tercet.protocol.messages import messages as m
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, tag_of
 from tercet.protocol.messages.values import (
     WIRE_VERSION,
+    Exemplar,
     FinishReason,
     FinishType,
     Grammar,
@@ -37,6 +38,8 @@ GOLDEN = Path(__file__).parent / "golden"
 MINORS = range(WIRE_VERSION[1] + 1)
 
 LOGPROBS = Logprobs(pack_floats([-0.5, -1.5]), 1, pack_ints([7, 8]), pack_floats([-0.25, -1.0]))
+EXEMPLAR = Exemplar(trace_id="4bf92f3577b34da6a3ce929d0e0e4736", value=0.25, at=1764205457.5)
+HISTOGRAM = HistogramSample(labels=["demo"], buckets=[3, 0, 1], sum=1.25, exemplars={0: EXEMPLAR})
 ROWS: dict[str, Any] = {
     "rids": ["r1", "r2"],
     "indices": pack_ints([0, 1]),
@@ -164,7 +167,7 @@ MESSAGES: list[m.Message] = [
     m.Series(
         id="s1",
         samples={"requests_open": [Sample(value=2.0)], "requests": [Sample(labels=["finished"], value=7.0)]},
-        histograms={"queue_seconds": [HistogramSample(labels=["demo"], buckets=[3, 0, 1], sum=1.25)]},
+        histograms={"queue_seconds": [HISTOGRAM]},
     ),
 ]  # fmt: skip
 

@@ -6,6 +6,7 @@ import gc
 import logging
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import FrontendConfig
@@ -32,10 +33,22 @@ from tercet.protocol.messages.values import Role
 from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.transport.endpoints import check_peer_id, is_supervised_id
 
+if TYPE_CHECKING:
+    from tercet.frontend.server.tracing import Tracing
+
 logger = logging.getLogger(__name__)
 
 _STARTUP_WAIT = 1.0
 """Seconds that a frontend at a shared socket waits for schedulers at its start; the socket queues connections."""
+
+
+def _start_tracing(endpoint: str, peer: str) -> "Tracing | None":
+    """Return the traces for a collector. Without one, OpenTelemetry is not imported."""
+    if not endpoint:
+        return None
+    from tercet.frontend.server.tracing import Tracing
+
+    return Tracing(endpoint, peer)
 
 
 class Frontend:
@@ -73,7 +86,9 @@ class Frontend:
         )
         telemetry = config.telemetry
         logs = telemetry.log_requests or telemetry.slow_request_seconds
+        self._tracing = _start_tracing(telemetry.otlp_endpoint, link.peer)
         reports = [RequestLog(telemetry).on_end] if logs else []
+        reports += [self._tracing.on_end] if self._tracing is not None else []
         self._manager = TokenizerManager(
             self._node,
             ModelRegistry(
@@ -93,6 +108,7 @@ class Frontend:
         )
         self._stores = Stores(self._manager, ChatPlanner(serving), database) if database else None
         app = build_app(self._manager, config.http, serving, self._stores, local=is_local(self._listener))
+        app = app if self._tracing is None else self._tracing.wrap(app)
         self._server = HttpServer(app, config.http, self._listener, self._on_started)
 
     async def run(self) -> None:
@@ -119,6 +135,8 @@ class Frontend:
                 await self._stores.close()
             await self._manager.close()
             await self._node.close("stopped")
+            if self._tracing is not None:
+                await asyncio.to_thread(self._tracing.close)
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _drain(self) -> None:

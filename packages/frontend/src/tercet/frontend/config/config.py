@@ -13,6 +13,7 @@ from tercet.frontend.config.validation import (
     check_keys,
     check_notations,
     check_origins,
+    check_otlp_endpoint,
     read_adapters,
 )
 from tercet.protocol.messages.values import Role
@@ -73,7 +74,7 @@ class HttpOptions:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class TelemetryOptions:
-    """Options of request logs that `tercet serve` takes, too."""
+    """Options of request logs and traces that `tercet serve` takes, too."""
 
     log_requests: Annotated[bool, Parameter(negative="")] = False
     """Log a line for each request that ended: ids, outcome, lengths and times."""
@@ -83,10 +84,14 @@ class TelemetryOptions:
     """Share of the requests that --log-requests logs, chosen at random."""
     slow_request_seconds: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0
     """Log a warning for each request that takes as long as this; 0 for none."""
+    otlp_endpoint: str = ""
+    """URL of an OpenTelemetry collector that gets a trace of each request by OTLP over HTTP; without one, no traces."""
 
     def __post_init__(self) -> None:
         if not self.log_requests and (self.log_requests_level or self.log_requests_share < 1):
             raise ValueError("--log-requests-level and --log-requests-share have no use without --log-requests")
+        if self.otlp_endpoint:
+            check_otlp_endpoint(self.otlp_endpoint)
 
 
 @Parameter(name="*", negative="")

@@ -1,6 +1,7 @@
 """Validation of option values that several processes read: adapters, API keys, origins, parsers."""
 
 from collections.abc import Iterable
+from importlib.util import find_spec
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -100,6 +101,19 @@ def _is_origin(text: str) -> bool:
         return bool(parts.scheme and parts.hostname) and text == f"{parts.scheme}://{parts.netloc}".lower()
     except ValueError:
         return False
+
+
+def check_otlp_endpoint(url: str) -> None:
+    """Raise ValueError for a URL that is not http(s), or without the packages that traces need."""
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"--otlp-endpoint must be like http://127.0.0.1:4318, not {url!r}")
+    try:
+        installed = find_spec("opentelemetry.exporter.otlp.proto.http") is not None
+    except ModuleNotFoundError:  # a package above it is missing
+        installed = False
+    if not installed:
+        raise ValueError("--otlp-endpoint: OpenTelemetry is not installed: pip install 'tercet-frontend[traces]'")
 
 
 AUTOMATIC = "auto"

@@ -1,5 +1,6 @@
 """Counters of one frontend, and histograms per model, for /server_info and /metrics."""
 
+import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import NamedTuple
 from tercet.frontend.manager.req_state import OutputRow, ReqState
 from tercet.frontend.routing.dispatcher import Cause
 from tercet.frontend.routing.request_state import RequestState
-from tercet.protocol.messages.values import FinishType, Role
+from tercet.protocol.messages.values import Exemplar, FinishType, Role
 
 FIRST_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 QUEUE_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -45,11 +46,16 @@ class Histogram:
         self.bounds = bounds
         self.buckets = [0] * (len(bounds) + 1)
         self.sum = 0.0
+        self.exemplars: dict[int, Exemplar] = {}
+        """Latest traced value of each bucket."""
 
-    def observe(self, value: float, times: int = 1) -> None:
-        """Add a value `times` times."""
-        self.buckets[bisect_left(self.bounds, value)] += times
+    def observe(self, value: float, times: int = 1, trace_id: str = "") -> None:
+        """Add a value `times` times, and keep it as an example if its request is traced."""
+        bucket = bisect_left(self.bounds, value)
+        self.buckets[bucket] += times
         self.sum += value * times
+        if trace_id:
+            self.exemplars[bucket] = Exemplar(trace_id=trace_id, value=value, at=time.time())
 
 
 @dataclass
@@ -72,31 +78,38 @@ class LatencyMeasures:
 
     def observe_row(self, state: ReqState, row: OutputRow, now: float) -> None:
         """Record an accepted row."""
-        if row.opening is not None and row.opening.queue_time is not None:
-            self.observe_queue_time(state, row.opening.queue_time)
+        if row.opening is not None:
+            self.observe_first_output(state, row.opening.queue_time, now)
         count = len(row.token_ids)
         if count:
             choice = state.choices[row.index]
             if len(choice.token_ids) > count:
                 self.between_tokens.observe((now - choice.last_token_at) / count, count)
             elif state.output_tokens == count:
-                self.first_token.observe(now - state.started_at)
+                self.first_token.observe(now - state.started_at, trace_id=state.trace_id)
                 state.first_token_at = now
             choice.last_token_at = now
         if row.finish is not None:
             self.finishes[row.finish.type] += 1
             self.observe_request(state, now)
 
-    def observe_queue_time(self, state: RequestState, queue_time: float) -> None:
-        """Record the queue time of a request once; later attempts and other choices are not queue time."""
-        if state.queue_time is None:
+    def observe_first_output(self, state: RequestState, queue_time: float | None, now: float) -> None:
+        """Record the first output of a choice, or a vector.
+
+        Queue time is measured once: that of later attempts and of other choices is not the request's.
+        """
+        dispatch = state.dispatches[-1]
+        if dispatch.first_output_at is None:
+            dispatch.first_output_at, dispatch.queue_time = now, queue_time
+        if state.queue_time is None and queue_time is not None:
             state.queue_time = queue_time
-            self.queue.observe(queue_time)
+            self.queue.observe(queue_time, trace_id=state.trace_id)
 
     def observe_request(self, state: RequestState, now: float) -> None:
         """Record the total latency and the lengths if the request is done and did not fail."""
         if state.done and state.error is None:
-            self.request.observe(now - state.started_at)
+            state.ended_at = now
+            self.request.observe(now - state.started_at, trace_id=state.trace_id)
             self.prompt_tokens.observe(state.prompt_tokens)
             if state.has_text:
                 self.output_tokens.observe(state.output_tokens)

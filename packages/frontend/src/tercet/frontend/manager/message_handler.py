@@ -147,8 +147,7 @@ class MessageHandler:
             self._dispatcher.redispatch(state, now, Cause.ABORTED)
         elif verdict is ACCEPTED:
             measures = self._counters.models[state.model.base]
-            if not math.isnan(queue_time):
-                measures.observe_queue_time(state, queue_time)
+            measures.observe_first_output(state, None if math.isnan(queue_time) else queue_time, now)
             measures.observe_request(state, now)
             self._dispatcher.release_load(state)
             if state.exclusive:

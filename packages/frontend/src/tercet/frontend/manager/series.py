@@ -1,10 +1,13 @@
 """Prometheus series of a frontend: definitions, collection, validation and merging."""
 
+import re
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
+from prometheus_client import samples
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
 from tercet.frontend.manager.counters import Counters, Histogram, LatencyMeasures, RequestOutcome
@@ -16,7 +19,10 @@ from tercet.protocol.messages.values import FinishType, HistogramSample, Role, S
 Kind = type[GaugeMetricFamily] | type[CounterMetricFamily]
 Values = Iterable[tuple[Sequence[str], float]]
 """Pairs of label values and the sample's value."""
+Bucket = tuple[str, float] | tuple[str, float, samples.Exemplar]
+"""Bound, cumulative count and exemplar."""
 
+_TRACE_ID = re.compile(r"[0-9a-f]{32}")
 _MAX_SAMPLES = 10_000
 """Maximum number of samples of one frontend; the actual number depends on routes, statuses and models."""
 _MAX_LABEL_CHARS = 1000
@@ -103,7 +109,7 @@ def frontend_series(number: str, counters: Counters, fleet: PeerRegistry, runnin
 
 
 def _sample(model: str, histogram: Histogram) -> HistogramSample:
-    return HistogramSample(labels=[model], buckets=histogram.buckets, sum=histogram.sum)
+    return HistogramSample(labels=[model], buckets=histogram.buckets, sum=histogram.sum, exemplars=histogram.exemplars)
 
 
 def check_series(series: Series) -> None:
@@ -121,6 +127,14 @@ def check_series(series: Series) -> None:
         for each in histograms:
             if len(each.buckets) != len(bounds) + 1 or min(each.buckets) < 0 or not 0 <= each.sum < inf:
                 raise ValueError(f"{name} is no histogram of {len(bounds)} bounds")
+            _check_exemplars(name, bounds, each)
+
+
+def _check_exemplars(name: str, bounds: Sequence[float], histogram: HistogramSample) -> None:
+    for bucket, each in histogram.exemplars.items():
+        belongs = 0 <= each.value < inf and bisect_left(bounds, each.value) == bucket
+        if not (belongs and _TRACE_ID.fullmatch(each.trace_id) and 0 <= each.at < inf):
+            raise ValueError(f"{name} has an invalid exemplar of bucket {bucket}")
 
 
 def _check_labels(name: str, samples: Sequence[Sample | HistogramSample], count: int) -> None:
@@ -145,9 +159,18 @@ def families_of(frontends: Mapping[str, Series]) -> Iterator[Metric]:
         bounds = [*map(str, _BOUNDS[name]), "+Inf"]
         for frontend, series in frontends.items():
             for each in series.histograms.get(name, ()):
-                buckets = list(zip(bounds, accumulate(each.buckets), strict=True))
-                metric.add_metric([frontend, *each.labels], buckets, each.sum)
+                metric.add_metric([frontend, *each.labels], _buckets(bounds, each), each.sum)
         yield metric
+
+
+def _buckets(bounds: Sequence[str], histogram: HistogramSample) -> list[Bucket]:
+    buckets: list[Bucket] = []
+    for number, (bound, count) in enumerate(zip(bounds, accumulate(histogram.buckets), strict=True)):
+        if (found := histogram.exemplars.get(number)) is None:
+            buckets.append((bound, count))
+        else:
+            buckets.append((bound, count, samples.Exemplar({"trace_id": found.trace_id}, found.value, found.at)))
+    return buckets
 
 
 def family_of(kind: Kind, name: str, text: str, labels: Sequence[str], values: Values) -> Metric:

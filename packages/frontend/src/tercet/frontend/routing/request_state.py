@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 import msgspec
 
 from tercet.frontend.errors import ApiError, RequestAbortedError
+from tercet.frontend.http.trace_context import current_trace_id
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LoRAAdapter
@@ -43,6 +44,9 @@ class Dispatch(msgspec.Struct):
     detokenizer: str
     cause: str
     """Reason for the redispatch; empty for the first dispatch."""
+    queue_time: float | None = None
+    """Queue time in seconds at the scheduler; None until output says it."""
+    first_output_at: float | None = None
 
 
 class RequestState(ABC):
@@ -69,6 +73,10 @@ class RequestState(ABC):
         self.redispatch_cause = ""
         """Reason for the next dispatch, if it is not the first."""
         self.first_token_at: float | None = None
+        self.ended_at: float | None = None
+        """Time of the last token or of the vector; None if the request failed."""
+        self.trace_id = current_trace_id()
+        """Trace in hex, if one is recorded."""
         self.refused = False
         """The last attempt was rejected. Without output the request is sent as a new one, so that queue limits
         apply."""

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+
+from starlette.types import ASGIApp
 
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.config.config import HttpConfig, ServingConfig, StoreConfig
@@ -12,7 +14,7 @@ from tercet.frontend.config.validation import read_adapters
 from tercet.frontend.database import Database
 from tercet.frontend.lora.store import AdaptersInFile
 from tercet.frontend.manager.quota import ApiKeyQuota
-from tercet.frontend.manager.request_table import RequestTable
+from tercet.frontend.manager.request_table import OnEnd, RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
@@ -65,6 +67,8 @@ async def serving(
     peer: str = "frontend-0",
     store: StoreConfig = StoreConfig(),
     limits: HttpLimits = HttpLimits(),
+    on_end: Sequence[OnEnd] = (),
+    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
 ) -> AsyncIterator[Served]:
     """Serve on 127.0.0.1; with `connect`, the engine's peers are up and the model is ready."""
     with ThreadPoolExecutor(1) as pool:
@@ -74,7 +78,7 @@ async def serving(
         manager = TokenizerManager(
             engine,
             registry,
-            RequestTable(peer, dispatcher, ApiKeyQuota.of(http)),
+            RequestTable(peer, dispatcher, ApiKeyQuota.of(http), on_end=on_end),
             read_adapters(config.lora),
             AdaptersInFile(database) if database else None,
             engine.other_frontends,
@@ -83,7 +87,7 @@ async def serving(
         started, ended = asyncio.Event(), asyncio.Event()
         listener = listening_socket(replace(http, host="127.0.0.1", port=0) if http.fd is None else http)
         stores = Stores(manager, ChatPlanner(config), database) if database else None
-        server = HttpServer(build_app(manager, http, config, stores), http, listener, started.set, limits)
+        server = HttpServer(wrap(build_app(manager, http, config, stores)), http, listener, started.set, limits)
         url = url_of(listener)
         manager.start()
         if stores is not None:

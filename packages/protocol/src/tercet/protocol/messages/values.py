@@ -341,6 +341,15 @@ class Sample(msgspec.Struct, frozen=True, kw_only=True):
     value: float
 
 
+class Exemplar(msgspec.Struct, frozen=True, kw_only=True):
+    """Observed value whose request is traced. Since 1.1."""
+
+    trace_id: str
+    value: float
+    at: float
+    """Unix time."""
+
+
 class HistogramSample(msgspec.Struct, frozen=True, kw_only=True):
     """Histogram of a frontend."""
 
@@ -349,3 +358,5 @@ class HistogramSample(msgspec.Struct, frozen=True, kw_only=True):
     buckets: list[int]
     """Observations per bucket, not cumulative; the last bucket has those above all bounds."""
     sum: float
+    exemplars: dict[int, Exemplar] = {}
+    """Latest traced value of a bucket. Since 1.1."""

@@ -1,0 +1,116 @@
+"""OpenTelemetry spans of requests, made when a request ends, from the times that its state keeps.
+
+    tokenize                      from the arrival to the first dispatch
+    generate | embed              one prompt, until its last token
+      dispatch | redispatch       one attempt, until the next one or the end
+        queue                     in the scheduler's queue
+        prefill                   until the first token, or the vector
+        decode                    from the first token to the last
+
+The parent is the span of the HTTP request. Names of attributes are OpenTelemetry's for generative AI where it has some.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+
+from opentelemetry import trace
+from opentelemetry.trace import Span, StatusCode, Tracer
+from opentelemetry.util.types import AttributeValue
+
+from tercet.frontend.manager.embedding_state import EmbeddingBatch
+from tercet.frontend.manager.req_state import Generation, ReqState
+from tercet.frontend.manager.request_table import outcome_of
+from tercet.frontend.routing.request_state import Dispatch, RequestState
+
+_NS = 1_000_000_000
+
+Attributes = Mapping[str, AttributeValue]
+
+
+class RequestTracer:
+    """Maker of the spans of requests whose HTTP span is sampled."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    def on_end(self, asked: Generation | EmbeddingBatch, states: Sequence[RequestState], now: float) -> None:
+        """Make the spans of a request that ended, below the current span."""
+        parent = trace.get_current_span()
+        if not parent.get_span_context().trace_flags.sampled:
+            return
+        spans = _Spans(self._tracer, time.time_ns() - round(now * _NS))
+        spans.add(parent, "tokenize", asked.slot.admitted_at, states[0].started_at)
+        for state in states:
+            _add_request(spans, parent, state, now)
+
+
+class _Spans:
+    """Adds spans with times of the request table's clock; `origin` is that clock's zero, in nanoseconds."""
+
+    def __init__(self, tracer: Tracer, origin: int) -> None:
+        self._tracer = tracer
+        self._origin = origin
+
+    def start(self, parent: Span, name: str, at: float, attributes: Attributes | None = None) -> Span:
+        context = trace.set_span_in_context(parent)
+        return self._tracer.start_span(name, context, attributes=attributes, start_time=self._ns(at))
+
+    def end(self, span: Span, at: float) -> None:
+        span.end(self._ns(at))
+
+    def add(self, parent: Span, name: str, start: float, end: float, attributes: Attributes | None = None) -> None:
+        self.end(self.start(parent, name, start, attributes), max(start, end))
+
+    def _ns(self, at: float) -> int:
+        return self._origin + round(at * _NS)
+
+
+def _add_request(spans: _Spans, parent: Span, state: RequestState, now: float) -> None:
+    end = now if state.ended_at is None else state.ended_at
+    kind = "generate" if state.has_text else "embed"
+    attributes: dict[str, AttributeValue] = {
+        "gen_ai.request.model": state.model.name,
+        "gen_ai.response.id": state.rid,
+        "gen_ai.usage.input_tokens": state.prompt_tokens,
+        "tercet.outcome": outcome_of(state).value,
+    }
+    if isinstance(state, ReqState):
+        attributes["gen_ai.usage.output_tokens"] = state.output_tokens
+        attributes["tercet.cached_tokens"] = state.cached_tokens
+        finishes = [each.finish.type.value for each in state.choices if each.finish]
+        attributes["gen_ai.response.finish_reasons"] = finishes
+    span = spans.start(parent, kind, state.started_at, attributes)
+    if state.error is not None:
+        span.set_status(StatusCode.ERROR, str(state.error))
+    ends = [each.at for each in state.dispatches[1:]] + [end]
+    for attempt, (dispatch, until) in enumerate(zip(state.dispatches, ends, strict=False)):
+        _add_dispatch(spans, span, dispatch, attempt, until, state.dispatches[attempt + 1 : attempt + 2])
+    spans.end(span, end)
+
+
+def _add_dispatch(
+    spans: _Spans, parent: Span, dispatch: Dispatch, attempt: int, until: float, following: Sequence[Dispatch]
+) -> None:
+    attributes: dict[str, AttributeValue] = {
+        "tercet.attempt": attempt,
+        "tercet.scheduler": dispatch.scheduler,
+        "tercet.detokenizer": dispatch.detokenizer,
+    }
+    if dispatch.cause:
+        attributes["tercet.redispatch.cause"] = dispatch.cause
+    span = spans.start(parent, "redispatch" if attempt else "dispatch", dispatch.at, attributes)
+    for each in following:
+        span.set_status(StatusCode.ERROR, each.cause)
+    _add_stages(spans, span, dispatch, until)
+    spans.end(span, until)
+
+
+def _add_stages(spans: _Spans, parent: Span, dispatch: Dispatch, until: float) -> None:
+    """Add the stages of an attempt, as far as its output says when they were."""
+    if dispatch.queue_time is None or dispatch.first_output_at is None:
+        return
+    began = min(dispatch.at + dispatch.queue_time, dispatch.first_output_at)
+    spans.add(parent, "queue", dispatch.at, began)
+    spans.add(parent, "prefill", began, dispatch.first_output_at)
+    if until > dispatch.first_output_at:
+        spans.add(parent, "decode", dispatch.first_output_at, until)
