@@ -3,7 +3,7 @@
 import logging
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from tercet.protocol.backlog import BacklogSender, Outgoing, Send
 from tercet.protocol.messages.messages import (
@@ -17,7 +17,7 @@ from tercet.protocol.messages.messages import (
     UnloadLoRAAdapterReq,
     UpdateWeightsFromDiskReq,
 )
-from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter, Phase
+from tercet.protocol.messages.values import Grammar, LoRAAdapter, Phase
 from tercet.protocol.node import Delivery, PeerDown, PeerUp
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.events import (
@@ -34,7 +34,7 @@ from tercet.scheduler.core.events import (
     WeightsRead,
 )
 from tercet.scheduler.core.plan import Plan, StepResult
-from tercet.scheduler.ports import LateMasks, LoadedAdapter, Pending, Runner
+from tercet.scheduler.ports import Core, LateMasks, LoadedAdapter, Pending, Runner
 from tercet.scheduler.status import StatusBoard
 
 logger = logging.getLogger(__name__)
@@ -50,25 +50,6 @@ MAX_BACKLOG = 20_000
 
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")
-PlanT_co = TypeVar("PlanT_co", covariant=True)
-ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
-
-
-class Core(Protocol[PlanT_co, ResultT_contra]):
-    """The methods that the loop calls on `core.Scheduler`, on a recorder around it, or on `core.EmbeddingScheduler`."""
-
-    @property
-    def runnable(self) -> bool: ...
-    @property
-    def empty(self) -> bool: ...
-    def handle(self, *arrivals: Arrival) -> list[Outgoing]: ...
-    def schedule(self, now: float) -> PlanT_co | None: ...
-    def commit(self, result: ResultT_contra) -> list[Outgoing]: ...
-    def grammars(self) -> set[Grammar]: ...
-    def adapters(self) -> set[LoRAAdapter]: ...
-    def load(self) -> Load: ...
-    def held(self) -> dict[str, Held]: ...
-
 
 Receive = Callable[[float | None], list[Delivery]]
 """Returns all deliveries, after waiting at most that many seconds for the first (None: no limit)."""

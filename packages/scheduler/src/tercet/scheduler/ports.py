@@ -1,18 +1,38 @@
-"""Ports of the scheduler: the interfaces through which its loop uses an executor. `wiring` chooses the adapters."""
+"""Ports of the scheduler: its loop uses a core and an executor through them. `wiring` chooses the adapters."""
 
 from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
-from tercet.protocol.messages.values import Grammar, LoRAAdapter
+from tercet.protocol.backlog import Outgoing
+from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
+from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 
+PlanT_co = TypeVar("PlanT_co", covariant=True)
 PlanT_contra = TypeVar("PlanT_contra", contravariant=True)
 ResultT_co = TypeVar("ResultT_co", covariant=True)
+ResultT_contra = TypeVar("ResultT_contra", contravariant=True)
 
 Advance = Callable[[], None]
 """Called by a long step after each piece; see `StatusBoard.advance`."""
+
+
+class Core(Protocol[PlanT_co, ResultT_contra]):
+    """Scheduling core: `core.Scheduler`, a recorder around it, or `core.EmbeddingScheduler`."""
+
+    @property
+    def runnable(self) -> bool: ...
+    @property
+    def empty(self) -> bool: ...
+    def handle(self, *arrivals: Arrival) -> list[Outgoing]: ...
+    def schedule(self, now: float) -> PlanT_co | None: ...
+    def commit(self, result: ResultT_contra) -> list[Outgoing]: ...
+    def grammars(self) -> set[Grammar]: ...
+    def adapters(self) -> set[LoRAAdapter]: ...
+    def load(self) -> Load: ...
+    def held(self) -> dict[str, Held]: ...
 
 
 class Pending(Protocol[ResultT_co]):

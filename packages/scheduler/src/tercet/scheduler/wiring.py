@@ -35,9 +35,9 @@ from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.encoder_factory import ENCODERS
 from tercet.scheduler.event_log import RecordingScheduler
 from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes
-from tercet.scheduler.loop import Core, PlanT, ResultT, SchedulerLoop
+from tercet.scheduler.loop import PlanT, ResultT, SchedulerLoop
 from tercet.scheduler.model_files import ModelError, file_hashes, tokenizer_files
-from tercet.scheduler.ports import Runner
+from tercet.scheduler.ports import Core, Runner
 from tercet.scheduler.resolved_model import ResolvedModel, identity_of, on_gpu, resolve_served_model
 from tercet.scheduler.status import StatusBoard
 
