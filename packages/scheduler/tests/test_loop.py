@@ -13,6 +13,8 @@ import pytest
 from tercet.protocol.messages.messages import (
     BatchTokenIDOutput,
     ControlReply,
+    GetInternalStateReq,
+    InternalState,
     Message,
     Rejected,
     UpdateWeightsFromDiskReq,
@@ -131,6 +133,22 @@ def test_heartbeats_say_what_is_held_for_whom() -> None:
     assert world.board.heartbeat("frontend-0").held.rids == ["a"]
     assert world.board.heartbeat("frontend-1").held.rids == []
     assert world.board.heartbeat("frontend-1").load.running == 1
+
+
+def test_a_request_for_the_state_is_answered_between_steps_and_when_idle() -> None:
+    world = World()
+    world.mail.append(Delivery("frontend-0", request("a", [1, 2, 3], max_new_tokens=60, ignore_eos=True)))
+    world.loop.turn()
+    world.mail.append(Delivery("frontend-1", GetInternalStateReq(id="s1")))
+    world.loop.turn()
+    world.loop.run()
+    world.mail.append(Delivery("frontend-1", GetInternalStateReq(id="s2")))
+    world.loop.turn()
+    states = [(peer, each) for peer, each in world.sent if isinstance(each, InternalState)]
+    assert [(peer, each.id, [row.rid for row in each.choices]) for peer, each in states] == [
+        ("frontend-1", "s1", ["a"]),
+        ("frontend-1", "s2", []),
+    ]
 
 
 def test_a_full_detokenizer_stops_its_requests_until_it_drains() -> None:

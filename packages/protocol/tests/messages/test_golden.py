@@ -9,6 +9,7 @@ import pytest
 
 from tercet.protocol.messages import messages as m
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, tag_of
+from tercet.protocol.messages.internal_state import ChoicePhase, ChoiceRow, PrefixRow
 from tercet.protocol.messages.values import (
     WIRE_VERSION,
     Exemplar,
@@ -138,6 +139,32 @@ MESSAGES: list[m.Message] = [
     m.LoadLoRAAdapterReq(id="c5", adapter=LoRAAdapter("/adapters/sql")),
     m.UnloadLoRAAdapterReq(id="c6", adapter=LoRAAdapter("/adapters/sql", "0f" * 32)),
     m.TokenizerFilesReq(id="c4"),
+    m.GetInternalStateReq(id="s1"),
+    m.InternalState(
+        id="s1",
+        load=Load(queued=1, running=1, pages_total=100, pages_free=40, page_size=16),
+        choices=[
+            ChoiceRow(
+                frontend="frontend-0",
+                rid="r1",
+                index=1,
+                attempt=2,
+                tenant="00ff" * 8,
+                phase=ChoicePhase.DECODE,
+                age=1.5,
+                prompt_tokens=40,
+                cached_tokens=16,
+                computed_tokens=44,
+                output_tokens=5,
+                max_new_tokens=128,
+                pages=3,
+                shared_pages=2,
+                constrained=True,
+                lora=True,
+            )
+        ],
+        prefixes=[PrefixRow(parent=-1, pages=2, users=1, children=3), PrefixRow(parent=0, pages=7)],
+    ),
     m.Rejected(rid="r1", attempt=0, code="rate_limit_exceeded", message="the queue is full", retry=True),
     m.ExclusiveReady(rid="r1", attempt=2),
     m.ControlReply(id="c1", ok=False, message="busy", sha256="0f" * 32),

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from tercet.protocol.backlog import Outgoing
+from tercet.protocol.messages.messages import InternalState
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival
@@ -101,6 +102,9 @@ class RecordingScheduler:
 
     def held(self) -> dict[str, Held]:
         return self._core.held()
+
+    def internal_state(self, number: str, now: float) -> InternalState:
+        return self._core.internal_state(number, now)
 
     def _write(self, event: Event) -> None:
         if self._file is None:

@@ -10,6 +10,7 @@ from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
     FlushCacheReq,
+    GetInternalStateReq,
     LoadLoRAAdapterReq,
     PauseGenerationReq,
     TokenizedEmbeddingReqInput,
@@ -210,10 +211,16 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                     if self._adapters is not None:
                         self._adapters.unload(adapter)
                     arrivals.append(Arrival(source, message))
-                case TokenizedEmbeddingReqInput():
+                case (
+                    TokenizedEmbeddingReqInput()
+                    | AbortReq()
+                    | FlushCacheReq()
+                    | PauseGenerationReq()
+                    | ContinueGenerationReq()
+                ):
                     arrivals.append(Arrival(source, message, at))
-                case AbortReq() | FlushCacheReq() | PauseGenerationReq() | ContinueGenerationReq():
-                    arrivals.append(Arrival(source, message))
+                case GetInternalStateReq(id=number):
+                    self.outbox.send([(source, self._core.internal_state(number, self._clock()))])
                 case PeerDown(peer, _, reason):
                     logger.info("peer %s disconnected: reason=%s", peer, reason)
                     self.outbox.forget(peer)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection
 from typing import Protocol, TypeVar
 
 from tercet.protocol.backlog import Outgoing
+from tercet.protocol.messages.messages import InternalState
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncoderCapacity, EncodeResult
@@ -33,6 +34,7 @@ class Core(Protocol[PlanT_co, ResultT_contra]):
     def adapters(self) -> set[LoRAAdapter]: ...
     def load(self) -> Load: ...
     def held(self) -> dict[str, Held]: ...
+    def internal_state(self, number: str, now: float) -> InternalState: ...
 
 
 class Pending(Protocol[ResultT_co]):

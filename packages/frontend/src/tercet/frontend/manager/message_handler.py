@@ -11,6 +11,7 @@ from tercet.frontend.manager.embedding_state import EmbeddingState, unpack_vecto
 from tercet.frontend.manager.peer_metrics import PeerMetrics
 from tercet.frontend.manager.req_state import ACCEPTED, OutputRow, ReqState, Verdict, unpack_rows
 from tercet.frontend.manager.request_table import RequestTable
+from tercet.frontend.manager.status_feed import StatusFeed
 from tercet.frontend.model.served_model import context_of
 from tercet.frontend.routing.control import Control
 from tercet.frontend.routing.dispatcher import Cause
@@ -27,6 +28,7 @@ from tercet.protocol.messages.messages import (
     Goodbye,
     Heartbeat,
     Hello,
+    InternalState,
     Introduce,
     MetricsReq,
     Progress,
@@ -55,6 +57,7 @@ class MessageHandler:
         requests: RequestTable,
         control: Control,
         peer_metrics: PeerMetrics,
+        status: StatusFeed,
         on_peers_changed: Callable[[], None],
     ) -> None:
         self._outbox = outbox
@@ -67,6 +70,7 @@ class MessageHandler:
         self._reconciler = Reconciler()
         self._control = control
         self._peer_metrics = peer_metrics
+        self._status = status
         self._on_peers_changed = on_peers_changed
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -103,12 +107,12 @@ class MessageHandler:
                 self._spawn(self._load(source, message, frames))
             case PeerUp() | PeerReady() | PeerDown():
                 self._on_peer(message)
+            case InternalState():
+                self._status.on_state(source, message)
             case ControlReply():
                 self._control.on_reply(source, message)
-            case MetricsReq():
-                self._peer_metrics.on_request(source, message)
-            case Series():
-                self._peer_metrics.on_series(source, message)
+            case MetricsReq() | Series():
+                self._peer_metrics.on_message(source, message)
             case Hello() | Introduce() | Ready() | Progress() | Goodbye():
                 logger.debug(
                     "%s: ignored a membership message, the node handles it type=%s", source, type(message).__name__

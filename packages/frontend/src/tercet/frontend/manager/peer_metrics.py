@@ -41,6 +41,12 @@ class PeerMetrics:
             del self._pending[number]
         return {peer: each.result() for peer, each in pending.items() if each.done() and each.result() is not None}
 
+    def on_message(self, source: str, message: MetricsReq | Series) -> None:
+        if isinstance(message, MetricsReq):
+            self.on_request(source, message)
+        else:
+            self.on_series(source, message)
+
     def on_request(self, source: str, request: MetricsReq) -> None:
         """Answer a peer's request for this frontend's series; requests of other senders are ignored."""
         if source in self._peers:

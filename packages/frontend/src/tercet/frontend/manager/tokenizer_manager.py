@@ -18,6 +18,7 @@ from tercet.frontend.manager.req_state import Generation, ReqState
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.series import frontend_series
+from tercet.frontend.manager.status_feed import StatusFeed
 from tercet.frontend.manager.validation import check_length, check_output, check_scores, check_stops, sampling
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.frontend.model.input_encoder import encode_all
@@ -67,8 +68,9 @@ class TokenizerManager:
         self.adapters = AdapterRegistry(models, self.fleet, self.control, lora or {}, adapter_names)
         self.weights = WeightUpdates(models, self.fleet, self.control)
         self.grammars = GrammarChecker()
+        self.status = StatusFeed(outbox, models, requests)
         self._message_handler = MessageHandler(
-            outbox, models, requests, self.control, self.peer_metrics, self._on_peers_changed
+            outbox, models, requests, self.control, self.peer_metrics, self.status, self._on_peers_changed
         )
         self._refuse_after: float | None = None
         self._on_servable: Callable[[], None] | None = None
@@ -251,6 +253,7 @@ class TokenizerManager:
             self._message_handler.request_files()
         self.adapters.tick(again=self._ticks % _TICKS_PER_ADAPTER_RETRY == 0)
         self.weights.tick()
+        self.status.tick()
 
     async def _tick_forever(self) -> None:
         while True:

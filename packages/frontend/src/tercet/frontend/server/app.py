@@ -18,6 +18,7 @@ from tercet.frontend.api.openai.completions import OpenAIServingCompletion
 from tercet.frontend.api.openai.embeddings import OpenAIServingEmbedding
 from tercet.frontend.api.openai.rerank import OpenAIServingRerank
 from tercet.frontend.api.openai.stored.routes import OpenAIServingStoredChats
+from tercet.frontend.api.page.status_stream import StatusStream
 from tercet.frontend.api.responses.conversation_routes import OpenAIServingConversations
 from tercet.frontend.api.responses.routes import OpenAIServingResponses
 from tercet.frontend.api.sglang.routes import sglang_routes
@@ -55,13 +56,7 @@ def build_app(
     """
     app = FastAPI(
         title="Tercet",
-        telemetry={
-            "tracing": False,
-            "metrics": False,
-            "logs": False,
-            "operation_spans": False,
-            "auto_configure": False,
-        },
+        telemetry=dict.fromkeys(("tracing", "metrics", "logs", "operation_spans", "auto_configure"), False),  # type: ignore[arg-type]
         openapi_url=None,
         redirect_slashes=False,
     )
@@ -116,6 +111,7 @@ def _routes(
         *AnthropicServingMessages(manager, planner, limit).routes,
         *sglang_routes(manager, planner, stores.sessions if stores else None, limit),
         *Metrics(manager).routes,
+        *StatusStream(manager).routes,
         *OpenApi(OPERATIONS).routes,
     ]
 

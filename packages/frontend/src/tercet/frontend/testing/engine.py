@@ -19,6 +19,8 @@ from tercet.protocol.messages.messages import (
     ExclusiveReady,
     FirstTextRow,
     FlushCacheReq,
+    GetInternalStateReq,
+    InternalState,
     LoadLoRAAdapterReq,
     Message,
     MetricsReq,
@@ -112,6 +114,8 @@ class FakeEngine:
     """Metrics of other frontends at the same socket, by peer id."""
     adapter: Callable[[str, str], str] = _digest
     """Function that returns the SHA-256 of the files at a path, or raises ValueError with the reason to refuse them."""
+    state: InternalState | None = None
+    """Internal state that schedulers report; None for schedulers that cannot decode the request for it."""
     waited: float | None = 0.02
     """Queue time that schedulers report per choice; None if they report none."""
     held: list[tuple[str, TokenizedGenerateReqInput]] = field(default_factory=list)
@@ -123,6 +127,8 @@ class FakeEngine:
     def send(self, peer: str, message: Message, *frames: Frame) -> bool:  # noqa: ARG002
         """Handle a message of the frontend; the reply is sent from the loop, never at once."""
         if peer in self.full or peer not in {*self.schedulers, *self.other_frontends}:
+            return False
+        if isinstance(message, GetInternalStateReq) and self.state is None:
             return False
         self.sent.append((peer, message))
         match message:
@@ -138,6 +144,9 @@ class FakeEngine:
                 self._answer(peer, self._read(peer, message))
             case UpdateWeightsFromDiskReq():
                 self._update(peer, message)
+            case GetInternalStateReq():
+                assert self.state is not None
+                self._answer(peer, msgspec.structs.replace(self.state, id=message.id))
             case MetricsReq():
                 self._answer(peer, msgspec.structs.replace(self.other_frontends[peer], id=message.id))
         return True
@@ -223,7 +232,7 @@ class FakeEngine:
         reply = TokenizerFiles(id=request_id, model=self.limits.model, names=list(self.files), sha256=sums)
         self._from(peer, reply, *(memoryview(content) for content in self.files.values()))
 
-    def _answer(self, peer: str, reply: ControlReply | Series) -> None:
+    def _answer(self, peer: str, reply: ControlReply | Series | InternalState) -> None:
         if peer not in self.silent:
             asyncio.get_running_loop().call_soon(self._from, peer, reply)
 

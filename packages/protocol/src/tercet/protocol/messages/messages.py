@@ -11,6 +11,7 @@ owns `token_ids[offsets[i]:offsets[i + 1]]`.
 
 import msgspec
 
+from tercet.protocol.messages.internal_state import ChoiceRow, PrefixRow
 from tercet.protocol.messages.values import (
     FinishReason,
     Held,
@@ -222,6 +223,12 @@ class TokenizerFilesReq(Message, frozen=True, kw_only=True):
     id: str
 
 
+class GetInternalStateReq(Message, frozen=True, kw_only=True):
+    """Asks a scheduler for its requests and cached prefixes. Since 1.1."""
+
+    id: str
+
+
 # Scheduler to frontend.
 
 
@@ -263,6 +270,17 @@ class TokenizerFiles(Message, frozen=True, kw_only=True):
     model: str
     names: list[str]
     sha256: list[str]
+
+
+class InternalState(Message, frozen=True, kw_only=True):
+    """Reply to GetInternalStateReq; the lists are bounded and may be incomplete. Since 1.1."""
+
+    id: str
+    load: Load
+    choices: list[ChoiceRow] = []
+    """Running choices first, then waiting ones."""
+    prefixes: list[PrefixRow] = []
+    """Largest nodes of the prefix cache, parents first."""
 
 
 class BatchEmbeddingOutput(Message, frozen=True, kw_only=True):
@@ -363,8 +381,15 @@ class Series(Message, frozen=True, kw_only=True):
 Membership = Hello | Introduce | Ready | Progress | Heartbeat | Goodbye
 AdapterReq = LoadLoRAAdapterReq | UnloadLoRAAdapterReq
 ControlReq = FlushCacheReq | PauseGenerationReq | ContinueGenerationReq | UpdateWeightsFromDiskReq | AdapterReq
-FrontendToScheduler = TokenizedGenerateReqInput | TokenizedEmbeddingReqInput | AbortReq | ControlReq | TokenizerFilesReq
-SchedulerToFrontend = Rejected | ExclusiveReady | ControlReply | TokenizerFiles | BatchEmbeddingOutput
+FrontendToScheduler = (
+    TokenizedGenerateReqInput
+    | TokenizedEmbeddingReqInput
+    | AbortReq
+    | ControlReq
+    | TokenizerFilesReq
+    | GetInternalStateReq
+)
+SchedulerToFrontend = Rejected | ExclusiveReady | ControlReply | TokenizerFiles | InternalState | BatchEmbeddingOutput
 SchedulerToDetokenizer = BatchTokenIDOutput | TokenizerFiles
 DetokenizerToScheduler = TokenizerFilesReq
 DetokenizerToFrontend = BatchStrOutput

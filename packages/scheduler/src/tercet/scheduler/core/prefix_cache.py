@@ -9,10 +9,13 @@ and a use moves the nodes of its path to the end *deepest first*. A node is ther
 and the oldest one is always a leaf.
 """
 
+import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, Protocol
+
+from tercet.protocol.messages.internal_state import PrefixRow
 
 PageLists = list[list[int]]
 """Page ids, one list for each cache group."""
@@ -20,6 +23,11 @@ _FEW = 64
 """Maximum edges of a node that are searched for one that begins with less than a page."""
 _CUTS = 64
 """Approximate maximum number of pieces in which a long leaf is evicted."""
+
+_MAX_ROWS = 128
+"""Maximum number of nodes that `RadixCache.largest` describes."""
+_MAX_SEARCHED = 1024
+"""Maximum number of nodes that it looks at."""
 
 
 class Node:
@@ -104,6 +112,10 @@ class PrefixCache(Protocol):
         """Evict least recently used prefixes until `count` pages are returned, or nothing evictable is left."""
         ...
 
+    def largest(self) -> list[PrefixRow]:
+        """Describe the largest nodes, parents first, without side effects."""
+        ...
+
 
 class ChunkCache:
     """Cache without reuse between requests: every prefix is computed again (`--disable-radix-cache`)."""
@@ -138,6 +150,9 @@ class ChunkCache:
 
     def evict(self, count: int) -> PageLists:  # noqa: ARG002
         return [[] for _ in self._none]
+
+    def largest(self) -> list[PrefixRow]:
+        return []
 
 
 class RadixCache:
@@ -267,6 +282,23 @@ class RadixCache:
                 leaf.key = leaf.key[: (size - cut) * self._stride]
                 leaf.pages = [pages[: size - cut] for pages in leaf.pages]
         return freed
+
+    def largest(self) -> list[PrefixRow]:
+        """Describe nodes from the roots down, the largest known one next. The latest children are looked at first."""
+        rows: list[PrefixRow] = []
+        known: list[tuple[int, int, int, Node]] = []  # (-pages, tie break, row of the parent, node)
+        searched = 0
+        parents = [(-1, root) for root in islice(reversed(self.roots.values()), _MAX_SEARCHED)]
+        while True:
+            for row, parent in parents:
+                for child in islice(reversed(parent.children.values()), _MAX_SEARCHED - searched):
+                    searched += 1
+                    heapq.heappush(known, (-len(child.pages[0]), searched, row, child))
+            if not known or len(rows) == _MAX_ROWS:
+                return rows
+            pages, _, row, node = heapq.heappop(known)
+            rows.append(PrefixRow(parent=row, pages=-pages, users=node.locks, children=len(node.children)))
+            parents = [(len(rows) - 1, node)]
 
     def _walk(self, salt: str, key: bytes) -> tuple[Node, int, bool]:
         """Follow whole edges while they match.

@@ -2,7 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
+from tercet.protocol.messages.internal_state import ChoicePhase, ChoiceRow
 from tercet.protocol.messages.values import FinishReason, FinishType, belongs
 from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.memory import KVMemory
@@ -11,6 +13,10 @@ from tercet.scheduler.core.planner import Planner
 from tercet.scheduler.core.policy import SchedulePolicy
 from tercet.scheduler.core.queue import WaitingQueue, room
 from tercet.scheduler.core.request import Req
+
+_MAX_RUNNING_ROWS = 256
+_MAX_WAITING_ROWS = 64
+"""Maximum numbers of choices that `RequestTable.rows` describes."""
 
 
 class RequestTable:
@@ -51,6 +57,12 @@ class RequestTable:
     def named(self, rid: str) -> list[Req]:
         """Return the choices of every frontend's request `rid`, of its siblings `rid.N`, or of all requests for ""."""
         return [req for req in self if not rid or belongs(req.rid, rid)]
+
+    def rows(self, now: float) -> list[ChoiceRow]:
+        """Describe the running choices, then waiting ones in order of arrival. Both have a limit."""
+        running = islice(self._planner.running, _MAX_RUNNING_ROWS)
+        waiting = islice(self._waiting, _MAX_WAITING_ROWS)
+        return [_row(req, now) for reqs in (running, waiting) for req in reqs]
 
     def add(self, reqs: Sequence[Req]) -> None:
         """Add new choices of a request: one queues, the others follow it until it has computed their prompt."""
@@ -127,3 +139,25 @@ class RequestTable:
         self._following[tenant] += more
         if not self._following[tenant]:
             del self._following[tenant]
+
+
+def _row(req: Req, now: float) -> ChoiceRow:
+    running = ChoicePhase.DECODE if req.prefilled else ChoicePhase.PREFILL
+    return ChoiceRow(
+        frontend=req.frontend,
+        rid=req.rid,
+        index=req.index,
+        attempt=req.attempt,
+        tenant=req.tenant,
+        phase=running if req.slot >= 0 else ChoicePhase.WAITING,
+        age=now - req.arrived,
+        prompt_tokens=req.prompt_tokens,
+        cached_tokens=max(req.cached, 0),
+        computed_tokens=req.computed,
+        output_tokens=req.output_tokens,
+        max_new_tokens=req.end - req.prompt_tokens,
+        pages=len(req.pages[0]) if req.pages else 0,
+        shared_pages=req.shared,
+        constrained=req.constrained,
+        lora=req.adapter is not None,
+    )

@@ -15,6 +15,7 @@ from tercet.protocol.messages.messages import (
     ControlReq,
     ExclusiveReady,
     FlushCacheReq,
+    InternalState,
     LoadLoRAAdapterReq,
     PauseGenerationReq,
     Rejected,
@@ -302,6 +303,11 @@ class Scheduler:
             drafted_tokens=self.counters.drafted_tokens,
             accepted_tokens=self.counters.accepted_tokens,
         )
+
+    def internal_state(self, number: str, now: float) -> InternalState:
+        """Return the reply to a GetInternalStateReq. Its size is bounded, and so is the time that it takes."""
+        rows, prefixes = self.roster.rows(now), self.memory.cache.largest()
+        return InternalState(id=number, load=self.load(), choices=rows, prefixes=prefixes)
 
     def _offer_exclusive(self, outputs: Outputs) -> None:
         """Offer exclusive use to the next request, if it is held for that and no other runs."""

@@ -59,6 +59,49 @@ _SERVER = {
         {"peer": "detokenizer-0", "incarnation": "1", "ready": True, "phase": "step", "choices": 1},
     ],
 }
+_STATUS = {
+    "at": 1700000000.5,
+    "everything": True,
+    "frontend": {"peer": "frontend-0", "running": 1, "waiting": 0, "ended": {"finished": 12}, "recovered": 0},
+    "deaths": {},
+    "redispatches": {},
+    "models": [{"name": "embedded", "context_length": 2048}],
+    "schedulers": [
+        {
+            "peer": "scheduler-0",
+            "incarnation": "1",
+            "model": "embedded",
+            "state": "ready",
+            "phase": "step",
+            "steps": 17,
+            "step_age": 0.01,
+            "step_seconds": 0.2,
+            "load": _SCHEDULER_LOAD,
+            "choices": [
+                {
+                    "id": "0123456789",
+                    "index": 0,
+                    "attempt": 0,
+                    "tenant": "",
+                    "phase": "decode",
+                    "age": 0.5,
+                    "prompt_tokens": 37,
+                    "cached_tokens": 32,
+                    "computed_tokens": 39,
+                    "output_tokens": 3,
+                    "max_new_tokens": 128,
+                    "pages": 3,
+                    "shared_pages": 2,
+                    "constrained": False,
+                    "lora": False,
+                }
+            ],
+            "prefixes": [{"parent": -1, "pages": 2, "users": 1, "children": 0}],
+        }
+    ],
+    "detokenizers": [{"peer": "detokenizer-0", "incarnation": "1", "state": "ready", "choices": 1}],
+    "events": [{"number": 1, "at": 1700000000.0, "kind": "ready", "peer": "scheduler-0", "role": "scheduler"}],
+}
 
 _SERVER_INFO = Operation(
     tag="Operation",
@@ -159,6 +202,13 @@ SERVER: dict[MethodAndPath, Operation] = {
         response="# HELP tercet_requests_waiting Requests that no part takes.\n"
         "# TYPE tercet_requests_waiting gauge\n"
         'tercet_requests_waiting{frontend="frontend-0"} 0\n',
+    ),
+    ("GET", "/status/stream"): Operation(
+        tag="Operation",
+        summary="Get the status of all parts, their requests and the prefix cache, twice a second.",
+        answer="Server-sent events; the data of each is an object like the example.",
+        media_type="text/event-stream",
+        response=_STATUS,
     ),
     ("GET", "/openapi.json"): Operation(
         tag="Operation",

@@ -17,6 +17,7 @@ from tercet.protocol.messages.messages import (
     ControlReq,
     ExclusiveReady,
     FlushCacheReq,
+    InternalState,
     LoadLoRAAdapterReq,
     PauseGenerationReq,
     Rejected,
@@ -235,6 +236,10 @@ class EmbeddingScheduler:
             running_tokens=sum(req.tokens for req in running),
             prompt_tokens=self.counters.prompt_tokens,
         )
+
+    def internal_state(self, number: str, now: float) -> InternalState:  # noqa: ARG002
+        """Return the reply to a GetInternalStateReq. Inputs take one step each, so they are not described."""
+        return InternalState(id=number, load=self.load())
 
     def _accept(self, source: str, request: TokenizedEmbeddingReqInput, outputs: EmbeddingOutputs, at: float) -> None:
         """Queue an input. A higher attempt of a held one replaces it; an equal or lower attempt is ignored."""
