@@ -1,0 +1,181 @@
+"""Recurrent layers over the states of many sequences, in plain torch: convolution, gated delta rule, state space scan.
+
+A state pool is [states, ...]: one running state for each slot, and snapshots. A step's tokens are flat, [tokens, ...];
+`Segments` name the state that each of them advances.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+_CHUNK = 64
+
+
+class Segment(NamedTuple):
+    """Consecutive tokens [begin, end) of one sequence."""
+
+    begin: int
+    end: int
+    state: int
+    snapshot: int = -1
+    """State that gets a copy after these tokens; -1 for none."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The tokens of a step: first those that are alone in their sequence, then the rest."""
+
+    singles: torch.Tensor
+    """Int64 [singles]: the state of each of the first tokens."""
+    rest: Sequence[Segment]
+
+    def part(self, tokens: slice) -> "Segments":
+        """Return the segments of some of the tokens, counted from the first of them."""
+        first, last = tokens.start, tokens.stop
+        kept = []
+        for begin, end, state, snapshot in self.rest:
+            low, high = max(begin, first), min(end, last)
+            if low < high:
+                kept.append(Segment(low - first, high - first, state, snapshot if high == end else -1))
+        return Segments(self.singles[first:last], kept)
+
+
+def causal_conv(
+    x: torch.Tensor, states: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, segments: Segments
+) -> torch.Tensor:
+    """Return the depthwise convolution of x [tokens, channels] with the tokens before each, and advance the states.
+
+    weight is [channels, taps]. The states [states, channels, taps - 1] are the last inputs, in x's dtype.
+    """
+    out = torch.empty_like(x)
+    taps, singles = weight.shape[1], segments.singles
+    if count := len(singles):
+        known = torch.cat([states[singles], x[:count, :, None]], 2)
+        states[singles] = known[..., 1:]
+        out[:count] = (known * weight).sum(2)
+    for begin, end, state, snapshot in segments.rest:
+        known = torch.cat([states[state], x[begin:end].T], 1)
+        states[state] = known[:, known.shape[1] - taps + 1 :]
+        out[begin:end] = F.conv1d(known[None], weight[:, None], groups=len(weight))[0].T
+        if snapshot >= 0:
+            states[snapshot] = states[state]
+    return out if bias is None else out + bias
+
+
+class DeltaInputs(NamedTuple):
+    """Inputs of the gated delta rule."""
+
+    q: torch.Tensor  # [tokens, key_heads, key_dim]; a key head serves consecutive heads
+    k: torch.Tensor  # [tokens, key_heads, key_dim]
+    v: torch.Tensor  # [tokens, heads, value_dim]
+    decay: torch.Tensor  # [tokens, heads]: logarithm of the factor of the state
+    beta: torch.Tensor  # [tokens, heads]: rate at which a value is replaced
+
+
+def gated_delta_rule(inputs: DeltaInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
+    """Return the outputs [tokens, heads, value_dim] of the gated delta rule in float32, and advance the states.
+
+    Queries and keys are normalized here. The states are [states, heads, key_dim, value_dim], float32. With S the state
+    before a token: S' = exp(decay) S; S = S' + k (beta (v - k S')); the output is q S / sqrt(key_dim). Source: Gated
+    Delta Networks (arXiv 2412.06464).
+    """
+    heads = inputs.v.shape[1]
+    q, k = (unit(x.float()).repeat_interleave(heads // x.shape[1], 1) for x in inputs[:2])
+    q, v, decay, beta = q * q.shape[2] ** -0.5, *(x.float() for x in inputs[2:])
+    out = torch.empty_like(v)
+    if count := len(segments.singles):
+        state = states[segments.singles] * decay[:count, :, None, None].exp()
+        delta = (v[:count] - (state * k[:count, ..., None]).sum(2)) * beta[:count, :, None]
+        state = state + k[:count, ..., None] * delta[:, :, None]
+        states[segments.singles] = state
+        out[:count] = (state * q[:count, ..., None]).sum(2)
+    for begin, end, place, snapshot in segments.rest:
+        for first in range(begin, end, _CHUNK):
+            some = slice(first, min(first + _CHUNK, end))
+            chunk = DeltaInputs(*(x[some].transpose(0, 1) for x in (q, k, v, decay, beta)))
+            out[some] = _delta_chunk(chunk, states[place])
+        if snapshot >= 0:
+            states[snapshot] = states[place]
+    return out
+
+
+def _delta_chunk(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
+    """Apply the rule to tokens of one sequence at once, and advance its state [heads, key_dim, value_dim] in place.
+
+    The inputs are [heads, tokens, ...]; returns [tokens, heads, value_dim]. Within the chunk, the corrections of values
+    solve a lower triangular system (the WY form; Yang et al., arXiv 2406.06484).
+    """
+    q, k, v, decay, beta = inputs
+    total = decay.cumsum(1)  # [heads, tokens]
+    between = _between(total)
+    system = torch.eye(k.shape[1], device=k.device) + (beta[..., None] * (k @ k.mT) * between).tril(-1)
+    wanted = beta[..., None] * (v - total.exp()[..., None] * (k @ state))
+    delta: torch.Tensor = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    out: torch.Tensor = total.exp()[..., None] * (q @ state) + ((q @ k.mT) * between) @ delta
+    state.mul_(total[:, -1, None, None].exp()).add_((k * _after(total)).mT @ delta)
+    return out.transpose(0, 1)
+
+
+class ScanInputs(NamedTuple):
+    """Inputs of the state space scan of Mamba 2."""
+
+    c: torch.Tensor  # [tokens, groups, state_dim]: what is read; a group serves consecutive heads
+    b: torch.Tensor  # [tokens, groups, state_dim]: where a value is added
+    x: torch.Tensor  # [tokens, heads, head_dim]: values, already multiplied by their time step
+    decay: torch.Tensor  # [tokens, heads]: logarithm of the factor of the state
+
+
+def state_space_scan(inputs: ScanInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
+    """Return the outputs [tokens, heads, head_dim] of a state space scan in float32, and advance the states.
+
+    The states are [states, heads, head_dim, state_dim], float32. With S the state before a token: S = exp(decay) S +
+    x b; the output is S c. Source: Mamba 2 (arXiv 2405.21060).
+    """
+    heads = inputs.x.shape[1]
+    c, b = (each.float().repeat_interleave(heads // each.shape[1], 1) for each in inputs[:2])
+    x, decay = (each.float() for each in inputs[2:])
+    out = torch.empty_like(x)
+    if count := len(segments.singles):
+        state = states[segments.singles] * decay[:count, :, None, None].exp()
+        state = state + x[:count, ..., None] * b[:count, :, None]
+        states[segments.singles] = state
+        out[:count] = (state * c[:count, :, None]).sum(3)
+    for begin, end, place, snapshot in segments.rest:
+        for first in range(begin, end, _CHUNK):
+            some = slice(first, min(first + _CHUNK, end))
+            chunk = ScanInputs(*(each[some].transpose(0, 1) for each in (c, b, x, decay)))
+            out[some] = _scan_chunk(chunk, states[place])
+        if snapshot >= 0:
+            states[snapshot] = states[place]
+    return out
+
+
+def _scan_chunk(inputs: ScanInputs, state: torch.Tensor) -> torch.Tensor:
+    """Scan tokens of one sequence at once, and advance its state [heads, head_dim, state_dim] in place.
+
+    The inputs are [heads, tokens, ...]; returns [tokens, heads, head_dim].
+    """
+    c, b, x, decay = inputs
+    total = decay.cumsum(1)
+    out: torch.Tensor = total.exp()[..., None] * (c @ state.mT) + ((c @ b.mT) * _between(total)) @ x
+    state.mul_(total[:, -1, None, None].exp()).add_((x * _after(total)).mT @ b)
+    return out.transpose(0, 1)
+
+
+def _between(total: torch.Tensor) -> torch.Tensor:
+    """Return what remains at each token of what earlier ones added: [heads, tokens, tokens]."""
+    logs = total[:, :, None] - total[:, None]
+    return logs.masked_fill(torch.ones_like(logs[0], dtype=torch.bool).triu(1), -torch.inf).exp()
+
+
+def _after(total: torch.Tensor) -> torch.Tensor:
+    """Return what remains after the last token of what each added: [heads, tokens, 1]."""
+    return (total[:, -1:] - total).exp()[..., None]
+
+
+def unit(x: torch.Tensor) -> torch.Tensor:
+    """Divide by the norm of the last dimension."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
