@@ -7,6 +7,7 @@
 #include "shm_collectives.h"
 #include "pack.h"
 #include "pool.h"
+#include "recurrent.h"
 #include "rows.h"
 #include "sampling.h"
 
@@ -35,7 +36,8 @@ const T* at(const void* memory, int64_t index) {
 // Sum of the struct sizes, to detect an abi.py of another version.
 EXPORT int64_t tercet_struct_bytes() noexcept {
     return int64_t(sizeof(Model) + sizeof(Layer) + sizeof(Step) + sizeof(Rows) + sizeof(Scoring) + sizeof(Filter) +
-                   sizeof(Packing) + sizeof(BlockSource) + sizeof(ShmCollectives) + sizeof(Mixture) + sizeof(Adapters) + sizeof(AdapterRows));
+                   sizeof(Packing) + sizeof(BlockSource) + sizeof(ShmCollectives) + sizeof(Mixture) + sizeof(Adapters) + sizeof(AdapterRows) +
+                   sizeof(Recurrence) + sizeof(Segment));
 }
 
 EXPORT int64_t tercet_best_level() noexcept { return best_level(); }
@@ -141,6 +143,16 @@ EXPORT int64_t tercet_forward(const Model* model, const Step* step, float* hidde
         refuse(find_fault(*model, *step));
         forward(*model, *step, hidden);
     });
+}
+
+EXPORT int64_t tercet_delta_rule(const Recurrence* recurrence, const Segment* segments, int64_t count, const float* q,
+                                 const float* k, const float* v, const float* beta) {
+    return guarded([&] { delta_rule(*recurrence, segments, count, q, k, v, beta); });
+}
+
+EXPORT int64_t tercet_state_space_scan(const Recurrence* recurrence, const Segment* segments, int64_t count,
+                                       const float* c, const float* b, const float* x) {
+    return guarded([&] { state_space_scan(*recurrence, segments, count, c, b, x); });
 }
 
 EXPORT int64_t tercet_argmax(const float* logits, int64_t rows, int64_t vocab, float* most, int64_t* index) {

@@ -158,9 +158,21 @@ class ShmCollectives(Structure):
     _fields_ = (*_ints("rank", "size", "room"), *_pointers("memory"), *_ints("turn"))
 
 
+class Recurrence(Structure):
+    """`Recurrence` of recurrent.h."""
+
+    _fields_ = (*_ints("heads", "groups", "rows", "columns"), *_pointers("factor", "states", "out"))
+
+
+class Segment(Structure):
+    """`Segment` of recurrent.h."""
+
+    _fields_ = (*_ints("begin", "end", "state", "snapshot"),)
+
+
 _SHARED = (
     *(Model, Layer, Step, Rows, Scoring, Filter, Packing, BlockSource),
-    *(ShmCollectives, Mixture, Adapters, AdapterRows),
+    *(ShmCollectives, Mixture, Adapters, AdapterRows, Recurrence, Segment),
 )
 """Structs whose sizes tell a library of other sources."""
 _I, _P = c_int64, c_void_p
@@ -183,6 +195,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mixture": (None, [POINTER(Mixture), _P, _I, _P]),
     "unpack_rows": (None, [POINTER(Linear), _P, _I, _P]),
     "forward": (None, [POINTER(Model), POINTER(Step), _P]),
+    "delta_rule": (None, [POINTER(Recurrence), POINTER(Segment), _I, _P, _P, _P, _P]),
+    "state_space_scan": (None, [POINTER(Recurrence), POINTER(Segment), _I, _P, _P, _P]),
     "argmax": (None, [_P, _I, _I, _P, _P]),
     "apply_bitmask": (None, [_P, _I, _I, _P, _I]),
     "gumbel": (None, [_P, _P, _P, _I, _P]),

@@ -1,0 +1,95 @@
+#include "recurrent.h"
+
+#include <cstring>
+
+#include "pool.h"
+#include "vec.h"
+
+namespace {
+
+constexpr int BLOCK = 4;  // vectors of columns whose sums stay in registers
+
+struct DeltaToken {
+    const float *q, *k, *v;
+    float factor, beta;
+    float* out;
+};
+
+// The first COUNT * LANES of n columns of a state with rows `stride` elements apart.
+template <int COUNT>
+void delta_columns(const DeltaToken& token, int64_t rows, int64_t n, float* state, int64_t stride) {
+    auto part = [&](int i) { return n - i * LANES < LANES ? n - i * LANES : LANES; };
+    F32 delta[COUNT] = {}, out[COUNT] = {};
+    for (int64_t row = 0; row < rows; row++)
+        for (int i = 0; i < COUNT; i++) delta[i] += token.k[row] * load_first(state + row * stride + i * LANES, part(i));
+    for (int i = 0; i < COUNT; i++)
+        delta[i] = token.beta * (load_first(token.v + i * LANES, part(i)) - token.factor * delta[i]);
+    for (int64_t row = 0; row < rows; row++)
+        for (int i = 0; i < COUNT; i++) {
+            float* at = state + row * stride + i * LANES;
+            F32 next = token.factor * load_first(at, part(i)) + token.k[row] * delta[i];
+            store_first(at, next, part(i));
+            out[i] += token.q[row] * next;
+        }
+    for (int i = 0; i < COUNT; i++) store_first(token.out + i * LANES, out[i], part(i));
+}
+
+void delta_token(const DeltaToken& token, int64_t rows, int64_t columns, float* state) {
+    int64_t first = 0;
+    auto from = [&] { return DeltaToken{token.q, token.k, token.v + first, token.factor, token.beta, token.out + first}; };
+    for (; first + BLOCK * LANES <= columns; first += BLOCK * LANES)
+        delta_columns<BLOCK>(from(), rows, BLOCK * LANES, state + first, columns);
+    for (; first < columns; first += LANES) delta_columns<1>(from(), rows, columns - first, state + first, columns);
+}
+
+void scan_token(float factor, const float* c, const float* b, const float* x, int64_t rows, int64_t columns,
+                float* state, float* out) {
+    for (int64_t row = 0; row < rows; row++) {
+        F32 total{};
+        float* at = state + row * columns;
+        over(columns, [&](int64_t i, auto get, auto put) {
+            F32 next = factor * get(at + i) + x[row] * get(b + i);
+            put(at + i, next);
+            total += next * get(c + i);
+        });
+        out[row] = sum(total);
+    }
+}
+
+// step(token, head, state) for all tokens of each segment and head, in order; then the snapshots.
+template <class Step>
+void for_segments(const Recurrence& recurrence, const Segment* segments, int64_t count, const Step& step) {
+    int64_t heads = recurrence.heads, size = recurrence.rows * recurrence.columns;
+    pool::run(count * heads, [&](int64_t task) {
+        const Segment& segment = segments[task / heads];
+        int64_t head = task % heads;
+        float* state = recurrence.states + (segment.state * heads + head) * size;
+        for (int64_t token = segment.begin; token < segment.end; token++) step(token, head, state);
+        if (segment.snapshot >= 0)
+            std::memcpy(recurrence.states + (segment.snapshot * heads + head) * size, state, size_t(size) * sizeof *state);
+    });
+}
+
+}  // namespace
+
+void delta_rule(const Recurrence& recurrence, const Segment* segments, int64_t count, const float* q, const float* k,
+                const float* v, const float* beta) {
+    int64_t heads = recurrence.heads, share = heads / recurrence.groups;
+    for_segments(recurrence, segments, count, [&](int64_t token, int64_t head, float* state) {
+        int64_t at = token * heads + head;
+        int64_t key = (token * recurrence.groups + head / share) * recurrence.rows, value = at * recurrence.columns;
+        delta_token({q + key, k + key, v + value, recurrence.factor[at], beta[at], recurrence.out + value},
+                    recurrence.rows, recurrence.columns, state);
+    });
+}
+
+void state_space_scan(const Recurrence& recurrence, const Segment* segments, int64_t count, const float* c,
+                      const float* b, const float* x) {
+    int64_t heads = recurrence.heads, share = heads / recurrence.groups;
+    for_segments(recurrence, segments, count, [&](int64_t token, int64_t head, float* state) {
+        int64_t at = token * heads + head;
+        int64_t key = (token * recurrence.groups + head / share) * recurrence.columns, value = at * recurrence.rows;
+        scan_token(recurrence.factor[at], c + key, b + key, x + value, recurrence.rows, recurrence.columns, state,
+                   recurrence.out + value);
+    });
+}

@@ -1,0 +1,54 @@
+"""Native versions of the operations of `tercet.kernels.ops.recurrent`: token by token, with the same semantics.
+
+A state's bits depend only on the tokens that made it, not on how they were divided among steps.
+"""
+
+import torch
+
+from tercet.kernels.native import abi
+from tercet.kernels.native.library import Library
+from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segments, unit
+
+
+class NativeRecurrence:
+    """Recurrent operations of one loaded library."""
+
+    def __init__(self, library: Library) -> None:
+        self._call = library.functions
+
+    def gated_delta_rule(self, inputs: DeltaInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
+        """See `tercet.kernels.ops.recurrent.gated_delta_rule`."""
+        q, k = (unit(each.float()) for each in inputs[:2])
+        q, v, factor, beta = q * q.shape[2] ** -0.5, _floats(inputs.v), inputs.decay.float().exp(), _floats(inputs.beta)
+        out = torch.empty_like(v)
+        recurrence = _recurrence(states, q.shape[1], factor, out)
+        pointers = (each.data_ptr() for each in (q, k, v, beta))
+        self._call.delta_rule(recurrence, *_table(segments), *pointers)
+        return out
+
+    def state_space_scan(self, inputs: ScanInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
+        """See `tercet.kernels.ops.recurrent.state_space_scan`."""
+        c, b, x, factor = *map(_floats, inputs[:3]), inputs.decay.float().exp()
+        out = torch.empty_like(x)
+        recurrence = _recurrence(states, c.shape[1], factor, out)
+        self._call.state_space_scan(recurrence, *_table(segments), c.data_ptr(), b.data_ptr(), x.data_ptr())
+        return out
+
+
+def _recurrence(states: torch.Tensor, groups: int, factor: torch.Tensor, out: torch.Tensor) -> abi.Recurrence:
+    """Return the struct of an operation, which must not outlive its tensors. Raises ValueError for other states."""
+    if states.dtype != torch.float32 or not states.is_contiguous():
+        raise ValueError("native kernels advance contiguous states in float32")
+    _, heads, rows, columns = states.shape
+    return abi.Recurrence(heads, groups, rows, columns, factor.data_ptr(), states.data_ptr(), out.data_ptr())
+
+
+def _table(segments: Segments) -> tuple[object, int]:
+    """Return the segments as an array, and their number."""
+    singles = [(token, token + 1, state, -1) for token, state in enumerate(segments.singles.tolist())]
+    rows = [*singles, *segments.rest]
+    return (abi.Segment * len(rows))(*(abi.Segment(*row) for row in rows)), len(rows)
+
+
+def _floats(x: torch.Tensor) -> torch.Tensor:
+    return x.float().contiguous()

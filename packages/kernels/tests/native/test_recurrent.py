@@ -1,0 +1,70 @@
+"""Native recurrent operations against those of torch, in every instruction set and odd size."""
+
+import pytest
+import torch
+
+from packages.kernels.tests.ops.test_recurrent import LENGTHS, STATES, owners, part_of, segments_of
+from tercet.kernels.native.library import Library
+from tercet.kernels.native.recurrent import NativeRecurrence
+from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, gated_delta_rule, state_space_scan
+
+SIZES = pytest.mark.parametrize(("rows", "columns"), [(16, 24), (5, 3), (12, 64), (33, 81)])
+CUTS = {1: (100, 6), 4: (64, 7)}
+
+
+def delta_inputs(tokens: int, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> DeltaInputs:
+    torch.manual_seed(0)
+    q, k = (torch.randn(tokens, 2, rows, dtype=dtype) for _ in range(2))
+    v, rates = torch.randn(tokens, 6, columns, dtype=dtype), torch.rand(2, tokens, 6)
+    return DeltaInputs(q, k, v, -rates[0], rates[1].to(dtype))
+
+
+@SIZES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_delta_rule(library: Library, rows: int, columns: int, dtype: torch.dtype) -> None:
+    given = delta_inputs(len(owners(LENGTHS)), rows, columns, dtype)
+    states = torch.randn(STATES, 6, rows, columns)
+    copies = states.clone()
+    segments = segments_of(LENGTHS, CUTS)
+    expected = gated_delta_rule(given, states, segments)
+    torch.testing.assert_close(
+        NativeRecurrence(library).gated_delta_rule(given, copies, segments), expected, rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(copies, states, rtol=1e-4, atol=1e-4)
+
+
+@SIZES
+def test_state_space_scan(library: Library, rows: int, columns: int) -> None:
+    tokens = len(owners(LENGTHS))
+    torch.manual_seed(0)
+    c, b = torch.randn(2, tokens, 3, columns)
+    scan = ScanInputs(c, b, torch.randn(tokens, 6, rows), -torch.rand(tokens, 6))
+    states = torch.randn(STATES, 6, rows, columns)
+    copies = states.clone()
+    segments = segments_of(LENGTHS, CUTS)
+    expected = state_space_scan(scan, states, segments)
+    torch.testing.assert_close(
+        NativeRecurrence(library).state_space_scan(scan, copies, segments), expected, rtol=1e-4, atol=1e-4
+    )
+    torch.testing.assert_close(copies, states, rtol=1e-4, atol=1e-4)
+
+
+def test_bits_do_not_depend_on_how_tokens_are_divided(library: Library) -> None:
+    native, given = NativeRecurrence(library), delta_inputs(130, 16, 24)
+    states = torch.randn(STATES, 6, 16, 24)
+    copies = states.clone()
+    expected = native.gated_delta_rule(given, states, segments_of({1: 130}))
+    found = []
+    for first, last in ((0, 1), (1, 60), (60, 61), (61, 130)):
+        found.append(
+            native.gated_delta_rule(part_of(given, slice(first, last)), copies, segments_of({1: last - first}))
+        )
+    assert torch.equal(torch.cat(found), expected)
+    assert torch.equal(copies, states)
+
+
+def test_other_states_are_refused(library: Library) -> None:
+    given, states = delta_inputs(2, 4, 4), torch.randn(STATES, 6, 4, 4)
+    for wrong in (states.double(), states.transpose(2, 3)):
+        with pytest.raises(ValueError, match="contiguous states in float32"):
+            NativeRecurrence(library).gated_delta_rule(given, wrong, segments_of({1: 2}))
