@@ -10,8 +10,8 @@ from tercet.protocol.messages.values import LogprobParams
 from tercet.scheduler.core import planner
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, PeerBlocked
+from tercet.scheduler.core.in_flight_prefixes import InFlightPrefixes
 from tercet.scheduler.core.prefix_cache import RadixCache
-from tercet.scheduler.core.queue import InFlightPrefixes
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.testing import Driver, request, small_capacity
 

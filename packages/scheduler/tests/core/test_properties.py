@@ -35,6 +35,7 @@ from tercet.protocol.messages.values import (
     pack_ints,
     unpack_ints,
 )
+from tercet.scheduler.core import state_snapshots
 from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.events import AdapterPending, AdapterRead, CoreMessage, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan
@@ -337,6 +338,7 @@ class World(Driver):
     budget=st.integers(1, 40),
     groups=st.integers(1, 2),
     adapters=st.integers(0, 3),
+    spare_snapshots=st.one_of(st.none(), st.integers(0, 12)),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_choice_gets_its_tokens_and_one_final_answer(
@@ -350,12 +352,14 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
     budget: int,
     groups: int,
     adapters: int,
+    spare_snapshots: int | None,
 ) -> None:
     chance = random.Random(seed)
     pages = max(pages // page_size, 4)
     capacity = msgspec.structs.replace(
         small_capacity(page_size=page_size, slots=slots, grammars="countdown", adapters=adapters),
         groups=[CacheGroup(f"group {number}", pages + 3 * number) for number in range(groups)],
+        snapshots=None if spare_snapshots is None else slots + spare_snapshots,
     )
     reserve = chance.choice([0.0, 0.7])
     config = CoreConfig(
@@ -368,7 +372,14 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
         reserve_floor=reserve / 7,
         draft_rows=chance.choice([0, 2, 8, 32]),
     )
-    world = World(chance, capacity, config, overlap)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(state_snapshots, "LONG_PROMPT", 16)
+        patched.setattr(state_snapshots, "OUTPUT_INTERVAL", 4)
+        run_world(World(chance, capacity, config, overlap), chance)
+
+
+def run_world(world: World, chance: random.Random) -> None:
+    """Let things happen in a random order, and check all answers."""
     doings = [world.ask] * 12 + [world.abort] * 4 + [world.again] * 6 + [world.repeat] + [world.disturb] * 3
     for _ in range(80):
         chance.choice(doings)()

@@ -11,7 +11,7 @@ from tercet.scheduler.core.scheduler import Scheduler
 def violations(core: Scheduler) -> list[str]:
     """Return a description of every broken invariant."""
     holdings = [*_slots(core), *_adapters(core), *_requests(core), *_pages(core), *_in_flight(core), *_tree(core)]
-    return [*holdings, *_accounts(core)]
+    return [*holdings, *_snapshots(core), *_accounts(core)]
 
 
 def _adapters(core: Scheduler) -> list[str]:
@@ -108,6 +108,29 @@ def _pages(core: Scheduler) -> list[str]:
         free = Counter(pool.free_pages)
         if any(free[page] != (count == 0) for page, count in enumerate(pool.holders)):
             found.append(f"group {group}: the free list and the holders disagree")
+    return found
+
+
+def _snapshots(core: Scheduler) -> list[str]:
+    """Check that each snapshot has exactly the holders that can be found, and that cached ones end their tokens."""
+    states = core.memory.states
+    if states is None:
+        return []
+    found = []
+    if set(states.holdings) != set(core.planner.running):
+        found.append("the choices that hold snapshots are not those that run")
+    holders = Counter(states.read)
+    for holding in states.holdings.values():
+        holders.update([snapshot for _, snapshot in holding.taken])
+        holders.update([holding.checkpoint] if holding.checkpoint >= 0 else [])
+        if any(tokens % core.memory.page_size for tokens, _ in holding.taken):
+            found.append("a snapshot is not at the end of a page")
+    cached = [node.snapshot for node in _nodes(core) if node.snapshot >= 0]
+    holders.update(cached)
+    if any(holders[each] != count for each, count in enumerate(states.pool.holders)):
+        found.append("snapshots whose holders are not found, or more than counted")
+    if states.cache is not None and len(cached) != states.cache.snapshot_count:
+        found.append("the count of cached snapshots is wrong")
     return found
 
 

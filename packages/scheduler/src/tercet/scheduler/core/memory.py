@@ -9,76 +9,12 @@ from collections import deque
 from collections.abc import Iterable
 
 from tercet.protocol.messages.values import LoRAAdapter
+from tercet.scheduler.core.page_pools import PagePools
 from tercet.scheduler.core.plan import AdapterLoad, Capacity, PageCopy, PageUpdate
 from tercet.scheduler.core.prefix_cache import ChunkCache, Node, PageLists, PrefixCache, RadixCache
 from tercet.scheduler.core.request import Req
-
-
-class PagePool:
-    """Pages of one cache group. A page is free exactly if it has no holder."""
-
-    def __init__(self, pages: int) -> None:
-        self.size = pages
-        self.free_pages = list(range(pages - 1, -1, -1))
-        self.holders = [0] * pages
-
-    def allocate(self, count: int) -> list[int]:
-        """Take `count` free pages, each with one holder. The caller must check that there are enough."""
-        if count > len(self.free_pages):
-            raise ValueError(f"{count} pages asked for, {len(self.free_pages)} free")
-        if count == 0:
-            return []
-        taken = self.free_pages[-count:]
-        del self.free_pages[-count:]
-        for page in taken:
-            self.holders[page] = 1
-        return taken
-
-    def hold(self, pages: Iterable[int]) -> None:
-        """Add a holder to pages that already have one."""
-        for page in pages:
-            if not self.holders[page]:
-                raise ValueError(f"page {page} is free and cannot be shared")
-            self.holders[page] += 1
-
-    def release(self, pages: Iterable[int]) -> None:
-        """Remove one holder of each page."""
-        holders, free = self.holders, self.free_pages
-        for page in pages:
-            left = holders[page] - 1
-            if left < 0:
-                raise ValueError(f"page {page} is released twice")
-            holders[page] = left
-            if left == 0:
-                free.append(page)
-
-
-class PagePools:
-    """Pools of all cache groups; a token's page is taken in every pool at once."""
-
-    def __init__(self, sizes: Iterable[int]) -> None:
-        self.groups = [PagePool(size) for size in sizes]
-        self._free = [pool.free_pages for pool in self.groups]
-        self.total = min(pool.size for pool in self.groups)
-
-    @property
-    def free(self) -> int:
-        """Pages that can be taken in every group."""
-        return min(map(len, self._free))
-
-    def allocate(self, count: int) -> PageLists:
-        """Take `count` pages in every group."""
-        return [pool.allocate(count) for pool in self.groups]
-
-    def hold(self, pages: PageLists) -> None:
-        """Add a holder to each page."""
-        for pool, group in zip(self.groups, pages, strict=True):
-            pool.hold(group)
-
-    def release(self, pages: PageLists) -> None:
-        """Remove a holder of each page."""
-        for pool, group in zip(self.groups, pages, strict=True):
-            pool.release(group)
+from tercet.scheduler.core.state_cache import StateRadixCache
+from tercet.scheduler.core.state_snapshots import StateSnapshots
 
 
 class AdapterSlots:
@@ -149,7 +85,15 @@ class KVMemory:
         groups = len(capacity.groups)
         self.page_size = capacity.page_size
         self.pools = PagePools(group.pages for group in capacity.groups)
-        self.cache: PrefixCache = RadixCache(capacity.page_size, groups) if radix_cache else ChunkCache(groups)
+        self.states: StateSnapshots | None = None
+        """Snapshots of recurrent states; None if the model keeps no recurrent state."""
+        if capacity.snapshots is not None:
+            self.states = StateSnapshots(capacity.snapshots, capacity.slots, capacity.page_size)
+        self.cache: PrefixCache = ChunkCache(groups)
+        if radix_cache and self.states is not None:
+            self.cache = self.states.cache = StateRadixCache(capacity.page_size, groups, self.states.give_up)
+        elif radix_cache:
+            self.cache = RadixCache(capacity.page_size, groups)
         self.free_slots = list(range(capacity.slots - 1, -1, -1))
         self.adapters = AdapterSlots(capacity.adapters)
         self.updates: list[PageUpdate] = []
@@ -195,6 +139,8 @@ class KVMemory:
         """
         if not self.free_slots or not self.adapters.has_room(req.adapter):
             return None
+        if self.states is not None and not self.states.can_admit(req):
+            return None
         match = self.cache.match(req.salt, req.cache_key(req.reusable))
         self.cache.lock(match.node)
         leader, common = self._common_with_leader(req)
@@ -221,6 +167,8 @@ class KVMemory:
                 PageCopy(group, leader.pages[group][full], req.pages[group][full]) for group in range(len(req.pages))
             ]
             req.computed = common
+        if self.states is not None:
+            self.states.admit(req, match)
         return copies
 
     def append_page(self, req: Req) -> bool:
@@ -234,11 +182,18 @@ class KVMemory:
         return True
 
     def publish(self, req: Req, tokens: int) -> None:
-        """Put the first `tokens` computed tokens of a running choice into the prefix cache.
+        """Put the first `tokens` computed tokens of a running choice into the prefix cache."""
+        if req.node is None:
+            return
+        self._publish_pages(req, tokens // self.page_size)
+        if self.states is not None:
+            self.states.publish(req, tokens)
+
+    def _publish_pages(self, req: Req, count: int) -> None:
+        """Put the first pages of a choice into the prefix cache.
 
         If another choice has inserted them first, this one uses the cached pages, and its own are freed later.
         """
-        count = tokens // self.page_size
         if req.node is None or count <= req.shared:
             return
         key = req.cache_key(count * self.page_size)
@@ -248,7 +203,7 @@ class KVMemory:
         self.cache.lock(node)
         self.cache.unlock(req.node)
         if existing > req.shared:
-            cached = self.cache.match(req.salt, key).pages
+            cached = self.cache.pages_of(node)
             first = req.shared
             own = [group[first:existing] for group in req.pages]
             for group, other in zip(req.pages, cached, strict=True):
@@ -267,6 +222,9 @@ class KVMemory:
             existing = self.cache.insert(req.salt, req.cache_key(valid * self.page_size), req.pages).existing
         self.pools.release([group[req.shared : existing] for group in req.pages])
         self.pools.release([group[max(valid, existing) :] for group in req.pages])
+        if self.states is not None:
+            self.states.publish(req, valid * self.page_size)
+            self.states.release(req)
         self.cache.unlock(req.node)
         self.free_slots.append(req.slot)
         if req.adapter is not None:
@@ -278,6 +236,8 @@ class KVMemory:
         """Free the pages whose freeing waited for plan `step`, which has committed."""
         while self.deferred_free and self.deferred_free[0][0] <= step:
             self.pools.release(self.deferred_free.popleft()[1])
+        if self.states is not None:
+            self.states.on_step_committed(step)
 
     def flush(self) -> int:
         """Evict every prefix that no running choice uses. Return the number of freed pages."""
@@ -291,9 +251,12 @@ class KVMemory:
         self.adapters.reset()
 
     def _common_with_leader(self, req: Req) -> tuple[Req | None, int]:
-        """Return the leader, if it still runs, and the number of tokens of its pages that a follower can use."""
+        """Return the leader, if it still runs, and the number of tokens of its pages that a follower can use.
+
+        A follower with a recurrent state cannot use them: the leader's state has advanced.
+        """
         leader = req.leader
-        if leader is None or leader.slot < 0 or not leader.published or req.reusable <= 0:
+        if leader is None or leader.slot < 0 or not leader.published or req.reusable <= 0 or self.states is not None:
             return None, 0
         return leader, min(req.prompt_tokens, req.reusable)
 

@@ -20,6 +20,8 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     page_size: int
     groups: list[CacheGroup]
     slots: int
+    snapshots: int | None = None
+    """Snapshots of a slot's recurrent state that fit; None if the model keeps no recurrent state."""
     context_length: int
     vocab_size: int
     eos_token_ids: list[int] = []
@@ -75,6 +77,21 @@ class PageCopy(msgspec.Struct, frozen=True):
     target: int
 
 
+class StateRestore(msgspec.Struct, frozen=True):
+    """Copy of a snapshot to a slot's recurrent state, before the forward pass."""
+
+    slot: int
+    snapshot: int
+
+
+class StateSnapshot(msgspec.Struct, frozen=True):
+    """Copy of a slot's recurrent state to a snapshot, when `tokens` tokens of a row are computed."""
+
+    row: int
+    tokens: int
+    snapshot: int
+
+
 class Row(msgspec.Struct, frozen=True, gc=False):
     """Row of a step: computes keys and values of the slot's tokens [start, start + count), and may sample the next one.
 
@@ -91,7 +108,8 @@ class Row(msgspec.Struct, frozen=True, gc=False):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Plan of one step.
 
-    It is applied in this order: adapters, introduce, pages, copies, draft tokens, rows. Rows that decode come first.
+    It is applied in this order: adapters, introduce, pages, copies, restores, draft tokens, rows. Rows that decode come
+    first. A row that starts at 0 begins with an empty recurrent state, any other with the one its slot has.
 
     A choice may have several rows that decode, at consecutive positions. All but the first compute a draft token in
     `draft_tokens`: their output counts only if that token is the one that the row before sampled.
@@ -107,6 +125,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     introduce: list[SlotInit] = []
     pages: list[PageUpdate] = []
     copies: list[PageCopy] = []
+    restores: list[StateRestore] = []
+    snapshots: list[StateSnapshot] = []
+    """Snapshots to take, in the order of rows and tokens."""
     rows: list[Row]
     draft_tokens: dict[int, int] = msgspec.field(default_factory=dict, name="assumed")
     """Draft token at the start of a row, by the row's index."""

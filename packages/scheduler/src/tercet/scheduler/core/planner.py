@@ -18,10 +18,11 @@ from tercet.scheduler.core.events import (
     PeerDrained,
 )
 from tercet.scheduler.core.fair_share import SlotShares
+from tercet.scheduler.core.in_flight_prefixes import InFlightPrefixes
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
 from tercet.scheduler.core.policy import LONGEST_MEASURED
-from tercet.scheduler.core.queue import InFlightPrefixes, WaitingQueue
+from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.retraction import PageShares, next_to_retract
 from tercet.scheduler.core.speculation.ngram_drafter import Drafter
@@ -164,7 +165,8 @@ class Planner:
         self._memory = memory
         self._waiting = waiting
         self._counters = counters
-        self._drafter = Drafter(config, memory.cache)
+        # a recurrent state covers draft tokens, too, and cannot forget those that turn out to be wrong
+        self._drafter = Drafter(config.draft_rows if memory.states is None else 0, memory.cache)
         self._budget = max(config.token_budget, len(memory.free_slots))
         self._reserve = config.reserve
         self.running: dict[Req, None] = {}
@@ -200,12 +202,16 @@ class Planner:
         loads, memory.adapters.loads = memory.adapters.loads, []
         self._reserve = max(self._config.reserve_floor, self._reserve * RESERVE_DECAY)
         builder.tell(self._counters)
+        states = memory.states
+        restores, snapshots = ([], []) if states is None else states.plan(step, builder.rows, builder.reqs)
         plan = Plan(
             step=step,
             adapters=loads,
             introduce=builder.introduce,
             pages=updates,
             copies=builder.copies,
+            restores=restores,
+            snapshots=snapshots,
             rows=builder.rows,
             draft_tokens=builder.draft_tokens,
         )
@@ -445,12 +451,12 @@ class Planner:
                     skipped.append(req)
                     continue
                 shares.took(req)
+                in_flight_prefixes.add(req, lambda: islice(self.line(), LONGEST_MEASURED))
                 self._introduce(req, copies, builder, step)
                 admitted.append(req)
                 overtaken += skipped
                 skipped.clear()
                 alone = req.alone
-                in_flight_prefixes.add(req)
                 reserve += self._expected_pages(req)
                 admissible = self._admissible(shares)
         if admitted:
@@ -458,7 +464,8 @@ class Planner:
 
     def _in_flight_prefixes(self) -> InFlightPrefixes:
         """Return the index of prompts that unblocked choices are computing."""
-        return InFlightPrefixes((req for req in self.running if not self.is_blocked(req)), self._memory.page_size)
+        unblocked = (req for req in self.running if not self.is_blocked(req))
+        return InFlightPrefixes(unblocked, self._memory.page_size, self._memory.states)
 
     def _waits_for_prefix(self, req: Req, in_flight_prefixes: InFlightPrefixes) -> bool:
         """Return whether a waiting choice is put off for a running prompt with the same prefix."""

@@ -34,9 +34,10 @@ class Node:
     """Run of tokens in the radix tree: the edge `key` from `parent`, and the pages that hold it.
 
     `key` is the int32 bytes of a whole number of pages. `locks` counts the choices that use this node or one below.
+    `snapshot` is that of the recurrent state at the end of the edge; -1 for none.
     """
 
-    __slots__ = ("children", "key", "locks", "pages", "parent", "salt")
+    __slots__ = ("children", "key", "locks", "pages", "parent", "salt", "snapshot")
 
     def __init__(self, parent: "Node | None", key: bytes, pages: PageLists, salt: str) -> None:
         self.parent = parent
@@ -45,15 +46,18 @@ class Node:
         self.salt = salt
         self.children: dict[bytes, Node] = {}
         self.locks = 0
+        self.snapshot = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """Longest cached prefix: its last node, and the number and ids of its pages."""
+    """Longest prefix that can be used: its last node, and the number and ids of its pages."""
 
     node: Node
     count: int
     pages: PageLists
+    cached: int
+    """Number of cached pages, which is larger if the recurrent state after some of them has no snapshot."""
 
 
 class Inserted(NamedTuple):
@@ -85,11 +89,15 @@ class PrefixCache(Protocol):
         ...
 
     def measure(self, salt: str, key: bytes) -> int:
-        """Return the number of cached pages of `key`, without side effects."""
+        """Return the number of pages of `key` that `match` would find, without side effects."""
         ...
 
     def match(self, salt: str, key: bytes) -> Match:
-        """Return the longest cached prefix of `key`, in whole pages, and mark it as most recently used."""
+        """Return the longest usable prefix of `key`, in whole pages, and mark it as most recently used."""
+        ...
+
+    def pages_of(self, node: Node) -> PageLists:
+        """Return all pages from the root down to a node."""
         ...
 
     def upcoming(self, salt: str, key: bytes, most: int) -> bytes:
@@ -133,7 +141,10 @@ class ChunkCache:
 
     def match(self, salt: str, key: bytes) -> Match:  # noqa: ARG002
         """Return the empty prefix."""
-        return Match(self._root, 0, [[] for _ in self._none])
+        return Match(self._root, 0, [[] for _ in self._none], 0)
+
+    def pages_of(self, node: Node) -> PageLists:  # noqa: ARG002
+        return [[] for _ in self._none]
 
     def upcoming(self, salt: str, key: bytes, most: int) -> bytes:  # noqa: ARG002
         return b""
@@ -197,13 +208,8 @@ class RadixCache:
 
     def match(self, salt: str, key: bytes) -> Match:
         """Return the longest cached prefix of `key`, in whole pages; an edge that matches in part is split."""
-        node, position, inside = self._walk(salt, key)
-        if inside:
-            shared = self._shared(node, key, position)
-            node = self._split(node, shared)
-            position += shared
-        self._touch(node)
-        return Match(node, position // self._stride, self._path_pages(node))
+        node, position = self._descend(salt, key)
+        return Match(node, position // self._stride, self.pages_of(node), position // self._stride)
 
     def upcoming(self, salt: str, key: bytes, most: int) -> bytes:
         """Return up to `most` tokens that followed the whole of `key`, in the last cached of a few prefixes."""
@@ -245,9 +251,8 @@ class RadixCache:
 
     def insert(self, salt: str, key: bytes, pages: PageLists) -> Inserted:
         """Add `key` (whole pages); the tree takes over the hold on the pages it did not have."""
-        match = self.match(salt, key)
-        node, existing = match.node, match.count
-        start = existing * self._stride
+        node, start = self._descend(salt, key)
+        existing = start // self._stride
         if start < len(key):
             leaf = Node(node, key[start:], [group[existing : len(key) // self._stride] for group in pages], salt)
             node.children[leaf.key[: self._stride]] = leaf
@@ -276,6 +281,7 @@ class RadixCache:
             count -= cut
             self._cached -= cut
             self._evictable -= cut
+            self._drop_snapshot(leaf)
             if cut == size:
                 self._remove(leaf)
             else:
@@ -299,6 +305,19 @@ class RadixCache:
             pages, _, row, node = heapq.heappop(known)
             rows.append(PrefixRow(parent=row, pages=-pages, users=node.locks, children=len(node.children)))
             parents = [(len(rows) - 1, node)]
+
+    def _descend(self, salt: str, key: bytes) -> tuple[Node, int]:
+        """Return the last node of the longest cached prefix of `key`, and its bytes.
+
+        Splits an edge that matches in part, and makes the path the most recently used.
+        """
+        node, position, inside = self._walk(salt, key)
+        if inside:
+            shared = self._shared(node, key, position)
+            node = self._split(node, shared)
+            position += shared
+        self._touch(node)
+        return node, position
 
     def _walk(self, salt: str, key: bytes) -> tuple[Node, int, bool]:
         """Follow whole edges while they match.
@@ -361,8 +380,8 @@ class RadixCache:
                 self._unlocked.move_to_end(at)
             at = at.parent
 
-    def _path_pages(self, node: Node) -> PageLists:
-        """Return all pages from the root down to `node`."""
+    def pages_of(self, node: Node) -> PageLists:
+        """Return all pages from the root down to a node."""
         path = []
         at: Node | None = node
         while at is not None and at.parent is not None:
@@ -382,6 +401,9 @@ class RadixCache:
         del parent.children[leaf.key[: self._stride]]
         del self._unlocked[leaf]
         self._drop_root(parent)
+
+    def _drop_snapshot(self, node: Node) -> None:
+        """Give up the snapshot at the end of an edge, which is cut or removed. There are none without states."""
 
     def _drop_root(self, node: Node) -> None:
         """Remove an empty tree, so that salts use no memory once their prefixes are gone."""

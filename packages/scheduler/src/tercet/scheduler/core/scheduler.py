@@ -331,6 +331,8 @@ class Scheduler:
             self.roster.publish(req, computed)
         if index in result.deferred:
             req.sit_out(result.step)
+            if self.memory.states is not None:
+                self.memory.states.rewind(req)
         elif row.sample:
             self._append_all(req, result, index, outputs)
         elif computed >= req.end:

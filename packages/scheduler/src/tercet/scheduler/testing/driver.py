@@ -153,6 +153,9 @@ class Driver:
         assert len(memory.free_slots) == self.core.capacity.slots
         assert memory.pools.free + memory.cache.cached == memory.pools.total
         assert not memory.deferred_free
+        if memory.states is not None:
+            cached = 0 if memory.states.cache is None else memory.states.cache.snapshot_count
+            assert len(memory.states.pool.free_pages) + cached == memory.states.pool.size
         assert not memory.adapters.users
 
     def expected(self, prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:

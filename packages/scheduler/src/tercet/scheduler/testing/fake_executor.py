@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from tercet.protocol.messages.values import Logprobs, LoRAAdapter, SamplingParams, pack_floats, pack_ints, unpack_ints
 from tercet.scheduler.async_loader import AsyncLoader
-from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, Row, SlotInit, StepResult
+from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, Row, SlotInit, StateSnapshot, StepResult
 from tercet.scheduler.executor.weights_loader import weights_loader
 
 _T = TypeVar("_T")
@@ -35,6 +35,7 @@ def small_capacity(
     vocab_size: int = 50,
     grammars: str = "",
     adapters: int = 0,
+    snapshots: int | None = None,
 ) -> Capacity:
     """Return a capacity for tests."""
     return Capacity(
@@ -46,6 +47,7 @@ def small_capacity(
         eos_token_ids=[0],
         grammars=grammars,
         adapters=adapters,
+        snapshots=snapshots,
     )
 
 
@@ -110,6 +112,8 @@ class _Slot:
     hashes: list[int] = field(default_factory=list)
     """Hashes of all prefixes: entry i covers tokens 0 to i."""
     table: list[int] = field(default_factory=list)
+    state: int | None = None
+    """Hash of the prefix that its recurrent state covers; None before its first token."""
 
 
 @dataclass
@@ -135,8 +139,10 @@ class FakeExecutor:
 
     Any mistake in these shows in the output. With `verify`, each page remembers the hash of the prefix it holds at each
     offset, and a row that would attend to another raises StaleCacheError: this detects wrong sharing, early reuse and
-    missing copies. A token's log-probability is minus its position, in the output or in the prompt. Grammars are not
-    read: one script, if given, stands for all of them.
+    missing copies. Recurrent states and their snapshots are verified in the same way.
+
+    A token's log-probability is minus its position, in the output or in the prompt. Grammars are not read: one script,
+    if given, stands for all of them.
     """
 
     def __init__(
@@ -164,6 +170,8 @@ class FakeExecutor:
         """Adapters by slot."""
         self._cache: dict[tuple[int, int], int] = {}
         """Prefix hash by (page, offset)."""
+        self._snapshots: dict[int, int | None] = {}
+        """State by snapshot."""
 
     @property
     def capacity(self) -> Capacity:
@@ -187,7 +195,7 @@ class FakeExecutor:
             self._before_step(plan)
         if plan.weights:
             self._loaded = plan.weights
-            for void in (self._slots, self._adapters, self._cache):
+            for void in (self._slots, self._adapters, self._cache, self._snapshots):
                 void.clear()
         for load in plan.adapters:
             if not 0 <= load.place < self._capacity.adapters:
@@ -204,6 +212,8 @@ class FakeExecutor:
                 continue
             for offset in range(self._capacity.page_size):
                 self._cache[copy.target, offset] = self._cache.get((copy.source, offset), -1)
+        for restore in plan.restores:
+            self._slots[restore.slot].state = self._snapshots[restore.snapshot]
         late: list[tuple[int, int]] = []
         result = self._result(plan)
         late += [(plan.rows[index].slot, plan.step) for index in result.deferred]
@@ -250,6 +260,8 @@ class FakeExecutor:
             if row.sample:
                 del slot.tokens[row.start + row.count :]  # tokens after wrong draft tokens
             self._compute(slot, row)
+            if self._verify and self._capacity.snapshots is not None:
+                self._advance_state(slot, row, [each for each in plan.snapshots if each.row == index])
             if slot.init.prompt_logprobs and row.start < slot.init.prompt_tokens - 1:
                 count = min(row.start + row.count, slot.init.prompt_tokens - 1) - row.start
                 told = (-float(row.start + at) for at in range(1, count + 1))
@@ -321,6 +333,17 @@ class FakeExecutor:
                 raise StaleCacheError(f"slot {row.slot} attends to a stale entry at position {position}")
         for position in range(row.start, end):
             self._cache[slot.table[position // size], position % size] = slot.hashes[position]
+
+    def _advance_state(self, slot: _Slot, row: Row, snapshots: Sequence[StateSnapshot]) -> None:
+        """Advance the slot's recurrent state by a row, and take its snapshots on the way."""
+        before = slot.hashes[row.start - 1] if row.start else None
+        if row.start and slot.state != before:
+            raise StaleCacheError(f"slot {row.slot} has not the state of its first {row.start} tokens")
+        for each in snapshots:
+            if not 0 <= each.snapshot < (self._capacity.snapshots or 0) or not 0 <= each.tokens <= row.count:
+                raise IndexError(f"{each} is outside of its row or of the snapshots")
+            self._snapshots[each.snapshot] = slot.hashes[row.start + each.tokens - 1] if each.tokens else before
+        slot.state = slot.hashes[row.start + row.count - 1]
 
 
 def _chains(plan: Plan) -> dict[int, _Chain]:

@@ -10,7 +10,6 @@ up to a number of rows. If as many choices run, there is nothing to gain, and no
 from array import array
 from collections.abc import Sequence
 
-from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.speculation.draft_policy import TOKEN, recurrence
@@ -22,8 +21,9 @@ WORTH_WAITING = 2
 class Drafter:
     """Drafts from a client's prediction, from continuations in the prefix cache, or by prompt lookup."""
 
-    def __init__(self, config: CoreConfig, cache: PrefixCache) -> None:
-        self._rows = config.draft_rows
+    def __init__(self, rows: int, cache: PrefixCache) -> None:
+        """Create a drafter that fills steps up to a number of rows."""
+        self._rows = rows
         self._cache = cache
 
     def room(self, rows: int) -> int:
