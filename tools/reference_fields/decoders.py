@@ -25,6 +25,7 @@ _WITHOUT_FIELDS = (
     "generation",  # reads generation_config.json
     "initialization",
     "integrations",  # their relevant parts are above
+    "integrations/accelerate",
     "models/auto",
     "modeling_flash_attention_utils",
     "modeling_outputs",
@@ -34,6 +35,7 @@ _WITHOUT_FIELDS = (
     "utils/import_utils",
     "utils/output_capturing",
     "utils/type_validators",
+    "vision_utils",  # of images, which are not read
 )
 """Modules that architectures import and that read no config field which changes an answer."""
 _MODELS = {"LLaMAForCausalLM": ("llama",), "MistralForCausalLM": ("mistral", "ministral")}

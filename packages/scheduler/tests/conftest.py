@@ -203,6 +203,70 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24}),
 }
 """The same of models with experts."""
+_DELTA_NET = {
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+}
+_MAMBA2 = {
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+    "mamba_d_head": 12,
+    "mamba_expand": 2,
+}
+HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen3_next": (
+        "Qwen3Next",
+        {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 40, "mlp_only_layers": [1]},
+    ),
+    "qwen3_5": (
+        "Qwen3_5Text",
+        {**_DELTA_NET, "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"]},
+    ),
+    "lfm2": (
+        "Lfm2",
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "pad_token_id": None,
+            "block_multiple_of": 8,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        {
+            **_EXPERTS,
+            "layer_types": ["conv", "full_attention", "conv"],
+            "num_dense_layers": 1,
+            "pad_token_id": None,
+            "conv_bias": True,
+        },
+    ),
+    "granite_hybrid": ("GraniteMoeHybrid", {**_MAMBA2, "num_local_experts": 0, "shared_intermediate_size": 72}),
+    "granite_hybrid_moe": (
+        "GraniteMoeHybrid",
+        {
+            **_MAMBA2,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 32,
+            "shared_intermediate_size": 40,
+            "position_embedding_type": "rope",
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.3,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "qwen3_5_moe": ("Qwen3_5MoeText", {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 40}),
+}
+"""The same of models with recurrent layers."""
 LATENT = [name for name in [*FAMILIES, *MIXTURES] if name.startswith(("deepseek", "glm_flash"))]
 """Those that cache latents."""
 
@@ -215,7 +279,7 @@ def make_checkpoint(family: str, directory: Path, variant: str = "") -> Path:
     import torch
     import transformers
 
-    prefix, extra = {**FAMILIES, **MIXTURES}[family]
+    prefix, extra = {**FAMILIES, **MIXTURES, **HYBRIDS}[family]
     config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **extra})
     with torch.random.fork_rng():
         torch.manual_seed(sum(family.encode()))

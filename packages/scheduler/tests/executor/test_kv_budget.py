@@ -52,7 +52,7 @@ def pages(device: torch.device, **given: Any) -> int:
         eos_token_ids=(),
         dtype=torch.float32,
     )
-    return KVBudget(options, config, SHAPE, device, WHOLE).pages(None, None, sampler_ops)  # type: ignore[arg-type]
+    return KVBudget(options, config, SHAPE, device, WHOLE).sizes(None, None, sampler_ops).pages  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("memory")

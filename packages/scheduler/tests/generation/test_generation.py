@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from packages.kernels.tests.pairwise import alternating
+from packages.scheduler.tests.conftest import HYBRIDS
 from tercet.kernels.native.library import missing_library
 from tercet.protocol.messages.values import FinishReason, FinishType, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.executor.kv_budget import state_layers
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.registry import load_config
@@ -43,6 +45,8 @@ FAMILIES = [
     "deepseek_v3",
 ]
 families = pytest.mark.parametrize("family", FAMILIES)
+HYBRID = [*HYBRIDS]
+with_hybrids = pytest.mark.parametrize("family", [*FAMILIES, *HYBRID])
 
 WITH_EXPERTS = [
     *("llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe"),
@@ -84,13 +88,16 @@ class Server(Driver):
     ) -> None:
         shape = load_config(directory)
         caches = 2 if shape.latent is None else 1
-        page = caches * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * shape.layers  # float32 keys and values
+        page = caches * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * len(shape.cached_layers)  # in float32
+        state = sum(tensor.bytes for tensors in state_layers(shape).values() for tensor in tensors)
+        # as in `KVBudget`: the states of the slots, a snapshot of each, and a quarter of the rest for more snapshots
+        size = pages * page if not state else 2 * 4 * state + pages * page * 4 // 3
         options = WorkerOptions(
             model=directory,
             device="cpu",
             page_size=PAGE_SIZE,
             slots=4,
-            kv_cache_bytes=pages * page,
+            kv_cache_bytes=size,
             kv_cache_dtype=kv_cache_dtype,
             attention_backend=backend,
             overlap=overlap > 0,
@@ -121,7 +128,7 @@ def serve(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) ->
         server.assert_empty()
 
 
-@families
+@with_hybrids
 def test_alone(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family)
     server.ask("a", "long")
@@ -132,7 +139,7 @@ def test_alone(family: str, serve: Serve, expected: Expected) -> None:
     assert len(set(server.output["a", 0])) > 20  # a model that repeats itself would hide mistakes
 
 
-@pytest.mark.parametrize(("family", "overlap"), alternating(FAMILIES, [0, 1]))
+@pytest.mark.parametrize(("family", "overlap"), alternating([*FAMILIES, *HYBRID], [0, 1]))
 def test_in_mixed_batches_with_chunked_prefill(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
     server = serve(family, overlap=overlap, token_budget=23, radix_cache=False)
     for turns, name in ((3, "short"), (9, "long"), (0, "branch")):
@@ -173,7 +180,7 @@ def test_a_cache_of_8_bits_gives_again_what_it_gave(serve: Serve, expected: Expe
     assert server.output["first", 0] == server.output["again", 0] != expected("qwen3_moe", "long")[:60]
 
 
-@families
+@with_hybrids
 def test_after_retraction(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family, pages=60, radix_cache=False, reserve=0.0, reserve_floor=0.0)
     for name in PROMPTS:
@@ -242,7 +249,7 @@ def test_guesses_change_nothing_that_is_sampled(family: str, penalties: dict[str
     assert guessing.core.counters.accepted_tokens > TOKENS
 
 
-@families
+@with_hybrids
 def test_resumed_elsewhere(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family)
     whole = expected(family, "branch")
@@ -251,3 +258,45 @@ def test_resumed_elsewhere(family: str, serve: Serve, expected: Expected) -> Non
     server.run()
     assert server.output["a", 0] == whole
     assert server.core.counters.steps == TOKENS - 77
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_prompts_and_turns_start_from_snapshots(family: str, serve: Serve, expected: Expected) -> None:
+    server = serve(family, pages=4000)
+    whole = expected(family, "long")
+    server.ask("first", "long")
+    server.run()
+    server.ask("again", "long")
+    server.run()
+    assert server.output["first", 0] == server.output["again", 0] == whole
+    assert server.core.counters.cached_tokens == 144, "the end of the prompt, in whole pages"
+    server.ask("turn", LONG + whole[:110], max_new_tokens=10)
+    server.run()
+    assert server.output["turn", 0] == whole[110:]
+    assert server.core.counters.cached_tokens == 144 + 256, "the last snapshot of the output, one every 64 tokens"
+
+
+@pytest.mark.parametrize("family", HYBRID)
+def test_a_branch_gets_a_snapshot_from_the_second_prompt_on(family: str, serve: Serve, expected: Expected) -> None:
+    server = serve(family, pages=4000)
+    for name, cached in (("long", 0), ("branch", 0), ("branch again", 104)):
+        before = server.core.counters.cached_tokens
+        server.ask(name, name.split()[0])
+        server.run()
+        assert server.output[name, 0] == expected(family, name.split()[0])
+        assert server.core.counters.cached_tokens - before == cached
+    server.ask("third", LONG[:90] + some_ids(20, 9), max_new_tokens=4)
+    before = server.core.counters.cached_tokens
+    server.run()
+    assert server.core.counters.cached_tokens - before == 88, "where the first two part"
+
+
+@pytest.mark.parametrize(("family", "overlap"), alternating(HYBRID, [0, 1]))
+def test_choices_of_a_hybrid_model_share_its_prompt(
+    family: str, overlap: int, serve: Serve, expected: Expected
+) -> None:
+    server = serve(family, overlap=overlap, pages=4000)
+    server.ask("greedy", "long", n=3)
+    server.run()
+    assert [server.output["greedy", choice] for choice in range(3)] == [expected(family, "long")] * 3
+    assert sum(len(plan.restores) for plan in server.plans) == 2

@@ -22,6 +22,11 @@ class Family(msgspec.Struct, frozen=True):
 _LLAMA = ("LlamaForCausalLM",)
 _QWEN2 = ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM")
 _QWEN3 = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+_QWEN35 = (
+    *("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    *("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+)
+_LFM2 = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 _MISTRAL = ("MistralForCausalLM",)
 _GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 _PHI = ("Phi3ForCausalLM",)
@@ -38,9 +43,9 @@ FAMILIES = (
         "Llama Nemotron Super 1.5, Nemotron Nano 2", "nemotron", "qwen3", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", _LLAMA
     ),
     Family("Qwen2, Qwen2-MoE, Qwen2.5", "hermes", None, "Qwen/Qwen2.5-7B-Instruct", _QWEN2),
-    Family("Qwen3, Qwen3-MoE", "hermes", "qwen3", "Qwen/Qwen3-8B", _QWEN3),
+    Family("Qwen3, Qwen3-MoE, Qwen3-Next", "hermes", "qwen3", "Qwen/Qwen3-8B", (*_QWEN3, "Qwen3NextForCausalLM")),
     Family("Qwen3-Coder", "qwen3_coder", None, "Qwen/Qwen3-Coder-30B-A3B-Instruct", _QWEN3),
-    Family("Qwen 3.5, MiMo-V2, Nemotron 3, Step 3.5", "qwen3_coder", "qwen3", "Qwen/Qwen3.5-27B"),
+    Family("Qwen 3.5, MiMo-V2, Nemotron 3, Step 3.5", "qwen3_coder", "qwen3", "Qwen/Qwen3.5-27B", _QWEN35),
     Family("Mistral 7B 0.1 and 0.2, Mixtral 8x7B", None, None, "mistralai/Mixtral-8x7B-Instruct-v0.1", _MISTRAL),
     Family(
         "Mistral 7B 0.3, Mixtral 8x22B, Mistral Nemo, Mistral Small 3.1",
@@ -68,7 +73,7 @@ FAMILIES = (
     Family("Granite 3.0, 3.1", "granite", None, "ibm-granite/granite-3.1-8b-instruct", _GRANITE),
     Family("Granite 3.2", "granite", "granite_32", "ibm-granite/granite-3.2-8b-instruct", _GRANITE),
     Family("Granite 3.3", "granite", "granite", "ibm-granite/granite-3.3-8b-instruct", _GRANITE),
-    Family("Granite 4", "hermes", None, "ibm-granite/granite-4.0-micro", _GRANITE),
+    Family("Granite 4", "hermes", None, "ibm-granite/granite-4.0-micro", (*_GRANITE, "GraniteMoeHybridForCausalLM")),
     Family("gpt-oss", "gpt_oss", "gpt_oss", "openai/gpt-oss-20b", ("GptOssForCausalLM",)),
     Family("dots.llm1", None, None, "rednote-hilab/dots.llm1.inst", ("Dots1ForCausalLM",)),
     Family("MiniMax-M2", "minimax_m2", "qwen3", "MiniMaxAI/MiniMax-M2", ("MiniMaxM2ForCausalLM",)),
@@ -86,8 +91,8 @@ FAMILIES = (
     Family("Command R7B, Command A (Cohere 2)", "cohere", "cohere", "CohereForAI/c4ai-command-r7b-12-2024"),
     Family("Command R and Command R+ of 2024", None, None, "CohereForAI/c4ai-command-r-plus"),
     Family("Apertus", "apertus", "apertus", "swiss-ai/Apertus-8B-Instruct-2509"),
-    Family("LFM2", "lfm2", None, "LiquidAI/LFM2-1.2B"),
-    Family("LFM2.5", "lfm2", "qwen3", "LiquidAI/LFM2.5-8B-A1B"),
+    Family("LFM2", "lfm2", None, "LiquidAI/LFM2-1.2B", _LFM2),
+    Family("LFM2.5", "lfm2", "qwen3", "LiquidAI/LFM2.5-8B-A1B", _LFM2),
     Family("Hunyuan", "hunyuan", "hunyuan", "tencent/Hunyuan-A13B-Instruct"),
     Family("Jamba", "hunyuan", None, "ai21labs/AI21-Jamba-1.5-Mini"),
     Family("Step 3", "step3", "qwen3", "stepfun-ai/step3"),

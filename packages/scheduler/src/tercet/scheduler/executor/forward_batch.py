@@ -8,7 +8,9 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams, NewTokens, RotatingBackend
 from tercet.kernels.ops.lora import LoRARows
+from tercet.kernels.ops.recurrent import Segments
 from tercet.scheduler.executor.kv_pool import KVPool
+from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.models.layers.layer_ops import LayerCache
 
 
@@ -43,6 +45,8 @@ class ForwardBatch:
     pool: KVPool
     lora: LoRARows | None = None  # the tokens that have an adapter
     chained: bool = False  # a row may see the new token of another row
+    states: StatePool | None = None  # of models with recurrent layers
+    segments: Segments | None = None  # with `states`
 
     @classmethod
     def planned(
@@ -56,6 +60,8 @@ class ForwardBatch:
         pool: KVPool,
         lora: LoRARows | None = None,
         chained: bool = False,
+        states: StatePool | None = None,
+        segments: Segments | None = None,
     ) -> "ForwardBatch":
         """Create a batch and plan its backends, which stay valid until they are planned for another batch.
 
@@ -76,6 +82,8 @@ class ForwardBatch:
             pool=pool,
             lora=lora,
             chained=chained,
+            states=states,
+            segments=segments,
         )
 
     def part(self, tokens: slice) -> "ForwardBatch":
@@ -92,6 +100,8 @@ class ForwardBatch:
             pool=self.pool,
             lora=None if self.lora is None else self.lora.part(tokens),
             chained=self.chained,
+            states=self.states,
+            segments=None if self.segments is None else self.segments.part(tokens),
         )
 
     def attend(
@@ -101,6 +111,12 @@ class ForwardBatch:
         group = self.pool.group_of[layer_id]
         self.pool.store(layer_id, k, v, self.attention[group].slot_mapping)
         return self.attend_cached(layer_id, q, params)
+
+    def states_of(self, layer_id: int) -> tuple[tuple[torch.Tensor, ...], Segments]:
+        """Return the state tensors of a layer, and the segments of the step's tokens. See `RecurrentBatch`."""
+        if self.states is None or self.segments is None:
+            raise RuntimeError("this step has no recurrent states")
+        return self.states.layer(layer_id), self.segments
 
     def cache_of(self, layer_id: int) -> LayerCache:
         """Return a layer's cache, for kernels that store new keys and values themselves."""

@@ -1,8 +1,9 @@
-"""The KV cache's memory budget: shape of a page and number of pages."""
+"""The memory budget of the cache: shape of a KV page, number of pages, and number of snapshots of recurrent states."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -14,10 +15,13 @@ from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.warmup import measured_kv_bytes, profile_run
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig
+from tercet.scheduler.models.config.recurrent_config import StateTensor
 from tercet.scheduler.models.layers.shard import Shard
 
 _OWN_SHARE, _SHARED_SHARE = 0.9, 0.5
 """Shares of free memory for the KV cache: of dedicated device memory, and of memory that other programs share."""
+_SNAPSHOT_SHARE = 0.25
+"""Share for snapshots of the memory that the states of all slots leave."""
 _TABLES_PART = 8
 """The tables of all positions may take 1/8 of total memory."""
 _ROPE_BYTES = 16
@@ -36,6 +40,20 @@ def kv_shape(options: WorkerOptions, config: DecoderShape, shard: Shard) -> KVSh
         dtype=KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
         rank=0 if latent is None else latent.rank,
     )
+
+
+def state_layers(config: DecoderShape) -> Mapping[int, Sequence[StateTensor]]:
+    """Return the tensors of one sequence's state in each recurrent layer."""
+    if not isinstance(config, ModelConfig) or config.recurrent is None:
+        return {}
+    return dict.fromkeys(sorted(config.recurrent.layers), config.recurrent.state_tensors(config.dtype))
+
+
+class CacheSizes(NamedTuple):
+    """Number of KV pages, and of snapshots of recurrent states; None for models without."""
+
+    pages: int
+    snapshots: int | None
 
 
 @dataclass(frozen=True)
@@ -67,7 +85,10 @@ class KVBudget:
         given = self.options.kv_cache_bytes
         if given is None:
             return
-        wanted = self._pages_in(given) * self._page_bytes
+        sizes = self._sizes_in(given)
+        wanted = sizes.pages * self._page_bytes
+        if sizes.snapshots is not None:
+            wanted += (self.options.slots + sizes.snapshots) * self._state_bytes
         if self.device.type != "cuda":
             wanted *= self.shard.size
         if wanted > (total := total_bytes(self.device)):
@@ -75,12 +96,13 @@ class KVBudget:
                 f"kv_cache_bytes {given}: a KV cache of {wanted} bytes is more than all memory, {total} bytes"
             )
 
-    def pages(self, model: Model, backend: Callable[[], AttentionBackend], ops: SamplingOps) -> int:
-        """Return the number of pages, the same in all ranks. Raise ValueError if memory does not hold one page."""
+    def sizes(self, model: Model, backend: Callable[[], AttentionBackend], ops: SamplingOps) -> CacheSizes:
+        """Return the sizes, the same in all ranks. Raise ValueError if memory does not hold one page."""
         given = self.options.kv_cache_bytes
         if given is None:
             given = self._free_bytes(model, backend, ops)
-        return self.shard.collectives.all_reduce_min(self._pages_in(given))
+        pages, snapshots = self._sizes_in(given)
+        return CacheSizes(self.shard.collectives.all_reduce_min(pages), snapshots)
 
     def _free_bytes(self, model: Model, backend: Callable[[], AttentionBackend], ops: SamplingOps) -> int:
         """Return a share of free memory; on a GPU, after a profile run of the largest possible step.
@@ -100,7 +122,8 @@ class KVBudget:
             backend,
             ops,
             self.shape,
-            layers=range(config.layers),
+            layers=config.cached_layers,
+            states=state_layers(config),
             slots=options.rows,
             tokens=options.step_tokens,
             context_length=config.context_length,
@@ -123,7 +146,26 @@ class KVBudget:
     @property
     def _page_bytes(self) -> int:
         """Bytes of a page in all layers."""
-        return self.shape.page_bytes * self.config.layers
+        return self.shape.page_bytes * len(self.config.cached_layers)
+
+    @property
+    def _state_bytes(self) -> int:
+        """Bytes of the recurrent state of one sequence in all layers."""
+        return sum(tensor.bytes for tensors in state_layers(self.config).values() for tensor in tensors)
+
+    def _sizes_in(self, given: int) -> CacheSizes:
+        """Divide bytes among pages, the states of all slots, and snapshots: at least one for each slot."""
+        if not (state := self._state_bytes):
+            return CacheSizes(self._pages_in(given), None)
+        slots = self.options.slots
+        rest = given - 2 * slots * state
+        if rest < self._page_bytes:
+            raise ValueError(
+                f"{given} bytes of KV cache do not hold a page and the states and snapshots of {slots} sequences, "
+                f"{2 * state} bytes each: lower max_running_requests"
+            )
+        snapshots = min(int(rest * _SNAPSHOT_SHARE) // state, self._pages_in(rest))
+        return CacheSizes(self._pages_in(max(self._page_bytes, rest - snapshots * state)), slots + snapshots)
 
     def _pages_in(self, given: int) -> int:
         """Return the pages that fit in `given` bytes, at most those that slots or `max_total_tokens` allow.

@@ -156,6 +156,8 @@ def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: 
         return None
     if config.latent is not None:
         raise ValueError(f"max_loras {options.max_loras}: models with latent attention run no adapters")
+    if config.recurrent is not None:
+        raise ValueError(f"max_loras {options.max_loras}: models with recurrent layers run no adapters")
     dtype = torch.float32 if device.type == "cpu" else config.dtype
     bank = LoRABank(model, options.max_loras, options.max_lora_rank, dtype, device)
     logger.info(

@@ -14,6 +14,7 @@ import torch
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.ops.lora import LoRARows
+from tercet.kernels.ops.recurrent import Segments
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.oom import OomPolicy, SplitOnOom, again, release_cached
 from tercet.scheduler.device.staging import Array
@@ -31,6 +32,7 @@ from tercet.scheduler.executor.sampling.sampler import (
 )
 from tercet.scheduler.executor.sampling.slot_grammars import ConstrainedRows, GrammarOutcome, SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
+from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import PromptLogprobs, StepOutput
 
 _PROMPT_CHUNK = 256
@@ -97,6 +99,7 @@ class ModelRunner:
         agree: Agree = lambda tokens: tokens,
         oom_policy: Callable[[str, Callable[[], None]], OomPolicy] = SplitOnOom,
         logprobs_mode: LogprobsMode = "raw",
+        states: StatePool | None = None,
     ) -> None:
         """Create a runner. `graphs` creates the object that replays steps of its tables; the pool must have spare
         pages.
@@ -105,6 +108,7 @@ class ModelRunner:
         """
         self._model = model
         self._pool = pool
+        self._states = states
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
         self._scored = np.zeros(slots, dtype=np.bool_)  # slots with prompt log-probabilities
@@ -147,7 +151,10 @@ class ModelRunner:
         # masks are filled during the forward pass
         constrained = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
-        hidden = self._forward(inputs, lora)
+        segments = None if self._states is None else self._states.begin(plan)
+        hidden = self._forward(inputs, lora, segments)
+        if self._states is not None:
+            self._states.end(plan)
         drafts = DraftTokens(slots.tolist(), assumed) if assumed and self._sampler.has_penalties(slots) else None
         sampled = self._sample(hidden, inputs, slots, constrained, drafts, adapted=lora is not None)
         prompts = self._prompt_logprobs(hidden, plan.rows) if self._scored[inputs.slots].any() else []
@@ -166,7 +173,7 @@ class ModelRunner:
         if self._grammars is not None:
             self._grammars.introduce(inits)
 
-    def _forward(self, inputs: StepInputs, lora: LoRARows | None) -> torch.Tensor:
+    def _forward(self, inputs: StepInputs, lora: LoRARows | None, segments: Segments | None) -> torch.Tensor:
         """Return the hidden states [tokens, hidden]."""
         adapted = lora is not None
         if self.graphs is not None and (hidden := self.graphs.replay(inputs, adapted=adapted)) is not None:
@@ -181,6 +188,8 @@ class ModelRunner:
             pool=self._pool,
             lora=lora,
             chained=inputs.chained,
+            states=self._states,
+            segments=segments,
         )
         return self._model(ids, inputs.positions, batch)
 

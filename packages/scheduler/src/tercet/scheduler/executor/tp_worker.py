@@ -21,7 +21,7 @@ from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import release_cached, require_memory
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
-from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape
+from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape, state_layers
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.loading import (
     LoadedModel,
@@ -37,6 +37,7 @@ from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.sampler import Sampler
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.slot_tables import SlotTables
+from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.warmup import compile_mask_kernels, ordinary_plans
 from tercet.scheduler.executor.weights_loader import weights_loader
@@ -104,19 +105,25 @@ class TpModelWorker:
         with require_memory("the model's weights"), reading_model(options.checkpoint):
             loaded = self._load(options)
         ops = sampling_ops(loaded.model, device, native=self._native)
-        pages = budget.pages(loaded.model, backend, ops)
-        group = KVGroup(name="full", layers=range(config.layers), pages=pages)
+        pages, snapshots = budget.sizes(loaded.model, backend, ops)
+        group = KVGroup(name="full", layers=config.cached_layers, pages=pages)
         with require_memory(f"a KV cache of {pages * options.page_size} tokens, lower kv_cache_bytes"):
             self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
+            self._states = None
+            if snapshots is not None:
+                self._states = StatePool(state_layers(config), options.rows, snapshots, device)
         gibibytes = self._pool.bytes / 2**30
         logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
+        if self._states is not None:
+            gibibytes = self._states.bytes / 2**30
+            logger.info("recurrent states: slots=%d snapshots=%d memory=%.2f GiB", options.slots, snapshots, gibibytes)
         self._adapter_loader = None if loaded.adapters is None else adapter_loader_of(loaded.adapters)
         with require_memory("steps beside the KV cache, lower kv_cache_bytes or the slots"):
             self._runner = self._runner_of(loaded)
             if device.type == "cuda":
                 self._warm_up(loaded.model)
         self.weights = weights_loader(self._check)
-        self._capacity = _capacity(options, config, ends, self._pool, self._grammars)
+        self._capacity = _capacity(options, config, ends, self._pool, self._states, self._grammars)
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
 
@@ -190,7 +197,7 @@ class TpModelWorker:
         """Return a runner of a model over the existing pages."""
         options, device, strategy, model = self._options, self._device, self._strategy, loaded.model
         graphs = None
-        if device.type == "cuda":
+        if device.type == "cuda" and self._states is None:
             recorder = strategy.wrap_recorder(CudaRecorder(check_sync=not isinstance(self._config, ModelConfig)))
             graphs = _graphs(options, model, self._pool, self._backend, recorder)
         bank = loaded.adapters
@@ -210,6 +217,7 @@ class TpModelWorker:
             agree=strategy.agree,
             oom_policy=strategy.oom_policy,
             logprobs_mode=options.logprobs_mode,
+            states=self._states,
         )
 
     def _warm_up(self, model: Model) -> None:
@@ -219,7 +227,7 @@ class TpModelWorker:
         options, config, runner = self._options, self._config, self._runner
         # warm up without graphs; graphs of rare step shapes are captured on first use
         graphs, runner.graphs = runner.graphs, None
-        chained, adapted = options.draft_rows > 0, options.max_loras > 0
+        chained, adapted = options.draft_rows > 0 and self._states is None, options.max_loras > 0
         for plan in ordinary_plans(
             options.rows, options.step_tokens, config.context_length, chained=chained, adapted=adapted
         ):
@@ -311,13 +319,19 @@ def _latent_backend(
 
 
 def _capacity(
-    options: WorkerOptions, config: DecoderShape, ends: Sequence[int], pool: KVPool, grammars: SlotGrammars | None
+    options: WorkerOptions,
+    config: DecoderShape,
+    ends: Sequence[int],
+    pool: KVPool,
+    states: StatePool | None,
+    grammars: SlotGrammars | None,
 ) -> Capacity:
     """Return the limits that the core must know."""
     return Capacity(
         page_size=options.page_size,
         groups=[CacheGroup(group.name, group.pages, group.window) for group in pool.groups],
         slots=options.slots,
+        snapshots=None if states is None else states.snapshots,
         context_length=config.context_length,
         vocab_size=config.vocab_size,
         eos_token_ids=list(ends),

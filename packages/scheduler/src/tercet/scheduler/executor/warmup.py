@@ -1,6 +1,6 @@
 """Steps that run before any request: the largest one, to measure its memory, and ordinary ones, to compile kernels."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import count, cycle, product, takewhile
 
 import msgspec
@@ -15,6 +15,8 @@ from tercet.scheduler.device.oom import lacks_memory
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
+from tercet.scheduler.executor.state_pool import StatePool
+from tercet.scheduler.models.config.recurrent_config import StateTensor
 
 _WORST = SamplingParams(
     max_new_tokens=1,
@@ -133,6 +135,7 @@ def profile_run(
     context_length: int,
     vocab_size: int,
     device: torch.device,
+    states: Mapping[int, Sequence[StateTensor]] = {},
 ) -> None:
     """Run the largest plan over a cache of one page, which all rows overwrite: only its memory matters.
 
@@ -149,6 +152,7 @@ def profile_run(
         device=device,
         sampling_ops=ops,
         release=_refuse,
+        states=StatePool(states, slots, 0, device) if states else None,
     )
     runner.execute(worst_plan(slots, tokens, context_length)).result()
 

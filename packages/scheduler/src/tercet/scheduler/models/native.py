@@ -33,6 +33,8 @@ def unsupported_natively(config: ModelConfig, cached: torch.dtype, shard: Shard 
         return "native kernels run no part of a model"
     if config.latent is not None:
         return "native kernels run no layers with latent attention"
+    if config.recurrent is not None:
+        return "native kernels run no recurrent layers"
     if reason := family_of(config.architecture).not_native:
         return reason
     if config.moe is not None and config.quantization is not None and config.quantization.method == "mxfp4":

@@ -6,12 +6,15 @@ from torch import nn
 from tercet.kernels.memory import give_back
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear, pack_linears
+from tercet.kernels.native.recurrent import NativeRecurrence
 from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, by_expert
 from tercet.kernels.ops.projection import Norm, Weight, normed_sum
 from tercet.scheduler.models.layers.decoder import CausalLM
+from tercet.scheduler.models.layers.delta_net import GatedDeltaNet
 from tercet.scheduler.models.layers.layer_ops import TorchLayerOps
 from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.mamba2 import Mamba2
 from tercet.scheduler.models.layers.moe import ExpertLinear, Experts, MixtureOfExperts
 
 
@@ -106,6 +109,10 @@ class NativeExperts(TorchLayerOps):
         return by_expert(x, weights, experts, len(self._down), one)
 
 
+class NativeRecurrentOps(NativeRecurrence, TorchLayerOps):
+    """The operations of a recurrent layer, whose projections have operations of their own."""
+
+
 def pack_experts(
     library: Library, experts: ExpertLinear, quantization: Quantization, *, interleave: bool = False
 ) -> list[PackedLinear]:
@@ -124,20 +131,25 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
     """Make the linear layers of one of our models use native kernels. Return whether torch has little left to compute.
 
     These include the head and unquantized experts, but not quantized experts. Routers are never quantized, because this
-    would change the choice of experts. Weights are moved one by one, so that memory never holds all of them twice. The
-    embedding stays: if it is also the head, memory holds it twice. Layers that cannot be packed stay on torch.
+    would change the choice of experts, and neither are the rates of recurrent states, whose errors add up. Weights are
+    moved one by one, so that memory never holds all of them twice. The embedding stays: if it is also the head, memory
+    holds it twice. Layers that cannot be packed stay on torch.
     """
     little = True
     head = model.model.embed_tokens if model.lm_head is None else model.lm_head
     model.ops = NativeProjection(pack_linear(library, head.weight.data, quantization=quantization), head=True)
     mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
     routers = {id(module) for mixture in mixtures for module in (mixture.gate, mixture.shared_expert_gate)}
+    recurrent = [module for module in model.modules() if isinstance(module, GatedDeltaNet | Mamba2)]
+    exact = routers | {id(module.in_proj_ba) for module in recurrent if isinstance(module, GatedDeltaNet)}
+    for layer in recurrent:
+        layer.ops = NativeRecurrentOps(library)
     for module in model.modules():
         if module is model.lm_head:
             head.take()
         elif isinstance(module, Linear) and module.packable:
             bias = None if module.bias is None else module.bias.data
-            rounded: Quantization = "none" if id(module) in routers else quantization
+            rounded: Quantization = "none" if id(module) in exact else quantization
             module.ops = NativeProjection(pack_linear(library, module.take(), bias, quantization=rounded))
     for mixture in mixtures:
         if mixture.experts.down_proj.quantized is None:

@@ -1,7 +1,7 @@
 """The config of a model, in typed values."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from tercet.scheduler.models.config.config_fields import wrong
 from tercet.scheduler.models.config.latent_config import LatentConfig
 from tercet.scheduler.models.config.moe_config import MoeConfig
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
+from tercet.scheduler.models.config.recurrent_config import RecurrentConfig
 from tercet.scheduler.models.config.rope_config import RopeConfig
 
 logger = logging.getLogger(__name__)
@@ -35,6 +36,11 @@ class DecoderShape:
     eos_token_ids: tuple[int, ...]
     dtype: torch.dtype
     """The dtype in which it is served."""
+
+    @property
+    def cached_layers(self) -> Sequence[int]:
+        """The layers that cache keys and values."""
+        return range(self.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +70,8 @@ class ModelConfig(DecoderShape):
     moe: MoeConfig | None = None
     latent: LatentConfig | None = None
     """Multi-head latent attention; `head_dim` is then the length of a cached vector."""
+    recurrent: RecurrentConfig | None = None
+    """Layers with a recurrent state in place of keys and values."""
     local_rope: RopeConfig | None = None
     """The rotation of layers with a window, if it differs from that of the rest."""
     unrotated: frozenset[int] = frozenset()
@@ -77,6 +85,12 @@ class ModelConfig(DecoderShape):
     logit_softcap: float = 0.0
     """Soft cap of the logits; 0 for none."""
     logit_divisor: float = 1.0
+
+    @property
+    def cached_layers(self) -> Sequence[int]:
+        """The layers that cache keys and values."""
+        recurrent = frozenset() if self.recurrent is None else self.recurrent.layers
+        return [layer for layer in range(self.layers) if layer not in recurrent]
 
     @property
     def rotated_head_dim(self) -> int:

@@ -9,17 +9,8 @@ from tercet.scheduler.models.config.field_support import BIASES, WINDOWS, field_
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
-from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary
-from tercet.scheduler.models.layers.rotation import identity_table
+from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary, Unrotated
 from tercet.scheduler.models.layers.shard import Shard
-
-
-class Unrotated(Rotary):
-    """The table of layers without rotary embedding: an identity rotation, so that kernels have one kind of layer."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.cache = identity_table(self.cache)
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:

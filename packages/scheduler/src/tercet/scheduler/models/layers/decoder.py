@@ -10,13 +10,16 @@ import torch
 from torch import nn
 
 from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.layers.delta_net import GatedDeltaNet
 from tercet.scheduler.models.layers.latent_attention import LatentAttention
 from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary, VocabParallelEmbedding
 from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.mamba2 import Mamba2
 from tercet.scheduler.models.layers.moe import MixtureOfExperts, mlp_of
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.shard import Cut, Shard
+from tercet.scheduler.models.layers.short_conv import ShortConv
 
 
 class Norms(NamedTuple):
@@ -29,18 +32,21 @@ class Norms(NamedTuple):
 
 
 class DecoderLayer(nn.Module):
-    """Attention, then MLP, each on the normalized residual."""
+    """Attention or a recurrent layer, then MLP, each on the normalized residual."""
 
     def __init__(
         self,
         config: ModelConfig,
-        attention: Attention | LatentAttention,
+        mixer: Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv,
         mlp: GatedMLP | MixtureOfExperts,
         norm: type[RMSNorm] = RMSNorm,
+        *,
+        mixer_name: str = "self_attn",
     ) -> None:
         super().__init__()
         self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
-        self.self_attn = attention
+        self.add_module(mixer_name, mixer)
+        self._mixer_name = mixer_name
         self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
         self.mlp = mlp
 
@@ -54,7 +60,8 @@ class DecoderLayer(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Return the MLP's output, and the residual if it is not yet added; all [tokens, hidden]."""
         norms = self.norms
-        x, residual = self.self_attn(norms.attention, x, residual, positions, batch, norms.after_attention)
+        mixer = getattr(self, self._mixer_name)
+        x, residual = mixer(norms.attention, x, residual, positions, batch, norms.after_attention)
         added: tuple[torch.Tensor, torch.Tensor | None] = self.mlp(norms.mlp, x, residual, norms.after_mlp)
         return added
 

@@ -12,6 +12,7 @@ from tercet.kernels.ops.activation import Gate, act_and_mul
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, add_lora
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, Routing, fused_moe, route
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
+from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segments, gated_delta_rule, state_space_scan
 from tercet.kernels.ops.rmsnorm import add_rmsnorm, rmsnorm
 from tercet.kernels.ops.rope import apply_rope
 from tercet.kernels.triton import missing_triton
@@ -26,6 +27,19 @@ class Batch(Protocol):
     ) -> torch.Tensor:
         """Cache k and v [tokens, kv_heads, head_dim], attend with q [tokens, heads, head_dim], and return q's shape."""
         ...
+
+
+class RecurrentBatch(Batch, Protocol):
+    """A step over recurrent states. See `ForwardBatch`."""
+
+    def states_of(self, layer_id: int) -> tuple[tuple[torch.Tensor, ...], Segments]:
+        """Return the state tensors of a layer, and the segments of the step's tokens."""
+        ...
+
+
+def states_of(batch: Batch, layer_id: int) -> tuple[tuple[torch.Tensor, ...], Segments]:
+    """Return the state tensors of a layer of a step over recurrent states, and the segments of its tokens."""
+    return cast("RecurrentBatch", batch).states_of(layer_id)
 
 
 class LayerCache(NamedTuple):
@@ -141,6 +155,9 @@ class LayerOps(Protocol):
         """Normalize latents, rotate their keys, cache both, attend. Return [tokens, heads, rank]."""
         ...
 
+    def gated_delta_rule(self, inputs: DeltaInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor: ...
+    def state_space_scan(self, inputs: ScanInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor: ...
+
 
 class TorchLayerOps:
     """Operations in plain torch, for any device."""
@@ -159,6 +176,8 @@ class TorchLayerOps:
     add_lora = staticmethod(add_lora)
     route = staticmethod(route)
     fused_moe = staticmethod(fused_moe)
+    gated_delta_rule = staticmethod(gated_delta_rule)
+    state_space_scan = staticmethod(state_space_scan)
 
     def attend(
         self,
@@ -208,6 +227,8 @@ class TritonLayerOps:
         self.add_lora = lora.add_lora
         self.route = route.route
         self.fused_moe = moe.fused_moe
+        self.gated_delta_rule = gated_delta_rule
+        self.state_space_scan = state_space_scan
         self._rope_store = rope.rope_store
         self._latent_rope_store = latent_rope.latent_rope_store
 

@@ -17,7 +17,7 @@ from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers.linear import FusedLinear, Matrix, RowParallelLinear
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter
-from tercet.scheduler.models.layers.rotation import head_order, pad_to_heads, row_order
+from tercet.scheduler.models.layers.rotation import gates_last, head_order, identity_table, pad_to_heads, row_order
 from tercet.scheduler.models.layers.shard import WHOLE, Cut, Shard
 
 
@@ -38,11 +38,19 @@ class Rotary(nn.Module):
         self.order = head_order(size, config.rotary_dim, interleaved=rope.interleaved)
 
 
+class Unrotated(Rotary):
+    """The table of layers without rotary embedding: an identity rotation, so that kernels have one kind of layer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.cache = identity_table(self.cache)
+
+
 class Attention(OpsModule):
     """Grouped-query attention with rotary positions, optional biases, and optional norms of queries and keys.
 
     `qk_norm` is over each head, or over all heads of a projection at once; `norm` is its class. `sinks` has one value
-    per head.
+    per head. If `gated`, the output is multiplied by the sigmoid of a gate, which checkpoints store with the queries.
     """
 
     def __init__(
@@ -57,6 +65,7 @@ class Attention(OpsModule):
         qk_norm: Literal["none", "heads", "projections"] = "none",
         norm: type[RMSNorm] = RMSNorm,
         sinks: bool = False,
+        gated: bool = False,
     ) -> None:
         super().__init__()
         self.layer_id = layer_id
@@ -70,10 +79,14 @@ class Attention(OpsModule):
         queries = Cut.span(config.heads, held, self.head_dim)
         keys = Cut.span(config.kv_heads, kv_held, self.head_dim)
         quantized = config.quantization is not None
-        parts = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        self.gates = self.heads if gated else 0
+        stored = Cut.span(config.heads, held, 2 * self.head_dim) if gated else queries
+        parts = {"q_proj": stored, "k_proj": keys, "v_proj": keys}
         self.qkv_proj = FusedLinear(config.hidden_size, parts, bias=input_bias, dtype=config.dtype, quantized=quantized)
         if rotary.order is not None:
             self.qkv_proj.order = row_order(rotary.order, self.heads + self.kv_heads, keys.held)
+        if gated:
+            self.qkv_proj.order = gates_last(self.qkv_proj.order, self.heads, self.kv_heads, self.head_dim)
         self.o_proj = RowParallelLinear(
             queries, config.hidden_size, shard, bias=output_bias, dtype=config.dtype, quantized=quantized
         )
@@ -116,7 +129,7 @@ class Attention(OpsModule):
         """
         qkv, residual = self.qkv_proj.project_normed(norm, x, residual)
         heads = qkv.view(x.shape[0], -1, self.head_dim)
-        q, k, v = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads), 1)
+        q, k, v, gates = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads, self.gates), 1)
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             if self.norms_heads:
@@ -124,6 +137,8 @@ class Attention(OpsModule):
             else:
                 q, k = self.q_norm(q.flatten(1)).view_as(q), self.k_norm(k.flatten(1)).view_as(k)
         out = self.ops.attend(batch, self.layer_id, (q, k, v), positions, self.rotary.cache, norms, self.params)
+        if self.gates:
+            out = out * gates.sigmoid()
         return self.o_proj.project_onto(out.flatten(1), residual, after)
 
 

@@ -45,3 +45,14 @@ def row_order(order: torch.Tensor, heads: int, more: int = 0) -> torch.Tensor:
 def shifted_order(order: torch.Tensor, unrotated: int) -> torch.Tensor:
     """Return the order of rows with `unrotated` unchanged rows before `order`."""
     return torch.cat([torch.arange(unrotated), order + unrotated])
+
+
+def gates_last(order: torch.Tensor | None, heads: int, kv_heads: int, head_dim: int) -> torch.Tensor:
+    """Return the order of rows of queries, keys, values and gates, where each query head is stored before its gate.
+
+    `order` is that of rows without gates.
+    """
+    paired = torch.arange(2 * heads * head_dim).view(heads, 2, head_dim)
+    others = torch.arange(2 * kv_heads * head_dim) + paired.numel()
+    plain = torch.cat([paired[:, 0].flatten(), others])
+    return torch.cat([plain if order is None else plain[order], paired[:, 1].flatten()])

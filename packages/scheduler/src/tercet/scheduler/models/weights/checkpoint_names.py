@@ -9,7 +9,7 @@ but with outputs as the last dimension, and gates and ups interleaved: they are 
 Of models that also read images, only the text part is served, and its names have another prefix.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 from typing import NamedTuple
@@ -25,11 +25,55 @@ _TEXT = {"language_model.": "", "model.language_model.": "model."}
 """Prefixes of text tensors in models that also read images, by transformers 4 and 5, and their replacement."""
 _CORRECTION = ".e_score_correction_bias"
 """Suffix of the router's score correction in checkpoints that store it outside the router."""
-_VISION = ("vision_tower.", "multi_modal_projector.", "model.vision_tower.", "model.multi_modal_projector.")
+_VISION = tuple(
+    prefix + part for prefix in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.", "visual.")
+)
+
+
+_LFM2 = {
+    ".operator_norm.": ".input_layernorm.",
+    ".ffn_norm.": ".post_attention_layernorm.",
+    "model.embedding_norm.": "model.norm.",
+    ".feed_forward.": ".mlp.",
+    ".w1.": ".gate_proj.",
+    ".w3.": ".up_proj.",
+    ".w2.": ".down_proj.",
+    ".self_attn.out_proj.": ".self_attn.o_proj.",
+    ".q_layernorm.": ".q_norm.",
+    ".k_layernorm.": ".k_norm.",
+    ".expert_bias": _CORRECTION,
+}
+_GRANITE_HYBRID = {
+    ".block_sparse_moe.router.layer.": ".mlp.gate.",
+    ".block_sparse_moe.input_linear.weight": ".mlp.experts.gate_up_proj",
+    ".block_sparse_moe.output_linear.weight": ".mlp.experts.down_proj",
+    ".shared_mlp.input_linear.": ".mlp.shared_experts.gate_up_proj.",
+    ".shared_mlp.output_linear.": ".mlp.shared_experts.down_proj.",
+}
+_SHARED = {".mlp.shared_experts.": ".mlp."}
+"""Names of other families' parts, and the names here. Granite's only MLP has the name of a shared expert."""
 
 
 def text_names(stored: Collection[str]) -> dict[str, str]:
     """Map each stored name to the name here, without tensors of the image part."""
+    names = _without_images(stored)
+    if any(".operator_norm." in name for name in names.values()):
+        return {name: _renamed(here, _LFM2) for name, here in names.items()}
+    if any(".shared_mlp." in name for name in names.values()):
+        mixes = any(".block_sparse_moe." in name for name in names.values())
+        scheme = _GRANITE_HYBRID if mixes else _GRANITE_HYBRID | _SHARED
+        return {name: _renamed(here, scheme) for name, here in names.items()}
+    return names
+
+
+def _renamed(name: str, scheme: Mapping[str, str]) -> str:
+    for stored, here in scheme.items():
+        name = name.replace(stored, here)
+    return name
+
+
+def _without_images(stored: Collection[str]) -> dict[str, str]:
+    """Map each name to that of the text model, without tensors of the image part."""
     stored = list(stored)
     for prefix, here in _TEXT.items():
         if any(name.startswith(prefix) for name in stored):

@@ -120,7 +120,7 @@ def _fitting(model: CausalLM, directory: Path) -> _Fitting:
 
 def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str, StoredTensor]]:
     """Return each file's tensors by their names here, without those of images and multi-token prediction."""
-    ahead = tuple(f"model.layers.{config.layers + number}." for number in range(config.mtp_layers))
+    ahead = ("mtp.", *(f"model.layers.{config.layers + number}." for number in range(config.mtp_layers)))
     files = {
         path: {name: tensor for name, tensor in read_header(path).items() if not name.startswith(ahead)}
         for path in weight_files(directory)

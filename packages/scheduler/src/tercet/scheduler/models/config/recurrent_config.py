@@ -1,0 +1,181 @@
+"""The config.json fields of recurrent layers, and the state that each keeps for a sequence."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+
+from tercet.scheduler.models.config.config_fields import Fields, wrong
+
+_INFINITY = {"__float__": "Infinity"}
+_LINEAR, _FULL, _CONV, _MAMBA = "linear_attention", "full_attention", "conv", "mamba"
+
+
+class StateTensor(NamedTuple):
+    """A tensor of one layer's state of one sequence."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensor in bytes."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+class RecurrentConfig(Protocol):
+    """Layers with a recurrent state in place of keys and values."""
+
+    @property
+    def layers(self) -> frozenset[int]:
+        """The layers that keep a state."""
+        ...
+
+    def state_tensors(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
+        """Return the tensors of one layer's state, for a model in `dtype`."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeltaNetConfig:
+    """Gated DeltaNet layers: a convolution over queries, keys and values, then the gated delta rule."""
+
+    layers: frozenset[int]
+    key_heads: int
+    heads: int
+    """Heads of values; each key head serves consecutive ones."""
+    key_dim: int
+    value_dim: int
+    taps: int
+    """Tokens that the convolution covers."""
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.heads * self.value_dim
+
+    def state_tensors(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
+        """Return the last inputs of the convolution, and the heads' matrices in float32."""
+        matrices = StateTensor((self.heads, self.key_dim, self.value_dim), torch.float32)
+        return StateTensor((self.channels, self.taps - 1), dtype), matrices
+
+
+def parse_delta_net(fields: Fields, layers: int) -> DeltaNetConfig:
+    """Parse the Gated DeltaNet layers of Qwen3-Next and Qwen3.5. Raise ModelError."""
+    every = fields.count("full_attention_interval", 4)
+    kinds = [_LINEAR if (layer + 1) % every else _FULL for layer in range(layers)]
+    if fields.has("layer_types"):
+        kinds = fields.kinds("layer_types", (_LINEAR, _FULL), layers)
+    config = DeltaNetConfig(
+        layers=frozenset(layer for layer, kind in enumerate(kinds) if kind == _LINEAR),
+        key_heads=fields.count("linear_num_key_heads", 16),
+        heads=fields.count("linear_num_value_heads", 32),
+        key_dim=fields.count("linear_key_head_dim", 128),
+        value_dim=fields.count("linear_value_head_dim", 128),
+        taps=fields.count("linear_conv_kernel_dim", 4, least=2),
+    )
+    if config.heads % config.key_heads:
+        raise wrong("linear_num_value_heads", f"{config.heads} is no multiple of {config.key_heads} key heads")
+    return config
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShortConvConfig:
+    """LFM2's layers: a gated convolution over a few tokens."""
+
+    layers: frozenset[int]
+    channels: int
+    taps: int
+    bias: bool
+
+    def state_tensors(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
+        """Return the last inputs of the convolution."""
+        return (StateTensor((self.channels, self.taps - 1), dtype),)
+
+
+def parse_short_conv(fields: Fields, layers: int, channels: int) -> ShortConvConfig:
+    """Parse the convolutions of LFM2. Raise ModelError."""
+    if fields.has("layer_types"):
+        kinds = fields.kinds("layer_types", (_CONV, _FULL), layers)
+    else:
+        full = fields.values.get("full_attn_idxs")
+        if full is not None and (not isinstance(full, list) or any(type(layer) is not int for layer in full)):
+            raise wrong("full_attn_idxs", f"{full!r} is not a list of layers")
+        kinds = [_FULL if full is None or layer in full else _CONV for layer in range(layers)]
+    return ShortConvConfig(
+        layers=frozenset(layer for layer, kind in enumerate(kinds) if kind == _CONV),
+        channels=channels,
+        taps=fields.count("conv_L_cache", 3, least=2),
+        bias=fields.flag("conv_bias"),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mamba2Config:
+    """Mamba 2 layers: a convolution, then a state space scan, both over values and what they are read and added by."""
+
+    layers: frozenset[int]
+    heads: int
+    head_dim: int
+    groups: int
+    """Each group of B and C serves consecutive heads."""
+    state_dim: int
+    taps: int
+    conv_bias: bool
+    bias: bool
+    """The projections have biases."""
+    time_step: tuple[float, float]
+    """Limits of the time step."""
+    norm_eps: float
+    """Epsilon of the norm of outputs."""
+
+    @property
+    def inner(self) -> int:
+        """Elements of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: x, B and C."""
+        return self.inner + 2 * self.groups * self.state_dim
+
+    def state_tensors(self, dtype: torch.dtype) -> tuple[StateTensor, ...]:
+        """Return the last inputs of the convolution, and the heads' matrices in float32."""
+        matrices = StateTensor((self.heads, self.head_dim, self.state_dim), torch.float32)
+        return StateTensor((self.channels, self.taps - 1), dtype), matrices
+
+
+def parse_mamba2(fields: Fields, layers: int, hidden_size: int) -> Mamba2Config:
+    """Parse the Mamba 2 layers of Granite 4. Raise ModelError."""
+    kinds = [_MAMBA] * layers
+    if fields.has("layer_types"):
+        kinds = fields.kinds("layer_types", (_MAMBA, _LINEAR, "attention", _FULL), layers)
+    inner, heads = fields.count("mamba_expand", 2) * hidden_size, fields.count("mamba_n_heads", 128)
+    size, groups = fields.values.get("mamba_d_head"), fields.count("mamba_n_groups", 1)
+    if inner % heads or size not in (None, "auto", inner // heads):
+        raise wrong("mamba_d_head", f"{size!r} in {heads} heads is not the size {inner}")
+    if heads % groups:
+        raise wrong("mamba_n_groups", f"{groups} does not divide the {heads} heads")
+    return Mamba2Config(
+        layers=frozenset(layer for layer, kind in enumerate(kinds) if kind in (_MAMBA, _LINEAR)),
+        heads=heads,
+        head_dim=inner // heads,
+        groups=groups,
+        state_dim=fields.count("mamba_d_state", 256),
+        taps=fields.count("mamba_d_conv", 4, least=2),
+        conv_bias=fields.flag("mamba_conv_bias", True),
+        bias=fields.flag("mamba_proj_bias"),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        time_step=_time_step(fields.values.get("time_step_limit")),
+    )
+
+
+def _time_step(limits: object) -> tuple[float, float]:
+    """Return the limits of the time step, by default none. transformers writes infinity as an object."""
+    if limits is None:
+        return 0.0, math.inf
+    pair = [math.inf if each == _INFINITY else each for each in limits] if isinstance(limits, list) else []
+    if len(pair) != 2 or any(type(each) not in (int, float) for each in pair) or not 0 <= pair[0] < pair[1]:
+        raise wrong("time_step_limit", f"{limits!r} is not an interval")
+    return float(pair[0]), float(pair[1])

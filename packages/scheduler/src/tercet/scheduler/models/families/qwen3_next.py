@@ -1,0 +1,144 @@
+"""Qwen3-Next and Qwen3.5: three Gated DeltaNet layers, then one of gated attention."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from tercet.scheduler.model_files import saved_dtype
+from tercet.scheduler.models.config.config_defaults import ConfigDefaults
+from tercet.scheduler.models.config.config_fields import Fields
+from tercet.scheduler.models.config.field_support import (
+    EXPERTS,
+    QWEN_EXPERTS,
+    FieldTable,
+    field_table,
+    honoured_fields,
+    names,
+)
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.config.moe_config import MoeDefaults
+from tercet.scheduler.models.config.recurrent_config import DeltaNetConfig, parse_delta_net
+from tercet.scheduler.models.family import ModelFamily
+from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.layers.delta_net import GatedDeltaNet
+from tercet.scheduler.models.layers.layers import Attention, Rotary
+from tercet.scheduler.models.layers.moe import mlp_of
+from tercet.scheduler.models.layers.norms import CenteredNorm
+from tercet.scheduler.models.layers.shard import Shard
+
+
+def build(config: ModelConfig, shard: Shard, *, grouped: bool = False) -> CausalLM:
+    """Build a model. `grouped`: see `GatedDeltaNet`."""
+    net = config.recurrent
+    if not isinstance(net, DeltaNetConfig):
+        raise TypeError("the config has no Gated DeltaNet layers")
+    if shard.size > 1:
+        raise ValueError(f"{config.architecture} runs on one rank: its recurrent states are not split")
+
+    def layer(number: int, rotary: Rotary) -> DecoderLayer:
+        mlp = mlp_of(config, number, shard)
+        if number in net.layers:
+            mixer = GatedDeltaNet(config, number, net, grouped=grouped)
+            return DecoderLayer(config, mixer, mlp, CenteredNorm, mixer_name="linear_attn")
+        attention = Attention(
+            config,
+            number,
+            rotary,
+            shard,
+            input_bias=config.attention_bias,
+            output_bias=config.output_bias,
+            qk_norm="heads",
+            norm=CenteredNorm,
+            gated=True,
+        )
+        return DecoderLayer(config, attention, mlp, CenteredNorm)
+
+    return CausalLM(config, shard, layer, CenteredNorm)
+
+
+_LINEAR = (
+    "linear_conv_kernel_dim linear_key_head_dim linear_value_head_dim linear_num_key_heads linear_num_value_heads "
+    "layer_types full_attention_interval attention_bias "
+)
+_MODEL = {
+    "vocab_size": 248_320,
+    "hidden_size": 4096,
+    "intermediate_size": 12_288,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+}
+"""transformers' defaults of Qwen3.5."""
+_IMAGES = dict.fromkeys(
+    names(
+        "depth image_token_id in_channels num_heads num_position_embeddings out_hidden_size patch_size "
+        "spatial_merge_size temporal_patch_size video_token_id vision_config vision_end_token_id "
+        "vision_start_token_id"
+    ),
+    "of images, which are not read",
+)
+_ANYWHERE = ("eos_token_id", "tie_word_embeddings", "quantization_config")
+"""Fields that may be set for the whole model and then apply to the text model."""
+_DENSE = field_table(_LINEAR + "text_config", without_effect=_IMAGES)
+_MIXTURE = field_table(
+    _LINEAR + EXPERTS + "moe_intermediate_size shared_expert_intermediate_size text_config", without_effect=_IMAGES
+)
+_NEXT = field_table(_LINEAR + QWEN_EXPERTS + "shared_expert_intermediate_size")
+_DEFAULTS = ConfigDefaults(head_dim=256, rotated_share=0.25)
+
+
+def _normalizer(table: FieldTable, defaults: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Return a function that takes the config of the text model out of that of a model that reads images."""
+
+    def normalize(config: Mapping[str, Any]) -> Mapping[str, Any]:
+        text = config.get("text_config")
+        if isinstance(text, Mapping):
+            above = {name: config[name] for name in ("architectures", *_ANYWHERE) if config.get(name) is not None}
+            config = {**honoured_fields(text, table), **above, "dtype": saved_dtype(config)}
+        rope = config.get("rope_parameters")
+        if isinstance(rope, Mapping):  # positions of text are equal in all sections
+            config = {**config, "rope_parameters": {k: v for k, v in rope.items() if not k.startswith("mrope_")}}
+        return {**defaults, **config}
+
+    return normalize
+
+
+def _with_delta_net(config: ModelConfig, fields: Fields) -> ModelConfig:
+    return replace(config, recurrent=parse_delta_net(fields, config.layers))
+
+
+FAMILIES = (
+    ModelFamily(
+        architectures=("Qwen3NextForCausalLM",),
+        build=partial(build, grouped=True),
+        fields=_NEXT,
+        defaults=_DEFAULTS,
+        normalize=_normalizer(_NEXT, {"norm_topk_prob": True}),
+        moe=MoeDefaults(
+            experts=512, top_k=10, size=("moe_intermediate_size", 512), shared_size=512, chooses_layers=True
+        ),
+        adapt=_with_delta_net,
+    ),
+    ModelFamily(
+        architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+        build=build,
+        fields=_DENSE,
+        defaults=_DEFAULTS,
+        normalize=_normalizer(_DENSE, _MODEL),
+        adapt=_with_delta_net,
+    ),
+    ModelFamily(
+        architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+        build=build,
+        fields=_MIXTURE,
+        defaults=_DEFAULTS,
+        moe=MoeDefaults(experts=256, top_k=8, size=("moe_intermediate_size", 512), shared_size=512, renormalizes=True),
+        normalize=_normalizer(
+            _MIXTURE,
+            {**_MODEL, "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2, "intermediate_size": 1},
+        ),
+        adapt=_with_delta_net,
+    ),
+)

@@ -1,0 +1,59 @@
+"""Mamba 2 layers (arXiv 2405.21060)."""
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from tercet.kernels.ops.recurrent import ScanInputs
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.config.recurrent_config import Mamba2Config
+from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule, states_of
+from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.norms import RMSNorm
+from tercet.scheduler.models.layers.parameters import empty_parameter
+from tercet.scheduler.models.layers.short_conv import CausalConv
+
+
+class Mamba2(OpsModule):
+    """A convolution and a state space scan; a gate, then a norm of each group of heads."""
+
+    def __init__(self, config: ModelConfig, layer_id: int, mamba: Mamba2Config) -> None:
+        super().__init__()
+        self.layer_id = layer_id
+        self.mamba = mamba
+        size, dtype, quantized = config.hidden_size, config.dtype, config.quantization is not None
+        projected = mamba.inner + mamba.channels + mamba.heads
+        self.in_proj = Linear(size, projected, bias=mamba.bias, dtype=dtype, quantized=quantized)
+        self.conv1d = CausalConv(mamba.channels, mamba.taps, dtype, bias=mamba.conv_bias)
+        self.dt_bias, self.A_log, self.D = (empty_parameter(mamba.heads, dtype=torch.float32) for _ in range(3))
+        self.norm = RMSNorm(mamba.inner, mamba.norm_eps, dtype)
+        self.out_proj = Linear(mamba.inner, size, bias=mamba.bias, dtype=dtype, quantized=quantized)
+
+    def forward(
+        self,
+        norm: RMSNorm,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,  # noqa: ARG002
+        batch: Batch,
+        after: RMSNorm | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Advance the states by the normalized x + residual. See `Attention.forward`."""
+        mamba, tokens = self.mamba, len(x)
+        projected, residual = self.in_proj.project_normed(norm, x, residual)
+        (inputs, matrices), segments = states_of(batch, self.layer_id)
+        gate, mixed, steps = projected.split_with_sizes((mamba.inner, mamba.channels, mamba.heads), 1)
+        mixed = F.silu(self.conv1d(mixed, inputs, segments))
+        grouped = mamba.groups * mamba.state_dim
+        values, b, c = mixed.split_with_sizes((mamba.inner, grouped, grouped), 1)
+        b, c = (each.reshape(tokens, mamba.groups, mamba.state_dim) for each in (b, c))
+        values = values.reshape(tokens, mamba.heads, mamba.head_dim).float()
+        steps = F.softplus(steps.float() + self.dt_bias).clamp(*mamba.time_step)
+        scan = ScanInputs(c, b, values * steps[..., None], -self.A_log.exp() * steps)
+        out = self.ops.state_space_scan(scan, matrices, segments) + values * self.D[:, None]
+        return self.out_proj.project_onto(self._normalized(out.flatten(1), gate).to(x.dtype), residual, after)
+
+    def _normalized(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Apply the gate, then the norm, whose mean squares are those of each group."""
+        groups = (out * F.silu(gate.float())).view(len(out), self.mamba.groups, -1)
+        groups = groups * torch.rsqrt(groups.square().mean(2, keepdim=True) + self.norm.eps)
+        return self.norm.weight * groups.flatten(1).to(self.norm.weight.dtype)
