@@ -6,11 +6,14 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 import torch
 from openai import OpenAI
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from tests.e2e.administration import ADMIN_KEY, ordered, scheduler, wait_until_served
 from tests.e2e.long_answer import long_answer
@@ -103,6 +106,61 @@ def test_a_paused_answer_goes_on_with_the_new_weights(
     mixed = long_answer(client, name, tokens, 20, swap)
     assert mixed not in (old, long_answer(client, name, tokens))
     assert mixed[:10] == old[:10]
+
+
+def logprobs_of(path: Path, ids: list[int], first: int) -> list[float]:
+    """Return transformers' log-probabilities of the tokens from `first` on, with the weights of a directory."""
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.inference_mode():
+        scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return [scores[place - 1, ids[place]].item() for place in range(first, len(ids))]
+
+
+def rollout(server: Server, ids: list[int], tokens: int, **more: object) -> dict[str, Any]:
+    sampling = {"max_new_tokens": tokens, "temperature": 1.0, "ignore_eos": True, "sampling_seed": 3}
+    answer = ordered(server, "/generate", input_ids=ids, return_logprob=True, sampling_params=sampling, **more)
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def scored(answer: dict[str, Any], side: str) -> tuple[list[int], list[float]]:
+    triples = answer["meta_info"][f"{side}_token_logprobs"]
+    return [each[1] for each in triples], [each[0] for each in triples]
+
+
+def test_a_round_of_reinforcement_learning(served: Server, checkpoint: Path, trained: Path) -> None:
+    """Rollouts, a pause with partial ones, new weights, and their continuations: token ids in and out, and scores."""
+    update(served, checkpoint)
+    prompt = list(range(20, 36))
+    ids, scores = scored(rollout(served, prompt, 24), "output")
+    assert len(ids) == 24
+    assert scores == pytest.approx(logprobs_of(checkpoint, prompt + ids, len(prompt)), abs=2e-4)
+
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(rollout, served, prompt, 5 * TOKENS, rid="partial")
+        while not httpx.get(f"{served.url}/v1/loads").json()["loads"][0]["num_running_reqs"]:
+            assert not running.done()
+        assert ordered(served, "/abort_request", rid="partial").status_code == 200
+        partial = running.result()
+    assert partial["meta_info"]["finish_reason"]["type"] == "abort"
+    begun, _ = scored(partial, "output")
+    assert 0 < len(begun) < 5 * TOKENS
+    assert begun[:24] == ids[: len(begun)], "the seed is the same"
+
+    assert ordered(served, "/pause_generation", mode="retract").status_code == 200
+    assert ordered(served, UPDATE, model_path=str(trained), weight_version="step-1").status_code == 200
+    assert ordered(served, "/continue_generation").status_code == 200
+    assert httpx.get(f"{served.url}/get_weight_version").json() == {"weight_version": "step-1"}
+
+    longer = prompt + begun[:24]
+    answer = rollout(served, longer, 24, logprob_start_len=0)
+    new, scores = scored(answer, "output")
+    assert scores == pytest.approx(logprobs_of(trained, longer + new, len(longer)), abs=2e-4)
+    again, scores = scored(answer, "input")
+    assert again == longer
+    assert scores[1:] == pytest.approx(logprobs_of(trained, longer, 1), abs=2e-4)
+    assert logprobs_of(checkpoint, longer, 1) != pytest.approx(logprobs_of(trained, longer, 1), abs=1e-2)
 
 
 def test_weights_of_another_model_are_refused(served: Server, client: OpenAI, checkpoint: Path, tmp_path: Path) -> None:
