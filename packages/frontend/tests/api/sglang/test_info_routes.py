@@ -113,6 +113,23 @@ async def test_a_probe_that_waits_behind_others_succeeds_with_them(
         assert len(served.manager.requests) == 0
 
 
+async def test_a_probe_without_quota_succeeds_with_other_requests(
+    engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(info_routes, "_PROGRESS_INTERVAL", 0.01)
+    engine = engine_of(auto=False)
+    async with serving(engine, HttpConfig(api_key=("user",), max_requests_per_key=1)) as served:
+        http, headers = http_of(served), {"authorization": "Bearer user"}
+        other = asyncio.ensure_future(http.post("/generate", json={"text": "hello"}, headers=headers))
+        await until(lambda: bool(engine.requests()))
+        asked = asyncio.ensure_future(http.get("/health_generate", headers=headers))
+        await asyncio.sleep(0.05)
+        assert not asked.done()
+        beat(engine, "scheduler-0", Load(output_tokens=5))
+        assert (await asked).status_code == 200
+        other.cancel()
+
+
 async def test_a_probe_without_a_token_fails(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.chat.planner import ChatPlanner
-from tercet.frontend.errors import BadRequestError, UnavailableError
+from tercet.frontend.errors import BadRequestError, RateLimitError, UnavailableError
 from tercet.frontend.http.json_response import json_response
 from tercet.frontend.http.query import number
 from tercet.frontend.http.route import Route
@@ -164,9 +164,12 @@ class InfoRoutes:
         return json_response({"status": "ok"})
 
     async def _probe_all(self) -> None:
-        async with asyncio.TaskGroup() as group:
+        """Probe one model after the other. Where the caller's quota is used up, others of its requests run."""
+        try:
             for model in self._manager.models:
-                group.create_task(self._probe(model))
+                await self._probe(model)
+        except RateLimitError:
+            await asyncio.Event().wait()
 
     async def _probe(self, model: ServedModel) -> None:
         """Let a model compute one token, or one vector. Raises ApiError."""
