@@ -66,6 +66,8 @@ async def test_blocks_keep_their_order(engine_of: EngineOf, http_of: HttpOf) -> 
         ("/parse_function_call", "tool_call_parser", {}),
         ("/separate_reasoning", "reasoning_parser", {}),
         ("/parse_function_call", "tools", {"tool_call_parser": "hermes", "tools": 3}),
+        ("/parse_function_call", "tool_call_parser", {"tool_call_parser": ""}),
+        ("/separate_reasoning", "reasoning_parser", {"reasoning_parser": ""}),
     ],
 )
 async def test_refusals_name_the_parameter(

@@ -7,7 +7,7 @@ from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.api.openai.sampling_schema import Name, Strict
+from tercet.frontend.api.openai.sampling_schema import Strict
 from tercet.frontend.api.openai.tool_schema import Tools, specs_of
 from tercet.frontend.chat.output_parser import merge_events
 from tercet.frontend.chat.planner import ChatPlanner
@@ -26,6 +26,7 @@ from tercet.frontend.parsers.sglang_names import REASONING_PARSERS, TOOL_PARSERS
 _PIECE = 4096
 """Characters that are parsed in one turn of the event loop."""
 
+ParserName = Annotated[str, Field(min_length=1, max_length=64)]
 AnswerText = Annotated[str, Field(max_length=4_194_304)]
 
 
@@ -34,14 +35,14 @@ class ParseFunctionCall(Strict):
 
     text: AnswerText
     tools: Tools | None = None
-    tool_call_parser: Name | None = None
+    tool_call_parser: ParserName | None = None
 
 
 class SeparateReasoning(Strict):
     """Text with reasoning, in the notation of a parser."""
 
     text: AnswerText
-    reasoning_parser: Name
+    reasoning_parser: ParserName
     return_blocks: bool | None = None
 
 
