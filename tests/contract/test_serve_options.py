@@ -40,7 +40,7 @@ def test_every_option_is_one_of_schedulers() -> None:
 def test_a_share_of_memory_is_refused_as_by_schedulers(share: float) -> None:
     refusals: list[tuple[Any, type[ValueError]]] = [
         (SchedulerOptions, ConfigError),
-        (ModelOptions, SchedulerConfigError),
+        (ScheduleOptions, SchedulerConfigError),
     ]
     for options, refusal in refusals:
         options(mem_fraction_static=0.5)

@@ -63,6 +63,7 @@ def test_options_that_cannot_work_are_refused(
         (["--context-length", "513"], "context_length 513 is beyond the model's 512"),
         (["--attention-backend", "none-such"], "--attention-backend none-such: must be auto, "),
         (["--kv-cache-bytes", "1"], "do not hold one page"),
+        (["--kv-cache-bytes", "9999", "--mem-fraction-static", "0.5"], "both size the KV cache: give one of them"),
         (["--event-log", "/nonexistent/log"], "--event-log /nonexistent/log: No such file"),
     ],
 )
@@ -161,6 +162,8 @@ SAMPLES: dict[type, dict[str, object]] = {
     },
     ScheduleOptions: {
         "schedule_policy": "fcfs",
+        "mem_fraction_static": 0.75,
+        "max_total_tokens": 512,
         "max_running_requests": 9,
         "chunked_prefill_size": 64,
         "max_queued_requests": 10,

@@ -78,10 +78,6 @@ class ModelOptions:
     """Number format of keys and values; auto takes that of the weights, fp8_e4m3 half the memory of 16 bits."""
     kv_cache_bytes: int | None = None
     """Memory for keys and values in each process; otherwise a stated share of what is free."""
-    mem_fraction_static: float | None = None
-    """Share of memory for the weights with keys and values, instead of --kv-cache-bytes: above 0 and below 1."""
-    max_total_tokens: int | None = None
-    """The most tokens that the KV cache is made for."""
     page_size: int = 16
     """Tokens in one page of the KV cache."""
     context_length: int | None = None
@@ -90,23 +86,13 @@ class ModelOptions:
     def __post_init__(self) -> None:
         if not re.fullmatch(r"cpu|(auto|cuda)(:\d{1,3})?", self.device):
             raise ConfigError(f"--device must be cpu, auto, auto:N, cuda or cuda:N, not {self.device!r}")
-        for option in ("page_size", "kv_cache_bytes", "max_total_tokens", "context_length", "threads"):
+        for option in ("page_size", "kv_cache_bytes", "context_length", "threads"):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")
         if self.threads is not None and self.threads > MOST_THREADS:
             raise ConfigError(f"--threads must be at most {MOST_THREADS}, not {self.threads}")
-        self._check_memory()
         self._check_parallel()
-
-    def _check_memory(self) -> None:
-        fraction = self.mem_fraction_static
-        if fraction is None:
-            return
-        if not 0 < fraction < 1:
-            raise ConfigError(f"--mem-fraction-static must be above 0 and below 1, not {fraction}")
-        if self.kv_cache_bytes is not None:
-            raise ConfigError("--mem-fraction-static and --kv-cache-bytes both size the KV cache: give one of them")
 
     def _check_parallel(self) -> None:
         size = self.tensor_parallel_size
@@ -123,6 +109,10 @@ class ScheduleOptions:
 
     schedule_policy: PolicyName = PolicyName.LPM
     """Which waiting request goes first: lpm (longest cached prefix), fcfs, priority, or fair (API keys take turns)."""
+    mem_fraction_static: float | None = None
+    """Share of memory for the weights with keys and values, instead of --kv-cache-bytes: above 0 and below 1."""
+    max_total_tokens: int | None = None
+    """The most tokens that the KV cache is made for."""
     max_running_requests: int | None = None
     """Choices that may run at the same time; otherwise 64, and 256 on a GPU."""
     chunked_prefill_size: int | None = None
@@ -149,7 +139,10 @@ class ScheduleOptions:
             raise ConfigError(f"--max-lora-rank must be 1 to {MOST_LORA_RANK}, not {self.max_lora_rank}")
         if not 0 <= (self.speculative_tokens or 0) <= MOST_SPECULATIVE:
             raise ConfigError(f"--speculative-tokens must be 0 to {MOST_SPECULATIVE}, not {self.speculative_tokens}")
-        for option in ("max_running_requests", "chunked_prefill_size", "max_queued_requests"):
+        fraction = self.mem_fraction_static
+        if fraction is not None and not 0 < fraction < 1:
+            raise ConfigError(f"--mem-fraction-static must be above 0 and below 1, not {fraction}")
+        for option in ("max_total_tokens", "max_running_requests", "chunked_prefill_size", "max_queued_requests"):
             value = getattr(self, option)
             if value is not None and value < 1:
                 raise ConfigError(f"--{option.replace('_', '-')} must be at least 1, not {value}")

@@ -22,6 +22,8 @@ def build_torch(
         from tercet.scheduler.executor.tp_worker import TpModelWorker
         from tercet.scheduler.executor.worker_options import WorkerOptions
 
+    if options.kv_cache_bytes is not None and schedule.mem_fraction_static is not None:
+        raise ConfigError("--mem-fraction-static and --kv-cache-bytes both size the KV cache: give one of them")
     size = options.tensor_parallel_size
     architecture = named_architecture(read_json(found.path / "config.json"))
     if size > 1 and not is_ours(architecture):
@@ -39,8 +41,8 @@ def build_torch(
         step_tokens=schedule.step_tokens(gpu=gpu),
         kv_cache_dtype=options.kv_cache_dtype,
         kv_cache_bytes=options.kv_cache_bytes,
-        mem_fraction_static=options.mem_fraction_static,
-        max_total_tokens=options.max_total_tokens,
+        mem_fraction_static=schedule.mem_fraction_static,
+        max_total_tokens=schedule.max_total_tokens,
         attention_backend=options.attention_backend,
         quantization=options.quantization,
         threads=options.threads,
