@@ -173,6 +173,7 @@ async def test_generate_answers_a_list_of_prompts_with_a_list(
     [
         ({"text": ["a"], "rid": "mine"}, "rid"),
         ({"cache_salt": "a", "extra_key": "b"}, "extra_key"),
+        ({"no_logs": True}, "no_logs"),
         ({"sampling_params": {"stop_regex": "a"}}, "sampling_params.stop_regex"),
         ({"sampling_params": {"custom_params": {"a": 1}}}, "sampling_params.custom_params"),
         ({"sampling_params": {"beam_width": 2}}, "sampling_params.beam_width"),

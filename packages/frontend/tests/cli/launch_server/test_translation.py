@@ -53,6 +53,8 @@ def serve(command: str) -> ServeConfig:
         ("--load-balance-method round_robin", "--frontend.routing-policy round_robin"),
         ("--load-balance-method auto", "--frontend.routing-policy cache_aware"),
         ("--tokenizer-worker-num 2 --detokenizer-worker-num 3", "--frontend-workers 2 --detokenizer-workers 3"),
+        ("--log-requests --log-requests-level 2", "--log-requests --log-requests-level 2"),
+        ("--log-requests-format json", "--log-format json"),
         ("--log-level INFO --served-model-name mine", "--log-level info --served-model-name mine"),
         ("--threads 3 --scheduler.max-queue 5", "--threads 3 --scheduler.max-queue 5"),
         ("--model-path m --tokenizer-path m", "m"),

@@ -97,6 +97,7 @@ _NOT_SERVED = (
     "mm_processor_kwargs",
     "images_config",
     "custom_logit_processor",
+    "no_logs",
     "watermark",
     "require_reasoning",
     "max_thinking_tokens",

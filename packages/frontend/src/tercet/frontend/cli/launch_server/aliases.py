@@ -124,6 +124,8 @@ ALIASES = (
     Alias("--tool-call-parser", "--tool-call-parser", _renamed(TOOL_PARSERS), _listed(TOOL_PARSERS)),
     Alias("--reasoning-parser", "--reasoning-parser", _renamed(REASONING_PARSERS), _listed(REASONING_PARSERS)),
     Alias("--log-level", "--log-level", str.lower, "upper case, too"),
+    Alias("--log-requests", "--log-requests", None, "without a level, level 0, which has no prompts; SGLang has 2"),
+    Alias("--log-requests-format", "--log-format", None, "of all log lines"),
 )
 
 IGNORED: Mapping[str, str] = {
@@ -160,6 +162,8 @@ INSTEAD: Mapping[str, str] = {
     "--numa-node": "start the command under numactl",
     "--speculative-num-draft-tokens": "use --scheduler.speculative-tokens",
     "--enable-hierarchical-cache": "size the one KV cache with --kv-cache-bytes or --mem-fraction-static",
+    "--enable-trace": "use --otlp-endpoint with the URL of a collector",
+    "--otlp-traces-endpoint": "use --otlp-endpoint with the URL of a collector that takes OTLP by HTTP",
     "--fastapi-root-path": "let the proxy remove the prefix",
     "--log-level-http": "use --frontend.access-log true for a line per request",
     "--uvicorn-access-log-exclude-prefixes": "use --frontend.access-log true for a line per request",
@@ -178,7 +182,7 @@ GROUPS: Mapping[str, str] = {
     "memory": "there is one KV cache, in the memory of the model; use --kv-cache-bytes to size it",
     "mm": "models read text alone",
     "model": "weights are safetensors or GGUF in a directory or on Hugging Face; use --load-format and --dtype",
-    "observability": "see docs/guides/metrics.md for metrics, and use --log-level",
+    "observability": "see docs/guides/metrics.md, docs/guides/logs.md and docs/guides/traces.md",
     "parallel": "use --tensor-parallel-size and --dp-size",
     "schedule": "use --schedule-policy, --chunked-prefill-size and --max-running-requests",
     "serving": "see docs/configuration.md for the options of the server",
