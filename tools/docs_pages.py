@@ -199,7 +199,6 @@ SGLANG_ABSENT = {
     "/*_weights_*": "`/update_weights_from_disk`",
     "/*_weight_update": "`/update_weights_from_disk`",
     "/update_weights_from_*": "`/update_weights_from_disk`",
-    "/weights_checker": "`/weight_version` has a fingerprint of the weights",
     "/*_memory_occupation": "end the server, and start it again",
     "/slow_down": "`--max-running-requests`",
     "/pd_role_switch": "prefill and decode run in one scheduler",

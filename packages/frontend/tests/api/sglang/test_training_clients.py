@@ -93,6 +93,19 @@ async def test_slime_updates_weights_and_reads_their_version(engine_of: EngineOf
         assert [type(message) for _, message in served.engine.sent if isinstance(message, kinds)] == list(kinds)
 
 
+async def test_the_check_of_weights_has_a_fingerprint_for_each_scheduler(engine_of: EngineOf, http_of: HttpOf) -> None:
+    async with serving(engine_of(schedulers=["scheduler-0", "scheduler-1"]), OPEN) as served:
+        http = http_of(served)
+        checked = await ok(await http.post("/weights_checker"))
+        assert checked["weights"] == {"scheduler-0": "weights-1", "scheduler-1": "weights-1"}
+        await ok(await http.post("/update_weights_from_disk", json={"model_path": "/checkpoints/7"}))
+        later = await ok(await http.post("/weights_checker", json={"action": "checksum"}))
+        assert len(set(later["weights"].values())) == 1
+        assert later["weights"] != checked["weights"]
+        refused = await http.post("/weights_checker", json={"action": "snapshot"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "action")
+
+
 @pytest.mark.parametrize("name", ["is_async", "keep_pause", "recapture_cuda_graph", "manifest"])
 async def test_a_weight_update_refuses_by_name(engine_of: EngineOf, http_of: HttpOf, name: str) -> None:
     async with serving(engine_of(), OPEN) as served:

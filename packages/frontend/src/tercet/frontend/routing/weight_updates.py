@@ -61,8 +61,11 @@ class WeightUpdates:
 
     def name_versions(self, version: str) -> None:
         """Give all weights that schedulers serve a name."""
-        served = self._identities(list(self._fleet.schedulers))
-        self._versions |= dict.fromkeys(served.values(), version)
+        self._versions |= dict.fromkeys(self.fingerprints().values(), version)
+
+    def fingerprints(self) -> dict[str, str]:
+        """Return the fingerprint of each scheduler's weights by its id."""
+        return self._identities(list(self._fleet.schedulers))
 
     def tick(self) -> None:
         """Update schedulers that started with replaced weights. Called periodically."""

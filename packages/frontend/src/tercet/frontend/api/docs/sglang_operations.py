@@ -5,6 +5,7 @@ from tercet.frontend.api.docs.openapi import MethodAndPath, Operation
 from tercet.frontend.api.sglang.adapter_routes import LOAD_PATHS, UNLOAD_PATHS, LoadAdapter, UnloadAdapter
 from tercet.frontend.api.sglang.control_routes import (
     AbortRequest,
+    CheckWeights,
     ContinueGeneration,
     PauseGeneration,
     UpdateWeights,
@@ -190,6 +191,15 @@ SGLANG: dict[MethodAndPath, Operation] = {
             "message": "The weights are those of /checkpoints/step-700.",
             "weights": {"scheduler-0": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
         },
+    ),
+    ("POST", "/weights_checker"): Operation(
+        tag="Control",
+        summary="Get the fingerprint of each scheduler's weights. Needs an admin key.",
+        answer="The fingerprints.",
+        body=CheckWeights,
+        example={"action": "checksum"},
+        admin=True,
+        response={"success": True, "message": "", "weights": {"scheduler-0": "9f86d081884c7d659a2feaa0c55ad015"}},
     ),
     ("POST", "/update_weight_version"): Operation(
         tag="Control",

@@ -69,6 +69,22 @@ class UpdateWeightVersion(Strict):
     abort_all_requests: bool | None = None
 
 
+class CheckWeights(Strict):
+    """Check of weights. SGLang's other actions compare tensors in memory."""
+
+    action: Literal["checksum"] | None = None
+    allow_quant_error: bool | None = None
+    skip_tensor_list: Annotated[list[Name], Field(max_length=1024)] | None = None
+    selector: Literal["target", "all"] | None = None
+
+    @model_validator(mode="after")
+    def _refuse_unsupported(self) -> "CheckWeights":
+        for name in ("allow_quant_error", "skip_tensor_list"):
+            value = getattr(self, name)
+            refuse(name, value, harmless=not value)
+        return self
+
+
 class PauseGeneration(Strict):
     """Treatment of running requests: `abort` ends them; `in_place` and `retract` keep them, as without a mode."""
 
@@ -98,6 +114,7 @@ class ControlRoutes:
             Route("POST", "/continue_generation", self.continue_generation),
             Route("POST", "/update_weights_from_disk", self.update_weights),
             Route("POST", "/update_weight_version", self.update_weight_version),
+            Route("POST", "/weights_checker", self.check_weights),
             *(Route(method, "/freeze_gc", self.freeze_gc) for method in ("GET", "POST")),
         ]
 
@@ -162,6 +179,12 @@ class ControlRoutes:
         self._manager.weights.name_versions(body.new_version)
         message = f"The weights have the version {body.new_version}."
         return json_response({"success": True, "message": message, "new_version": body.new_version})
+
+    async def check_weights(self, request: Request) -> Response:
+        """Return the fingerprint of each scheduler's weights. Equal ones mean equal weights."""
+        require_admin(request)
+        await read_model(request, CheckWeights, self._body_limit, optional=True)
+        return json_response({"success": True, "message": "", "weights": self._manager.weights.fingerprints()})
 
     async def freeze_gc(self, request: Request) -> Response:
         """Exclude the present objects of this frontend from garbage collections, which delay every stream."""
