@@ -1,14 +1,17 @@
 """Prompts of one tenant lengthen the steps of another tenant's decodes by a bounded number of tokens."""
 
+from collections import Counter
+
 import pytest
 
 from tercet.protocol.messages.values import LogprobParams
 from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.plan import Plan
-from tercet.scheduler.core.planner import PROTECTION, SCORED_TOKEN
+from tercet.scheduler.core.planner import SCORED_TOKEN
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 BUDGET = 64
+PROTECTION = CoreConfig().protection
 PROMPT = [number % 50 for number in range(400)]
 
 
@@ -18,7 +21,7 @@ def driver(policy: PolicyName = PolicyName.FCFS) -> Driver:
 
 
 def start_decode(run: Driver, tenant: str) -> None:
-    run.send(request("stream", [1, 2, 3], tenant=tenant, max_new_tokens=200, ignore_eos=True))
+    run.send(request("stream", [1, 2, 3], tenant=tenant, max_new_tokens=400, ignore_eos=True))
     run.step()
     run.step()
 
@@ -43,7 +46,8 @@ def test_prompts_of_another_tenant_get_their_share_of_a_step(policy: PolicyName)
         run.send(request(f"long {number}", PROMPT, tenant="b", max_new_tokens=1, ignore_eos=True))
     plans = steps_until(run, "long 0")
     share = BUDGET // PROTECTION
-    assert max(map(prompt_tokens, plans)) <= share + 2, "one token each of the two that wait for the first"
+    assert max(map(prompt_tokens, plans)) <= share + 2, "one token each of the two that are admitted with the first"
+    assert max(map(prompt_tokens, plans[2:])) <= share
     assert min(map(prompt_tokens, plans[1:-1])) >= share, "the share is used"
 
 
@@ -77,3 +81,45 @@ def test_scored_prompt_tokens_cost_more_of_the_share() -> None:
     run.send(request("scored", PROMPT, tenant="b", max_new_tokens=1, ignore_eos=True, logprobs=scores))
     plans = steps_until(run, "scored")
     assert max(map(prompt_tokens, plans)) == BUDGET // PROTECTION // SCORED_TOKEN
+
+
+def start_many(run: Driver, tenant: str, count: int) -> None:
+    run.send(request(f"many {tenant}", [4, 5], tenant=tenant, n=count, max_new_tokens=90, ignore_eos=True))
+    for _ in range(4):
+        run.step()
+
+
+def decodes(run: Driver, steps: int) -> list[Counter[str]]:
+    """Run some steps and return the rows of each request in each of them."""
+    found = []
+    for _ in range(steps):
+        plan = run.core.schedule()
+        assert plan is not None
+        found.append(Counter(req.rid for req in run.core.in_flight[-1][1]))
+        run._take(run.core.commit(run.executor.submit(plan).result()))
+    return found
+
+
+def test_many_choices_of_another_tenant_take_turns() -> None:
+    run = driver()
+    start_decode(run, "a")
+    start_many(run, "b", 12)
+    before = {key: len(tokens) for key, tokens in run.output.items()}
+    assert decodes(run, 30) == [Counter({"stream": 1, "many b": BUDGET // PROTECTION})] * 30
+    grown = {key: len(tokens) - before[key] for key, tokens in run.output.items()}
+    assert grown.pop(("stream", 0)) == 30
+    assert sum(grown.values()) == 30 * (BUDGET // PROTECTION)
+    assert min(grown.values()) >= 15
+    assert max(grown.values()) <= 25
+    run.run()
+    run.assert_empty()
+
+
+def test_no_choice_sits_out_where_it_helps_no_tenant() -> None:
+    run = driver()
+    start_many(run, "b", 12)
+    assert decodes(run, 1) == [Counter({"many b": 12})]
+    run = Driver(small_capacity(pages=2000, slots=40, context_length=1024), CoreConfig(token_budget=BUDGET))
+    start_many(run, "a", 10)
+    start_many(run, "b", 12)
+    assert decodes(run, 1) == [Counter({"many a": 10, "many b": 12})]

@@ -155,6 +155,13 @@ class ScheduleOptions:
         """Return the number of tokens that one step may compute."""
         return self.chunked_prefill_size or (8192 if gpu else 512)
 
+    def protection(self, *, gpu: bool) -> int:
+        """Return the divisor of a step's tokens that gives those of one API key while another decodes.
+
+        16 tokens of prompts take a CPU about as long as the step of one decode, for which it reads all weights.
+        """
+        return 8 if gpu else 32
+
     def draft_rows(self, *, gpu: bool) -> int:
         """Return `speculative_tokens`, with its default resolved."""
         return (0 if gpu else 8) if self.speculative_tokens is None else self.speculative_tokens

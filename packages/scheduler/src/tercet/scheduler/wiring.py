@@ -208,6 +208,7 @@ class SchedulerProcess:
             token_budget=schedule.step_tokens(gpu=on_gpu(self._model)),
             max_queued=schedule.max_queued_requests,
             radix_cache=not schedule.disable_radix_cache,
+            protection=schedule.protection(gpu=on_gpu(self._model)),
             draft_rows=schedule.draft_rows(gpu=on_gpu(self._model)),
         )
 

@@ -29,12 +29,14 @@ class CoreConfig(msgspec.Struct, frozen=True):
     """Share of the remaining output of running requests for which admission reserves pages, at start."""
     reserve_floor: float = 0.1
     """Lower limit of the share, which falls while no choice is retracted."""
+    protection: int = 8
+    """Share of the token budget, as a divisor, that a tenant gets while choices of another tenant decode."""
     draft_rows: int = 0
     """Rows up to which a step of decodes is filled with draft tokens: as many as cost little more than one."""
 
     def __post_init__(self) -> None:
-        if self.token_budget < 1 or self.max_queued < 1 or self.max_skips < 1:
-            raise ValueError("token_budget, max_queued and max_skips must be at least 1")
+        if self.token_budget < 1 or self.max_queued < 1 or self.max_skips < 1 or self.protection < 1:
+            raise ValueError("token_budget, max_queued, max_skips and protection must be at least 1")
         if not 0 <= self.reserve_floor <= self.reserve <= 1:
             raise ValueError("reserve and reserve_floor must satisfy 0 <= reserve_floor <= reserve <= 1")
         if self.draft_rows < 0:

@@ -24,7 +24,7 @@ from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
 from tercet.scheduler.core.policy import LONGEST_MEASURED
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
-from tercet.scheduler.core.retraction import PageShares, next_to_retract
+from tercet.scheduler.core.retraction import PageShares, next_to_retract, sitting_out
 from tercet.scheduler.core.speculation.ngram_drafter import Drafter
 
 RESERVE_DECAY = 0.998
@@ -38,9 +38,7 @@ If they are more, planning waits: a step of half a batch costs almost as much as
 """
 
 
-PROTECTION = 8
-"""Share of the budget, as a divisor, that the prompts of a tenant get while choices of another tenant decode."""
-SCORED_TOKEN = 2
+SCORED_TOKEN = 4
 """Cost of a prompt token with log-probabilities in that share: it also needs the head and a sort of the vocabulary."""
 
 
@@ -53,11 +51,11 @@ class PlanBuilder:
     cache may have its prefix by then. Budget that the short ones leave goes back to the long one.
 
     The gap between two tokens of a decoding choice is the time of a step, so prompts of other tenants lengthen it.
-    While choices of a tenant decode, the prompts of each other tenant together get 1 / `PROTECTION` of the budget, and
-    at least one token each, so that the order of admission is that of the policy.
+    While choices of a tenant decode, the prompts of each other tenant together get `share` tokens. One that is admitted
+    gets at least one token, so that the order of admission is that of the policy; later it waits for its turn.
     """
 
-    def __init__(self, budget: int, now: float) -> None:
+    def __init__(self, budget: int, share: int, now: float) -> None:
         self.budget = budget
         self.now = now
         self.rows: list[Row] = []
@@ -73,7 +71,7 @@ class PlanBuilder:
         """Indices of rows that `hold_back` added: `give_back` may lengthen them."""
         self.shortest = 0
         """Fewest tokens that a held-back choice needs."""
-        self._protected = max(1, budget // PROTECTION)
+        self._tenant_tokens = share
         self._used: Counter[str] = Counter()
         """Cost of the prompt tokens of each tenant."""
         self._decoding: set[str] | None = None
@@ -108,6 +106,10 @@ class PlanBuilder:
     def is_short(self, needed: int) -> bool:
         """Return whether a choice needing so many tokens fits beside the held-back ones, which need twice that."""
         return not self.held_back or 2 * needed <= self.shortest
+
+    def has_share(self, req: Req) -> bool:
+        """Return whether a choice may get a token of its tenant's share of the step."""
+        return self._share(req, 0) > 0
 
     def give_back(self) -> None:
         """Give the rest of the budget to the rows that were held back."""
@@ -149,7 +151,7 @@ class PlanBuilder:
             self._decoding = {other.tenant for other in self.reqs[: self.decodes]}
         if self._decoding <= {req.tenant}:
             return self.budget
-        return max(least, (self._protected - self._used[req.tenant]) // _token_cost(req))
+        return max(least, (self._tenant_tokens - self._used[req.tenant]) // _token_cost(req))
 
 
 def _token_cost(req: Req) -> int:
@@ -168,6 +170,8 @@ class Planner:
         # a recurrent state covers draft tokens, too, and cannot forget those that turn out to be wrong
         self._drafter = Drafter(config.draft_rows if memory.states is None else 0, memory.cache)
         self._budget = max(config.token_budget, len(memory.free_slots))
+        self._share = max(1, self._budget // config.protection)
+        """Tokens of a step for each tenant while another decodes."""
         self._reserve = config.reserve
         self.running: dict[Req, None] = {}
         self.blocked_peers: set[str] = set()
@@ -180,9 +184,9 @@ class Planner:
         """Return the next step, or None if there is nothing to compute, or if waiting for a result is better."""
         if self._awaiting() * FEW > len(self.running):
             return None
-        builder = PlanBuilder(self._budget, now)
+        builder = PlanBuilder(self._budget, self._share, now)
         shares, scarce, yielding = self._make_way()
-        starved = self._plan_decodes(builder, step, yielding)
+        starved = self._plan_decodes(builder, step, {*yielding, *sitting_out(self.running, self._share, step)})
         reserved = len(starved)
         builder.budget -= reserved
         starved += self._plan_extends(builder, step)
@@ -295,16 +299,16 @@ class Planner:
                     break
         return pages
 
-    def _plan_decodes(self, builder: PlanBuilder, step: int, yielding: Collection[Req]) -> list[Req]:
+    def _plan_decodes(self, builder: PlanBuilder, step: int, left_out: Collection[Req]) -> list[Req]:
         """Add one token for every choice that has just one to compute; return those that found no page for it.
 
-        Choices with more tokens are left to `_plan_extends`.
+        Choices with more tokens are left to `_plan_extends`. Some choices are left out of this step.
         """
         starved = []
         blocked, rows, reqs = self.blocked_peers, builder.rows, builder.reqs
         for req in self.running:
             length, computed = req.length, req.computed
-            if length <= computed or (blocked and self.is_blocked(req)) or (yielding and req in yielding):
+            if length <= computed or (blocked and self.is_blocked(req)) or (left_out and req in left_out):
                 continue
             sample = length < req.end
             # mostly true, and cheaper than `has_work`
@@ -371,7 +375,7 @@ class Planner:
             needed = req.length - req.computed
             if builder.budget == 0:
                 break
-            if not builder.is_short(needed):
+            if not builder.is_short(needed) or not builder.has_share(req):
                 continue
             if not self._has_room(req):
                 starved.append(req)

@@ -44,6 +44,28 @@ def next_to_retract(choices: Iterable[Req]) -> Req | None:
     )
 
 
+def sitting_out(running: Collection[Req], share: int, step: int) -> list[Req]:
+    """Return the decoding choices that sit out a step, so that it has `share` of their tenant: they take turns.
+
+    None do unless another tenant decodes with no more than `share`: only then does a shorter step help a tenant.
+    """
+    if len(running) <= share:
+        return []
+    lines: dict[str, list[Req]] = {}
+    for req in running:
+        if req.has_work and req.length == req.computed + 1:
+            lines.setdefault(req.tenant, []).append(req)
+    if min(map(len, lines.values()), default=0) > share:
+        return []
+    left_out: list[Req] = []
+    for line in lines.values():
+        if len(line) > share and len(lines) > 1:
+            first = step * share % len(line)
+            turned = [*line[first:], *line[:first]]  # among those that waited equally long, each is first in turn
+            left_out += sorted(turned, key=lambda req: req.last_step)[share:]
+    return left_out
+
+
 class PageShares:
     """Equal shares of the pages of tenants that run or wait, and the pages that each of them holds and expects.
 
