@@ -2,12 +2,13 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
-from tercet.frontend.http.loop_turns import SLICE_SECONDS, LoopTurns, Steps
+from tercet.frontend.http.loop_turns import MOST_STARTS, SLICE_SECONDS, LoopTurns, RequestStarts, Steps
 
 
 class Clock:
@@ -121,3 +122,39 @@ async def test_an_error_of_the_work_is_the_callers(clock: Clock) -> None:
 
     with pytest.raises(ValueError, match="no"):
         await LoopTurns(clock).run("a", fails())  # type: ignore[arg-type]
+
+
+async def test_few_requests_start_in_one_iteration_of_the_loop() -> None:
+    """A key with one request starts it among the next, however many another has."""
+    starts = RequestStarts()
+    started: list[tuple[int, str]] = []
+    now = 0
+
+    def count() -> None:
+        nonlocal now
+        now += 1
+        if len(started) < 42:
+            asyncio.get_running_loop().call_soon(count)
+
+    async def start(owner: str) -> None:
+        await starts.wait(owner)
+        started.append((now, owner))
+
+    for _ in range(2):  # the second time all places are free again
+        started.clear()
+        count()
+        await asyncio.gather(*(start(owner) for owner in "a" * 40 + "bc"))
+        assert max(Counter(iteration for iteration, _ in started).values()) == MOST_STARTS
+        owners = [owner for _, owner in started]
+        assert {"b", "c"} <= {*owners[: 2 * MOST_STARTS]}
+
+
+async def test_a_request_that_is_cancelled_while_it_waits_keeps_no_place() -> None:
+    starts = RequestStarts()
+    waiting = [asyncio.ensure_future(starts.wait("a")) for _ in range(3 * MOST_STARTS)]
+    await asyncio.sleep(0)
+    for task in waiting[MOST_STARTS:]:
+        task.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+    async with asyncio.timeout(5):
+        await asyncio.gather(*(starts.wait("b") for _ in range(3 * MOST_STARTS)))

@@ -15,6 +15,7 @@ from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
 from tercet.frontend.http.auth import Caller, Keys, has_key, set_caller
 from tercet.frontend.http.backpressure import BackpressuredSend
 from tercet.frontend.http.error_format import ROUTE, anthropic_error, uses_anthropic_format
+from tercet.frontend.http.loop_turns import RequestStarts
 from tercet.frontend.http.memory_budget import MemoryBudget, hold_reservations
 from tercet.frontend.http.request_id import assign_request_id, request_id_of
 from tercet.frontend.http.sse import ClientDisconnectedError
@@ -52,6 +53,7 @@ class RequestMiddleware:
         self._open_routes = open_routes
         self._budget = budget
         self._hosts = hosts
+        self._starts = RequestStarts()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -96,7 +98,9 @@ class RequestMiddleware:
 
     async def _respond(self, caller: Caller | None, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the application answer with backpressure. Raises UnavailableError if too many responses are unread."""
-        with self._budget.reserve(caller.owner if caller is not None else "") as reservation:
+        owner = caller.owner if caller is not None else ""
+        await self._starts.wait(owner)
+        with self._budget.reserve(owner) as reservation:
             backpressured = BackpressuredSend(send, reservation)
             await self.app(scope, receive, backpressured)
         if backpressured.refusal is not None:

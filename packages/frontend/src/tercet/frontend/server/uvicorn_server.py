@@ -19,7 +19,7 @@ _TICK = 1.0
 """Seconds between ticks, which update the date header."""
 _DRAIN_TICK = 0.1
 """Seconds between ticks while draining."""
-_ACCEPT_BATCH = 32
+_ACCEPT_BATCH = 8
 """Connections accepted in one turn of the loop. Several such batches are open before the first surplus connection is
 closed, so they must fit into the reserve of `max_connections`."""
 
