@@ -12,6 +12,7 @@ import importlib.util
 import os
 import re
 import sys
+import tempfile
 import time
 import tomllib
 from collections.abc import Awaitable
@@ -58,7 +59,7 @@ def start(tree: Path, model: str, options: list[str]) -> "Server":
     from tests.server_process import Server  # an attacker's process does not need its client libraries
 
     sources = [str(path) for path in sorted(tree.glob("packages/*/src"))]
-    env = {"PYTHONPATH": os.pathsep.join([*sources, str(tree)])}
+    env = {"PYTHONPATH": os.pathsep.join([*sources, str(tree)]), "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]}
     keys = ("--api-key", _ATTACKER, "--api-key", _VICTIM)
     scripts = tomllib.loads((tree / "packages/frontend/pyproject.toml").read_text())["project"]["scripts"]
     module, _, function = scripts["tercet"].partition(":")  # the installed command is of one tree only
@@ -183,8 +184,10 @@ def main(arguments: list[str]) -> int:
         asyncio.run(_run(attack, options.url))
         return 0
     chosen = attacks(options.only)
-    before = survey(options.base.resolve(), chosen, options) if options.base else {}
-    print(table(before, survey(_HERE, chosen, options)))
+    with tempfile.TemporaryDirectory() as state:  # attacks find the database there, too
+        os.environ["XDG_STATE_HOME"] = state
+        before = survey(options.base.resolve(), chosen, options) if options.base else {}
+        print(table(before, survey(_HERE, chosen, options)))
     return 0
 
 

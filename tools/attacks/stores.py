@@ -1,7 +1,10 @@
-"""Attacks on the store of responses: endless followers, long conversations, many writes."""
+"""Attacks on the store of responses: endless followers, long conversations, many writes, a held lock."""
 
+import contextlib
 import re
+import sqlite3
 
+from tercet.frontend.database import state_directory
 from tools.attacks.attack import Attack
 from tools.attacks.http import again, at_once, head, model_of, post, send
 
@@ -38,8 +41,17 @@ async def writes(url: str, key: str) -> None:
     await at_once(again(lambda: post(url, key, "/v1/conversations", body)) for _ in range(32))
 
 
+async def held_lock(url: str, key: str) -> None:
+    """Write conversations while another process holds the lock of the database."""
+    [file] = state_directory().glob("*.sqlite")
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        await writes(url, key)
+
+
 ATTACKS = (
     Attack("1,000 followers of one background response", followers),
     Attack("a conversation of 28 MB, read 8 times at once", conversations),
     Attack("conversations written, 32 at a time", writes),
+    Attack("the same while a process holds the database's lock", held_lock),
 )
