@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from tercet.frontend.http.loop_turns import MOST_STARTS, SLICE_SECONDS, LoopTurns, RequestStarts, Steps
+from tercet.frontend.http.loop_turns import MOST_PLACES, SLICE_SECONDS, LoopPlaces, LoopTurns, Steps
 
 
 class Clock:
@@ -126,7 +126,7 @@ async def test_an_error_of_the_work_is_the_callers(clock: Clock) -> None:
 
 async def test_few_requests_start_in_one_iteration_of_the_loop() -> None:
     """A key with one request starts it among the next, however many another has."""
-    starts = RequestStarts()
+    starts = LoopPlaces()
     started: list[tuple[int, str]] = []
     now = 0
 
@@ -144,17 +144,17 @@ async def test_few_requests_start_in_one_iteration_of_the_loop() -> None:
         started.clear()
         count()
         await asyncio.gather(*(start(owner) for owner in "a" * 40 + "bc"))
-        assert max(Counter(iteration for iteration, _ in started).values()) == MOST_STARTS
+        assert max(Counter(iteration for iteration, _ in started).values()) == MOST_PLACES
         owners = [owner for _, owner in started]
-        assert {"b", "c"} <= {*owners[: 2 * MOST_STARTS]}
+        assert {"b", "c"} <= {*owners[: 2 * MOST_PLACES]}
 
 
 async def test_a_request_that_is_cancelled_while_it_waits_keeps_no_place() -> None:
-    starts = RequestStarts()
-    waiting = [asyncio.ensure_future(starts.wait("a")) for _ in range(3 * MOST_STARTS)]
+    starts = LoopPlaces()
+    waiting = [asyncio.ensure_future(starts.wait("a")) for _ in range(3 * MOST_PLACES)]
     await asyncio.sleep(0)
-    for task in waiting[MOST_STARTS:]:
+    for task in waiting[MOST_PLACES:]:
         task.cancel()
     await asyncio.gather(*waiting, return_exceptions=True)
     async with asyncio.timeout(5):
-        await asyncio.gather(*(starts.wait("b") for _ in range(3 * MOST_STARTS)))
+        await asyncio.gather(*(starts.wait("b") for _ in range(3 * MOST_PLACES)))

@@ -29,8 +29,8 @@ _LONG_REST_RATIO = 20.0
 """Seconds of rest for each second of a long turn. Work then delays few tokens of other requests, less than one in a
 hundred."""
 
-MOST_STARTS = 4
-"""Requests that start in one iteration of the event loop. Each takes about a millisecond."""
+MOST_PLACES = 4
+"""Pieces of work in one iteration of the event loop. Each takes about a millisecond at most."""
 
 
 class LoopTurns:
@@ -86,20 +86,20 @@ class LoopTurns:
         self._busy = self._waiting.next()
 
 
-class RequestStarts:
-    """Places for the requests that start in one iteration of the event loop; API keys rotate.
+class LoopPlaces:
+    """Places for small pieces of work of one kind in an iteration of the event loop; API keys rotate.
 
     An iteration handles all that has arrived, and so takes as long as a client likes that sends a thousand small
     requests at a time. Streams of others would wait for it.
     """
 
     def __init__(self) -> None:
-        self._left = MOST_STARTS
+        self._left = MOST_PLACES
         self._waiting = RoundRobinQueue()
 
     async def wait(self, owner: str) -> None:
         """Wait until the loop has a place."""
-        if self._left == MOST_STARTS:
+        if self._left == MOST_PLACES:
             asyncio.get_running_loop().call_soon(self._renew)  # runs in the next iteration
         if not self._left or len(self._waiting):
             await self._waiting.join(owner)
@@ -107,10 +107,10 @@ class RequestStarts:
             self._left -= 1
 
     def _renew(self) -> None:
-        self._left = MOST_STARTS
+        self._left = MOST_PLACES
         while self._left and self._waiting.next():
             self._left -= 1
-        if self._left < MOST_STARTS:
+        if self._left < MOST_PLACES:
             asyncio.get_running_loop().call_soon(self._renew)
 
 

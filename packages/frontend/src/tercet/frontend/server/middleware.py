@@ -15,7 +15,7 @@ from tercet.frontend.errors import ApiError, ServerError, UnauthorizedError
 from tercet.frontend.http.auth import Caller, Keys, has_key, set_caller
 from tercet.frontend.http.backpressure import BackpressuredSend
 from tercet.frontend.http.error_format import ROUTE, anthropic_error, uses_anthropic_format
-from tercet.frontend.http.loop_turns import RequestStarts
+from tercet.frontend.http.loop_turns import LoopPlaces
 from tercet.frontend.http.memory_budget import MemoryBudget, hold_reservations
 from tercet.frontend.http.request_id import assign_request_id, request_id_of
 from tercet.frontend.http.sse import ClientDisconnectedError
@@ -53,7 +53,7 @@ class RequestMiddleware:
         self._open_routes = open_routes
         self._budget = budget
         self._hosts = hosts
-        self._starts = RequestStarts()
+        self._starts = LoopPlaces()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":

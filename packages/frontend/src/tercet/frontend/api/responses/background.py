@@ -20,6 +20,7 @@ from tercet.frontend.api.responses.store import MAX_EVENTS, Job, Lease, LeaseLos
 from tercet.frontend.api.responses.writer import ResponseObjectWriter
 from tercet.frontend.errors import ApiError, RateLimitError, ServerError, UnavailableError
 from tercet.frontend.http.auth import set_resumed_caller
+from tercet.frontend.http.loop_turns import LoopPlaces
 from tercet.frontend.http.sse import named_event
 from tercet.frontend.json_number import dump_json, parse_json
 from tercet.frontend.manager.req_state import Generation
@@ -31,6 +32,8 @@ _RENEW_SECONDS = 0.5
 _POLLS_PER_TAKEOVER = 2
 _FOLLOW_SECONDS = 0.1
 """Maximum age in seconds of a follower's view of a response that another frontend generates."""
+_READ_SECONDS = 0.5
+"""Seconds for which a read is kept for other followers of the same response."""
 MAX_FOLLOWERS = 64
 """Streams of background responses that one API key may have open at a frontend."""
 _MAX_RUNS = 3
@@ -49,7 +52,8 @@ class BackgroundWorker:
         """Events that the followers of a response wait for; they live as long as a follower does."""
         self._followers: Counter[str] = Counter()
         self._reads: dict[tuple[str, str, int], asyncio.Future[tuple[list[bytes], bool]]] = {}
-        """Pending reads of the store, shared by followers that ask for the same events."""
+        """Pending and recent reads of the store, shared by followers that ask for the same events."""
+        self._places = LoopPlaces()
         self._poller: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -100,6 +104,8 @@ class BackgroundWorker:
         while more:
             events, more = await self._read(owner, response, after)
             after += len(events)
+            if events:
+                await self._places.wait(owner)  # an event wakes all followers of a response at once
             for event in events:
                 yield event
             if more and len(events) < MAX_EVENTS:
@@ -108,13 +114,19 @@ class BackgroundWorker:
                     await asyncio.wait_for(has_status.wait(), _FOLLOW_SECONDS)
 
     async def _read(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
-        """Return the next events and whether more will come. Concurrent readers share one read."""
+        """Return the next events and whether more will come. Readers of the same events share one read."""
         key = (owner, response, after)
         if key not in self._reads:
             self._reads[key] = asyncio.ensure_future(self._read_now(*key))
-            self._reads[key].add_done_callback(lambda done: done.cancelled() or done.exception())
-            self._reads[key].add_done_callback(lambda _: self._reads.pop(key))
+            self._reads[key].add_done_callback(lambda done: self._keep(key, done))
         return await asyncio.shield(self._reads[key])
+
+    def _keep(self, key: tuple[str, str, int], done: asyncio.Future[tuple[list[bytes], bool]]) -> None:
+        """Keep a read for the followers that come to the same events a little later, unless it found none."""
+        if done.cancelled() or done.exception() or not done.result()[0]:
+            del self._reads[key]
+        else:
+            asyncio.get_running_loop().call_later(_READ_SECONDS, self._reads.pop, key)
 
     async def _read_now(self, owner: str, response: str, after: int) -> tuple[list[bytes], bool]:
         events, more = await self._store.events(owner, response, after)

@@ -78,13 +78,19 @@ class OpenAIServingResponses:
     async def retrieve(self, request: Request) -> Response:
         """Return a response, or with `stream=true` the events of a background response."""
         owner, response = caller_of(request).owner, request.path_params["response_id"]
-        body = await self._store.get(owner, response)
-        if not flag(request, "stream"):
-            return json_response(body)
-        if not body["background"] or self._background is None:
-            raise BadRequestError("Only a response that was made in the background can be streamed.", param="stream")
+        background = self._background
+        if background is None or not flag(request, "stream"):
+            return json_response(await self._store.get(owner, response))
         after = number(request, "starting_after", -1, lowest=0, highest=2**31 - 1)
-        return self._follow(self._background, owner, response, after, self._background.join(owner))
+        leave = background.join(owner)  # before the read, which a refusal does not need
+        try:
+            if not (await self._store.get(owner, response))["background"]:
+                message = "Only a response that was made in the background can be streamed."
+                raise BadRequestError(message, param="stream")
+        except BaseException:
+            leave()
+            raise
+        return self._follow(background, owner, response, after, leave)
 
     async def cancel(self, request: Request) -> Response:
         """Cancel a background response."""
