@@ -1,18 +1,19 @@
 """Request schema of /v1/completions: OpenAI's fields, and the extensions of SGLang, vLLM and others."""
 
-from typing import Annotated
+from typing import Annotated, cast
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import SamplingFields, TokenId, input_shape
+from tercet.frontend.api.openai.sampling_schema import SamplingFields, input_shape
 from tercet.frontend.api.openai.structured_schema import StructuredFields
+from tercet.frontend.api.openai.token_ids import QUICK_IDS, TokenId
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 
 MOST_CHOICES = 2048
 
 Text = Annotated[str, Field(max_length=16_777_216)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True), QUICK_IDS]
 Batch = Field(min_length=1, max_length=MOST_CHOICES, fail_fast=True)
 
 
@@ -72,7 +73,7 @@ class CompletionRequest(SamplingFields, StructuredFields):
             case str(text):
                 return [TextPrompt(text, special)]
             case [int(), *_]:
-                return [TokenPrompt([each for each in self.prompt if isinstance(each, int)])]
+                return [TokenPrompt(cast("list[int]", self.prompt))]
         shaped: list[TextPrompt | TokenPrompt] = []
         for place, each in enumerate(self.prompt):
             param = f"prompt[{place}]"

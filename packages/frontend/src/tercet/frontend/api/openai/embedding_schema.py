@@ -4,14 +4,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Name, Strict, TokenId, input_shape, refuse
+from tercet.frontend.api.openai.sampling_schema import Name, Strict, input_shape, refuse
+from tercet.frontend.api.openai.token_ids import QUICK_IDS, TokenId
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.model.embedding_request import EmbeddingRequest, Input, PairInput, TextInput, TokenInput
 
 MAX_INPUTS = 2048
 
 Text = Annotated[str, Field(min_length=1, max_length=16_777_216)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1_048_576, fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=1_048_576, fail_fast=True), QUICK_IDS]
 Batch = Field(min_length=1, max_length=MAX_INPUTS, fail_fast=True)
 Texts = Annotated[list[Text], Batch]
 

@@ -4,6 +4,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from tercet.frontend.api.openai.token_ids import TokenId
 from tercet.frontend.errors import BadRequestError, FieldError, UnsupportedParameterError
 from tercet.frontend.manager.request import GenerationOptions, ParamNames
 from tercet.frontend.manager.validation import MAX_STOPS
@@ -24,7 +25,6 @@ def bounded(name: str, **own: float) -> Any:
 
 
 Count = Annotated[int, bounded("max_new_tokens")]
-TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 Name = Annotated[str, Field(max_length=512)]
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Name], Field(max_length=16)]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]

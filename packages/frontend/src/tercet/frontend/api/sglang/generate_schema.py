@@ -15,12 +15,12 @@ from tercet.frontend.api.openai.sampling_schema import (
     Name,
     Stops,
     Strict,
-    TokenId,
     bounded,
     refuse,
     refuse_field,
 )
 from tercet.frontend.api.openai.structured_schema import NativeStructuredFields
+from tercet.frontend.api.openai.token_ids import QUICK_IDS, TokenId
 from tercet.frontend.api.openai.tool_schema import Tools, specs_of
 from tercet.frontend.api.sglang.session_schema import SessionParams
 from tercet.frontend.errors import BadRequestError
@@ -29,7 +29,7 @@ from tercet.frontend.parsers.port import ToolSpec
 from tercet.protocol.messages.values import LogprobParams
 
 Text = Annotated[str, Field(max_length=16_777_216)]
-TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True), QUICK_IDS]
 
 
 class _NativeLimits(NativeStructuredFields):
@@ -323,7 +323,7 @@ def tokenize_request(name: str) -> type[Tokenize]:
     return Named
 
 
-Ids = Annotated[list[TokenId], Field(max_length=4_194_304, fail_fast=True)]
+Ids = Annotated[list[TokenId], Field(max_length=4_194_304, fail_fast=True), QUICK_IDS]
 
 
 class Detokenize(Strict):
