@@ -11,7 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tercet.frontend.json_number import JsonNumber, dump_json, exact_number, json_text, parse_json
+from tercet.frontend.json_number import (
+    OVERLAP,
+    JsonNumber,
+    dump_json,
+    exact_number,
+    json_text,
+    may_have_long_numbers,
+    parse_json,
+)
 
 LONG = ["1e400", "-1e400", "1e-400", "12345678901234567890123", "0.1000000000000000055511151231257827", "9" * 5000]
 LONG += ["18446744073709551616", "-9223372036854775809", "1E+999999999999999999999", "123.4567890123456789"]
@@ -72,3 +80,13 @@ def test_the_exact_value_takes_bounded_work() -> None:
     assert exact_number(JsonNumber("-1e999999999999999999999999")) == -(10**400)
     with pytest.raises(ValueError, match="not a number"):
         exact_number(True)
+
+
+@given(
+    st.lists(st.sampled_from([*LONG[:5], *LONG[6:], *SHORT, '"a"', '"12345678901234567890"', "[]"]), min_size=1),
+    st.integers(1, 40),
+)
+def test_parts_of_a_text_show_its_long_numbers(values: list[str], size: int) -> None:
+    text = f"[{', '.join(values)}]".encode()
+    parts = [(text[max(0, start - OVERLAP) : start + size], min(start, OVERLAP)) for start in range(0, len(text), size)]
+    assert any(may_have_long_numbers(part, first) for part, first in parts) is may_have_long_numbers(text)

@@ -16,6 +16,7 @@ _SIGNS_OF_LONG = (b"0" * 16, b"0e000", b"0e-000")
 """Parts of a long number after `_DIGITS`, which makes all digits 0."""
 _BEFORE_NUMBERS = b"[,: \n\r\t"
 _MOST_HEAD = 64
+OVERLAP = _MOST_HEAD + 16
 _MOST_FALSE_SIGNS = 1000
 """Signs of long numbers within strings, after which a text counts as one with long numbers."""
 _MOST_LONG = 65_536
@@ -53,13 +54,14 @@ class _TooManyError(Exception):
     """A text has more than `_MOST_LONG` long numbers."""
 
 
-def parse_json(text: bytes | bytearray | str) -> Any:
+def parse_json(text: bytes | bytearray | str, *, plain: bool = False) -> Any:
     """Parse standard JSON. Raises orjson.JSONDecodeError, a ValueError, for any other text.
 
-    In a text with more than `_MOST_LONG` long numbers, all are doubles, and one beyond their range is an error.
+    In a text with more than `_MOST_LONG` long numbers, all are doubles, and one beyond their range is an error. The
+    caller of a `plain` text knows that no part of it `may_have_long_numbers`.
     """
     data = text.encode() if isinstance(text, str) else text
-    if not _may_have_long_numbers(data):
+    if plain or not may_have_long_numbers(data):
         return orjson.loads(data)
     try:
         orjson.loads(data)
@@ -114,11 +116,15 @@ def exact_number(value: object) -> Fraction:
     return (-1 if sign else 1) * number * Fraction(10) ** (power if number else 0)
 
 
-def _may_have_long_numbers(data: bytes | bytearray) -> bool:
-    """Return whether a number outside strings may have 16 digits or a large exponent. Fast."""
+def may_have_long_numbers(data: bytes | bytearray, first: int = 0) -> bool:
+    """Return whether a number outside strings may have 16 digits or a large exponent. Fast.
+
+    Of a part of a text, numbers that become long before `first` are those of the part before, which it overlaps by
+    `OVERLAP` bytes.
+    """
     marks, tried = data.translate(_DIGITS), 0
     for sign in _SIGNS_OF_LONG:
-        at = marks.find(sign)
+        at = marks.find(sign, max(0, first - len(sign) + 1))
         while at >= 0:
             head = marks[max(0, at - _MOST_HEAD) : at]
             begin = at - len(head) + len(head.rstrip(b"0-"))

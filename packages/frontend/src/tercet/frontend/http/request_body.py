@@ -27,7 +27,7 @@ from tercet.frontend.http.loop_turns import Steps, turns_of
 from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.parameter_path import joined, keys_of
 from tercet.frontend.http.sse import ClientDisconnectedError, cancel_on_disconnect
-from tercet.frontend.json_number import parse_json
+from tercet.frontend.json_number import OVERLAP, may_have_long_numbers, parse_json
 
 BODY_SECONDS = 60.0
 """Seconds in which a body must arrive, so that slow senders cannot hold connections."""
@@ -81,10 +81,11 @@ async def _read(request: Request, limit: int) -> tuple[object, bool]:
     heavy = structural > _LIGHT_STRUCTURAL or len(body) > _LIGHT_BYTES
     if structural > MAX_VALUES:
         await _check_cost(request, body)
+    plain = heavy and await _has_plain_numbers(request, body)
     if heavy:
         await _turn(request)
     try:
-        data = parse_json(body)
+        data = parse_json(body, plain=plain)
     except orjson.JSONDecodeError as error:
         raise BadRequestError(f"The body is not standard JSON (line {error.lineno}, column {error.colno}).") from None
     if structural > MAX_DEPTH:
@@ -139,6 +140,20 @@ async def _check_cost(request: Request, body: bytearray) -> None:
             yield
 
     await cancel_on_disconnect(request, turns_of(request).run(caller_of(request).owner, count()))
+
+
+async def _has_plain_numbers(request: Request, body: bytearray) -> bool:
+    """Return whether no number has so many digits that parsing must keep them, as found in turns."""
+
+    def scan() -> Steps[bool]:
+        for start in range(0, len(body), PIECE):
+            first = min(start, OVERLAP)
+            if may_have_long_numbers(body[start - first : start + PIECE], first):
+                return False
+            yield
+        return True
+
+    return await cancel_on_disconnect(request, turns_of(request).run(caller_of(request).owner, scan()))
 
 
 async def _turn(request: Request) -> None:
