@@ -97,6 +97,20 @@ def test_the_newest_choices_yield() -> None:
     run.finish()
 
 
+def test_prompts_that_have_computed_little_yield_again() -> None:
+    """The oldest prompt takes the whole share of a step, and the others only hold pages, and do not grow."""
+    run = Shared(radix_cache=False)
+    run.ask("stream", "b", [9, 1, 2], 70)
+    run.step()
+    for number in range(6):
+        run.ask(f"a{number}", "a", [5, number] * 45, 1)
+    run.step()
+    for number in range(12):
+        run.ask(f"hi {number}", "b", [9, number, 2, 3, 4, 5] * 3, 1)
+        assert run.steps_until(f"hi {number}") <= 6
+    run.finish()
+
+
 def test_a_tenant_takes_no_more_than_its_share() -> None:
     run = Shared()
     run.flood()

@@ -11,6 +11,8 @@ REGROWTH = 8
 
 All its recomputation for other tenants is therefore at most `REGROWTH` + 1 times its final length.
 """
+LITTLE = 16
+"""Computed tokens up to which a choice may yield anyway, unless it is its tenant's oldest, which has to get on."""
 
 
 def held_pages(running: Iterable[Req]) -> Counter[str]:
@@ -112,8 +114,10 @@ class PageShares:
         """
         held = self.held.copy()
         lines: dict[str, list[Req]] = {}
-        for req in running:
-            if req.finish is None and held[req.tenant] > self._share and _may_yield(req):
+        oldest: dict[str, Req] = {}
+        for req in sorted(running, key=lambda req: req.arrival):
+            gets_on = req is oldest.setdefault(req.tenant, req) or req.computed > LITTLE
+            if req.finish is None and held[req.tenant] > self._share and (_has_grown(req) or not gets_on):
                 lines.setdefault(req.tenant, []).append(req)
         for line in lines.values():
             line.sort(key=lambda req: (-req.priority, req.in_flight == 0, req.arrival))
@@ -131,7 +135,7 @@ class PageShares:
         return chosen
 
 
-def _may_yield(req: Req) -> bool:
+def _has_grown(req: Req) -> bool:
     """Return whether a choice has grown enough since it last yielded."""
     return REGROWTH * (len(req.tokens) - req.yielded) >= req.yielded
 
