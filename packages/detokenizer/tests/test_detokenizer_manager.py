@@ -4,6 +4,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from packages.detokenizer.tests.script import Row, Script, batch
 from tercet.detokenizer.vocabulary import Vocabulary
@@ -12,6 +13,7 @@ from tercet.protocol.messages.values import (
     FinishReason,
     FinishType,
     Logprobs,
+    PrefillChunk,
     Resume,
     pack_floats,
     pack_ints,
@@ -36,6 +38,17 @@ def test_tokens_become_text_with_everything_that_came_with_them(script: Script) 
     [row] = script.send(Row("r", script.ids("bc"), 1, finish=LENGTH))
     assert (row, row.text) == (Row("r", script.ids("bc"), 1, finish=LENGTH), "bc")
     assert len(script.manager) == 0
+
+
+def test_the_time_for_a_batch_comes_with_the_chunks_of_a_traced_request(script: Script) -> None:
+    output = batch([Row("1", script.ids("a"), spec=FRESH), Row("2", script.ids("b"), spec=FRESH)])
+    chunks = [PrefillChunk(at=0.5, tokens=7)]
+    first, second = output.openings
+    traced = structs.replace(output, openings=[structs.replace(first, chunks=chunks), second])
+    [(_, text)] = script.manager.handle(traced)
+    assert [each.chunks for each in text.openings] == [chunks, []]
+    assert 0 < text.openings[0].detokenize_seconds < 10
+    assert text.openings[1].detokenize_seconds == 0
 
 
 def test_each_frontend_gets_its_own_rows_and_openings(script: Script) -> None:

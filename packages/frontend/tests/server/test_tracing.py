@@ -92,7 +92,13 @@ async def traced(engine: FakeEngine, collector: Collector) -> AsyncIterator[Serv
         await asyncio.to_thread(tracing.close)
 
 
-STAGES = ["queue", "prefill", "decode"]
+async def until_running(engine: FakeEngine) -> None:
+    async with asyncio.timeout(10):
+        while not engine.running:  # noqa: ASYNC110 - the engine has no event for it
+            await asyncio.sleep(0.001)
+
+
+STAGES = ["queue", ("prefill", ["chunk", "chunk"]), "detokenize", "decode"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -133,9 +139,7 @@ async def test_a_redispatch_after_a_death_is_a_span(engine_of: EngineOf, http_of
     engine = engine_of(auto=False, schedulers=["scheduler-0", "scheduler-1"])
     async with traced(engine, collector) as served:
         asked = asyncio.create_task(http_of(served).post("/v1/chat/completions", json=ASK))
-        async with asyncio.timeout(10):
-            while not engine.running:  # noqa: ASYNC110 - the engine has no event for it
-                await asyncio.sleep(0.001)
+        await until_running(engine)
         engine.step()
         engine.down("scheduler-0")
         while not asked.done():
@@ -154,7 +158,32 @@ async def test_a_redispatch_after_a_death_is_a_span(engine_of: EngineOf, http_of
         }.items()
     )
     assert first.end_time_unix_nano == second.start_time_unix_nano
-    assert [len(collector.tree(each.span_id)) for each in (first, second)] == [3, 3]
+    assert [len(collector.tree(each.span_id)) for each in (first, second)] == [4, 4]
+    assert collector.named("wait") == []
+
+
+async def test_the_wait_for_another_scheduler_is_a_span(
+    engine_of: EngineOf, http_of: HttpOf, collector: Collector
+) -> None:
+    engine = engine_of(auto=False)
+    async with traced(engine, collector) as served:
+        asked = asyncio.create_task(http_of(served).post("/v1/chat/completions", json=ASK))
+        await until_running(engine)
+        engine.down("scheduler-0")
+        await asyncio.sleep(0.01)
+        engine.scheduler_up("scheduler-1")
+        while not asked.done():
+            engine.step()
+            await asyncio.sleep(0.001)
+    assert collector.tree() == [
+        (
+            "POST /v1/chat/completions",
+            ["tokenize", ("generate", ["dispatch", "wait", ("redispatch", STAGES)])],
+        )
+    ]
+    [wait] = collector.named("wait")
+    assert wait.end_time_unix_nano - wait.start_time_unix_nano >= 10_000_000
+    assert wait.end_time_unix_nano == collector.named("redispatch")[0].start_time_unix_nano
 
 
 @pytest.mark.parametrize(("flags", "sampled"), [("01", True), ("00", False)])
@@ -169,7 +198,7 @@ async def test_a_clients_trace_is_continued(
         text = (await http.get("/metrics")).text
     assert response.headers["traceparent"].split("-")[1] == TRACE
     assert response.headers["traceparent"].endswith(f"-{flags}")
-    assert len(collector.spans) == (7 if sampled else 0)
+    assert len(collector.spans) == (10 if sampled else 0)
     if sampled:
         [root] = collector.named("POST /v1/chat/completions")
         assert (root.trace_id.hex(), root.parent_span_id.hex(), root.trace_state) == (TRACE, SPAN, "vendor=1")

@@ -26,6 +26,7 @@ from tercet.protocol.messages.values import (
     ModelIdentity,
     ModelLimits,
     Phase,
+    PrefillChunk,
     Resume,
     Role,
     Sample,
@@ -40,6 +41,10 @@ MINORS = range(WIRE_VERSION[1] + 1)
 
 LOGPROBS = Logprobs(pack_floats([-0.5, -1.5]), 1, pack_ints([7, 8]), pack_floats([-0.25, -1.0]))
 EXEMPLAR = Exemplar(trace_id="4bf92f3577b34da6a3ce929d0e0e4736", value=0.25, at=1764205457.5)
+CHUNK = PrefillChunk(at=0.25, tokens=2)
+FIRST_TEXT_ROW = m.FirstTextRow(
+    row=0, prompt_tokens=3, cached_tokens=2, queue_time=0.25, chunks=[CHUNK], detokenize_seconds=0.5
+)
 HISTOGRAM = HistogramSample(labels=["demo"], buckets=[3, 0, 1], sum=1.25, exemplars={0: EXEMPLAR})
 ROWS: dict[str, Any] = {
     "rids": ["r1", "r2"],
@@ -120,6 +125,7 @@ MESSAGES: list[m.Message] = [
         lora=LoRAAdapter("/adapters/sql", "0f" * 32),
         prediction=pack_ints([42, 128_000]),
         tenant="00ff" * 8,
+        traced=True,
     ),
     m.TokenizedEmbeddingReqInput(
         rid="r2",
@@ -179,7 +185,13 @@ MESSAGES: list[m.Message] = [
     m.BatchTokenIDOutput(
         openings=[
             m.FirstRow(
-                row=0, frontend="frontend-0", decode_spec=b"\x80", prompt_tokens=3, cached_tokens=2, queue_time=0.25
+                row=0,
+                frontend="frontend-0",
+                decode_spec=b"\x80",
+                prompt_tokens=3,
+                cached_tokens=2,
+                queue_time=0.25,
+                chunks=[CHUNK],
             ),
             m.FirstRow(
                 row=1, frontend="f", decode_spec=b"", prompt_tokens=1, cached_tokens=0, prompt_logprobs=LOGPROBS
@@ -188,7 +200,7 @@ MESSAGES: list[m.Message] = [
         **ROWS,
     ),
     m.BatchStrOutput(
-        texts=["é", ""], openings=[m.FirstTextRow(row=0, prompt_tokens=3, cached_tokens=2, queue_time=0.25)], **ROWS
+        texts=["é", ""], openings=[FIRST_TEXT_ROW], **ROWS
     ),
     m.MetricsReq(id="s1"),
     m.Series(

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 
+from msgspec import structs
+
 from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import AbortReq, BatchTokenIDOutput, TokenizedGenerateReqInput
-from tercet.protocol.messages.values import Resume, pack_ints
+from tercet.protocol.messages.values import PrefillChunk, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, CoreMessage
 from tercet.scheduler.core.scheduler import Scheduler
@@ -20,6 +22,7 @@ class Watch:
         self.executor = FakeExecutor(capacity)
         self.now = 100.0
         self.waits: dict[tuple[str, int, int], float | None] = {}
+        self.chunks: dict[tuple[str, int, int], list[PrefillChunk]] = {}
 
     def send(self, *messages: CoreMessage, ago: float = 0.0) -> None:
         self._take(self.core.handle(*(Arrival("f", message, self.now - ago) for message in messages)))
@@ -39,6 +42,7 @@ class Watch:
                 for opening in message.openings:
                     key = message.rids[opening.row], indices[opening.row], attempts[opening.row]
                     self.waits[key] = opening.queue_time
+                    self.chunks[key] = opening.chunks
 
 
 def asked(rid: str, tokens: int = 4, **more: object) -> TokenizedGenerateReqInput:
@@ -81,6 +85,22 @@ def test_what_no_step_ever_had_tells_no_wait() -> None:
     watch.run(1)
     watch.send(AbortReq(rid="b"))
     assert watch.waits == {("a", 0, 0): 0.0, ("b", 0, 0): None}
+
+
+def test_a_traced_request_reports_the_steps_of_its_prompt() -> None:
+    """A step has 16 tokens: the prompt of 40 takes three."""
+    watch = Watch(slots=2)
+    prompt = [1 + place % 20 for place in range(40)]
+    traced = structs.replace(request("a", prompt, max_new_tokens=4, ignore_eos=True), traced=True)
+    watch.send(traced, asked("b"), ago=0.5)
+    watch.run()
+    chunks = watch.chunks["a", 0, 0]
+    assert sum(each.tokens for each in chunks) == 40
+    assert len(chunks) >= 3
+    times = [each.at for each in chunks]
+    assert times[0] == watch.waits["a", 0, 0]
+    assert times == [times[0] + step for step in range(len(times))]
+    assert watch.chunks["b", 0, 0] == []
 
 
 def test_the_time_changes_no_plan() -> None:

@@ -1,6 +1,7 @@
 """Detokenizer without sockets and clock: token ids in, text out, for every choice of every request routed here."""
 
 import logging
+import time
 from collections import Counter, defaultdict
 from collections.abc import Container, Sequence
 
@@ -58,9 +59,10 @@ class Columns:
 class TextRows:
     """Result of a batch: texts by row, the rows of each frontend, and the differences from the input."""
 
-    __slots__ = ("columns", "cuts", "finishes", "of_frontend", "texts")
+    __slots__ = ("began", "columns", "cuts", "finishes", "of_frontend", "texts")
 
     def __init__(self, columns: Columns) -> None:
+        self.began = time.perf_counter()
         self.columns = columns
         self.texts: list[str] = [""] * len(columns.output.rids)
         self.of_frontend: defaultdict[str, list[int]] = defaultdict(list)
@@ -135,6 +137,8 @@ class TextRows:
                 cached_tokens=opening.cached_tokens,
                 prompt_logprobs=opening.prompt_logprobs,
                 queue_time=opening.queue_time,
+                chunks=opening.chunks,
+                detokenize_seconds=time.perf_counter() - self.began if opening.chunks else 0.0,
             )
             for opening in self.columns.output.openings
             if place is None or opening.row in place

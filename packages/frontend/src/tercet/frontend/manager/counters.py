@@ -80,6 +80,9 @@ class LatencyMeasures:
         """Record an accepted row."""
         if row.opening is not None:
             self.observe_first_output(state, row.opening.queue_time, now)
+            if row.opening.chunks:
+                dispatch = state.dispatches[-1]
+                dispatch.chunks, dispatch.detokenize_seconds = row.opening.chunks, row.opening.detokenize_seconds
         count = len(row.token_ids)
         if count:
             choice = state.choices[row.index]

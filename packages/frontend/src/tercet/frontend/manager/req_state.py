@@ -319,6 +319,7 @@ class ReqState(RequestState):
             lora=request.lora,
             prediction=pack_ints(self.prediction),
             tenant=request.tenant,
+            traced=bool(self.trace_id),
         )
 
 

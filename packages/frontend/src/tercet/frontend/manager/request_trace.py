@@ -2,9 +2,12 @@
 
     tokenize                      from the arrival to the first dispatch
     generate | embed              one prompt, until its last token
-      dispatch | redispatch       one attempt, until the next one or the end
+      wait                        no scheduler or detokenizer takes it
+      dispatch | redispatch       one attempt, until it is lost or ends
         queue                     in the scheduler's queue
         prefill                   until the first token, or the vector
+          chunk                   one step
+        detokenize                the batch with the first token, in the detokenizer
         decode                    from the first token to the last
 
 The parent is the span of the HTTP request. Names of attributes are OpenTelemetry's for generative AI where it has some.
@@ -61,6 +64,11 @@ class _Spans:
     def add(self, parent: Span, name: str, start: float, end: float, attributes: Attributes | None = None) -> None:
         self.end(self.start(parent, name, start, attributes), max(start, end))
 
+    def add_wait(self, parent: Span, start: float, end: float) -> None:
+        """Add the time without a scheduler, if there was such a time."""
+        if end > start:
+            self.add(parent, "wait", start, end)
+
     def _ns(self, at: float) -> int:
         return self._origin + round(at * _NS)
 
@@ -83,6 +91,8 @@ def _add_request(spans: _Spans, parent: Span, state: RequestState, now: float) -
     if state.error is not None:
         span.set_status(StatusCode.ERROR, str(state.error))
     ends = [each.at for each in state.dispatches[1:]] + [end]
+    if state.dispatches:
+        spans.add_wait(span, state.started_at, state.dispatches[0].at)
     for attempt, (dispatch, until) in enumerate(zip(state.dispatches, ends, strict=False)):
         _add_dispatch(spans, span, dispatch, attempt, until, state.dispatches[attempt + 1 : attempt + 2])
     spans.end(span, end)
@@ -99,18 +109,28 @@ def _add_dispatch(
     if dispatch.cause:
         attributes["tercet.redispatch.cause"] = dispatch.cause
     span = spans.start(parent, "redispatch" if attempt else "dispatch", dispatch.at, attributes)
+    lost = until
     for each in following:
+        lost = until if dispatch.lost_at is None else dispatch.lost_at
         span.set_status(StatusCode.ERROR, each.cause)
-    _add_stages(spans, span, dispatch, until)
-    spans.end(span, until)
+        spans.add_wait(parent, lost, until)
+    _add_stages(spans, span, dispatch, lost)
+    spans.end(span, lost)
 
 
 def _add_stages(spans: _Spans, parent: Span, dispatch: Dispatch, until: float) -> None:
     """Add the stages of an attempt, as far as its output says when they were."""
     if dispatch.queue_time is None or dispatch.first_output_at is None:
         return
-    began = min(dispatch.at + dispatch.queue_time, dispatch.first_output_at)
+    computed = dispatch.first_output_at - dispatch.detokenize_seconds
+    began = min(dispatch.at + dispatch.queue_time, computed)
     spans.add(parent, "queue", dispatch.at, began)
-    spans.add(parent, "prefill", began, dispatch.first_output_at)
+    prefill = spans.start(parent, "prefill", began)
+    starts = [min(dispatch.at + chunk.at, computed) for chunk in dispatch.chunks]
+    for chunk, start, end in zip(dispatch.chunks, starts, [*starts[1:], computed], strict=False):
+        spans.add(prefill, "chunk", start, end, {"tercet.tokens": chunk.tokens})
+    spans.end(prefill, computed)
+    if dispatch.chunks:
+        spans.add(parent, "detokenize", computed, dispatch.first_output_at)
     if until > dispatch.first_output_at:
         spans.add(parent, "decode", dispatch.first_output_at, until)

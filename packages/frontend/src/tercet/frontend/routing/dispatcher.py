@@ -149,7 +149,7 @@ class Dispatcher:
     def redispatch(self, state: RequestState, now: float, cause: Cause) -> None:
         """Redispatch or enqueue a request. Fail it if it has had no output for too long."""
         self.redispatches[cause] += 1
-        state.redispatch_cause = cause.value
+        state.lost(cause, now)
         if cause in {Cause.ABSENT, Cause.SILENT}:
             state.retries += 1
             if state.retries > RETRIES_PER_SCHEDULER:
@@ -193,7 +193,7 @@ class Dispatcher:
         """Redispatch the requests of a draining peer where another one is available; the others finish there."""
         for state in [state for state in states if peer in {state.scheduler, state.detokenizer}]:
             if not state.done and state.rid not in self._waiting:
-                state.redispatch_cause = Cause.DRAINING.value
+                state.lost(Cause.DRAINING, now)
                 self.redispatches[Cause.DRAINING] += self._dispatch(state, now)
 
     def forget_cache(self, scheduler: str) -> None:

@@ -9,7 +9,7 @@ from tercet.frontend.errors import ApiError, RequestAbortedError
 from tercet.frontend.http.trace_context import current_trace_id
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput, TokenizedGenerateReqInput
-from tercet.protocol.messages.values import LoRAAdapter
+from tercet.protocol.messages.values import LoRAAdapter, PrefillChunk
 
 
 class SingleWaiterEvent:
@@ -47,6 +47,10 @@ class Dispatch(msgspec.Struct):
     queue_time: float | None = None
     """Queue time in seconds at the scheduler; None until output says it."""
     first_output_at: float | None = None
+    lost_at: float | None = None
+    """Time at which another dispatch became necessary."""
+    chunks: list[PrefillChunk] = []
+    detokenize_seconds: float = 0.0
 
 
 class RequestState(ABC):
@@ -70,8 +74,7 @@ class RequestState(ABC):
         self.started_at = 0.0
         self.dispatched_at = 0.0
         self.dispatches: list[Dispatch] = []
-        self.redispatch_cause = ""
-        """Reason for the next dispatch, if it is not the first."""
+        self._redispatch_cause = ""
         self.first_token_at: float | None = None
         self.ended_at: float | None = None
         """Time of the last token or of the vector; None if the request failed."""
@@ -162,10 +165,16 @@ class RequestState(ABC):
         self.attempt = self.next_attempt
         self.scheduler, self.detokenizer = scheduler, detokenizer
         self.dispatched_at = now
-        self.dispatches.append(Dispatch(now, scheduler, detokenizer, self.redispatch_cause))
+        self.dispatches.append(Dispatch(now, scheduler, detokenizer, self._redispatch_cause))
         self.exclusive, self.refused = exclusive, False
         if not exclusive or self.offered_by != scheduler:
             self.offered_by = ""
+
+    def lost(self, cause: str, now: float) -> None:
+        """Record the reason for the next dispatch."""
+        self._redispatch_cause = cause
+        if self.dispatches:
+            self.dispatches[-1].lost_at = now
 
     def abort(self) -> None:
         """End the request on demand, unless it is done."""

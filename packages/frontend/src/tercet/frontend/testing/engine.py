@@ -39,6 +39,7 @@ from tercet.protocol.messages.values import (
     Logprobs,
     ModelIdentity,
     ModelLimits,
+    PrefillChunk,
     Resume,
     Role,
     pack_floats,
@@ -329,8 +330,15 @@ def _opening(row: int, request: TokenizedGenerateReqInput, waited: float | None)
         likeliest = [Token(token_id, "", logprob=-1.0 - place) for place, token_id in enumerate(prompt[1:])]
         scores = _logprobs([Token(prompt[0], "", logprob=math.nan), *likeliest], top)
     cached = len(prompt) // 2
+    queued = waited or 0.0
+    halves = [PrefillChunk(at=queued, tokens=1), PrefillChunk(at=queued + 0.001, tokens=len(prompt) - 1)]
     return FirstTextRow(
-        row=row, prompt_tokens=len(prompt), cached_tokens=cached, prompt_logprobs=scores, queue_time=waited
+        row=row,
+        prompt_tokens=len(prompt),
+        cached_tokens=cached,
+        prompt_logprobs=scores,
+        queue_time=waited,
+        chunks=halves if request.traced else [],
     )
 
 

@@ -23,6 +23,7 @@ from tercet.protocol.messages.values import (
     ModelIdentity,
     ModelLimits,
     Phase,
+    PrefillChunk,
     Resume,
     Role,
     Sample,
@@ -135,6 +136,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     output. Since 1.1."""
     tenant: str = ""
     """Hash of the API key, equal at every frontend: schedulers share their capacity fairly among tenants. Since 1.1."""
+    traced: bool = False
+    """Report the steps of the prompt in `FirstRow.chunks`. Since 1.1."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):
@@ -310,6 +313,8 @@ class FirstRow(msgspec.Struct, frozen=True, kw_only=True):
     prompt_logprobs: Logprobs | None = None
     queue_time: float | None = msgspec.field(default=None, name="waited")
     """Seconds from the choice's arrival to its first step; None if no step had it. Since 1.1."""
+    chunks: list[PrefillChunk] = []
+    """Steps of the prompt, if the request is traced. Since 1.1."""
 
 
 class BatchTokenIDOutput(Message, frozen=True, kw_only=True):
@@ -340,6 +345,9 @@ class FirstTextRow(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     prompt_logprobs: Logprobs | None = None
     queue_time: float | None = msgspec.field(default=None, name="waited")
+    chunks: list[PrefillChunk] = []
+    detokenize_seconds: float = 0.0
+    """Seconds that the detokenizer took for the batch, if there are chunks. Since 1.1."""
 
 
 class BatchStrOutput(Message, frozen=True, kw_only=True):

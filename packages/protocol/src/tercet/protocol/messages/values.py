@@ -217,6 +217,14 @@ SAMPLING_FIELDS = _sampling_fields()
 """Numeric fields of `SamplingParams` by name, in their order. HTTP schemas, schedulers and samplers are built on it."""
 
 
+class PrefillChunk(msgspec.Struct, frozen=True, kw_only=True):
+    """Part of a prompt that one step computed. Since 1.1."""
+
+    at: float
+    """Seconds from the choice's arrival until the step was planned."""
+    tokens: int
+
+
 class LogprobParams(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities that a request wants; `prompt` asks for those of the prompt's own tokens too."""
 

@@ -168,6 +168,7 @@ class Outputs:
             cached_tokens=max(req.cached, 0),
             prompt_logprobs=joined([first_of(req), *req.prompt_logprobs]) if wanted and req.scored else None,
             queue_time=req.waited,
+            chunks=req.chunks,
         )
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import islice
 
-from tercet.protocol.messages.values import Grammar, LoRAAdapter
+from tercet.protocol.messages.values import Grammar, LoRAAdapter, PrefillChunk
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.events import (
@@ -124,6 +124,9 @@ class PlanBuilder:
         counters.drafted_tokens += len(self.draft_tokens)
         counters.mixed_steps += 0 < longer < len(self.rows)
         counters.chunks += sum(req.computed < req.prompt_tokens for req in self.reqs[self.decodes :])
+        for row, req in zip(self.rows[self.decodes :], self.reqs[self.decodes :], strict=True):
+            if req.traced and not req.opened and row.start < req.prompt_tokens:
+                req.chunks.append(PrefillChunk(at=self.now - req.arrived, tokens=row.count))
 
     def _begin(self, req: Req, step: int) -> None:
         """Add a row without tokens."""

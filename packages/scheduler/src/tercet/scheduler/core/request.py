@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
-from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, unpack_array
+from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, PrefillChunk, unpack_array
 from tercet.scheduler.core.prefix_cache import Node, PageLists, PrefixCache
 from tercet.scheduler.core.speculation.draft_policy import DraftPolicy
 
@@ -30,6 +30,7 @@ class Req:
         "awaiting_result",
         "cached",
         "charged",
+        "chunks",
         "computed",
         "constrained",
         "decode_spec",
@@ -73,6 +74,7 @@ class Req:
         "times_skipped",
         "token_logprobs",
         "tokens",
+        "traced",
         "waited",
         "yielded",
     )
@@ -122,6 +124,8 @@ class Req:
         """Seconds from `arrived` until a plan first included it; None before."""
         self.yielded = 0
         """Number of its tokens when it last gave its pages to another tenant."""
+        self.chunks: list[PrefillChunk] = []
+        """Steps of the prompt so far, if the request is traced."""
         self.charged = -1
         """Number of tokens that its tenant was charged for, or that it arrived with; -1 before it runs.
 
@@ -140,6 +144,7 @@ class Req:
     def route(self, request: TokenizedGenerateReqInput, sent: int) -> None:
         """Use the route of this or a later attempt; its receiver knows `sent` output tokens."""
         self.attempt = request.attempt
+        self.traced = request.traced
         self.alone = request.exclusive
         self.hold = request.deferred
         self.offered = self.offered and not request.deferred
