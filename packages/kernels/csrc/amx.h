@@ -22,22 +22,40 @@ class Tiles {
     void configure(int rows) {
         if (rows == rows_) return;
         rows_ = rows;
-        struct alignas(64) {
-            uint8_t palette = 1, start = 0, reserved[14] = {};
-            uint16_t bytes[16] = {};
-            uint8_t rows[16] = {};
-        } config;
+        Config config;
         uint8_t upper = uint8_t(rows < 16 ? rows : 16), lower = uint8_t(rows <= 16 ? 16 : rows - 16);
         for (int tile = 0; tile < 8; tile++) config.bytes[tile] = 64;
         config.rows[0] = config.rows[1] = config.rows[4] = upper;
         config.rows[2] = config.rows[3] = config.rows[5] = lower;
         config.rows[6] = config.rows[7] = 16;
-        asm volatile("" : : "r"(&config) : "memory");  // GCC 12 believes that 8 bytes are read, and may drop the rest
-        _tile_loadconfig(&config);
+        config.load();
+    }
+
+    // For blocks of weights: tile 0 is sums, 1 inputs, 2 weights.
+    void configure_block(int rows, int inputs) {
+        if (rows_ == -rows) return;
+        rows_ = -rows;
+        Config config;
+        config.rows[0] = config.rows[1] = uint8_t(rows);
+        config.rows[2] = uint8_t(inputs / 4);
+        config.bytes[0] = config.bytes[2] = ROW_BYTES;
+        config.bytes[1] = uint16_t(inputs);
+        config.load();
     }
 
   private:
-    int rows_ = 0;
+    int rows_ = 0;  // negative for blocks, which in a task are of one size
+
+    struct alignas(64) Config {
+        uint8_t palette = 1, start = 0, reserved[14] = {};
+        uint16_t bytes[16] = {};
+        uint8_t rows[16] = {};
+
+        void load() const {
+            asm volatile("" : : "r"(this) : "memory");  // GCC 12 believes that 8 bytes are read, and may drop the rest
+            _tile_loadconfig(this);
+        }
+    };
 };
 
 inline void prefetch(const char* tile) {

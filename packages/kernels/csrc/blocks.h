@@ -49,20 +49,23 @@ struct Layout {
     int64_t at(int64_t index) const { return first + index * chunk; }
 };
 
-// A row of inputs in 8 bits: int8 of all chunks; then, as float32, what a step of each chunk means; the sum of each
-// chunk's inputs; the sum of each half of a chunk. Each array ends with whole vectors.
+// A row of inputs in 8 bits: int8 of all chunks; then the step of each chunk as float32; the sums of chunks and of their
+// halves, in steps as int32, and as float32.
 struct InputLayout {
-    int64_t steps, sums, half_sums, bytes;
+    int64_t steps, totals, half_totals, sums, half_sums, bytes;
 
     explicit InputLayout(int64_t k) {
-        int64_t count = round_up(chunks(k), LANES);
-        steps = round_up(chunks(k) * CHUNK, ROW_BYTES);
-        sums = steps + 4 * count;
+        int64_t count = chunks(k);
+        steps = count * CHUNK;
+        totals = steps + 4 * count;
+        half_totals = totals + 4 * count;
+        sums = half_totals + 8 * count;
         half_sums = sums + 4 * count;
-        bytes = half_sums + 8 * count;
+        bytes = odd_lines(half_sums + 8 * count);
     }
 
-    // Of the sums that blocks of a size need.
+    // Of the arrays for blocks of a size.
+    int64_t totals_of(int64_t block) const { return block == CHUNK ? totals : half_totals; }
     int64_t sums_of(int64_t block) const { return block == CHUNK ? sums : half_sums; }
 };
 
@@ -75,7 +78,7 @@ inline float number(const char* p) {
 inline F32 halves_to_floats(const char* p) {
     U16 halves = vector<U16>(p);
 #if defined(__AVX512F__)
-    return (F32)_mm512_cvtph_ps((__m256i)halves);
+    return (F32)_mm512_maskz_cvtph_ps(__mmask16(-1), (__m256i)halves);  // GCC 12 warns where there is no mask
 #else
     U32 bits = __builtin_convertvector(halves, U32), exponent = bits & 0x7C00u;
     F32 normal = bit_cast<F32>(((bits & 0x7FFFu) << 13) + (112u << 23));
@@ -106,19 +109,25 @@ inline F32 read_values(const char* p, const char* unit, int64_t scale_type, int6
     }
 }
 
-// Scale and minimum of LANES outputs of a panel in block `block` of a chunk; `shift` has been added to all codes.
+// Scale and minimum of LANES outputs of a panel in block `block` of a chunk.
 struct Factors {
     F32 scale, minimum;
 
-    Factors(const Layout& layout, const char* panel, int64_t chunk, int64_t block, int64_t lane, int shift = 0) {
+    Factors(const Layout& layout, const char* panel, int64_t chunk, int64_t block, int64_t lane) {
         const Coding& coding = layout.coding;
         const char* at = panel + layout.at(chunk) + block * layout.each;
         const char* unit = panel + chunk / (SUPER_BLOCK / CHUNK) * layout.units;
         scale = read_values(at, unit, coding.scale_type, lane);
-        minimum = scale * float(-(coding.zero > 0 ? coding.zero : 0) - shift);
         if (has_minimums(coding))
-            minimum += read_values(at + layout.values, unit + 4 * PANEL, coding.scale_type, lane);
+            minimum = read_values(at + layout.values, unit + 4 * PANEL, coding.scale_type, lane);
+        else
+            minimum = scale * float(-coding.zero);
     }
+
+    // Adds a block to the sums of a row: `total` has its codes, less the zero, times inputs, and `sum` the inputs of
+    // blocks with minimums. The order of operations is the same for every number of rows.
+    F32 add(F32 sums, I32 total, float step) const { return __builtin_convertvector(total, F32) * step * scale + sums; }
+    F32 add(F32 sums, I32 total, float step, float sum) const { return minimum * sum + add(sums, total, step); }
 };
 
 // Products of 4 codes of each output with 4 inputs of 8 bits, added up. SHIFT is added to codes to make them what the
@@ -210,7 +219,8 @@ template <int BITS, int BLOCK, int ROWS, int WIDTH>
 inline void block(const Operands& given, F32* out, int64_t out_stride) {
     using Multiply = Dot<BITS>;
     const Layout& layout = given.layout;
-    const bool shifted = Multiply::SHIFT || layout.coding.zero;
+    const bool minimums = has_minimums(layout.coding);
+    const int32_t excess = Multiply::SHIFT + int32_t(minimums ? 0 : layout.coding.zero);  // of each code
     F32 sums[ROWS][WIDTH * PARTS] = {};
     for (int64_t chunk = 0; chunk < layout.chunks; chunk++) {
         UNROLLED for (int i = 0; i < WIDTH * PARTS; i++) {
@@ -226,15 +236,16 @@ inline void block(const Operands& given, F32* out, int64_t out_stride) {
                         totals[row] = Multiply::add(
                             totals[row], words, word(given.x + row * given.stride + chunk * CHUNK + input));
                 });
-                Factors factors(layout, panel, chunk, part, lane, Multiply::SHIFT);
+                Factors factors(layout, panel, chunk, part, lane);
+                int64_t at = 4 * (chunk * (CHUNK / BLOCK) + part);
                 UNROLLED for (int row = 0; row < ROWS; row++) {
                     const char* x = given.x + row * given.stride;
                     float step = number(x + given.inputs.steps + 4 * chunk);
-                    F32 total = __builtin_convertvector(Multiply::whole(totals[row]), F32) * step;
-                    sums[row][i] = total * factors.scale + sums[row][i];
-                    if (!shifted) continue;
-                    float sum = number(x + given.inputs.sums_of(BLOCK) + 4 * (chunk * (CHUNK / BLOCK) + part));
-                    sums[row][i] = factors.minimum * sum + sums[row][i];
+                    I32 total = Multiply::whole(totals[row]);
+                    if (excess) total -= excess * word(x + given.inputs.totals_of(BLOCK) + at);
+                    sums[row][i] = minimums ? factors.add(sums[row][i], total, step,
+                                                          number(x + given.inputs.sums_of(BLOCK) + at))
+                                            : factors.add(sums[row][i], total, step);
                 }
             }
         }
@@ -295,8 +306,9 @@ inline void multiply_rows(Operands given, int rows, F32* out, int64_t out_stride
         if (rows) multiply_rows<INTEGER, BITS, BLOCK, ROWS - 1>(given, rows, out, out_stride);
 }
 
+// By itself, so that it is compiled once for all that call it.
 template <bool INTEGER, int BITS, int BLOCK>
-inline void multiply_panels(const Operands& given, int rows, int width, F32* out, int64_t out_stride) {
+__attribute__((noinline)) void multiply_panels(const Operands& given, int rows, int width, F32* out, int64_t out_stride) {
     if (rows == 1 && width == 4) return one<INTEGER, BITS, BLOCK, 1, 4>(given, out, out_stride);
     for (int panel = 0; panel < width; panel++) {
         Operands own = given;

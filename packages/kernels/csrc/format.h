@@ -15,6 +15,9 @@ constexpr int PARTS = PANEL / LANES;  // vectors that hold 16 sums
 
 inline int64_t round_up(int64_t x, int64_t to) { return (x + to - 1) / to * to; }
 
+// An odd number of cache lines, so that rows one below the other do not all go to a few sets of a cache.
+inline int64_t odd_lines(int64_t bytes) { return round_up(bytes, ROW_BYTES) | ROW_BYTES; }
+
 // `read` gives the weights of 16 outputs, or of as many as a vector has, and `dot` adds their products with a group of
 // inputs to as many sums. Where a processor cannot multiply a group at once this takes several steps. Inputs are laid out
 // as they are multiplied, so that a group is broadcast straight from memory.

@@ -19,7 +19,7 @@ inline int64_t blocks(int64_t k) { return (k + BLOCK - 1) / BLOCK; }
 inline int64_t panel_bytes(int64_t k) { return blocks(k) * BLOCK_BYTES; }
 
 // A row of inputs: int8 of all blocks, then for each block -8 times their sum as int32.
-inline int64_t operand_stride(int64_t k) { return round_up(blocks(k) * (BLOCK + 4), ROW_BYTES); }
+inline int64_t operand_stride(int64_t k) { return odd_lines(blocks(k) * (BLOCK + 4)); }
 
 // Input i of an output of a panel.
 inline float value(const char* panel, int64_t output, int64_t i) {
@@ -57,6 +57,9 @@ inline Total add(Total total, U32 weights, int32_t x) {
 inline I32 whole(Total total, int32_t) { return total; }
 #endif
 
+// Adds the products of a block to the sums of a row, in the same order for every number of rows.
+inline F32 add_block(F32 sums, I32 total, F32 scale) { return __builtin_convertvector(total, F32) * scale + sums; }
+
 // ROWS rows of inputs times WIDTH panels, which are read side by side: memory is faster at several streams than at one.
 template <int ROWS, int WIDTH>
 inline void block(const char* x, int64_t stride, const char* panels, int64_t bytes, F32* out, int64_t out_stride) {
@@ -84,7 +87,7 @@ inline void block(const char* x, int64_t stride, const char* panels, int64_t byt
             }
             F32 scale = load(reinterpret_cast<const Bf16*>(panel) + part * LANES);
             for (int row = 0; row < ROWS; row++)
-                sums[row][i] = __builtin_convertvector(whole(totals[row], excess(row)), F32) * scale + sums[row][i];
+                sums[row][i] = add_block(sums[row][i], whole(totals[row], excess(row)), scale);
         }
     }
     for (int row = 0; row < ROWS; row++)

@@ -1,14 +1,11 @@
 #include "linear.h"
 
 #include <algorithm>
-#include <type_traits>
 
-#include "blocks.h"
-#include "int4.h"
 #include "lora.h"
+#include "multiplier.h"
 #include "pack.h"
 #include "pool.h"
-#include "product.h"
 #include "rounding.h"
 
 namespace {
@@ -16,22 +13,6 @@ namespace {
 constexpr int64_t CHUNK_BYTES = 1 << 20;  // inputs that stay in a core's second-level cache while weights pass by
 constexpr int64_t GRAIN_BYTES = 1 << 16;  // weights that are worth a task of their own
 constexpr int64_t ROWS = Added::TOKENS;   // inputs at a time
-constexpr int64_t TILED_ROWS = 2;         // from so many on tiles are faster than dot products; measured
-// Up to so many rows, dot products may read four panels at once; measured, and 6 is what has room in 32 registers.
-constexpr int64_t WIDE_ROWS = LANES == 16 ? 6 : 4;
-
-template <class Format>
-constexpr bool IS_INT4 = std::is_same_v<Format, Nibbles>;
-template <class Format>
-constexpr bool IN_BLOCKS = std::is_same_v<Format, Blocks> || std::is_same_v<Format, BlocksOfFloats>;
-
-template <class Format>
-int64_t panel_bytes_of(const Linear& linear) {
-    if constexpr (IN_BLOCKS<Format>)
-        return blocks::Layout(linear.coding, linear.k).panel;
-    else
-        return panel_bytes<Format>(linear.k);
-}
 
 inline F32 as_floats(F32 x) { return x; }
 inline F32 as_floats(I32 x) { return __builtin_convertvector(x, F32); }
@@ -101,30 +82,17 @@ void finish_row(const Linear& linear, const Operand& x, int64_t m, int64_t panel
 template <class Format, bool ADAPTED>
 void multiply_rows(const Linear& linear, const Operand& x, int64_t first, int64_t last, int64_t panel, int64_t end,
                    const Output& output) {
-    amx::Tiles tiles;
+    Multiplier<Format> multiplier(linear, x, first, last);
     typename Format::Sums sums[ROWS][4 * PARTS];
     Added* added = ADAPTED ? &Added::here() : nullptr;
-    constexpr bool TILED = amx::HERE && Format::GROUP > 1 && !IS_INT4<Format> && !IN_BLOCKS<Format>;
-    bool on_tiles = TILED && last - first >= TILED_ROWS;
-    int most = on_tiles || last - first > WIDE_ROWS ? 2 : 4;
     int64_t bytes = panel_bytes_of<Format>(linear);
-    blocks::Layout layout(IN_BLOCKS<Format> ? linear.coding : Coding{8, 32, SINGLES, 0}, linear.k);
-    blocks::InputLayout inputs_layout(linear.k);
     for (int width; panel < end; panel += width) {
-        width = int(std::min<int64_t>(end - panel, most));
+        width = int(std::min<int64_t>(end - panel, multiplier.width()));
         if (width == 3) width = 2;
-        const char* weights = linear.panels + panel * bytes;
+        multiplier.take(linear.panels + panel * bytes, width);
         for (int64_t m = first; m < last; m += ROWS) {
             int rows = int(std::min(last - m, ROWS));
-            const char* inputs = x.rows + m * x.stride;
-            if constexpr (IS_INT4<Format>)
-                int4::multiply(inputs, x.stride, rows, weights, bytes, width, sums[0], 4 * PARTS);
-            else if constexpr (IN_BLOCKS<Format>)
-                blocks::multiply<std::is_same_v<Format, Blocks>>({layout, inputs_layout, inputs, x.stride, weights},
-                                                                 rows, width, sums[0], 4 * PARTS);
-            else
-                product::multiply<Format>(tiles, on_tiles, inputs, x.stride, rows, weights, bytes, width, sums[0],
-                                          4 * PARTS, {m - first, last - first});
+            multiplier.multiply(m, rows, sums[0]);
             if (ADAPTED && !added->has(m, panel, panel + width))
                 added->compute(*output.addend, m, rows, panel, last - first > ROWS ? panel + width : end,
                                output.mode == Output::GATE);
@@ -204,40 +172,41 @@ void fill_bytes(const float* x, int64_t k, const Operand& operand, int64_t m) {
     });
 }
 
+int32_t sum_of(const int8_t* steps, int64_t count) {
+    int32_t sum = 0;
+    for (int64_t i = 0; i < count; i++) sum += steps[i];
+    return sum;
+}
+
 void fill_nibbles(const float* x, int64_t k, const Operand& operand, int64_t m) {
     auto* row = reinterpret_cast<int8_t*>(operand.rows + m * operand.stride);
     int64_t blocks = int4::blocks(k), inputs = blocks * int4::BLOCK;
     std::memset(row + k, 0, size_t(inputs - k));
-    operand.scales[m] = quantize(x, k, [&](int64_t i, I32 steps, int64_t count) {
-        for (int64_t lane = 0; lane < count; lane++) row[i + lane] = int8_t(steps[lane]);
-    });
+    operand.scales[m] = quantize(x, k, [&](int64_t i, I32 steps, int64_t count) { store_bytes(row + i, steps, count); });
     for (int64_t block = 0; block < blocks; block++) {
-        int32_t sum = 0;
-        for (int64_t i = 0; i < int4::BLOCK; i++) sum += row[block * int4::BLOCK + i];
-        sum *= -8;
-        std::memcpy(row + inputs + 4 * block, &sum, sizeof sum);
+        int32_t excess = -8 * sum_of(row + block * int4::BLOCK, int4::BLOCK);
+        std::memcpy(row + inputs + 4 * block, &excess, sizeof excess);
     }
 }
 
 void fill_blocks(const float* x, int64_t k, const Operand& operand, int64_t m) {
-    char* row = operand.rows + m * operand.stride;
+    auto* row = reinterpret_cast<int8_t*>(operand.rows + m * operand.stride);
     blocks::InputLayout layout(k);
+    auto set = [&](int64_t at, auto value) { std::memcpy(row + at, &value, sizeof value); };
     std::memset(row + k, 0, size_t(layout.bytes - k));
     for (int64_t chunk = 0; chunk < blocks::chunks(k); chunk++) {
-        int64_t first = chunk * blocks::CHUNK, count = std::min(k - first, blocks::CHUNK);
-        int32_t sums[2] = {};
-        auto put = [&](int64_t i, I32 steps, int64_t some) {
-            for (int64_t lane = 0; lane < some; lane++) {
-                row[first + i + lane] = char(steps[lane]);
-                sums[(i + lane) / 16] += steps[lane];
-            }
-        };
-        float step = quantize(x + first, count, put);
-        auto set_number = [&](int64_t at, float value) { std::memcpy(row + at, &value, sizeof value); };
-        set_number(layout.steps + 4 * chunk, step);
-        set_number(layout.sums + 4 * chunk, float(sums[0] + sums[1]) * step);
-        for (int64_t half = 0; half < 2; half++)
-            set_number(layout.half_sums + 8 * chunk + 4 * half, float(sums[half]) * step);
+        constexpr int64_t HALF = blocks::CHUNK / 2;
+        int8_t* steps = row + chunk * blocks::CHUNK;
+        float step = quantize(x + chunk * blocks::CHUNK, std::min(k - chunk * blocks::CHUNK, blocks::CHUNK),
+                              [&](int64_t i, I32 some, int64_t count) { store_bytes(steps + i, some, count); });
+        int32_t halves[2] = {sum_of(steps, HALF), sum_of(steps + HALF, HALF)}, total = halves[0] + halves[1];
+        set(layout.steps + 4 * chunk, step);
+        set(layout.totals + 4 * chunk, total);
+        set(layout.sums + 4 * chunk, float(total) * step);
+        for (int64_t half = 0; half < 2; half++) {
+            set(layout.half_totals + 8 * chunk + 4 * half, halves[half]);
+            set(layout.half_sums + 8 * chunk + 4 * half, float(halves[half]) * step);
+        }
     }
 }
 
@@ -248,7 +217,7 @@ int64_t operand_stride(int64_t format, int64_t k) {
         case FLOAT32: return input_bytes<Floats>(k);
         case BFLOAT16: return input_bytes<Bfloats>(k);
         case INT8: return input_bytes<Bytes>(k);
-        case BLOCKS: return round_up(blocks::InputLayout(k).bytes, ROW_BYTES);
+        case BLOCKS: return blocks::InputLayout(k).bytes;
         case FLOAT_BLOCKS: return 4 * blocks::CHUNK * blocks::chunks(k);
         default: return int4::operand_stride(k);
     }

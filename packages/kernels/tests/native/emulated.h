@@ -102,6 +102,21 @@ class Tiles {
         }
     }
 
+    // The same of bytes with signs.
+    void dot_signed_bytes(int sums, int a, int b) {
+        shapes_fit(sums, a, b);
+        const __m512i excess = _mm512_set1_epi8(char(128));
+        for (int row = 0; row < config_.rows[sums]; row++) {
+            __m512i total = line(sums, row);
+            for (int k = 0; k < config_.rows[b]; k++) {
+                __m512i weights = line(b, k);
+                total = _mm512_dpbusd_epi32(total, _mm512_xor_si512(word(a, row, k), excess), weights);
+                total = _mm512_sub_epi32(total, _mm512_dpbusd_epi32(_mm512_setzero_si512(), excess, weights));
+            }
+            set_line(sums, row, total);
+        }
+    }
+
   private:
     void exists(int tile) const {
         need(config_.palette == 1, "tiles are used before they are configured");
@@ -155,6 +170,7 @@ inline Tiles& tiles() {
 #undef _tile_zero
 #undef _tile_dpbf16ps
 #undef _tile_dpbusd
+#undef _tile_dpbssd
 #define _tile_loadconfig(memory) emulated::tiles().configure(memory)
 #define _tile_release() emulated::tiles().release()
 #define _tile_zero(tile) emulated::tiles().zero(tile)
@@ -162,4 +178,5 @@ inline Tiles& tiles() {
 #define _tile_stored(tile, to, stride) emulated::tiles().store(tile, to, stride)
 #define _tile_dpbf16ps(sums, a, b) emulated::tiles().dot_pairs(sums, a, b)
 #define _tile_dpbusd(sums, a, b) emulated::tiles().dot_bytes(sums, a, b)
+#define _tile_dpbssd(sums, a, b) emulated::tiles().dot_signed_bytes(sums, a, b)
 #endif

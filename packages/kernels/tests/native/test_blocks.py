@@ -99,11 +99,16 @@ def test_rows_are_read_back_exactly(library: Library, kind: str, bits: int) -> N
     torch.testing.assert_close(pack_blocks(library, weight).rows(every), exact.float(), rtol=1e-6, atol=1e-5)
 
 
-def test_a_float32_row_has_the_same_bits_beside_any_others(library: Library) -> None:
-    x, packed = torch.randn(70, 320), pack_blocks(library, weight_of(150, 320, 4, 32, "floats"), activations="float32")
-    whole = packed(x)
-    for rows in (1, 2, 3, 4, 7, 30):
-        assert torch.equal(packed(x[-rows:]), whole[-rows:])
+@pytest.mark.parametrize("activations", ["int8", "float32"])
+@pytest.mark.parametrize(("bits", "block", "kind"), [(4, 32, "floats"), (4, 16, "steps and minimums"), (8, 32, "zero")])
+def test_a_row_has_the_same_bits_beside_any_others(
+    library: Library, bits: int, block: int, kind: str, activations: Activations
+) -> None:
+    x, weight = torch.randn(70, 1120), weight_of(50, 1120, bits, block, kind)
+    packed = pack_blocks(library, weight, activations=activations)
+    each = torch.cat([packed(row) for row in torch.split(x, 1)])
+    for rows in (2, 3, 4, 7, 8, 13, 16, 30, 35, 70):
+        assert torch.equal(packed(x[-rows:]), each[-rows:])
 
 
 @pytest.mark.parametrize("sizes", [(32, 16, 9), (30, 5, 15)])

@@ -134,11 +134,12 @@ def test_int8_of_zeros_is_zero(library: Library) -> None:
     )
 
 
-def test_a_float32_row_has_the_same_bits_beside_any_others(library: Library) -> None:
-    x, packed = torch.randn(70, 300), pack_linear(library, torch.randn(150, 300))
-    whole = packed(x)
-    for rows in (1, 2, 3, 4, 7, 30):
-        assert torch.equal(packed(x[-rows:]), whole[-rows:])
+@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+def test_a_row_has_the_same_bits_beside_any_others(library: Library, quantization: Quantization) -> None:
+    x, packed = torch.randn(70, 1000), pack_linear(library, torch.randn(150, 1000), quantization=quantization)
+    each = torch.cat([packed(row) for row in torch.split(x, 1)])
+    for rows in (2, 3, 4, 7, 8, 13, 16, 30, 35, 70):
+        assert torch.equal(packed(x[-rows:]), each[-rows:])
 
 
 def test_rows_longer_than_a_cache_are_multiplied_too(library: Library) -> None:
