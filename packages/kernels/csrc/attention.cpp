@@ -10,7 +10,7 @@
 //     sums += p @ values
 //
 // Repacking values pays off if many queries share them. For few, as in a decode, values are read in place, in the same
-// order of additions.
+// order of additions. On AMX tiles there is another way for bfloat16: tile_attention.h.
 //
 // Blocks begin at multiples of 64 of a row's own positions and are summed up in spans of 256, which are then merged in
 // order. Spans are independent, so one long row can use every core. A token's result is bitwise equal in every batch,
@@ -18,22 +18,18 @@
 // together multiply each other's values, some by zero, which turns an infinity into NaN.
 #include "attention.h"
 
-#include <algorithm>
-#include <vector>
-
+#include "attention_items.h"
 #include "buffer.h"
 #include "in_place.h"
 #include "repack.h"
 #include "linear.h"
-#include "pool.h"
 #include "product.h"
+#include "tile_attention.h"
 
 namespace {
 
-constexpr int64_t SPAN = 256;    // keys that are summed before merging
 constexpr int64_t QUERIES = 64;  // rows of the small matrix, unless one token has more query heads to a kv head
 constexpr int64_t ROWS = 32;     // of them that are multiplied at a time
-constexpr int64_t FEW = 8;       // maximum queries for which values are read in place; measured
 constexpr float NONE = -INFINITY;
 
 // Sums over keys for each query: values weighed by exp(score - most), the weights, and the largest score.
@@ -70,37 +66,18 @@ void merge(const Sums& total, const Sums& part, int64_t queries, int64_t width) 
     }
 }
 
-// A few consecutive new tokens of a row against one kv head or more, as far as the spans [first_span, last_span).
-struct Item {
-    int32_t row, first_token, tokens, head, heads, first_span, last_span;
-    int64_t kept;  // where its sums are among those to be merged later, or -1
-
-    Item of(int32_t index) const {
-        Item one = *this;
-        one.head += index;
-        one.heads = 1;
-        return one;
-    }
-};
-
-class Attention {
+class PanelAttention : AttentionItems {
   public:
-    Attention(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
-              int64_t heads, float* out, int64_t out_stride)
-        : q_(q),
+    PanelAttention(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
+                   int64_t heads, float* out, int64_t out_stride)
+        : AttentionItems(cache, rows, scoring, heads, QUERIES, sums_size),
+          q_(q),
           q_stride_(q_stride),
-          cache_(cache),
-          rows_(rows),
-          scoring_(scoring),
           out_(out),
           out_stride_(out_stride),
-          group_(heads / cache.kv_heads),
-          width_(round_up(cache.value_dim, PANEL)),
-          block_tokens_(std::max<int64_t>(1, QUERIES / group_)),
           queries_(std::max(block_tokens_ * group_, FEW * cache.kv_heads)) {}
 
     void run() {
-        plan();
         static thread_local Buffer buffer;  // the caller's
         float* kept = buffer.floats(kept_);
         pool::run(int64_t(items_.size()), [&](int64_t i) {
@@ -112,60 +89,10 @@ class Attention {
     }
 
   private:
-    // Cuts the step into items: long ones first, so that the last to finish is a short one.
-    void plan() {
-        int64_t all = 0;  // spans that are to be summed up, for each token
-        for (int64_t row = 0; row < rows_.rows; row++) {
-            auto [from, to] = spans(row, 0, tokens_of(row));
-            all += int64_t(to - from) * tokens_of(row);
-        }
-        for (int64_t row = 0; row < rows_.rows; row++) {
-            int32_t start = rows_.query_start[row], count = tokens_of(row);
-            for (int32_t token = 0; token < count; token += int32_t(block_tokens_)) {
-                int32_t tokens = std::min(count - token, int32_t(block_tokens_));
-                auto [from, to] = spans(row, token, tokens);
-                // An item that would outlast the other threads.
-                bool long_one = int64_t(to - from) * tokens * 4 * pool::threads() > all;
-                bool split = count <= block_tokens_ && to - from > 1 && long_one;
-                int64_t pieces = rows_.rows * (split ? to - from : 1);
-                bool whole = count * group_ <= FEW && pieces >= 2 * pool::threads();
-                int32_t heads = whole ? int32_t(cache_.kv_heads) : 1;  // tokens are read from end to end
-                for (int32_t head = 0; head < cache_.kv_heads; head += heads) {
-                    Item item = {int32_t(row), start + token, tokens, head, heads, from, to, -1};
-                    if (!split) {
-                        items_.push_back(item);
-                        continue;
-                    }
-                    item.kept = kept_;
-                    merges_.push_back(item);
-                    for (int32_t span = from; span < to; span++, kept_ += sums_size(queries_of(item)))
-                        items_.push_back({item.row, item.first_token, tokens, head, heads, span, span + 1, kept_});
-                }
-            }
-        }
-        auto longer = [](const Item& a, const Item& b) {
-            return a.last_span - a.first_span > b.last_span - b.first_span;
-        };
-        std::stable_sort(items_.begin(), items_.end(), longer);
+    // Size of the sums of so many queries of each of some kv heads, in floats.
+    static int64_t sums_size(int64_t queries, int64_t heads, int64_t width) {
+        return round_up(queries * heads * (width + 2), PANEL);
     }
-
-    int32_t tokens_of(int64_t row) const { return rows_.query_start[row + 1] - rows_.query_start[row]; }
-
-    struct Spans {
-        int32_t from, to;
-    };
-
-    // Spans that new tokens [token, token + tokens) of a row see.
-    Spans spans(int64_t row, int32_t token, int32_t tokens) const {
-        int64_t last = rows_.kv_lens[row] - tokens_of(row) + token + tokens;
-        int64_t first = std::max<int64_t>(0, scoring_.window ? last - tokens - scoring_.window + 1 : 0);
-        return {int32_t(first / SPAN), int32_t((last + SPAN - 1) / SPAN)};
-    }
-
-    int64_t queries_of(const Item& item) const { return item.tokens * group_ * item.heads; }
-
-    // Size of the sums of so many queries, in floats.
-    int64_t sums_size(int64_t queries) const { return round_up(queries * (width_ + 2), PANEL); }
 
     Sums sums_at(float* memory, int64_t queries) const {
         return {memory, memory + queries * width_, memory + queries * (width_ + 1)};
@@ -192,8 +119,8 @@ class Attention {
         int64_t value_bytes = BLOCK * width_ * int64_t(sizeof(typename Format::Element));
         int64_t stride = input_bytes<Format>(cache_.head_dim), size = input_bytes<Format>(BLOCK);
         int64_t count = item.tokens * group_, all = queries_of(item);
-        char* memory = buffer.bytes(queries_ * (stride + size + 4 * BLOCK + 4 * width_) + 8 * sums_size(queries_) +
-                                    4 * key_bytes + value_bytes);
+        char* memory = buffer.bytes(queries_ * (stride + size + 4 * BLOCK + 4 * width_) + 4 * key_bytes + value_bytes +
+                                    8 * sums_size(queries_, 1, width_));
         auto take = [&](int64_t bytes) { return (memory += bytes) - bytes; };
         Workplace<Format> place;
         place.keys = take(4 * key_bytes);
@@ -202,7 +129,7 @@ class Attention {
         place.scores = reinterpret_cast<float*>(take(queries_ * 4 * BLOCK));
         place.weights = reinterpret_cast<Input*>(take(queries_ * size));
         place.product = reinterpret_cast<float*>(take(queries_ * 4 * width_));
-        place.total = sums_at(reinterpret_cast<float*>(take(4 * sums_size(all))), all);
+        place.total = sums_at(reinterpret_cast<float*>(take(4 * sums_size(all, 1, width_))), all);
         place.part = sums_at(item.kept < 0 ? reinterpret_cast<float*>(memory) : kept + item.kept, all);
         amx::Tiles tiles;
         place.tiles = &tiles;
@@ -232,16 +159,6 @@ class Attention {
             write(item.of(head), of_head(head).total);
     }
 
-    // The keys that an item sees in the block at `begin`, of one of its kv heads.
-    BlockOffsets offsets_of(const Item& item, int32_t head, int64_t begin) const {
-        int64_t first = scoring_.window ? position_of(item) - scoring_.window + 1 : 0;
-        first = std::clamp(first, begin, begin + BLOCK);
-        int64_t last = std::clamp(end_of(item), first, begin + BLOCK);
-        BlockOffsets offsets;
-        offsets.find(cache_, rows_.page_table + item.row * rows_.page_stride, item.head + head, begin, first, last);
-        return offsets;
-    }
-
     // The block that a thread probably reads next, for prefetching: of the next kv head, of the next block, or of the
     // item that follows if all threads advance equally.
     BlockOffsets offsets_after(size_t index, int32_t head, int64_t begin) const {
@@ -249,9 +166,8 @@ class Attention {
         if (head + 1 < item.heads) return offsets_of(item, head + 1, begin);
         begin += BLOCK;
         if (begin < std::min(item.last_span * SPAN, end_of(item))) return offsets_of(item, 0, begin);
-        const Item& next = items_[std::min(index + size_t(pool::threads()), items_.size() - 1)];
-        bool known = next.row == item.row && next.first_span == item.first_span;  // still cached
-        return known ? BlockOffsets::none() : offsets_of(next, 0, next.first_span * SPAN);
+        const Item* next = next_of(index);
+        return next ? offsets_of(*next, 0, next->first_span * SPAN) : BlockOffsets::none();
     }
 
     // Adds the block of keys at `begin` to `place.part`.
@@ -329,14 +245,6 @@ class Attention {
         sums.most[i] = largest;
     }
 
-    // The position of an item's first token in its row.
-    int64_t position_of(const Item& item) const {
-        return rows_.kv_lens[item.row] - (rows_.query_start[item.row + 1] - item.first_token);
-    }
-
-    // One past the position of an item's last token.
-    int64_t end_of(const Item& item) const { return position_of(item) + item.tokens; }
-
     // Queries, scaled, in rows of `stride` elements that are zero past head_dim.
     template <class T>
     void read_queries(const Item& item, T* queries, int64_t stride) const {
@@ -351,7 +259,7 @@ class Attention {
 
     void merge_spans(const Item& item, float* kept) const {
         static thread_local Buffer buffer;
-        int64_t count = item.tokens * group_, all = queries_of(item), size = sums_size(all);
+        int64_t count = item.tokens * group_, all = queries_of(item), size = sums_size(all, 1, width_);
         Sums total = sums_at(buffer.floats(size), all);
         total.clear(all, width_);
         for (int64_t span = 0; span < item.last_span - item.first_span; span++)
@@ -376,19 +284,18 @@ class Attention {
 
     const float* q_;
     int64_t q_stride_;
-    const Cache& cache_;
-    const Rows& rows_;
-    const Scoring& scoring_;
     float* out_;
     int64_t out_stride_;
-    int64_t group_, width_, block_tokens_, queries_;
-    int64_t kept_ = 0;  // floats
-    std::vector<Item> items_, merges_;
+    int64_t queries_;  // maximum of an item
 };
 
 }  // namespace
 
 void attend(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
             int64_t heads, float* out, int64_t out_stride) {
-    Attention(q, q_stride, cache, rows, scoring, heads, out, out_stride).run();
+#if defined(__AMX_BF16__)
+    if (cache.format == BFLOAT16 && cache.k != cache.v)
+        return tile_attention::TileAttention(q, q_stride, cache, rows, scoring, heads, out, out_stride).run();
+#endif
+    PanelAttention(q, q_stride, cache, rows, scoring, heads, out, out_stride).run();
 }

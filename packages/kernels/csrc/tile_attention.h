@@ -1,0 +1,520 @@
+// Attention on AMX tiles, over bfloat16 keys and values (algorithm: attention.cpp).
+//
+// Scores are computed transposed, keys by queries: softmax works on 16 queries at a time, and its weights are at once
+// the second operand of
+//
+//     sums [head_dim][16 queries] = values^T [head_dim][256 keys] @ weights [256 keys][16 queries]
+//
+// Keys and values of a span are laid out as tiles once for all queries of an item. For few queries, as in a decode,
+// both are read in place, values by fused multiply-adds in the order of a tile product: results are bitwise equal.
+#pragma once
+
+#include "attention_items.h"
+#include "buffer.h"
+#include "in_place.h"
+#include "repack.h"
+#include "tile_softmax.h"
+
+#if defined(__AMX_BF16__)
+
+namespace tile_attention {
+
+using namespace tile_softmax;
+
+constexpr int64_t QUERIES = 256;  // of an item, unless one token has more to a kv head
+constexpr int64_t TILE = TILE_ROWS * ROW_BYTES;
+constexpr int64_t BLOCKS = SPAN / BLOCK;
+constexpr int64_t STEPS = SPAN / STEP;
+
+// Has the processor take subnormal numbers for zero, as tiles do.
+class SubnormalsAreZero {
+  public:
+    SubnormalsAreZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
+    ~SubnormalsAreZero() { _mm_setcsr(before_); }
+
+  private:
+    unsigned before_;
+};
+
+// Tiles of a product's first operand: one for each step of k, `step` bytes apart.
+struct TileRow {
+    const char* at;
+    int64_t stride, step;
+};
+
+// out [ROWS][COLUMNS] tiles = a [ROWS] @ b [COLUMNS], over `steps` tiles.
+template <int ROWS, int COLUMNS>
+inline void multiply(const TileRow (&a)[ROWS], const char* const (&b)[COLUMNS], int64_t steps,
+                     float* const (&out)[ROWS][COLUMNS]) {
+    const TileRow &upper = a[0], &lower = a[ROWS - 1];
+    asm volatile("" : : : "memory");  // GCC 12 does not know that tiles read memory
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t step = 0; step < steps; step++) {
+        _tile_loadd(4, upper.at + step * upper.step, upper.stride);
+        _tile_loadd(6, b[0] + step * TILE, ROW_BYTES);
+        _tile_dpbf16ps(0, 4, 6);
+        if constexpr (COLUMNS == 2) {
+            _tile_loadd(7, b[COLUMNS - 1] + step * TILE, ROW_BYTES);
+            _tile_dpbf16ps(1, 4, 7);
+        }
+        if constexpr (ROWS == 2) {
+            _tile_loadd(5, lower.at + step * lower.step, lower.stride);
+            _tile_dpbf16ps(2, 5, 6);
+            if constexpr (COLUMNS == 2) _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+    _tile_stored(0, out[0][0], ROW_BYTES);
+    if constexpr (COLUMNS == 2) _tile_stored(1, out[0][COLUMNS - 1], ROW_BYTES);
+    if constexpr (ROWS == 2) _tile_stored(2, out[ROWS - 1][0], ROW_BYTES);
+    if constexpr (ROWS == 2 && COLUMNS == 2) _tile_stored(3, out[ROWS - 1][COLUMNS - 1], ROW_BYTES);
+}
+
+// A span of the cache as an item sees it.
+struct SpanOffsets {
+    BlockOffsets blocks[BLOCKS];
+    int64_t first = SPAN, last = 0;  // whole steps with keys that are seen
+
+    void add(int64_t block, const BlockOffsets& offsets) {
+        blocks[block] = offsets;
+        if (offsets.first == offsets.last) return;
+        first = std::min(first, (block * BLOCK + offsets.first) / STEP * STEP);
+        last = round_up(block * BLOCK + offsets.last, STEP);
+    }
+
+    int64_t operator[](int64_t key) const { return blocks[key / BLOCK].offset[key % BLOCK]; }
+
+    // Prefetches keys [from, to): their elements [begin, end).
+    void prefetch(const Bf16* cache, int64_t from, int64_t to, int64_t begin, int64_t end) const {
+        for (int64_t key = from; key < to; key++)
+            if ((*this)[key] != HIDDEN) blocks[key / BLOCK].prefetch(cache, key % BLOCK, begin, end);
+    }
+};
+
+// The keys of a span as tiles: [key / 16][n / 32][16 keys][32].
+inline void lay_out_keys(const Bf16* k, const SpanOffsets& span, int64_t n, int64_t steps, char* out) {
+    for (int64_t key = span.first; key < span.last; key++) {
+        if (span[key] == HIDDEN) continue;
+        const Bf16* row = k + span[key];
+        char* to = out + key / TILE_ROWS * steps * TILE + key % TILE_ROWS * ROW_BYTES;
+        for (int64_t step = 0; step < steps; step++)
+            store(reinterpret_cast<float*>(to + step * TILE), load_words(row, step * STEP, n));
+    }
+}
+
+// 32 elements from d on of the values of 16 pairs of keys, transposed, into two columns of tiles.
+template <bool WHOLE>
+inline void turn_values(const Bf16* v, const SpanOffsets& span, int64_t key, int64_t d, int64_t n, int64_t width,
+                        char* out) {
+    F32 even[PANEL], odd[PANEL];
+    UNROLLED for (int pair = 0; pair < PANEL; pair++) {
+        int64_t offsets[] = {span[key + 2 * pair], span[key + 2 * pair + 1]};
+        U32 words[2];
+        UNROLLED for (int i = 0; i < 2; i++)
+            words[i] = bit_cast<U32>(WHOLE || offsets[i] != HIDDEN ? load_words<WHOLE>(v + offsets[i], d, n) : F32{});
+        even[pair] = bit_cast<F32>((words[0] & 0xFFFFu) | words[1] << 16);
+        odd[pair] = bit_cast<F32>(words[0] >> 16 | (words[1] & 0xFFFF0000u));
+    }
+    auto put = [&](F32(&square)[PANEL], int64_t parity) {
+        transpose(square);
+        UNROLLED for (int i = 0; i < PANEL; i++)
+            if (int64_t at = d + 2 * i + parity; WHOLE || at < width)
+                std::memcpy(out + at / PANEL * STEPS * TILE + at % PANEL * ROW_BYTES, &square[i], sizeof square[i]);
+    };
+    put(even, 0);
+    put(odd, 1);
+}
+
+// The values of a span as tiles of their transpose: [width / 16][keys / 32][16][32 keys].
+inline void lay_out_values(const Bf16* v, const SpanOffsets& span, int64_t n, int64_t width, char* out) {
+    for (int64_t key = span.first; key < span.last; key += STEP) {
+        const BlockOffsets& block = span.blocks[key / BLOCK];
+        bool whole = n % STEP == 0 && block.first <= key % BLOCK && block.last >= key % BLOCK + STEP;
+        char* to = out + key / STEP * TILE;
+        for (int64_t d = 0; d < width; d += STEP)
+            (whole ? turn_values<true> : turn_values<false>)(v, span, key, d, n, width, to);
+    }
+}
+
+// sums [COUNT][width] = weights [COUNT][256] @ the values of a span, read in place. Values of `soon` are prefetched.
+template <int COUNT, bool WHOLE>
+void weigh_values(const float* weights, const Bf16* v, const SpanOffsets& span, const SpanOffsets& soon, int64_t n,
+                  float* sums, int64_t width) {
+    constexpr int WORDS = COUNT > 3 ? 1 : 2;
+    constexpr int64_t ELEMENTS = WORDS * 2 * LANES;
+    for (int64_t d = 0; d < n; d += ELEMENTS) {
+        F32 total[COUNT][WORDS][2] = {};
+        for (int64_t step = span.first; step < span.last; step += STEP) {
+            F32 pairs[2][COUNT][WORDS][2] = {};  // of the even and of the odd keys
+            for (int64_t key = step; key < step + STEP; key += 2)
+                UNROLLED for (int i = 0; i < 2; i++) {
+                    soon.prefetch(v, key + i, key + i + 1, d, std::min(d + ELEMENTS, n));
+                    if (span[key + i] == HIDDEN) continue;
+                    UNROLLED for (int word = 0; word < WORDS; word++) {
+                        U32 values = bit_cast<U32>(load_words<WHOLE>(v + span[key + i], d + word * 2 * LANES, n));
+                        F32 even = bit_cast<F32>(values << 16), odd = bit_cast<F32>(values & 0xFFFF0000u);
+                        UNROLLED for (int query = 0; query < COUNT; query++) {
+                            float weight = weights[query * SPAN + key + i];
+                            F32(&sum)[2] = pairs[i][query][word];
+                            sum[0] = even * weight + sum[0];
+                            sum[1] = odd * weight + sum[1];
+                        }
+                    }
+                }
+            for (int query = 0; query < COUNT; query++)
+                for (int word = 0; word < WORDS; word++)
+                    for (int half = 0; half < 2; half++) {
+                        F32 both = pairs[0][query][word][half] + pairs[1][query][word][half];
+                        total[query][word][half] = total[query][word][half] + both;
+                    }
+        }
+        for (int query = 0; query < COUNT; query++)
+            for (int word = 0; word < WORDS; word++) {
+                rejoin(total[query][word]);
+                for (int64_t half = 0; half < 2; half++)
+                    if (int64_t at = d + (word * 2 + half) * LANES; at < width)
+                        store(sums + query * width + at, total[query][word][half]);
+            }
+    }
+}
+
+// Columns [first, first + 4) of 16 keys' scores [16][16] as rows of `stride` floats.
+inline void gather_columns(const float* scores, int64_t first, float* out, int64_t stride) {
+    __m512 rows[4];  // of keys i, 4 + i, 8 + i and 12 + i
+    UNROLLED for (int i = 0; i < 4; i++) {
+        const float* key = scores + i * PANEL + first;
+        rows[i] = _mm512_castps128_ps512(_mm_loadu_ps(key));
+        rows[i] = _mm512_insertf32x4(rows[i], _mm_loadu_ps(key + 4 * PANEL), 1);
+        rows[i] = _mm512_insertf32x4(rows[i], _mm_loadu_ps(key + 8 * PANEL), 2);
+        rows[i] = _mm512_insertf32x4(rows[i], _mm_loadu_ps(key + 12 * PANEL), 3);
+    }
+    __m512 a = _mm512_unpacklo_ps(rows[0], rows[1]), b = _mm512_unpacklo_ps(rows[2], rows[3]);
+    __m512 c = _mm512_unpackhi_ps(rows[0], rows[1]), d = _mm512_unpackhi_ps(rows[2], rows[3]);
+    store(out, (F32)_mm512_shuffle_ps(a, b, 0x44));
+    store(out + stride, (F32)_mm512_shuffle_ps(a, b, 0xEE));
+    store(out + 2 * stride, (F32)_mm512_shuffle_ps(c, d, 0x44));
+    store(out + 3 * stride, (F32)_mm512_shuffle_ps(c, d, 0xEE));
+}
+
+class TileAttention : AttentionItems {
+  public:
+    TileAttention(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
+                  int64_t heads, float* out, int64_t out_stride)
+        : AttentionItems(cache, rows, scoring, heads, QUERIES, sums_size),
+          q_(q),
+          q_stride_(q_stride),
+          out_(out),
+          out_stride_(out_stride),
+          k_(reinterpret_cast<const Bf16*>(cache.k)),
+          v_(reinterpret_cast<const Bf16*>(cache.v)),
+          steps_(round_up(cache.head_dim, STEP) / STEP),
+          keys_in_place_(cache.page_size % TILE_ROWS == 0 && cache.head_dim % STEP == 0) {}
+
+    void run() {
+        static thread_local Buffer buffer;  // the caller's
+        float* kept = buffer.floats(kept_);
+        pool::run(int64_t(items_.size()), [&](int64_t i) { compute(size_t(i), kept); });
+        pool::run_pieces(int64_t(merges_.size()), 4, [&](int64_t from, int64_t to) {
+            for (int64_t i = from; i < to; i++) merge_spans(merges_[size_t(i)], kept);
+        });
+    }
+
+  private:
+    static int64_t panels_of(int64_t queries) { return (queries + PANEL - 1) / PANEL; }
+
+    // Size of the sums of so many queries of each of some kv heads, in floats.
+    static int64_t sums_size(int64_t queries, int64_t heads, int64_t width) {
+        return heads * panels_of(queries) * Sums::size(width);
+    }
+
+    int64_t count_of(const Item& item) const { return item.tokens * group_; }  // queries of one kv head
+
+    bool is_few(const Item& item) const { return count_of(item) <= FEW; }
+
+    // Scratch memory of a thread for one item.
+    struct Workplace {
+        char* queries;        // panels
+        char *keys, *values;  // tiles
+        float* scores;        // [2][256][16]
+        char* weights;        // two panels, or [few][256] floats
+        float *total, *part;  // sums
+    };
+
+    Workplace workplace(const Item& item) const {
+        static thread_local Buffer buffer;
+        int64_t panels = item.heads * panels_of(count_of(item)), size = 4 * panels * Sums::size(width_);
+        int64_t query_bytes = panels * steps_ * TILE, key_bytes = SPAN / TILE_ROWS * steps_ * TILE;
+        int64_t value_bytes = width_ / PANEL * STEPS * TILE, score_bytes = 2 * SPAN * ROW_BYTES;
+        char* memory = buffer.bytes(query_bytes + key_bytes + value_bytes + 2 * score_bytes + 2 * size);
+        auto take = [&](int64_t bytes) { return (memory += bytes) - bytes; };
+        Workplace place;
+        place.queries = take(query_bytes);
+        place.keys = take(key_bytes);
+        place.values = take(value_bytes);
+        place.scores = reinterpret_cast<float*>(take(score_bytes));
+        place.weights = take(score_bytes);
+        place.total = reinterpret_cast<float*>(take(size));
+        place.part = reinterpret_cast<float*>(take(size));
+        return place;
+    }
+
+    Sums sums_of(float* memory, int64_t index) const { return Sums::at(memory + index * Sums::size(width_), width_); }
+
+    void compute(size_t index, float* kept) const {
+        const Item& item = items_[index];
+        SubnormalsAreZero as_tiles_do;
+        amx::Tiles tiles;
+        tiles.configure(2 * TILE_ROWS);
+        Workplace place = workplace(item);
+        if (item.kept >= 0) place.part = kept + item.kept;
+        int64_t panels = panels_of(count_of(item));
+        for (int64_t i = 0; i < item.heads * panels; i++) {
+            read_queries(item.of(int32_t(i / panels)), i % panels, place.queries + i * steps_ * TILE);
+            sums_of(place.total, i).clear(width_);
+        }
+        for (int64_t span = item.first_span; span < item.last_span; span++)
+            for (int32_t head = 0; head < item.heads; head++) add_span(index, head, span * SPAN, place);
+        if (item.kept < 0) write(item, place.total);
+    }
+
+    // Adds the span of keys at `begin` to the sums of one kv head, or leaves it in `place.part`.
+    void add_span(size_t index, int32_t head, int64_t begin, const Workplace& place) const {
+        const Item& item = items_[index];
+        SpanOffsets span, soon;
+        for (int64_t block = 0; block < BLOCKS; block++)
+            span.add(block, offsets_of(item, head, begin + block * BLOCK));
+        add_next(index, head, begin, soon);
+        if (is_few(item)) return add_few(item, head, begin, span, soon, place);
+        lay_out_keys(k_, span, cache_.head_dim, steps_, place.keys);
+        lay_out_values(v_, span, cache_.value_dim, width_, place.values);
+        int64_t panels = panels_of(count_of(item));
+        for (int64_t panel = 0; panel < panels; panel += 2) {
+            int64_t from = SPAN * panel / panels, to = SPAN * std::min(panel + 2, panels) / panels;
+            soon.prefetch(k_, from, to, 0, cache_.head_dim);
+            soon.prefetch(v_, from, to, 0, cache_.value_dim);
+            panel + 1 < panels ? add_panels<2>(item, panel, begin, place) : add_panels<1>(item, panel, begin, place);
+        }
+    }
+
+    // The span that this thread probably reads next: of the next kv head, the next keys, or the next item.
+    void add_next(size_t index, int32_t head, int64_t begin, SpanOffsets& soon) const {
+        const Item& item = items_[index];
+        const Item* next = &item;
+        if (++head == item.heads) head = 0, begin += SPAN;
+        if (begin >= item.last_span * SPAN) {
+            next = next_of(index);
+            begin = next ? next->first_span * SPAN : 0;
+        }
+        for (int64_t block = 0; block < BLOCKS; block++)
+            soon.add(block, next ? offsets_of(*next, head, begin + block * BLOCK) : BlockOffsets::none());
+    }
+
+    // Adds a span to one or two panels of queries.
+    template <int COUNT>
+    void add_panels(const Item& item, int64_t panel, int64_t begin, const Workplace& place) const {
+        I32 positions[COUNT];
+        const char *queries[COUNT], *weights[COUNT];
+        float* scores[COUNT];
+        for (int i = 0; i < COUNT; i++) {
+            positions[i] = positions_of(item, panel + i, begin);
+            queries[i] = place.queries + (panel + i) * steps_ * TILE;
+            scores[i] = place.scores + i * SPAN * PANEL;
+            weights[i] = place.weights + i * SPAN / 2 * ROW_BYTES;
+        }
+        int64_t from = scoring_.window ? std::max<int64_t>(0, positions[0][0] - scoring_.window + 1) / STEP * STEP : 0;
+        int64_t to = std::clamp<int64_t>(round_up(positions[COUNT - 1][PANEL - 1] + 1, STEP), 0, SPAN);
+        from = std::min(from, to);
+        for (int64_t key = from; key < to; key += STEP) {
+            const char* keys = place.keys + key / TILE_ROWS * steps_ * TILE;
+            TileRow rows[2] = {{keys, ROW_BYTES, TILE}, {keys + steps_ * TILE, ROW_BYTES, TILE}};
+            float* out[2][COUNT];
+            for (int i = 0; i < COUNT; i++) out[0][i] = scores[i] + key * PANEL, out[1][i] = out[0][i] + PANEL * PANEL;
+            multiply(rows, queries, steps_, out);
+        }
+        Sums parts[COUNT];
+        for (int i = 0; i < COUNT; i++) {
+            parts[i] = sums_of(place.part, panel + i);
+            auto mask = [&](int64_t key) { return mask_of(positions[i], key); };
+            weigh_columns(scores[i], from, to, mask, parts[i], place.weights + i * SPAN / 2 * ROW_BYTES);
+        }
+        for (int64_t d = 0; d < width_; d += 2 * PANEL)
+            d + PANEL < width_ ? add_values<2>(place, d, from, to, weights, parts)
+                               : add_values<1>(place, d, from, to, weights, parts);
+        for (int i = 0; item.kept < 0 && i < COUNT; i++)
+            merge_columns(sums_of(place.total, panel + i), parts[i], width_);
+    }
+
+    template <int ROWS, int COUNT>
+    void add_values(const Workplace& place, int64_t d, int64_t from, int64_t to, const char* const (&weights)[COUNT],
+                    const Sums (&parts)[COUNT]) const {
+        TileRow rows[ROWS];
+        const char* panels[COUNT];
+        float* out[ROWS][COUNT];
+        for (int row = 0; row < ROWS; row++) {
+            const char* values = place.values + (d / PANEL + row) * STEPS * TILE;
+            rows[row] = {values + from / STEP * TILE, ROW_BYTES, TILE};
+            for (int i = 0; i < COUNT; i++) out[row][i] = parts[i].values + (d + row * PANEL) * PANEL;
+        }
+        for (int i = 0; i < COUNT; i++) panels[i] = weights[i] + from / STEP * TILE;
+        multiply(rows, panels, (to - from) / STEP, out);
+    }
+
+    // The positions of 16 queries, less `begin`; past the last query that of the last.
+    I32 positions_of(const Item& item, int64_t panel, int64_t begin) const {
+        I32 positions;
+        for (int64_t i = 0; i < PANEL; i++) {
+            int64_t query = std::min(panel * PANEL + i, count_of(item) - 1);
+            positions[i] = int32_t(position_of(item) - begin + query / group_);
+        }
+        return positions;
+    }
+
+    // The mask of 16 keys from `key` on, for queries at these positions, which ascend.
+    Mask mask_of(I32 positions, int64_t key) const {
+        Mask mask = {scoring_.softcap, I32{}, positions, key + PANEL - 1 > positions[0]};
+        if (!scoring_.window) return mask;
+        mask.first = positions - int32_t(scoring_.window) + 1;
+        mask.hides = mask.hides || key < mask.first[PANEL - 1];
+        return mask;
+    }
+
+    // Adds a span to the sums of few queries.
+    void add_few(const Item& item, int32_t head, int64_t begin, const SpanOffsets& span, const SpanOffsets& soon,
+                 const Workplace& place) const {
+        int64_t count = count_of(item);
+        if (!keys_in_place_) lay_out_keys(k_, span, cache_.head_dim, steps_, place.keys);
+        const char* queries[1] = {place.queries + head * steps_ * TILE};
+        for (int64_t key = span.first; key < span.last; key += STEP) {
+            soon.prefetch(k_, key, key + STEP, 0, cache_.head_dim);
+            TileRow upper = keys_at(span, key, place), lower = keys_at(span, key + TILE_ROWS, place);
+            TileRow rows[2] = {upper.at ? upper : lower, lower.at ? lower : upper};
+            float* out[2][1] = {{place.scores + key * PANEL}, {place.scores + (key + TILE_ROWS) * PANEL}};
+            multiply(rows, queries, steps_, out);
+        }
+        float* weights = reinterpret_cast<float*>(place.weights);
+        Sums part = sums_of(place.part, head);
+        store(part.weights, F32{});
+        store(part.most, broadcast(NONE));
+        for (int64_t first = 0; first < count; first += 4)
+            for (int64_t key = span.first; key < span.last; key += PANEL)
+                gather_columns(place.scores + key * PANEL, first, weights + first * SPAN + key, SPAN);
+        for (int64_t i = 0; i < count; i++) {
+            I32 position = I32{} + int32_t(position_of(item) - begin + i / group_);
+            auto mask = [&](int64_t key) { return mask_of(position, key); };
+            weigh_row(weights + i * SPAN, span.first, span.last, mask, part, i);
+        }
+        in_groups<4>(cache_.value_dim % (4 * LANES) == 0, count, [&](auto size, auto whole, int64_t i) {
+            weigh_values<size, whole>(weights + i * SPAN, v_, span, soon, cache_.value_dim, part.values + i * width_,
+                                      width_);
+        });
+        if (item.kept < 0) merge_rows(sums_of(place.total, head), part, count, width_);
+    }
+
+    // 16 keys as tiles: in place where all are equally far apart, or as they were laid out. Null where none is seen.
+    TileRow keys_at(const SpanOffsets& span, int64_t key, const Workplace& place) const {
+        if (!keys_in_place_) return {place.keys + key / TILE_ROWS * steps_ * TILE, ROW_BYTES, TILE};
+        int64_t token = cache_.kv_heads * cache_.head_dim;
+        for (int64_t i = 0; i < TILE_ROWS; i++)
+            if (span[key + i] != HIDDEN)
+                return {reinterpret_cast<const char*>(k_ + span[key + i] - i * token), 2 * token, ROW_BYTES};
+        return {nullptr, 0, 0};
+    }
+
+    // 16 queries of one kv head, scaled, as a panel.
+    void read_queries(const Item& item, int64_t panel, char* out) const {
+        static thread_local Buffer buffer;
+        Bf16* rows = reinterpret_cast<Bf16*>(buffer.bytes(2 * PANEL * cache_.head_dim));
+        const Bf16* queries[PANEL] = {};
+        for (int64_t i = 0; i < PANEL && panel * PANEL + i < count_of(item); i++) {
+            int64_t query = panel * PANEL + i, head = item.head * group_ + query % group_;
+            const float* from = q_ + (item.first_token + query / group_) * q_stride_ + head * cache_.head_dim;
+            Bf16* row = rows + i * cache_.head_dim;
+            over(cache_.head_dim, [&](int64_t d, auto get, auto put) { put(row + d, get(from + d) * scoring_.scale); });
+            queries[i] = row;
+        }
+        turn<Bfloats, false>(queries, cache_.head_dim, out);
+    }
+
+    void merge_spans(const Item& item, float* kept) const {
+        static thread_local Buffer buffer;
+        SubnormalsAreZero as_tiles_do;
+        int64_t count = item.heads * panels_of(count_of(item)), size = count * Sums::size(width_);
+        float* total = buffer.floats(size);
+        for (int64_t i = 0; i < count; i++) {
+            sums_of(total, i).clear(width_);
+            for (int64_t span = 0; span < item.last_span - item.first_span; span++) {
+                Sums part = sums_of(kept + item.kept + span * size, i);
+                is_few(item) ? merge_rows(sums_of(total, i), part, count_of(item), width_)
+                             : merge_columns(sums_of(total, i), part, width_);
+            }
+        }
+        write(item, total);
+    }
+
+    void write(const Item& item, float* total) const {
+        int64_t panels = panels_of(count_of(item));
+        for (int64_t i = 0; i < item.heads * panels; i++) {
+            Item one = item.of(int32_t(i / panels));
+            is_few(item) ? write_rows(one, sums_of(total, i)) : write_columns(one, i % panels, sums_of(total, i));
+        }
+    }
+
+    // What the sums of values are multiplied and divided by.
+    struct Scale {
+        F32 factor, weight;
+    };
+
+    Scale scale_of(const Item& item, int64_t panel, const Sums& sums) const {
+        Scale scale = {broadcast(1.0f), load(sums.weights)};
+        if (!scoring_.sinks) return scale;
+        F32 sinks, most = load(sums.most);
+        for (int64_t i = 0; i < PANEL; i++)
+            sinks[i] = scoring_.sinks[item.head * group_ + (panel * PANEL + i) % group_];
+        F32 larger = max(most, sinks);
+        scale.factor = rescaling(most, larger);
+        scale.weight = scaled_sum(scale.weight, scale.factor, rescaling(sinks, larger), broadcast(1.0f));
+        return scale;
+    }
+
+    float* out_of(const Item& item, int64_t query) const {
+        int64_t head = item.head * group_ + query % group_;
+        return out_ + (item.first_token + query / group_) * out_stride_ + head * cache_.value_dim;
+    }
+
+    void write_rows(const Item& item, const Sums& sums) const {
+        Scale scale = scale_of(item, 0, sums);
+        for (int64_t i = 0; i < count_of(item); i++) {
+            float *out = out_of(item, i), *value = sums.values + i * width_;
+            float factor = scale.factor[i], weight = scale.weight[i];
+            over(cache_.value_dim, [&](int64_t d, auto, auto put) { put(out + d, load(value + d) * factor / weight); });
+        }
+    }
+
+    void write_columns(const Item& item, int64_t panel, const Sums& sums) const {
+        Scale scale = scale_of(item, panel, sums);
+        int64_t queries = std::min<int64_t>(PANEL, count_of(item) - panel * PANEL);
+        for (int64_t d = 0; d < cache_.value_dim; d += PANEL) {
+            F32 square[PANEL];
+            for (int64_t i = 0; i < PANEL; i++)
+                square[i] = load(sums.values + (d + i) * PANEL) * scale.factor / scale.weight;
+            transpose(square);
+            for (int64_t i = 0; i < queries; i++)
+                store_first(out_of(item, panel * PANEL + i) + d, square[i],
+                            std::min<int64_t>(PANEL, cache_.value_dim - d));
+        }
+    }
+
+    const float* q_;
+    int64_t q_stride_;
+    float* out_;
+    int64_t out_stride_;
+    const Bf16 *k_, *v_;
+    int64_t steps_;       // tiles of a key
+    bool keys_in_place_;  // keys of a tile are equally far apart
+};
+
+}  // namespace tile_attention
+
+#endif
