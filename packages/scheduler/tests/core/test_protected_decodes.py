@@ -7,7 +7,7 @@ import pytest
 from tercet.protocol.messages.values import LogprobParams
 from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.plan import Plan
-from tercet.scheduler.core.planner import SCORED_TOKEN
+from tercet.scheduler.core.plan_builder import SCORED_TOKEN
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 BUDGET = 64

@@ -1,10 +1,9 @@
 """Planner, which selects the tokens and choices that the next step computes."""
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from itertools import islice
 
-from tercet.protocol.messages.values import Grammar, LoRAAdapter, PrefillChunk
+from tercet.protocol.messages.values import Grammar, LoRAAdapter
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.events import (
@@ -21,6 +20,7 @@ from tercet.scheduler.core.fair_share import SlotShares
 from tercet.scheduler.core.in_flight_prefixes import InFlightPrefixes
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
+from tercet.scheduler.core.plan_builder import PlanBuilder
 from tercet.scheduler.core.policy import LONGEST_MEASURED
 from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
@@ -36,130 +36,6 @@ FEW = 4
 
 If they are more, planning waits: a step of half a batch costs almost as much as one of the whole.
 """
-
-
-SCORED_TOKEN = 4
-"""Cost of a prompt token with log-probabilities in that share: it also needs the head and a sort of the vocabulary."""
-
-
-class PlanBuilder:
-    """A plan under construction, and the choices of its rows.
-
-    A prompt that needs more tokens than a step has would block all others until it is done. While others wait, it is
-    therefore held back to half of the budget. The other half is for prompts of at most half its remaining length: each
-    is done by the time at which the long one alone would have been. A longer one would not be, and waits; the prefix
-    cache may have its prefix by then. Budget that the short ones leave goes back to the long one.
-
-    The gap between two tokens of a decoding choice is the time of a step, so prompts of other tenants lengthen it.
-    While choices of a tenant decode, the prompts of each other tenant together get `share` tokens. One that is admitted
-    gets at least one token, so that the order of admission is that of the policy; later it waits for its turn.
-    """
-
-    def __init__(self, budget: int, share: int, now: float) -> None:
-        self.budget = budget
-        self.now = now
-        self.rows: list[Row] = []
-        self.reqs: list[Req] = []
-        self.extends: list[Req] = []
-        """Running choices that have more than one token to compute."""
-        self.draft_tokens: dict[int, int] = {}
-        self.introduce: list[SlotInit] = []
-        self.copies: list[PageCopy] = []
-        self.decodes = 0
-        """Number of rows of choices that had just one token to compute; all other rows come after them."""
-        self.held_back: list[int] = []
-        """Indices of rows that `hold_back` added: `give_back` may lengthen them."""
-        self.shortest = 0
-        """Fewest tokens that a held-back choice needs."""
-        self._tenant_tokens = share
-        self._used: Counter[str] = Counter()
-        """Cost of the prompt tokens of each tenant."""
-        self._decoding: set[str] | None = None
-
-    def add(self, req: Req, step: int) -> None:
-        """Plan as much of a choice as the budget allows, and sample if that reaches its last known token."""
-        self._begin(req, step)
-        self._lengthen(len(self.rows) - 1, self.budget)
-
-    def add_drafts(self, req: Req, tokens: Sequence[int]) -> int:
-        """Add a decode row for each draft token of a choice, behind its own row; return their number.
-
-        The number of accepted ones is known only with the result, so the choice is not planned again before.
-        """
-        for position, token in enumerate(tokens, start=req.computed):
-            self.draft_tokens[len(self.rows)] = token
-            self.rows.append(Row(req.slot, position, 1, sample=True))
-            self.reqs.append(req)
-            req.in_flight += 1
-            req.awaiting_result = True
-        self.budget -= len(tokens)
-        return len(tokens)
-
-    def hold_back(self, req: Req, step: int, others: int) -> None:
-        """Plan at most half of the budget, or less if `others` choices would not get a token each from the rest."""
-        needed = req.length - req.computed
-        self.shortest = min(self.shortest, needed) if self.held_back else needed
-        self.held_back.append(len(self.rows))
-        self._begin(req, step)
-        self._lengthen(len(self.rows) - 1, max(1, min(self.budget // 2, self.budget - others)))
-
-    def is_short(self, needed: int) -> bool:
-        """Return whether a choice needing so many tokens fits beside the held-back ones, which need twice that."""
-        return not self.held_back or 2 * needed <= self.shortest
-
-    def has_share(self, req: Req) -> bool:
-        """Return whether a choice may get a token of its tenant's share of the step."""
-        return self._share(req, 0) > 0
-
-    def give_back(self) -> None:
-        """Give the rest of the budget to the rows that were held back."""
-        for index in self.held_back:
-            if self.budget:
-                self._lengthen(index, self.budget)
-
-    def tell(self, counters: CoreCounters) -> None:
-        """Add the finished plan to the counters."""
-        longer = sum(row.count > 1 for row in self.rows[self.decodes :])
-        counters.steps += 1
-        counters.drafted_tokens += len(self.draft_tokens)
-        counters.mixed_steps += 0 < longer < len(self.rows)
-        counters.chunks += sum(req.computed < req.prompt_tokens for req in self.reqs[self.decodes :])
-        for row, req in zip(self.rows[self.decodes :], self.reqs[self.decodes :], strict=True):
-            if req.traced and not req.opened and row.start < req.prompt_tokens:
-                req.chunks.append(PrefillChunk(at=self.now - req.arrived, tokens=row.count))
-
-    def _begin(self, req: Req, step: int) -> None:
-        """Add a row without tokens."""
-        self.rows.append(Row(req.slot, req.computed, 0, sample=False))
-        self.reqs.append(req)
-        req.in_flight += 1
-        req.last_step = step
-
-    def _lengthen(self, index: int, most: int) -> None:
-        """Extend a row that does not sample yet by at most `most` tokens of its choice."""
-        row, req = self.rows[index], self.reqs[index]
-        length = req.length
-        count = min(length - req.computed, most, self._share(req, 0 if row.count else 1))
-        req.computed += count
-        sample = req.computed == length and length < req.end
-        self.rows[index] = Row(row.slot, row.start, row.count + count, sample)
-        self.budget -= count
-        self._used[req.tenant] += count * _token_cost(req)
-        if sample:
-            req.length = length + 1
-
-    def _share(self, req: Req, least: int) -> int:
-        """Return how many tokens a choice may get of its tenant's share of the step, `least` or more."""
-        if self._decoding is None:
-            self._decoding = {other.tenant for other in self.reqs[: self.decodes]}
-        if self._decoding <= {req.tenant}:
-            return self.budget
-        return max(least, (self._tenant_tokens - self._used[req.tenant]) // _token_cost(req))
-
-
-def _token_cost(req: Req) -> int:
-    """Return the cost of one more prompt token of a choice."""
-    return SCORED_TOKEN if req.to_score else 1
 
 
 class Planner:
