@@ -9,15 +9,19 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from packages.scheduler.tests.conftest import FAMILIES
 from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.native import abi
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.linear import Quantization
 from tercet.kernels.ops.linear import quantize_int4
 from tercet.kernels.ops.lora import LoRARows
+from tercet.kernels.ops.quantized import quantize
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.models.config.quantized_config import StoredQuantization
+from tercet.scheduler.models.layers.linear import Linear, MappedRows, nothing
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.native import NativeCausalLM, unsupported_natively
 from tercet.scheduler.models.registry import build_model, load_config
@@ -53,15 +57,30 @@ class Step:
             )
 
 
+def lend_blocks(model: nn.Module) -> None:
+    """Leave the linear layers' weights in blocks of 8 bits, as those of a GGUF file are."""
+    for linear in (module for module in model.modules() if isinstance(module, Linear)):
+        for run, rows in enumerate(linear.take()):
+            linear.set_mapped(run, MappedRows(quantize(rows.float(), "int8", (1, 32)), nothing))
+
+
 class Served:
     """A checkpoint on native kernels, with one cache group for every other layer."""
 
     def __init__(
-        self, directory: Path, dtype: str = "float32", *, quantization: Quantization = "none", keep_mapped: bool = True
+        self,
+        directory: Path,
+        dtype: str = "float32",
+        *,
+        quantization: Quantization = "none",
+        keep_mapped: bool = True,
+        in_blocks: bool = False,
     ) -> None:
         config = load_config(directory, dtype)
         self.plain = build_model(config)
         load_weights(self.plain, directory, keep_mapped=keep_mapped)
+        if in_blocks:
+            lend_blocks(self.plain.model)
         self.model = NativeCausalLM(self.plain, load_library(), quantization=quantization)
         shape = KVShape(page_size=PAGE_SIZE, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype)
         groups = [
@@ -210,6 +229,21 @@ def test_experts_are_the_same_in_one_tensor(
 ) -> None:
     apart, together = (Served(checkpoints(form)).logits(tokens, [41]) for form in (name, f"{name}/fused"))
     assert torch.equal(apart, together)
+
+
+@pytest.mark.parametrize("name", ["llama_linear", "gemma3"])
+def test_only_float32_keeps_inputs_of_packed_weights(
+    checkpoints: Callable[[str], Path], name: str, tokens: torch.Tensor
+) -> None:
+    formats = {}
+    for dtype in ("float32", "bfloat16"):
+        served = Served(checkpoints(name), dtype, in_blocks=True)
+        exact = Served(checkpoints(name), dtype)
+        error = served.logits(tokens, [41]) - exact.logits(tokens, [41])
+        formats[dtype] = {layer.o.struct.format for layer in served.model._layers}
+        assert error.abs().mean() < 0.1 * exact.logits(tokens, [41]).std()
+    rounded = abi.FLOAT_BLOCKS if load_library().level == "portable" else abi.BLOCKS
+    assert formats == {"float32": {abi.FLOAT_BLOCKS}, "bfloat16": {rounded}}
 
 
 @pytest.mark.parametrize("quantization", ["none", "int8"])

@@ -9,7 +9,7 @@ from torch import nn
 
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.memory import give_back
-from tercet.kernels.native.blocks import pack_blocks
+from tercet.kernels.native.blocks import Activations, pack_blocks
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear
 from tercet.kernels.native.mixture import Mixture
@@ -76,7 +76,8 @@ class NativeCausalLM:
     all twice.
 
     Weights that are still in their mapped files are read here, once. Activations between layers are float32 for every
-    dtype of the model.
+    dtype of the model. Inputs of weights that stay in few bits are rounded to int8, unless the dtype is float32 or the
+    build is the portable one, in which int8 products are slower.
     """
 
     def __init__(
@@ -91,6 +92,8 @@ class NativeCausalLM:
         self._adapters = adapters
         self._library = library
         self._quantization = quantization
+        exact = model.config.dtype == torch.float32 or library.level == "portable"
+        self._activations: Activations = "float32" if exact else "int8"
         self._layers = [self._pack_layer(layer) for layer in model.model.layers]
         self._norm = _norm(model.model.norm)
         embedding = model.model.embed_tokens.take()
@@ -181,7 +184,7 @@ class NativeCausalLM:
         quantization = self._quantization if rounded else "none"
         blocks = linear.take_blocks() if quantization == "none" and linear.order is None else None
         if blocks is not None:
-            return pack_blocks(self._library, blocks, bias, activations="float32", interleave=interleave)
+            return pack_blocks(self._library, blocks, bias, activations=self._activations, interleave=interleave)
         return pack_linear(self._library, linear.take(), bias, quantization=quantization, interleave=interleave)
 
 
