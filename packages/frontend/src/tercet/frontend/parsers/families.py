@@ -45,7 +45,7 @@ FAMILIES = (
     Family("Qwen2, Qwen2-MoE, Qwen2.5", "hermes", None, "Qwen/Qwen2.5-7B-Instruct", _QWEN2),
     Family("Qwen3, Qwen3-MoE, Qwen3-Next", "hermes", "qwen3", "Qwen/Qwen3-8B", (*_QWEN3, "Qwen3NextForCausalLM")),
     Family("Qwen3-Coder", "qwen3_coder", None, "Qwen/Qwen3-Coder-30B-A3B-Instruct", _QWEN3),
-    Family("Qwen 3.5, MiMo-V2, Nemotron 3, Step 3.5", "qwen3_coder", "qwen3", "Qwen/Qwen3.5-27B", _QWEN35),
+    Family("Qwen3.5, MiMo-V2, Nemotron 3, Step 3.5", "qwen3_coder", "qwen3", "Qwen/Qwen3.5-27B", _QWEN35),
     Family("Mistral 7B 0.1 and 0.2, Mixtral 8x7B", None, None, "mistralai/Mixtral-8x7B-Instruct-v0.1", _MISTRAL),
     Family(
         "Mistral 7B 0.3, Mixtral 8x22B, Mistral Nemo, Mistral Small 3.1",
@@ -91,7 +91,7 @@ FAMILIES = (
     Family("Command R7B, Command A (Cohere 2)", "cohere", "cohere", "CohereForAI/c4ai-command-r7b-12-2024"),
     Family("Command R and Command R+ of 2024", None, None, "CohereForAI/c4ai-command-r-plus"),
     Family("Apertus", "apertus", "apertus", "swiss-ai/Apertus-8B-Instruct-2509"),
-    Family("LFM2", "lfm2", None, "LiquidAI/LFM2-1.2B", _LFM2),
+    Family("LFM2, LFM2-MoE", "lfm2", None, "LiquidAI/LFM2-1.2B", _LFM2),
     Family("LFM2.5", "lfm2", "qwen3", "LiquidAI/LFM2.5-8B-A1B", _LFM2),
     Family("Hunyuan", "hunyuan", "hunyuan", "tencent/Hunyuan-A13B-Instruct"),
     Family("Jamba", "hunyuan", None, "ai21labs/AI21-Jamba-1.5-Mini"),
