@@ -145,10 +145,12 @@ async def test_a_fault_of_ours_is_a_500_that_tells_nothing(engine_of: EngineOf, 
     assert "secret" not in error["message"]
 
 
-async def test_every_route_but_two_is_closed_without_the_key(engine_of: EngineOf, http_of: HttpOf) -> None:
+async def test_every_route_but_probes_and_the_page_is_closed_without_the_key(
+    engine_of: EngineOf, http_of: HttpOf
+) -> None:
     async with serving(engine_of(), HttpConfig(api_key=("first", "second"))) as served:
         http = http_of(served)
-        for path in ("/v1/models", "/server_info", "/nowhere", "/docs", "/openapi.json", "/health/x", "//health"):
+        for path in ("/v1/models", "/server_info", "/nowhere", "/docs/x", "/openapi.json", "/health/x", "/health//"):
             check_error(await http.get(path), 401, "invalid_api_key")
         for path in (CHAT, "/v1/completions", "/generate", "/tokenize", "/detokenize"):
             check_error(await http.post(path, json={}), 401, "invalid_api_key")

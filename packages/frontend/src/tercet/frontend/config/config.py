@@ -62,6 +62,8 @@ class HttpOptions:
     """A key that also opens the routes that concern everybody, such as /flush_cache; repeatable."""
     allowed_origin: Repeatable = ()
     """Origin of web pages that may read answers, or * for all pages; repeatable. Without any, none may."""
+    page: bool = True
+    """Serve a page at /, with a chat and a live view of the server, and the API's documentation at /docs."""
     shutdown_grace: Annotated[int, Parameter(validator=Number(gte=0))] = 30
     """Seconds that requests in flight have to finish after SIGTERM."""
 

@@ -18,6 +18,7 @@ from tercet.frontend.api.openai.completions import OpenAIServingCompletion
 from tercet.frontend.api.openai.embeddings import OpenAIServingEmbedding
 from tercet.frontend.api.openai.rerank import OpenAIServingRerank
 from tercet.frontend.api.openai.stored.routes import OpenAIServingStoredChats
+from tercet.frontend.api.page.files import PageFiles
 from tercet.frontend.api.page.status_stream import StatusStream
 from tercet.frontend.api.responses.conversation_routes import OpenAIServingConversations
 from tercet.frontend.api.responses.routes import OpenAIServingResponses
@@ -60,10 +61,11 @@ def build_app(
         openapi_url=None,
         redirect_slashes=False,
     )
-    for route in _routes(manager, config, serving, stores):
+    page = PageFiles() if config.page else None
+    for route in [*_routes(manager, config, serving, stores), *(page.routes if page else ())]:
         app.add_route(route.path, _with_path(route), methods=[route.method])
     add_error_handlers(app)
-    open_routes = OPEN_ROUTES | ({METRICS_PATH} if config.open_metrics else set())
+    open_routes = OPEN_ROUTES | ({METRICS_PATH} if config.open_metrics else set()) | (page.paths if page else set())
     api_keys = config.api_keys()
     app.state.body_budget = MemoryBudget(config.max_body_bytes)
     app.state.loop_turns = LoopTurns()

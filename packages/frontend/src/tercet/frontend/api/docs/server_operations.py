@@ -102,6 +102,7 @@ _STATUS = {
     "detokenizers": [{"peer": "detokenizer-0", "incarnation": "1", "state": "ready", "choices": 1}],
     "events": [{"number": 1, "at": 1700000000.0, "kind": "ready", "peer": "scheduler-0", "role": "scheduler"}],
 }
+_PAGE = "<!doctype html>"
 
 _SERVER_INFO = Operation(
     tag="Operation",
@@ -209,6 +210,27 @@ SERVER: dict[MethodAndPath, Operation] = {
         answer="Server-sent events; the data of each is an object like the example.",
         media_type="text/event-stream",
         response=_STATUS,
+    ),
+    ("GET", "/"): Operation(
+        tag="Page",
+        summary="Get the page with a chat and a live view of the server. Needs no key.",
+        answer="An HTML document.",
+        media_type="text/html",
+        response=_PAGE,
+    ),
+    ("GET", "/docs"): Operation(
+        tag="Page",
+        summary="Get the page that documents this API. Needs no key.",
+        answer="An HTML document.",
+        media_type="text/html",
+        response=_PAGE,
+    ),
+    ("GET", "/page/{name}"): Operation(
+        tag="Page",
+        summary="Get a script or style of the pages. Needs no key.",
+        answer="A script or style.",
+        media_type="text/javascript",
+        response="export const answer = 42;",
     ),
     ("GET", "/openapi.json"): Operation(
         tag="Operation",

@@ -1,1 +1,1 @@
-"""The stream of the server's status, for pages that show it live."""
+"""The page at / and /docs: its files, and the stream of the server's status that it shows."""
