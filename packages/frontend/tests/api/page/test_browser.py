@@ -22,6 +22,7 @@ from tercet.protocol.messages.values import ModelLimits
 EngineOf = Callable[..., FakeEngine]
 
 pytestmark = [
+    pytest.mark.slow,  # a browser beside other tests on two cores misses its times
     pytest.mark.skipif(not CHROMIUM, reason="Chromium is not installed: apt-get install chromium"),
     pytest.mark.asyncio(loop_scope="module"),
 ]
