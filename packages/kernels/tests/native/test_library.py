@@ -76,7 +76,7 @@ def test_a_broken_library_says_so(tmp_path: Path) -> None:
 
 @needs_library
 def test_a_library_of_other_sources_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(abi, "Step", type("Step", (ctypes.Structure,), {"_fields_": ()}))
+    monkeypatch.setattr(abi, "_SHARED", ())
     with pytest.raises(UnavailableBackendError, match="does not load: it was compiled from other sources"):
         Library("portable")
 
