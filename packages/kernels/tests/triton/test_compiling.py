@@ -13,6 +13,7 @@ import pytest
 
 pytest.importorskip("triton", reason="the kernels are compiled by triton")
 
+from packages.kernels.tests.forks import Forks
 from tercet.kernels.tools.compiling import Compiled, compile_case
 from tercet.kernels.tools.launch_specs import CASES
 
@@ -181,74 +182,71 @@ ADAPTS = """
 """
 
 
-def compiled(steps: str) -> list[str]:
+def compiled(compiling: Forks, steps: str) -> list[str]:
     """A kernel's name as often as steps have it compiled, in a process of its own."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", LAUNCHED.replace("{steps}", steps)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return done.stdout.split()
+    return compiling.run("-c", LAUNCHED.replace("{steps}", steps)).stdout.split()
 
 
-def machine_code(kernel: str, architecture: int) -> list[str]:
+def machine_code(compiling: Forks, kernel: str, architecture: int) -> list[str]:
     """The lines of a kernel of `machine_code.py`."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).with_name("machine_code.py")), kernel, str(architecture)]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.splitlines()
+    script = Path(__file__).with_name("machine_code.py")
+    return compiling.run(str(script), kernel, str(architecture)).stdout.splitlines()
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_split_counts_as_ended_when_all_of_its_threads_have_stored(architecture: int) -> None:
+def test_a_split_counts_as_ended_when_all_of_its_threads_have_stored(compiling: Forks, architecture: int) -> None:
     """One thread counts. Triton itself has the others wait for it only where they share memory besides."""
-    lines = machine_code("counted_kernel", architecture)
+    lines = machine_code(compiling, "counted_kernel", architecture)
     counted = next(place for place, line in enumerate(lines) if "atom.global" in line)
     stored = max(place for place in range(counted) if "st.global" in lines[place])
     assert any("bar.sync" in line for line in lines[stored:counted])
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_nan_stays_nan_through_a_clamp(architecture: int) -> None:
+def test_nan_stays_nan_through_a_clamp(compiling: Forks, architecture: int) -> None:
     """Of a number and none an instruction for both gives the number, where an interpreter's numpy does not."""
-    limits = re.findall(r"\b(?:min|max)\.(?!s32|u32)\S*", "\n".join(machine_code("clamped_kernel", architecture)))
+    code = "\n".join(machine_code(compiling, "clamped_kernel", architecture))
+    limits = re.findall(r"\b(?:min|max)\.(?!s32|u32)\S*", code)
     assert {"min.NaN.f32", "max.NaN.f32"} <= set(limits)
     assert all("NaN" in limit for limit in limits)
 
 
-def test_attention_of_other_lengths_and_rows_compiles_nothing_again() -> None:
-    names = [name for name in compiled(ATTENDS) if name != "merge_kernel"]
+def test_attention_of_other_lengths_and_rows_compiles_nothing_again(compiling: Forks) -> None:
+    names = [name for name in compiled(compiling, ATTENDS) if name != "merge_kernel"]
     decodes, latent = ["decode_kernel"] * 3, ["latent_decode_kernel"] * 2
     wanted = [*decodes, "extend_kernel", *latent, "latent_extend_kernel", *["rope_decode_kernel"] * 3]
     assert names == wanted, "one split, a few and many; latent vectors of so few rows are always split"
 
 
-def test_attention_of_numbers_that_lie_elsewhere_compile_nothing_again() -> None:
+def test_attention_of_numbers_that_lie_elsewhere_compile_nothing_again(compiling: Forks) -> None:
     """A step's numbers are parts of one buffer, some of them on no boundary of 16 bytes."""
-    assert compiled(ANYWHERE) == ["extend_kernel", "rope_decode_kernel", "rope_store_kernel"]
+    assert compiled(compiling, ANYWHERE) == ["extend_kernel", "rope_decode_kernel", "rope_store_kernel"]
 
 
-def test_norms_and_embeddings_compile_once_for_all_row_counts() -> None:
-    assert compiled(NORMS) == ["embedding_kernel", "rmsnorm_kernel"]
+def test_norms_and_embeddings_compile_once_for_all_row_counts(compiling: Forks) -> None:
+    assert compiled(compiling, NORMS) == ["embedding_kernel", "rmsnorm_kernel"]
 
 
-def test_draws_of_other_numbers_of_rows_compile_nothing_again() -> None:
+def test_draws_of_other_numbers_of_rows_compile_nothing_again(compiling: Forks) -> None:
     drawing = ["highest_kernel", "approximate_scores_kernel", "winner_kernel"]
-    assert compiled(DRAWS) == sorted(
+    assert compiled(compiling, DRAWS) == sorted(
         [*drawing, "level_kernel", "count_ties_kernel", "preceding_mass_kernel", "redraw_kernel"]
     )
 
 
-def test_products_of_other_numbers_of_rows_compile_nothing_again() -> None:
-    names = [name for name in compiled(PRODUCTS) if name != "gated_kernel"]
+def test_products_of_other_numbers_of_rows_compile_nothing_again(compiling: Forks) -> None:
+    names = [name for name in compiled(compiling, PRODUCTS) if name != "gated_kernel"]
     expected = {"add_splits_kernel": 1, "assign_rows_kernel": 2, "count_pairs_kernel": 1, "dequantize_kernel": 2}
     expected |= {"grouped_gemm_kernel": 4, "quantized_linear_kernel": 3, "quantized_gemv_kernel": 2}
     assert Counter(names) == expected, "of every kind, and for few and for many rows; those in int4 are unpacked first"
 
 
-def test_adapters_of_other_runs_compile_nothing_again() -> None:
+def test_adapters_of_other_runs_compile_nothing_again(compiling: Forks) -> None:
     """However many splits there are, and wherever in a step's numbers the table lies; of prompts they are others."""
-    assert compiled(ADAPTS) == [*["lora_expand_kernel"] * 2, *["lora_shrink_kernel"] * 2]
+    assert compiled(compiling, ADAPTS) == [*["lora_expand_kernel"] * 2, *["lora_shrink_kernel"] * 2]
 
 
-def trouble(case: str, architecture: int) -> str:
+def trouble(compiling: Forks, case: str, architecture: int) -> str:
     """What is wrong with a case, or is said of it that is never launched."""
     steps = f"""
 from tercet.kernels.errors import UnavailableBackendError
@@ -258,25 +256,23 @@ try:
 except UnavailableBackendError as error:
     print(error)
 """
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", steps]
-    return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout.strip()
+    return compiling.run("-c", steps).stdout.strip()
 
 
 @pytest.mark.parametrize("case", ["extend", "extend float32", "extend head 256, float32"])
-def test_attention_is_cut_up_so_that_a_gpu_with_little_memory_has_room(case: str) -> None:
+def test_attention_is_cut_up_so_that_a_gpu_with_little_memory_has_room(compiling: Forks, case: str) -> None:
     """The tiles of servers' GPUs would not be launched there."""
-    assert trouble(case, 86) == "ok"
+    assert trouble(compiling, case, 86) == "ok"
 
 
 @pytest.mark.parametrize("case", ["decode fp8", "int4, many rows", "moe, fp8"])
 @pytest.mark.parametrize("architecture", [103, 120])
-def test_the_newest_gpus_have_kernels(case: str, architecture: int) -> None:
+def test_the_newest_gpus_have_kernels(compiling: Forks, case: str, architecture: int) -> None:
     """Machine code of data-center and workstation GPUs comes from different compilers."""
-    assert {*trouble(case, architecture).split()} == {"ok"}
+    assert {*trouble(compiling, case, architecture).split()} == {"ok"}
 
 
-def test_tensor_cores_of_workstation_gpus_read_registers_also_with_pdl() -> None:
+def test_tensor_cores_of_workstation_gpus_read_registers_also_with_pdl(compiling: Forks) -> None:
     steps = """
 import torch
 from triton.backends.compiler import GPUTarget
@@ -288,15 +284,13 @@ for architecture in (80, 90, 100, 120):
     here = torch.device("cpu")
     print(architecture, launch.pdl_options(here)["PDL"], launch.multiplies_from_memory(here))
 """
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", steps], capture_output=True, text=True, check=True, env=environment)
     said = ["80 False False", "90 True True", "100 True True", "120 True False"]
-    assert done.stdout.splitlines() == said
+    assert compiling.run("-c", steps).stdout.splitlines() == said
 
 
-def test_float32_latent_attention_compiles_where_it_is_launched() -> None:
-    assert "bytes of shared memory for vectors in float32, of 101376" in trouble("latent extend float32", 89)
-    assert trouble("latent extend float32", 103) == "ok"
+def test_float32_latent_attention_compiles_where_it_is_launched(compiling: Forks) -> None:
+    assert "bytes of shared memory for vectors in float32, of 101376" in trouble(compiling, "latent extend float32", 89)
+    assert trouble(compiling, "latent extend float32", 103) == "ok"
 
 
 def test_too_much_shared_memory_is_reported() -> None:

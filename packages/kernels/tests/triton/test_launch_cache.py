@@ -1,25 +1,21 @@
 """What `launch` gives a GPU is what Triton would give it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from packages.kernels.tests.forks import Forks
 
 pytest.importorskip("triton", reason="kernels are launched by triton")
 
 
 @pytest.fixture(scope="module")
-def lines() -> dict[str, str]:
+def lines(compiling: Forks) -> dict[str, str]:
     """By case, whether all launches were the same, and how often Triton was asked by the first three.
 
     By operation, how many kernels it launches, and how often Triton was asked when it was called once more.
     """
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, str(Path(__file__).with_name("launch_cache_program.py"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
-    assert not done.returncode, done.stderr
+    done = compiling.run(str(Path(__file__).with_name("launch_cache_program.py")))
     return dict(line.split(" ", 1) for line in done.stdout.splitlines())
 
 

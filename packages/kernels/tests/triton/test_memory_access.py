@@ -1,13 +1,12 @@
 """What is read most is read by whole vectors, and ahead: as machine code for sm90 has it, on any machine."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from packages.kernels.tests.forks import Forks
 
 pytest.importorskip("triton", reason="the kernels are compiled by triton")
 
@@ -58,13 +57,10 @@ AHEAD = [
 
 
 @pytest.fixture(scope="module")
-def accesses() -> list[dict[str, Any]]:
+def accesses(compiling: Forks) -> list[dict[str, Any]]:
     """Return every `MemoryAccess`, read in a process of its own, as this one may hold interpreted kernels."""
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script, cases = Path(__file__).with_name("memory_access.py"), dict.fromkeys(case for case, *_ in WIDE)
-    command = [sys.executable, str(script), "90", *cases]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return [json.loads(line) for line in compiling.run(str(script), "90", *cases).stdout.splitlines()]
 
 
 def at(accesses: list[dict[str, Any]], case: str, kernel: str, line: str) -> list[dict[str, Any]]:
