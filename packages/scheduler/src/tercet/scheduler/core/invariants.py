@@ -1,6 +1,7 @@
 """Invariants of the core between any two calls. An idle scheduler reports violations; tests check after every step."""
 
 from collections import Counter
+from itertools import repeat
 
 from tercet.scheduler.core.fair_share import Account, FairShare
 from tercet.scheduler.core.prefix_cache import Node, RadixCache
@@ -103,10 +104,9 @@ def _pages(core: Scheduler) -> list[str]:
             holders.update(pages[group])
         for node in _nodes(core):
             holders.update(node.pages[group])
-        if any(holders[page] != count for page, count in enumerate(pool.holders)):
+        if [*map(holders.get, range(len(pool.holders)), repeat(0))] != pool.holders:
             found.append(f"group {group}: pages whose holders are not found, or more than counted")
-        free = Counter(pool.free_pages)
-        if any(free[page] != (count == 0) for page, count in enumerate(pool.holders)):
+        if sorted(pool.free_pages) != [page for page, count in enumerate(pool.holders) if count == 0]:
             found.append(f"group {group}: the free list and the holders disagree")
     return found
 
