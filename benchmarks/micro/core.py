@@ -5,9 +5,9 @@ import time
 from array import array
 from statistics import median
 
+from tercet.scheduler.core.cache.prefix_cache import RadixCache
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival
-from tercet.scheduler.core.prefix_cache import RadixCache
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 

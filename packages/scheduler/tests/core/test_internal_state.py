@@ -7,9 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from tercet.protocol.messages.internal_state import ChoicePhase, PrefixRow
-from tercet.scheduler.core import prefix_cache, request_table
+from tercet.scheduler.core import request_table
+from tercet.scheduler.core.cache import prefix_cache
+from tercet.scheduler.core.cache.prefix_cache import Node, RadixCache
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.core.prefix_cache import Node, RadixCache
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tercet.scheduler.core.cache.page_pools import PagePool
 from tercet.scheduler.core.invariants import violations
-from tercet.scheduler.core.page_pools import PagePool
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 LISTS_DISAGREE = "group 0: the free list and the holders disagree"

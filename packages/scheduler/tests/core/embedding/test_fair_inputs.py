@@ -11,7 +11,7 @@ from tercet.protocol.messages.messages import AbortReq
 from tercet.protocol.messages.values import pack_ints
 from tercet.scheduler.core.config import PolicyName
 from tercet.scheduler.core.events import PeerBlocked, PeerDrained
-from tercet.scheduler.core.fair_share import Account, VirtualTokenCounters
+from tercet.scheduler.core.waiting.fair_share import Account, VirtualTokenCounters
 from tercet.scheduler.testing import embedding_request
 
 

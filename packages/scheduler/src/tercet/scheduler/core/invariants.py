@@ -3,10 +3,10 @@
 from collections import Counter
 from itertools import repeat
 
-from tercet.scheduler.core.fair_share import Account, FairShare
-from tercet.scheduler.core.prefix_cache import Node, RadixCache
+from tercet.scheduler.core.cache.prefix_cache import Node, RadixCache
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.core.waiting.fair_share import Account, FairShare
 
 
 def violations(core: Scheduler) -> list[str]:

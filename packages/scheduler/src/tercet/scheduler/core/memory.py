@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterable
 
 from tercet.protocol.messages.values import LoRAAdapter
-from tercet.scheduler.core.page_pools import PagePools
+from tercet.scheduler.core.cache.page_pools import PagePools
+from tercet.scheduler.core.cache.prefix_cache import ChunkCache, Node, PageLists, PrefixCache, RadixCache
+from tercet.scheduler.core.cache.state_cache import StateRadixCache
 from tercet.scheduler.core.plan import AdapterLoad, Capacity, PageCopy, PageUpdate
-from tercet.scheduler.core.prefix_cache import ChunkCache, Node, PageLists, PrefixCache, RadixCache
 from tercet.scheduler.core.request import Req
-from tercet.scheduler.core.state_cache import StateRadixCache
 from tercet.scheduler.core.state_snapshots import StateSnapshots
 
 

@@ -16,16 +16,16 @@ from tercet.scheduler.core.events import (
     PeerBlocked,
     PeerDrained,
 )
-from tercet.scheduler.core.fair_share import SlotShares
-from tercet.scheduler.core.in_flight_prefixes import InFlightPrefixes
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
 from tercet.scheduler.core.plan_builder import PlanBuilder
-from tercet.scheduler.core.policy import LONGEST_MEASURED
-from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.retraction import PageShares, next_to_retract, sitting_out
 from tercet.scheduler.core.speculation.ngram_drafter import Drafter
+from tercet.scheduler.core.waiting.fair_share import SlotShares
+from tercet.scheduler.core.waiting.in_flight_prefixes import InFlightPrefixes
+from tercet.scheduler.core.waiting.policy import LONGEST_MEASURED
+from tercet.scheduler.core.waiting.queue import WaitingQueue
 
 RESERVE_DECAY = 0.998
 RESERVE_RISE = 0.1
@@ -294,56 +294,61 @@ class Planner:
         If some rows were held back, only short choices start, out of the first ones that wait. A choice whose prefix is
         being computed for another waits for it, while it was skipped less than `max_skips` times.
         """
+        shares = SlotShares(self.running, self._memory, page_shares, scarce=scarce)
+        admissible = self._admissible(shares)
+        if not (builder.budget and admissible):
+            return
+        shares.page_shares = pages = page_shares or self._page_shares()
+        reserve = pages.reserve if pages else sum(self._expected_pages(req) for req in self.running)
+        in_flight_prefixes = self._in_flight_prefixes()
+        alone = any(req.alone for req in self.running)
         admitted: list[Req] = []
         overtaken: list[Req] = []
         skipped: list[Req] = []
         put_off = 0
-        shares = SlotShares(self.running, self._memory, page_shares, scarce=scarce)
-        admissible = self._admissible(shares)
-        if builder.budget and admissible:
-            shares.page_shares = pages = page_shares or self._page_shares()
-            reserve = pages.reserve if pages else sum(self._expected_pages(req) for req in self.running)
-            in_flight_prefixes = self._in_flight_prefixes()
-            alone = any(req.alone for req in self.running)
-            for req in islice(self.line(admissible), LONGEST_MEASURED if builder.held_back else None):
-                if builder.budget == 0 or put_off == LONGEST_MEASURED or not admissible:
+        for req in islice(self.line(admissible), LONGEST_MEASURED if builder.held_back else None):
+            if builder.budget == 0 or put_off == LONGEST_MEASURED or not admissible:
+                break
+            if req.tenant not in admissible or self.is_blocked(req):
+                continue
+            if req.hold or (self.running and (req.alone or alone)):
+                break
+            if not self._memory.adapters.has_room(req.adapter):
+                if req.times_skipped >= self._config.max_skips:
+                    break  # otherwise choices whose adapters are loaded could take turns without end
+                skipped.append(req)
+                continue
+            too_long = builder.held_back and not builder.is_short(self._memory.missing(req))
+            if too_long or self._waits_for_prefix(req, in_flight_prefixes):
+                skipped.append(req)
+                put_off += 1
+                continue
+            copies = self._take_memory(req, shares, reserve)
+            if copies is None:
+                if not shares.may_overtake(req, self._config.max_skips):
                     break
-                if req.tenant not in admissible or self.is_blocked(req):
-                    continue
-                if req.hold or (self.running and (req.alone or alone)):
-                    break
-                if not self._memory.adapters.has_room(req.adapter):
-                    if req.times_skipped >= self._config.max_skips:
-                        break  # otherwise choices whose adapters are loaded could take turns without end
-                    skipped.append(req)
-                    continue
-                if builder.held_back and not builder.is_short(self._memory.missing(req)):
-                    skipped.append(req)
-                    continue
-                if self._waits_for_prefix(req, in_flight_prefixes):
-                    skipped.append(req)
-                    put_off += 1
-                    continue
-                kept = shares.kept_pages(req, self._expected_pages(req), reserve)
-                copies = None if shares.is_passed_over(req) else self._memory.admit(req, kept if self.running else 0)
-                if copies is None:
-                    if not shares.may_overtake(req, self._config.max_skips):
-                        break
-                    shares.mark_scarce()
-                    admissible &= self._admissible(shares) - {req.tenant}
-                    skipped.append(req)
-                    continue
-                shares.took(req)
-                in_flight_prefixes.add(req, lambda: islice(self.line(), LONGEST_MEASURED))
-                self._introduce(req, copies, builder, step)
-                admitted.append(req)
-                overtaken += skipped
-                skipped.clear()
-                alone = req.alone
-                reserve += self._expected_pages(req)
-                admissible = self._admissible(shares)
+                shares.mark_scarce()
+                admissible &= self._admissible(shares) - {req.tenant}
+                skipped.append(req)
+                continue
+            shares.took(req)
+            in_flight_prefixes.add(req, lambda: islice(self.line(), LONGEST_MEASURED))
+            self._introduce(req, copies, builder, step)
+            admitted.append(req)
+            overtaken += skipped
+            skipped.clear()
+            alone = req.alone
+            reserve += self._expected_pages(req)
+            admissible = self._admissible(shares)
         if admitted:
             self._waiting.count_skips(admitted, overtaken)
+
+    def _take_memory(self, req: Req, shares: SlotShares, reserve: int) -> list[PageCopy] | None:
+        """Give a waiting choice a slot and pages; see `KVMemory.admit`. `reserve` pages are for running choices."""
+        if shares.is_passed_over(req):
+            return None
+        kept = shares.kept_pages(req, self._expected_pages(req), reserve)
+        return self._memory.admit(req, kept if self.running else 0)
 
     def _in_flight_prefixes(self) -> InFlightPrefixes:
         """Return the index of prompts that unblocked choices are computing."""

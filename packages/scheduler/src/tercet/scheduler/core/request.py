@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, PrefillChunk, unpack_array
-from tercet.scheduler.core.prefix_cache import Node, PageLists, PrefixCache
+from tercet.scheduler.core.cache.prefix_cache import Node, PageLists, PrefixCache
 from tercet.scheduler.core.speculation.draft_policy import DraftPolicy
 
 
@@ -127,10 +127,7 @@ class Req:
         self.chunks: list[PrefillChunk] = []
         """Steps of the prompt so far, if the request is traced."""
         self.charged = -1
-        """Number of tokens that its tenant was charged for, or that it arrived with; -1 before it runs.
-
-        Owned by the policy.
-        """
+        """Tokens that its tenant was charged for, or that it arrived with; -1 before it runs. Set by the policy."""
         self.followers: list[Req] = []
         """Choices of the same request that wait for this one to compute the prompt."""
         self.leader: Req | None = None

@@ -10,9 +10,9 @@ from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import Outputs
 from tercet.scheduler.core.planner import Planner
-from tercet.scheduler.core.policy import SchedulePolicy
-from tercet.scheduler.core.queue import WaitingQueue, room
 from tercet.scheduler.core.request import Req
+from tercet.scheduler.core.waiting.policy import SchedulePolicy
+from tercet.scheduler.core.waiting.queue import WaitingQueue, room
 
 _MAX_RUNNING_ROWS = 256
 _MAX_WAITING_ROWS = 64

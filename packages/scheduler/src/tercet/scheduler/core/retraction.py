@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 
-from tercet.scheduler.core.prefix_cache import Node
+from tercet.scheduler.core.cache.prefix_cache import Node
 from tercet.scheduler.core.request import Req
 
 REGROWTH = 8

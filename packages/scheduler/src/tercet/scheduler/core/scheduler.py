@@ -56,12 +56,12 @@ from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import FastPathRows, Outputs
 from tercet.scheduler.core.plan import Capacity, Plan, Row, StepResult
 from tercet.scheduler.core.planner import Planner
-from tercet.scheduler.core.policy import POLICIES
-from tercet.scheduler.core.queue import WaitingQueue
 from tercet.scheduler.core.request import Req, finish_after
 from tercet.scheduler.core.request_table import RequestTable
 from tercet.scheduler.core.speculation.verification import DraftVerifier
 from tercet.scheduler.core.validation import invalid_ids
+from tercet.scheduler.core.waiting.policy import POLICIES
+from tercet.scheduler.core.waiting.queue import WaitingQueue
 
 
 class Scheduler:

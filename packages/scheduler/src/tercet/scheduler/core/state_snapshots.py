@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tercet.scheduler.core.page_pools import PagePool
+from tercet.scheduler.core.cache.page_pools import PagePool
+from tercet.scheduler.core.cache.prefix_cache import Match
+from tercet.scheduler.core.cache.state_cache import StateRadixCache
 from tercet.scheduler.core.plan import Row, StateRestore, StateSnapshot
-from tercet.scheduler.core.prefix_cache import Match
 from tercet.scheduler.core.request import Req
-from tercet.scheduler.core.state_cache import StateRadixCache
 
 LONG_PROMPT = 4096
 OUTPUT_INTERVAL = 64

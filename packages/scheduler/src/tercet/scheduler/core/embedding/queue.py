@@ -7,8 +7,8 @@ from itertools import chain
 
 from tercet.scheduler.core.config import PolicyName
 from tercet.scheduler.core.embedding.req import EmbeddingReq
-from tercet.scheduler.core.fair_share import VirtualTokenCounters
-from tercet.scheduler.core.queue import room
+from tercet.scheduler.core.waiting.fair_share import VirtualTokenCounters
+from tercet.scheduler.core.waiting.queue import room
 
 
 class EmbeddingQueue:

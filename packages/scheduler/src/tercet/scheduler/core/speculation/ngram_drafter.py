@@ -10,7 +10,7 @@ up to a number of rows. If as many choices run, there is nothing to gain, and no
 from array import array
 from collections.abc import Sequence
 
-from tercet.scheduler.core.prefix_cache import PrefixCache
+from tercet.scheduler.core.cache.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.speculation.draft_policy import TOKEN, recurrence
 

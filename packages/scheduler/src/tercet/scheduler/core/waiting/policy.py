@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from tercet.scheduler.core.cache.prefix_cache import PrefixCache
 from tercet.scheduler.core.config import PolicyName
-from tercet.scheduler.core.fair_share import FairShare
-from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
+from tercet.scheduler.core.waiting.fair_share import FairShare
 
 LONGEST_MEASURED = 128
 """Maximum choices whose cached prefix is measured in one step; lpm keeps the rest in order of arrival."""

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tercet.scheduler.core.config import CoreConfig, PolicyName
-from tercet.scheduler.core.fair_share import FairShare
+from tercet.scheduler.core.waiting.fair_share import FairShare
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from tercet.protocol.messages.messages import AbortReq, FlushCacheReq
+from tercet.scheduler.core.cache.prefix_cache import RadixCache
 from tercet.scheduler.core.config import CoreConfig, PolicyName
-from tercet.scheduler.core.prefix_cache import RadixCache
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 

@@ -10,7 +10,7 @@ from tercet.protocol.messages.messages import AbortReq
 from tercet.protocol.messages.values import Grammar, GrammarKind, LoRAAdapter, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.events import GrammarPending, PeerBlocked
-from tercet.scheduler.core.fair_share import MOST_SKIPPED, Account, FairShare
+from tercet.scheduler.core.waiting.fair_share import MOST_SKIPPED, Account, FairShare
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 
-from tercet.scheduler.core.prefix_cache import PrefixCache
+from tercet.scheduler.core.cache.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.state_snapshots import StateSnapshots
 

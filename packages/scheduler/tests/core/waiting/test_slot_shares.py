@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tercet.scheduler.core.config import CoreConfig, PolicyName
-from tercet.scheduler.core.fair_share import SHARE
+from tercet.scheduler.core.waiting.fair_share import SHARE
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 SLOTS = 18

@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tercet.scheduler.core.prefix_cache import RadixCache
+from tercet.scheduler.core.cache.prefix_cache import RadixCache
 
 
 def key(*tokens: int) -> bytes:

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 
+from tercet.scheduler.core.cache.prefix_cache import PrefixCache
 from tercet.scheduler.core.memory import KVMemory
-from tercet.scheduler.core.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.retraction import PageShares
 

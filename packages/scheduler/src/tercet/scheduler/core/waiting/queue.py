@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from itertools import chain
 
-from tercet.scheduler.core.policy import SchedulePolicy
-from tercet.scheduler.core.prefix_cache import PrefixCache
+from tercet.scheduler.core.cache.prefix_cache import PrefixCache
 from tercet.scheduler.core.request import Req
+from tercet.scheduler.core.waiting.policy import SchedulePolicy
 
 
 def room(tenant: str, free: int, own: int) -> int:

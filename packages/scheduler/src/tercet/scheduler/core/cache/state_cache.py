@@ -8,7 +8,7 @@ in a radix tree.
 from collections import OrderedDict
 from collections.abc import Callable
 
-from tercet.scheduler.core.prefix_cache import Match, Node, RadixCache
+from tercet.scheduler.core.cache.prefix_cache import Match, Node, RadixCache
 
 
 class StateRadixCache(RadixCache):

@@ -8,11 +8,11 @@ import pytest
 from tercet.protocol.messages.messages import AbortReq, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import LogprobParams
 from tercet.scheduler.core import planner
+from tercet.scheduler.core.cache.prefix_cache import RadixCache
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, PeerBlocked
-from tercet.scheduler.core.in_flight_prefixes import InFlightPrefixes
-from tercet.scheduler.core.prefix_cache import RadixCache
 from tercet.scheduler.core.request import Req
+from tercet.scheduler.core.waiting.in_flight_prefixes import InFlightPrefixes
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 SHARED = [7 * place % 50 for place in range(96)]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from tercet.scheduler.core.prefix_cache import PageLists
+from tercet.scheduler.core.cache.prefix_cache import PageLists
 
 
 class PagePool:

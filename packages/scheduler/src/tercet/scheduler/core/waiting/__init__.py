@@ -1,0 +1,1 @@
+"""Waiting choices: their queue, the order of policies, shares of API keys, prefixes worth waiting for."""
