@@ -1,9 +1,11 @@
 import logging
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pytest
 import torch
 
+from tercet.kernels.ops.recurrent import Segments
 from tercet.scheduler.device.oom import SplitOnOom
 from tercet.scheduler.executor.chunked_model import OomChunkedModel
 
@@ -58,6 +60,15 @@ def test_what_failed_once_is_not_tried_again(attending: Any, steps: Any, caplog:
     assert [message for message in caplog.messages if "step" in message] == [
         "out of memory for 20 tokens of a step at once, splitting into at most 10 for a while"
     ]
+
+
+def test_a_step_over_recurrent_states_is_not_repeated(attending: Any, steps: Any) -> None:
+    """A second attempt would advance the states again."""
+    device = Small(attending, 10)
+    batch = replace(steps().step([(0, 12, 12), (1, 8, 8)]), segments=Segments(torch.tensor([]), ()))
+    with pytest.raises(torch.OutOfMemoryError):
+        OomChunkedModel(device, lambda: None)(batch.input_ids, batch.positions, batch)
+    assert device.tried == [20]
 
 
 def test_a_limit_is_forgotten(attending: Any, steps: Any, monkeypatch: pytest.MonkeyPatch) -> None:

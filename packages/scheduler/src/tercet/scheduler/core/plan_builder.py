@@ -9,7 +9,7 @@ from tercet.scheduler.core.plan import PageCopy, Row, SlotInit
 from tercet.scheduler.core.request import Req
 
 SCORED_TOKEN = 4
-"""Cost of a prompt token with log-probabilities in that share: it also needs the head and a sort of the vocabulary."""
+"""Cost of a prompt token with log-probabilities in a tenant's share: it also needs the head and a sort of logits."""
 
 
 class PlanBuilder:
@@ -87,7 +87,7 @@ class PlanBuilder:
             if self.budget:
                 self._lengthen(index, self.budget)
 
-    def tell(self, counters: CoreCounters) -> None:
+    def add_to(self, counters: CoreCounters) -> None:
         """Add the finished plan to the counters."""
         longer = sum(row.count > 1 for row in self.rows[self.decodes :])
         counters.steps += 1

@@ -84,7 +84,7 @@ class Planner:
         updates, memory.updates = memory.updates, []
         loads, memory.adapters.loads = memory.adapters.loads, []
         self._reserve = max(self._config.reserve_floor, self._reserve * RESERVE_DECAY)
-        builder.tell(self._counters)
+        builder.add_to(self._counters)
         states = memory.states
         restores, snapshots = ([], []) if states is None else states.plan(step, builder.rows, builder.reqs)
         plan = Plan(

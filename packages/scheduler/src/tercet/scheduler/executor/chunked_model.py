@@ -50,7 +50,8 @@ def _layers(module: nn.Module) -> list[nn.Module]:
 class OomChunkedModel:
     """A wrapper of a `Model`. After an out-of-memory error, steps of that size are split into halves for a while.
 
-    A step may be computed twice, which is harmless: the same keys and values are written again.
+    A step may be computed twice, which is harmless: the same keys and values are written again. Recurrent states would
+    advance twice, so a step over them is not repeated.
     """
 
     def __init__(self, model: Model, release: Callable[[], None] = release_cached) -> None:
@@ -59,7 +60,9 @@ class OomChunkedModel:
         self._in_halves = SplitOnOom("tokens of a step", release)
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
-        """See `Model`. Raise the model's error if even one token does not fit."""
+        """See `Model`. Raise the model's error if even one token does not fit, or if a step cannot be repeated."""
+        if batch.segments is not None:
+            return self._model(input_ids, positions, batch)
         tokens = len(input_ids)
 
         def run(some: slice) -> torch.Tensor:

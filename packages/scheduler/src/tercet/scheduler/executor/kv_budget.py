@@ -88,7 +88,7 @@ class KVBudget:
         sizes = self._sizes_in(given)
         wanted = sizes.pages * self._page_bytes
         if sizes.snapshots is not None:
-            wanted += (self.options.slots + sizes.snapshots) * self._state_bytes
+            wanted += (self.options.rows + sizes.snapshots) * self._state_bytes
         if self.device.type != "cuda":
             wanted *= self.shard.size
         if wanted > (total := total_bytes(self.device)):
@@ -158,11 +158,12 @@ class KVBudget:
         if not (state := self._state_bytes):
             return CacheSizes(self._pages_in(given), None)
         slots = self.options.slots
-        rest = given - 2 * slots * state
+        fixed = (self.options.rows + slots) * state
+        rest = given - fixed
         if rest < self._page_bytes:
             raise ValueError(
-                f"{given} bytes of KV cache do not hold a page and the states and snapshots of {slots} sequences, "
-                f"{2 * state} bytes each: lower max_running_requests"
+                f"{given} bytes of KV cache do not hold a page, and {fixed} bytes of states and snapshots for {slots} "
+                f"sequences: lower max_running_requests"
             )
         snapshots = min(int(rest * _SNAPSHOT_SHARE) // state, self._pages_in(rest))
         return CacheSizes(self._pages_in(max(self._page_bytes, rest - snapshots * state)), slots + snapshots)

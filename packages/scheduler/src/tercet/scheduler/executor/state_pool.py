@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from tercet.kernels.ops.recurrent import Segment, Segments
-from tercet.scheduler.core.plan import Plan, Row
+from tercet.scheduler.core.plan import Plan, Row, StateSnapshot
 from tercet.scheduler.models.config.recurrent_config import StateTensor
 
 
@@ -51,14 +51,17 @@ class StatePool:
     def _segments(self, plan: Plan) -> Segments:
         singles = _leading_singles(plan.rows)
         device = next(iter(self._layers.values()))[0].device
+        taken: dict[int, list[StateSnapshot]] = {}
+        for each in plan.snapshots:
+            if each.tokens:
+                taken.setdefault(each.row, []).append(each)
         rest: list[Segment] = []
         begin = singles
         for index, row in enumerate(plan.rows[singles:], singles):
             end = begin + row.count
-            for each in plan.snapshots:
-                if each.row == index and each.tokens:
-                    rest.append(Segment(begin, end - row.count + each.tokens, row.slot, self._slots + each.snapshot))
-                    begin = rest[-1].end
+            for each in taken.get(index, ()):
+                rest.append(Segment(begin, end - row.count + each.tokens, row.slot, self._slots + each.snapshot))
+                begin = rest[-1].end
             if begin < end:
                 rest.append(Segment(begin, end, row.slot))
             begin = end

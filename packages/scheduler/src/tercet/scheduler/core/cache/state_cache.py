@@ -44,8 +44,10 @@ class StateRadixCache(RadixCache):
         return Match(node, count, self.pages_of(node), cached)
 
     def attach(self, salt: str, key: bytes, snapshot: int) -> bool:
-        """Add the snapshot after `key`, whole pages that are cached. Return False if there is one already."""
-        node, _ = self._descend(salt, key)
+        """Add the snapshot after `key`, whole pages. Return False if they are not cached or have a snapshot."""
+        node, position = self._descend(salt, key)
+        if position < len(key):
+            return False
         if node.snapshot >= 0:
             self._with_snapshot.move_to_end(node)
             return False
