@@ -38,12 +38,14 @@ class Counting:
 
 
 class Backend:
-    """A backend whose masks of SLOW use processor time, and then wait until they are let go."""
+    """A backend whose masks of SLOW use processor time once they may start, and then wait until they are let go."""
 
     name = "counting"
     end_ids = (7,)
 
     def __init__(self, busy: float = 0.004) -> None:
+        self.start = Event()
+        self.start.set()
         self.go = Event()
         self.begun = Event()
         self.busy = busy
@@ -56,6 +58,7 @@ class Backend:
         for row, matcher in enumerate(matchers):
             if matcher.grammar == SLOW:
                 self.filled.append(list(matcher.seen))
+                assert self.start.wait(LONG)
                 end = time.thread_time() + self.busy
                 while time.thread_time() < end:
                     pass
@@ -76,6 +79,7 @@ def made() -> Iterator[Made]:
 
     yield make
     for grammars, backend in closing:
+        backend.start.set()
         backend.go.set()
         grammars.close()
 
@@ -189,10 +193,12 @@ def test_a_request_that_has_spent_its_time_ends(made: Made) -> None:
 
 def test_a_mask_that_never_comes_ends_its_choice(made: Made) -> None:
     grammars, backend = made(busy=0.05, free_seconds=0.04)
+    backend.start.clear()  # its time would be over before the first step ends, on a busy machine
     grammars.introduce([init(0, SLOW, 0)])
     rows = begun(grammars, 0, [0])
     rows.masks()
     assert rows.advance([-1], [2]).deferred == [0]
+    backend.start.set()
     assert backend.begun.wait(LONG)
     assert grammars.pop_ready() == [(0, 0)]
     rows = begun(grammars, 1, [0])
