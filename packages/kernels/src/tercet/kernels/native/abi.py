@@ -174,7 +174,7 @@ _SHARED = (
     *(Model, Layer, Step, Rows, Scoring, Filter, Packing, BlockSource),
     *(ShmCollectives, Mixture, Adapters, AdapterRows, Recurrence, Segment),
 )
-"""Structs whose sizes tell a library of other sources."""
+"""Structs whose sizes identify a library that was compiled from other sources."""
 _I, _P = c_int64, c_void_p
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "struct_bytes": (_I, []),
