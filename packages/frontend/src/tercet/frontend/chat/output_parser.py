@@ -8,6 +8,7 @@ import msgspec
 
 from tercet.frontend.chat.custom_calls import CustomCalls
 from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
+from tercet.frontend.http.loop_turns import Steps, result_of
 from tercet.frontend.manager.req_state import Update
 from tercet.frontend.model.special_text import SpecialText
 from tercet.frontend.parsers.events import (
@@ -23,6 +24,7 @@ from tercet.frontend.parsers.port import Parser
 from tercet.protocol.messages.values import FinishReason, FinishType
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
+_EVENTS_PER_STEP = 256
 
 
 class Call(msgspec.Struct):
@@ -48,11 +50,18 @@ class ParsedMessage(msgspec.Struct):
 
 def merge_events(events: Iterable[Event]) -> ParsedMessage:
     """Merge all events of one choice into a message."""
+    return result_of(merge_steps(events))
+
+
+def merge_steps(events: Iterable[Event]) -> Steps[ParsedMessage]:
+    """Merge all events of one choice into a message, in steps."""
     texts: list[str] = []
     thoughts: list[str] = []
     arguments: list[list[str]] = []
     calls: list[Call] = []
-    for event in events:
+    for place, event in enumerate(events):
+        if place % _EVENTS_PER_STEP == 0:
+            yield
         match event:
             case TextDelta(text):
                 texts.append(text)
@@ -65,7 +74,9 @@ def merge_events(events: Iterable[Event]) -> ParsedMessage:
                 arguments[index].append(text)
             case ToolCallEnd(index):
                 calls[index].complete = True
-    for call, parts in zip(calls, arguments, strict=True):
+    for place, (call, parts) in enumerate(zip(calls, arguments, strict=True)):
+        if place % _EVENTS_PER_STEP == 0:
+            yield
         call.arguments = "".join(parts)
     return ParsedMessage("".join(texts), "".join(thoughts), calls)
 

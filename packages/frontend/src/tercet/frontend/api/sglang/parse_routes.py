@@ -1,6 +1,8 @@
 """SGLang's endpoints that parse the text of an answer: tool calls and reasoning."""
 
 from collections.abc import Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated
 
 from pydantic import Field
@@ -9,22 +11,23 @@ from starlette.responses import Response
 
 from tercet.frontend.api.openai.sampling_schema import Strict
 from tercet.frontend.api.openai.tool_schema import Tools, specs_of
-from tercet.frontend.chat.output_parser import merge_events
+from tercet.frontend.chat.output_parser import merge_steps
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.auth import caller_of
-from tercet.frontend.http.json_response import json_response
+from tercet.frontend.http.json_response import json_in_turn
 from tercet.frontend.http.loop_turns import Steps, turns_of
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
 from tercet.frontend.lora.registry import AdapterRegistry
-from tercet.frontend.parsers.events import Event, ReasoningDelta, TextDelta, join_deltas
+from tercet.frontend.parsers.events import Event, ReasoningDelta, TextDelta
 from tercet.frontend.parsers.port import Parser, ToolSpec
 from tercet.frontend.parsers.registry import ParserNames, make_parser, reasoning_format
 from tercet.frontend.parsers.sglang_names import REASONING_PARSERS, TOOL_PARSERS
 
-_PIECE = 4096
-"""Characters that are parsed in one turn of the event loop."""
+_PIECE = 512
+"""Characters that are parsed in one step."""
+_BLOCK_TYPES: dict[type[Event], str] = {ReasoningDelta: "reasoning", TextDelta: "text"}
 
 ParserName = Annotated[str, Field(min_length=1, max_length=64)]
 AnswerText = Annotated[str, Field(max_length=4_194_304)]
@@ -70,32 +73,16 @@ class ParseRoutes:
         parser = _parser(
             ParserNames(tools=TOOL_PARSERS.get(name, name)), "tool_call_parser", specs_of(body.tools or ())
         )
-        found = merge_events(await turns_of(request).run(caller_of(request).owner, _parse(parser, body.text)))
-        calls = [
-            {"tool_index": index, "name": call.name, "parameters": call.arguments}
-            for index, call in enumerate(found.calls)
-        ]
-        return json_response({"normal_text": found.text, "calls": calls})
+        found = await turns_of(request).run(caller_of(request).owner, _function_calls(parser, body.text))
+        return await json_in_turn(request, found)
 
     async def separate_reasoning(self, request: Request) -> Response:
         """Return the reasoning of a text and the rest, also as blocks in their order."""
         body = await read_model(request, SeparateReasoning, self._body_limit)
         name = REASONING_PARSERS.get(body.reasoning_parser, body.reasoning_parser)
         parser = _parser(ParserNames(reasoning=name), "reasoning_parser", text=body.text)
-        events = await turns_of(request).run(caller_of(request).owner, _parse(parser, body.text))
-        found = merge_events(events)
-        answer: dict[str, object] = {"reasoning_text": found.reasoning, "text": found.text}
-        if body.return_blocks:
-            kinds = {ReasoningDelta: "reasoning", TextDelta: "text"}
-            blocks = [
-                {"type": kinds[type(each)], "text": each.text}
-                for each in join_deltas(events)
-                if isinstance(each, ReasoningDelta | TextDelta)
-            ]
-            for kind in kinds.values():
-                answer[f"{kind}_blocks"] = [block["text"] for block in blocks if block["type"] == kind]
-            answer["blocks"] = blocks
-        return json_response(answer)
+        steps = _separated(parser, body.text, blocks=bool(body.return_blocks))
+        return await json_in_turn(request, await turns_of(request).run(caller_of(request).owner, steps))
 
 
 def _parser(names: ParserNames, param: str, tools: Sequence[ToolSpec] = (), text: str = "") -> Parser:
@@ -121,3 +108,31 @@ def _parse(parser: Parser, text: str) -> Steps[list[Event]]:
         events += parser.feed(text[start : start + _PIECE])
         yield
     return events + parser.finish()
+
+
+def _function_calls(parser: Parser, text: str) -> Steps[dict[str, object]]:
+    """Return the object that answers /parse_function_call."""
+    found = yield from merge_steps((yield from _parse(parser, text)))
+    calls = []
+    for index, call in enumerate(found.calls):
+        calls.append({"tool_index": index, "name": call.name, "parameters": call.arguments})
+        yield
+    return {"normal_text": found.text, "calls": calls}
+
+
+def _separated(parser: Parser, text: str, *, blocks: bool) -> Steps[dict[str, object]]:
+    """Return the object that answers /separate_reasoning."""
+    events = yield from _parse(parser, text)
+    found = yield from merge_steps(events)
+    answer: dict[str, object] = {"reasoning_text": found.reasoning, "text": found.text}
+    if not blocks:
+        return answer
+    texts: dict[str, list[str]] = {"reasoning": [], "text": []}
+    joined: list[dict[str, str]] = []
+    kinds = ((_BLOCK_TYPES[type(each)], each.text) for each in events if isinstance(each, ReasoningDelta | TextDelta))
+    for kind, group in groupby(kinds, key=itemgetter(0)):
+        block = "".join(map(itemgetter(1), group))
+        texts[kind].append(block)
+        joined.append({"type": kind, "text": block})
+        yield
+    return {**answer, **{f"{kind}_blocks": each for kind, each in texts.items()}, "blocks": joined}
