@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from tercet.frontend.api.openai.sampling_schema import Name, Strict, input_shape, refuse
 from tercet.frontend.api.openai.token_ids import QUICK_IDS, TokenId
@@ -26,19 +26,22 @@ Inputs = Annotated[
 ]
 
 
+def _check_truncation(tokens: int) -> int:
+    if tokens == 0:
+        raise BadRequestError("Nothing would be left of the input.", param="truncate_prompt_tokens")
+    return tokens
+
+
+Truncation = Annotated[int, Field(ge=-1, le=2**31 - 1), AfterValidator(_check_truncation)]
+
+
 class _Encoded(Strict):
     """Fields of all requests for vectors or scores."""
 
     model: Name
     user: Name | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    truncate_prompt_tokens: Truncation | None = None
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-
-    @model_validator(mode="after")
-    def _check_truncation(self) -> "_Encoded":
-        if self.truncate_prompt_tokens == 0:
-            raise BadRequestError("Nothing would be left of the input.", param="truncate_prompt_tokens")
-        return self
 
     def request(self, inputs: list[Input], params: list[str], prompt_name: str | None = None) -> EmbeddingRequest:
         return EmbeddingRequest(

@@ -32,6 +32,7 @@ Stops = StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)]
 """OpenAI allows four. Editors with code completion send twenty, code benchmarks six."""
 
 
+_NOT_SUPPORTED = "{param} is not supported by this server."
 _NAMED_KEYS = 4
 """Wrong keys that an error names."""
 
@@ -68,6 +69,17 @@ def biases(bias: dict[str, float] | None) -> dict[int, float]:
 def stop_strings(stop: str | list[str] | None) -> list[str]:
     """Return the field `stop`, in any of its forms, as a list."""
     return [stop] if isinstance(stop, str) else stop or []
+
+
+def _refuse_request(value: Any) -> Any:
+    if value:
+        raise FieldError(_NOT_SUPPORTED, error=UnsupportedParameterError)
+    return value
+
+
+UNSUPPORTED = AfterValidator(_refuse_request)
+"""Refuses the values of a documented parameter, except those that request nothing: null, false, 0 and empty ones."""
+Unsupported = Annotated[Any, UNSUPPORTED]
 
 
 class Strict(BaseModel):
@@ -124,17 +136,14 @@ class SamplingFields(FilterFields, OpenAIFields):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
 
-    use_beam_search: bool | None = None
+    use_beam_search: Annotated[bool | None, UNSUPPORTED] = None
     length_penalty: float | None = None
-    bad_words: Annotated[list[Name], Field(max_length=1024)] | None = None
-    return_tokens_as_token_ids: bool | None = None
+    bad_words: Annotated[list[Name], Field(max_length=1024), UNSUPPORTED] | None = None
+    return_tokens_as_token_ids: Annotated[bool | None, UNSUPPORTED] = None
 
     @model_validator(mode="after")
     def _refuse_unsupported_sampling(self) -> "SamplingFields":
         refuse("length_penalty", self.length_penalty, harmless=self.length_penalty == 1)
-        for name in ("use_beam_search", "bad_words", "return_tokens_as_token_ids"):
-            value = getattr(self, name)
-            refuse(name, value, harmless=not value)
         return self
 
     @model_validator(mode="after")
@@ -217,4 +226,4 @@ def refuse(param: str, value: Any, *, harmless: bool) -> None:
 def refuse_field(field: str, value: Any, *, harmless: bool) -> None:
     """Refuse a documented field of an object within the body, unless its value is harmless. Raises FieldError."""
     if value is not None and not harmless:
-        raise FieldError("{param} is not supported by this server.", field, error=UnsupportedParameterError)
+        raise FieldError(_NOT_SUPPORTED, field, error=UnsupportedParameterError)

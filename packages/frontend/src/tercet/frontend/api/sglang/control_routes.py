@@ -1,13 +1,13 @@
 """SGLang's control endpoints: abort, cache flush, pause and weight updates."""
 
 import gc
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse
+from tercet.frontend.api.openai.sampling_schema import UNSUPPORTED, Name, Strict, Unsupported
 from tercet.frontend.api.sglang.client_ids import ClientIds
 from tercet.frontend.config.validation import LONGEST_PATH
 from tercet.frontend.errors import BadRequestError, UnavailableError
@@ -49,17 +49,10 @@ class UpdateWeights(Strict):
     torch_empty_cache: bool | None = None
     token_step: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     weight_version: Name | None = None
-    is_async: bool | None = None
-    keep_pause: bool | None = None
-    recapture_cuda_graph: bool | None = None
-    manifest: Any = None
-
-    @model_validator(mode="after")
-    def _refuse_unsupported(self) -> "UpdateWeights":
-        for name in ("is_async", "keep_pause", "recapture_cuda_graph", "manifest"):
-            value = getattr(self, name)
-            refuse(name, value, harmless=value is False)
-        return self
+    is_async: Annotated[bool | None, UNSUPPORTED] = None
+    keep_pause: Annotated[bool | None, UNSUPPORTED] = None
+    recapture_cuda_graph: Annotated[bool | None, UNSUPPORTED] = None
+    manifest: Unsupported = None
 
 
 class UpdateWeightVersion(Strict):
@@ -73,16 +66,9 @@ class CheckWeights(Strict):
     """Check of weights. SGLang's other actions compare tensors in memory."""
 
     action: Literal["checksum"] | None = None
-    allow_quant_error: bool | None = None
-    skip_tensor_list: Annotated[list[Name], Field(max_length=1024)] | None = None
+    allow_quant_error: Annotated[bool | None, UNSUPPORTED] = None
+    skip_tensor_list: Annotated[list[Name], Field(max_length=1024), UNSUPPORTED] | None = None
     selector: Literal["target", "all"] | None = None
-
-    @model_validator(mode="after")
-    def _refuse_unsupported(self) -> "CheckWeights":
-        for name in ("allow_quant_error", "skip_tensor_list"):
-            value = getattr(self, name)
-            refuse(name, value, harmless=not value)
-        return self
 
 
 class PauseGeneration(Strict):
@@ -124,22 +110,17 @@ class ControlRoutes:
         An unknown id, or one of a finished request, is no error.
         """
         body = await read_model(request, AbortRequest, self._body_limit)
-        if body.abort_all:
+        if body.rid:
+            self._manager.requests.abort(self._ids.find(caller_of(request).owner, body.rid) or _rid_of(body.rid))
+        else:
             require_admin(request)
             self._manager.requests.abort_all()
-        elif (own := self._ids.find(caller_of(request).owner, body.rid or "")) is not None:
-            self._manager.requests.abort(own)
-        else:
-            assert body.rid is not None
-            rid = body.rid.removeprefix(next(filter(body.rid.startswith, _PREFIXES), ""))
-            if not rid:
-                raise BadRequestError("'rid' must be the id of a request.", param="rid")
-            self._manager.requests.abort(rid)
         return json_response({"success": True})
 
     async def flush_cache(self, request: Request) -> Response:
         """Drop all cached prefixes that running requests do not use."""
-        return await self._send_control(request, lambda number: FlushCacheReq(id=number))
+        require_admin(request)
+        return await self._send_control(lambda number: FlushCacheReq(id=number))
 
     async def pause_generation(self, request: Request) -> Response:
         """Pause generation. Requests are kept unless the mode is `abort`, and new ones are queued."""
@@ -147,13 +128,13 @@ class ControlRoutes:
         body = await read_model(request, PauseGeneration, self._body_limit, optional=True)
         if body.mode == "abort":
             self._manager.requests.abort_all()
-        return await self._send_control(request, lambda number: PauseGenerationReq(id=number))
+        return await self._send_control(lambda number: PauseGenerationReq(id=number))
 
     async def continue_generation(self, request: Request) -> Response:
         """Resume generation."""
         require_admin(request)
         await read_model(request, ContinueGeneration, self._body_limit, optional=True)
-        return await self._send_control(request, lambda number: ContinueGenerationReq(id=number))
+        return await self._send_control(lambda number: ContinueGenerationReq(id=number))
 
     async def update_weights(self, request: Request) -> Response:
         """Replace the weights of all schedulers."""
@@ -193,9 +174,8 @@ class ControlRoutes:
         gc.freeze()
         return json_response({"success": True})
 
-    async def _send_control(self, request: Request, message_for: Order) -> Response:
+    async def _send_control(self, message_for: Order) -> Response:
         """Send a control message to all schedulers and return their replies. Raises UnavailableError if one refuses."""
-        require_admin(request)
         acknowledgements = await self._manager.control.broadcast(message_for)
         accepted = all(acknowledgement.ok for acknowledgement in acknowledgements.values())
         replies = {
@@ -206,3 +186,11 @@ class ControlRoutes:
             details = ", ".join(f"{peer}: {what}" for peer, what in sorted(replies.items()))
             raise UnavailableError(f"Not every scheduler obeyed. {details}.", retry_after=1)
         return json_response({"success": True, "schedulers": replies})
+
+
+def _rid_of(response_id: str) -> str:
+    """Return the request id within the id of a response. Raises BadRequestError."""
+    rid = response_id.removeprefix(next(filter(response_id.startswith, _PREFIXES), ""))
+    if not rid:
+        raise BadRequestError("'rid' must be the id of a request.", param="rid")
+    return rid

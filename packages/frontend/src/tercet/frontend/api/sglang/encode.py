@@ -8,9 +8,19 @@ from pydantic import Field, model_validator
 from starlette.requests import Request
 from starlette.responses import Response
 
-from tercet.frontend.api.openai.embedding_schema import Batch, ClassifyRequest, Inputs, Text, Texts, TokenIds, inputs_of
+from tercet.frontend.api.openai.embedding_schema import (
+    Batch,
+    ClassifyRequest,
+    Inputs,
+    Text,
+    Texts,
+    TokenIds,
+    Truncation,
+    inputs_of,
+)
 from tercet.frontend.api.openai.embeddings import check_dimensions, classes, model_for_task, truncate_vector
-from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse
+from tercet.frontend.api.openai.sampling_schema import UNSUPPORTED, Name, Unsupported
+from tercet.frontend.api.sglang.generate_schema import NativeInputs
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
@@ -20,11 +30,8 @@ from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.protocol.messages.values import Task
 
-_NOT_SERVED = ("rid", "image_data", "video_data", "audio_data", "lora_path", "return_prompt_token_ids")
-"""SGLang's fields that are not supported. Its clients send them as null or false."""
 
-
-class NativeEncode(Strict):
+class NativeEncode(NativeInputs):
     """Request of /encode: one or several inputs, as text or as token ids."""
 
     text: Text | Texts | None = None
@@ -34,29 +41,17 @@ class NativeEncode(Strict):
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] | None = None
     sampling_params: Any = None
     log_metrics: bool | None = None
-    rid: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    lora_path: Any = None
-    return_prompt_token_ids: bool | None = None
+    rid: Unsupported = None
+    image_data: Unsupported = None
+    video_data: Unsupported = None
+    audio_data: Unsupported = None
+    lora_path: Unsupported = None
+    return_prompt_token_ids: Annotated[bool | None, UNSUPPORTED] = None
 
     @model_validator(mode="after")
     def _check_inputs(self) -> "NativeEncode":
-        self._require_one_input()
-        for name in _NOT_SERVED:
-            value = getattr(self, name)
-            refuse(name, value, harmless=value is False)
+        self._require_one_form()
         return self
-
-    def _require_one_input(self) -> None:
-        if (self.text is None) == (self.input_ids is None):
-            raise BadRequestError("Give either 'text' or 'input_ids'.", param="text")
-
-    @property
-    def is_batch(self) -> bool:
-        """Return whether the inputs are a list, which is answered with a list."""
-        return isinstance(self.text, list) or (self.input_ids is not None and isinstance(self.input_ids[0], list))
 
     def to_request(self, model: str) -> EmbeddingRequest:
         param, given = ("text", self.text) if self.text is not None else ("input_ids", self.input_ids)
@@ -72,12 +67,12 @@ class NativeClassify(NativeEncode):
     input: Inputs | None = None
     user: Name | None = None
     prompt_name: Name | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    truncate_prompt_tokens: Truncation | None = None
     use_activation: bool | None = None
 
-    def _require_one_input(self) -> None:
+    def _require_one_form(self) -> None:
         if self.input is None:
-            super()._require_one_input()
+            super()._require_one_form()
             return
         if self.text is not None or self.input_ids is not None:
             raise BadRequestError("Give only one of 'text', 'input_ids' and 'input'.", param="input")
@@ -85,8 +80,8 @@ class NativeClassify(NativeEncode):
             raise BadRequestError("'model' goes with 'input'.", param="model")
 
     def to_classify_request(self) -> ClassifyRequest:
-        """Return the request of /v1/classify with the same fields."""
-        return ClassifyRequest(**{name: getattr(self, name) for name in ClassifyRequest.model_fields})
+        """Return the request of /v1/classify with the same fields, which are not validated again."""
+        return ClassifyRequest.model_construct(**{name: getattr(self, name) for name in ClassifyRequest.model_fields})
 
 
 class EncodeRoutes:

@@ -15,8 +15,8 @@ from tercet.frontend.api.openai.sampling_schema import (
     Name,
     Stops,
     Strict,
+    Unsupported,
     bounded,
-    refuse,
     refuse_field,
 )
 from tercet.frontend.api.openai.structured_schema import NativeStructuredFields
@@ -57,62 +57,15 @@ class NativeSampling(FilterFields, _NativeLimits):
     sampling_seed: Annotated[int, bounded("seed")] | None = None
     logit_bias: LogitBias | None = None
     stream_interval: Any = None
-    stop_regex: Any = None
+    stop_regex: Unsupported = None
     beam_width: Any = None
-    custom_params: Any = None
-    watermark: Any = None
+    custom_params: Unsupported = None
+    watermark: Unsupported = None
 
     @model_validator(mode="after")
-    def _refuse_unsupported(self) -> "NativeSampling":
-        for name in ("stop_regex", "custom_params", "watermark"):
-            value = getattr(self, name)
-            refuse_field(name, value, harmless=not value)
+    def _refuse_beams(self) -> "NativeSampling":
         refuse_field("beam_width", self.beam_width, harmless=self.beam_width == 1)
         return self
-
-
-_NOT_SERVED = (
-    "return_hidden_states",
-    "return_routed_experts",
-    "routed_experts_start_len",
-    "return_indexer_topk",
-    "token_ids_logprob",
-    "return_sampling_mask",
-    "sampling_logprobs_mode",
-    "return_flat_raw_top_logprobs",
-    "return_flat_raw_output_top_logprobs",
-    "return_flat_raw_top_logprobs_b64",
-    "return_entropy",
-    "return_bytes",
-    "input_embeds",
-    "positional_embed_overrides",
-    "image_data",
-    "video_data",
-    "audio_data",
-    "use_audio_in_video",
-    "video_config",
-    "modalities",
-    "mm_hashes",
-    "mm_content_hashes",
-    "mm_processor_kwargs",
-    "images_config",
-    "custom_logit_processor",
-    "no_logs",
-    "watermark",
-    "require_reasoning",
-    "max_thinking_tokens",
-    "background",
-    "bootstrap_host",
-    "bootstrap_port",
-    "bootstrap_room",
-    "routed_dp_rank",
-    "data_parallel_rank",
-    "disagg_prefill_dp_rank",
-    "kv_hints",
-    "multi_item_delimiter_indices",
-    "token_indices_to_pool",
-)
-"""SGLang's fields that are not supported. Its clients send them with values that request nothing."""
 
 
 TopLogprobs = Annotated[int, Field(ge=0, le=20)]
@@ -136,7 +89,23 @@ class PromptOptions(NamedTuple):
         return name + self.places[name]
 
 
-class NativeGenerate(Strict):
+class NativeInputs(Strict):
+    """Inputs of a request, as text or as token ids."""
+
+    text: str | list[str] | None = None
+    input_ids: list[int] | list[list[int]] | None = None
+
+    @property
+    def is_batch(self) -> bool:
+        """Return whether the inputs are a list, which is answered with a list."""
+        return isinstance(self.text, list) or (self.input_ids is not None and isinstance(self.input_ids[0], list))
+
+    def _require_one_form(self) -> None:
+        if (self.text is None) == (self.input_ids is None):
+            raise BadRequestError("Give either 'text' or 'input_ids'.", param="text")
+
+
+class NativeGenerate(NativeInputs):
     """Request of /generate: one or several prompts, as text or as token ids."""
 
     text: Text | Annotated[list[Text], Batch] | None = None
@@ -156,58 +125,54 @@ class NativeGenerate(Strict):
     lora_path: Name | Annotated[list[Name | None], Batch] | None = None
     extra_key: Annotated[str, Field(max_length=256)] | None = None
     log_metrics: Any = None
-    no_logs: Any = None
+    no_logs: Unsupported = None
     custom_labels: Any = None
     conversation_id: Any = None
     routing_key: Any = None
     session_id: Any = None
     external_trace_header: Any = None
-    return_hidden_states: Any = None
-    return_routed_experts: Any = None
-    routed_experts_start_len: Any = None
-    return_indexer_topk: Any = None
-    token_ids_logprob: Any = None
-    return_sampling_mask: Any = None
-    sampling_logprobs_mode: Any = None
-    return_flat_raw_top_logprobs: Any = None
-    return_flat_raw_output_top_logprobs: Any = None
-    return_flat_raw_top_logprobs_b64: Any = None
-    return_entropy: Any = None
-    return_bytes: Any = None
-    input_embeds: Any = None
-    positional_embed_overrides: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    use_audio_in_video: Any = None
-    video_config: Any = None
-    modalities: Any = None
-    mm_hashes: Any = None
-    mm_content_hashes: Any = None
-    mm_processor_kwargs: Any = None
-    images_config: Any = None
-    custom_logit_processor: Any = None
-    watermark: Any = None
-    require_reasoning: Any = None
-    max_thinking_tokens: Any = None
-    background: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
-    routed_dp_rank: Any = None
-    data_parallel_rank: Any = None
-    disagg_prefill_dp_rank: Any = None
-    kv_hints: Any = None
-    multi_item_delimiter_indices: Any = None
-    token_indices_to_pool: Any = None
+    return_hidden_states: Unsupported = None
+    return_routed_experts: Unsupported = None
+    routed_experts_start_len: Unsupported = None
+    return_indexer_topk: Unsupported = None
+    token_ids_logprob: Unsupported = None
+    return_sampling_mask: Unsupported = None
+    sampling_logprobs_mode: Unsupported = None
+    return_flat_raw_top_logprobs: Unsupported = None
+    return_flat_raw_output_top_logprobs: Unsupported = None
+    return_flat_raw_top_logprobs_b64: Unsupported = None
+    return_entropy: Unsupported = None
+    return_bytes: Unsupported = None
+    input_embeds: Unsupported = None
+    positional_embed_overrides: Unsupported = None
+    image_data: Unsupported = None
+    video_data: Unsupported = None
+    audio_data: Unsupported = None
+    use_audio_in_video: Unsupported = None
+    video_config: Unsupported = None
+    modalities: Unsupported = None
+    mm_hashes: Unsupported = None
+    mm_content_hashes: Unsupported = None
+    mm_processor_kwargs: Unsupported = None
+    images_config: Unsupported = None
+    custom_logit_processor: Unsupported = None
+    watermark: Unsupported = None
+    require_reasoning: Unsupported = None
+    max_thinking_tokens: Unsupported = None
+    background: Unsupported = None
+    bootstrap_host: Unsupported = None
+    bootstrap_port: Unsupported = None
+    bootstrap_room: Unsupported = None
+    routed_dp_rank: Unsupported = None
+    data_parallel_rank: Unsupported = None
+    disagg_prefill_dp_rank: Unsupported = None
+    kv_hints: Unsupported = None
+    multi_item_delimiter_indices: Unsupported = None
+    token_indices_to_pool: Unsupported = None
 
     @model_validator(mode="after")
     def _check_prompt(self) -> "NativeGenerate":
-        if (self.text is None) == (self.input_ids is None):
-            raise BadRequestError("Give either 'text' or 'input_ids'.", param="text")
-        for name in _NOT_SERVED:
-            value = getattr(self, name)
-            refuse(name, value, harmless=not value)
+        self._require_one_form()
         if self.is_batch and self.session_params is not None:
             raise BadRequestError("A turn of a session has one prompt.", param="session_params")
         if self.rid is not None and (self.is_batch or self.session_params is not None):
@@ -225,11 +190,6 @@ class NativeGenerate(Strict):
             param = "sampling_params" if isinstance(params, list) else "sampling_params.n"
             raise BadRequestError(f"A request can ask for {MOST_CHOICES} choices in all.", param=param)
         return self
-
-    @property
-    def is_batch(self) -> bool:
-        """Return whether the prompts are a list, which is answered with a list."""
-        return isinstance(self.text, list) or (self.input_ids is not None and isinstance(self.input_ids[0], list))
 
     def adapters(self) -> dict[str, str]:
         """Return the names of the adapters, each with the parameter that names it first."""
