@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import TypeVar
+from typing import Never, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,9 +22,26 @@ class ClientDisconnectedError(Exception):
     """The client has closed its connection, so there is nowhere to send a response."""
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> Never:
+    """Wait until the client disconnects, and raise ClientDisconnectedError."""
     while (await receive())["type"] != "http.disconnect":
         pass
+    raise ClientDisconnectedError
+
+
+async def first_of(*works: Awaitable[_T]) -> _T:
+    """Return the result of the first work to end, or raise its error, and cancel the others.
+
+    Of works that end at once, the first one counts.
+    """
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(task for task in tasks if task.done()).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def cancel_on_disconnect(request: Request, work: Awaitable[_T]) -> _T:
@@ -32,17 +49,7 @@ async def cancel_on_disconnect(request: Request, work: Awaitable[_T]) -> _T:
 
     Raises ClientDisconnectedError.
     """
-    task = asyncio.ensure_future(work)
-    disconnected = asyncio.ensure_future(_disconnected(request.receive))
-    try:
-        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise ClientDisconnectedError
-    finally:
-        for each in (task, disconnected):
-            each.cancel()
-        await asyncio.gather(task, disconnected, return_exceptions=True)
+    return await first_of(work, _disconnected(request.receive))
 
 
 def event(data: bytes) -> bytes:

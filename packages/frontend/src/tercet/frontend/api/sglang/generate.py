@@ -25,7 +25,7 @@ from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.constraints import Constraint
 from tercet.frontend.errors import ApiError, BadRequestError
 from tercet.frontend.http.auth import caller_of
-from tercet.frontend.http.json_response import json_response
+from tercet.frontend.http.json_response import json_in_turn
 from tercet.frontend.http.loop_turns import Steps, turns_of
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
@@ -92,7 +92,7 @@ class GenerateRoutes:
         if body.return_token_strs:
             fields["token_strs"] = [await model.spell(ids) for ids in found]
         shown = fields if several else {name: values[0] for name, values in fields.items()}
-        return json_response({**shown, "max_model_len": model.context})
+        return await json_in_turn(request, {**shown, "max_model_len": model.context})
 
     async def detokenize(self, request: Request) -> Response:
         """Return the text of token ids, or of each of several lists."""
@@ -104,7 +104,7 @@ class GenerateRoutes:
             param = f"tokens[{place}]" if several else "tokens"
             texts.append(await model.decode(ids, skip_special_tokens=bool(body.skip_special_tokens), param=param))
         shown = texts if several else texts[0]
-        return json_response({"prompt": shown, "text": shown})
+        return await json_in_turn(request, {"prompt": shown, "text": shown})
 
     async def _models(self, body: NativeGenerate) -> tuple[ServedModel, dict[str, LoRAAdapter | None]]:
         """Return the model of a request, and its adapters by name. Raises ApiError."""

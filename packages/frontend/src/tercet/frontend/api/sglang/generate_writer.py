@@ -35,6 +35,8 @@ class GenerateWriter:
         self._ids: dict[int, list[int]] = {}
         self._scores: dict[int, _Scores] = {}
         self._prompts: dict[str, _Scores] = {}
+        self._prompt_ids: dict[str, orjson.Fragment] = {}
+        """Serialized token ids of each prompt, because every event of a stream repeats them."""
 
     def events(self, generation: Generation, arrivals: list[GenerationUpdate]) -> bytes:
         """Return an event for each choice with new tokens."""
@@ -97,7 +99,12 @@ class GenerateWriter:
         if state.request.options.logprobs is not None:
             meta |= self._prompt_scores(state).fields("input") | scores.fields("output")
         choice = {"index": number, "text": text, "output_ids": ids, "meta_info": meta}
-        return {**choice, "prompt_token_ids": list(unpack_ints(state.prompt_ids))} if self._shows_prompt_ids else choice
+        return {**choice, "prompt_token_ids": self._ids_of_prompt(state)} if self._shows_prompt_ids else choice
+
+    def _ids_of_prompt(self, state: ReqState) -> orjson.Fragment:
+        if state.rid not in self._prompt_ids:
+            self._prompt_ids[state.rid] = orjson.Fragment(orjson.dumps(list(unpack_ints(state.prompt_ids))))
+        return self._prompt_ids[state.rid]
 
     def _prompt_scores(self, state: ReqState) -> "_Scores":
         """Return the scores of the prompt, if its log-probabilities have arrived. Its first token has none."""

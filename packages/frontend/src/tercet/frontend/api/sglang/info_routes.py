@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -16,7 +15,7 @@ from tercet.frontend.errors import BadRequestError, RateLimitError, UnavailableE
 from tercet.frontend.http.json_response import json_response
 from tercet.frontend.http.query import number
 from tercet.frontend.http.route import Route
-from tercet.frontend.http.sse import cancel_on_disconnect
+from tercet.frontend.http.sse import cancel_on_disconnect, first_of
 from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.embedding_request import EmbeddingRequest, TokenInput
@@ -158,7 +157,7 @@ class InfoRoutes:
         self._check_ready()
         try:
             async with asyncio.timeout(_PROBE_SECONDS):
-                await cancel_on_disconnect(request, _first_of(self._probe_all(), self._progress()))
+                await cancel_on_disconnect(request, first_of(self._probe_all(), self._progress()))
         except TimeoutError:
             raise UnavailableError(f"No token was computed within {_PROBE_SECONDS:g} s.", retry_after=1) from None
         return json_response({"status": "ok"})
@@ -204,18 +203,6 @@ class InfoRoutes:
             raise UnavailableError("The server is about to leave.", retry_after=1)
         if not self._manager.ready:
             raise UnavailableError("No scheduler or no detokenizer is ready.", retry_after=1)
-
-
-async def _first_of(*works: Awaitable[object]) -> None:
-    """Wait for the first of several to end. Raises its error."""
-    tasks = [asyncio.ensure_future(work) for work in works]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        done.pop().result()
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _core_load(rank: int, scheduler: SchedulerPeer) -> dict[str, Any]:
