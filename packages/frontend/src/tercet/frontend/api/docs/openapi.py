@@ -74,6 +74,17 @@ class QueryParameter(msgspec.Struct, frozen=True):
     description: str
 
 
+def page_parameters(kind: str, orders: str) -> list[QueryParameter]:
+    """Return the parameters of a list. `orders` describes both orders, and which is the default."""
+    return [
+        QueryParameter(
+            "limit", {"type": "integer", "minimum": 1, "maximum": 100}, f"{kind.capitalize()} per page; 20 by default."
+        ),
+        QueryParameter("after", {"type": "string"}, "Id of the last one of the previous page."),
+        QueryParameter("order", {"enum": ["asc", "desc"]}, orders),
+    ]
+
+
 class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Documentation of one route."""
 

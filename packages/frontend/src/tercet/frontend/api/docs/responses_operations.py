@@ -1,18 +1,17 @@
 """Documentation of the routes of responses and conversations."""
 
+from typing import Any
+
 from tercet.frontend.api.docs.examples import CREATED, RID
-from tercet.frontend.api.docs.openapi import MethodAndPath, Operation, QueryParameter
+from tercet.frontend.api.docs.openapi import MethodAndPath, Operation, QueryParameter, page_parameters
 from tercet.frontend.api.responses.conversation_schema import AddItems, CreateConversation, UpdateConversation
 from tercet.frontend.api.responses.schema import CreateResponse, TokenCount
+from tercet.frontend.http.list_page import listed
 
-_PAGE = [
-    QueryParameter("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Items per page; 20 by default."),
-    QueryParameter("after", {"type": "string"}, "Id of the last item of the previous page."),
-    QueryParameter("order", {"enum": ["asc", "desc"]}, "Oldest first (asc) or newest first (desc); desc by default."),
-]
+_PAGE = page_parameters("items", "Oldest first (asc) or newest first (desc); desc by default.")
 _FIRST = {"type": "message", "role": "user", "content": "What is a scheduler?"}
 _RESPONSE_ID = f"resp_{RID}"
-_ASKED = {
+_ASKED: dict[str, Any] = {
     "type": "message",
     "role": "user",
     "content": [{"type": "input_text", "text": "What is a scheduler?"}],
@@ -67,13 +66,7 @@ _RESPONSE = {
     "user": None,
     "metadata": {},
 }
-_ITEMS = {
-    "object": "list",
-    "data": [_ASKED],
-    "first_id": _ASKED["id"],
-    "last_id": _ASKED["id"],
-    "has_more": False,
-}
+_ITEMS = listed([(_ASKED["id"], _ASKED)])
 _CONVERSATION = {
     "id": "conv_0123456789abcdef",
     "object": "conversation",

@@ -102,7 +102,17 @@ _STATUS = {
     "detokenizers": [{"peer": "detokenizer-0", "incarnation": "1", "state": "ready", "choices": 1}],
     "events": [{"number": 1, "at": 1700000000.0, "kind": "ready", "peer": "scheduler-0", "role": "scheduler"}],
 }
-_PAGE = "<!doctype html>"
+
+
+def _probe(summary: str, answer: str) -> Operation:
+    return Operation(tag="Operation", summary=summary, answer=answer, response={"status": "ok"})
+
+
+def _html(summary: str) -> Operation:
+    return Operation(
+        tag="Page", summary=summary, answer="An HTML document.", media_type="text/html", response="<!doctype html>"
+    )
+
 
 _SERVER_INFO = Operation(
     tag="Operation",
@@ -177,23 +187,17 @@ SERVER: dict[MethodAndPath, Operation] = {
         answer="The loads, by rank.",
         response=[{"dp_rank": 0, "num_reqs": 1, "num_waiting_reqs": 0, "num_tokens": 40}],
     ),
-    ("GET", "/health_generate"): Operation(
-        tag="Operation",
+    ("GET", "/health_generate"): _probe(
         summary="Report whether tokens are computed, by one of each model if nothing else runs.",
         answer="Tokens are computed.",
-        response={"status": "ok"},
     ),
-    ("GET", "/health"): Operation(
-        tag="Operation",
+    ("GET", "/health"): _probe(
         summary="Report whether requests can be served now. Needs no key.",
         answer="Requests can be served.",
-        response={"status": "ok"},
     ),
-    ("GET", "/live"): Operation(
-        tag="Operation",
+    ("GET", "/live"): _probe(
         summary="Report that this process is alive. Needs no key.",
         answer="The process is alive.",
-        response={"status": "ok"},
     ),
     ("GET", "/metrics"): Operation(
         tag="Operation",
@@ -211,20 +215,8 @@ SERVER: dict[MethodAndPath, Operation] = {
         media_type="text/event-stream",
         response=_STATUS,
     ),
-    ("GET", "/"): Operation(
-        tag="Page",
-        summary="Get the page with a chat and a live view of the server. Needs no key.",
-        answer="An HTML document.",
-        media_type="text/html",
-        response=_PAGE,
-    ),
-    ("GET", "/docs"): Operation(
-        tag="Page",
-        summary="Get the page that documents this API. Needs no key.",
-        answer="An HTML document.",
-        media_type="text/html",
-        response=_PAGE,
-    ),
+    ("GET", "/"): _html("Get the page with a chat and a live view of the server. Needs no key."),
+    ("GET", "/docs"): _html("Get the page that documents this API. Needs no key."),
     ("GET", "/page/{name}"): Operation(
         tag="Page",
         summary="Get a script or style of the pages. Needs no key.",

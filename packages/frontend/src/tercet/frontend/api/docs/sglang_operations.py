@@ -1,5 +1,9 @@
 """Documentation of SGLang's routes: generation, sessions, tokens, control and adapters."""
 
+from collections.abc import Mapping
+
+from pydantic import BaseModel
+
 from tercet.frontend.api.docs.examples import RID
 from tercet.frontend.api.docs.openapi import MethodAndPath, Operation
 from tercet.frontend.api.sglang.adapter_routes import LOAD_PATHS, UNLOAD_PATHS, LoadAdapter, UnloadAdapter
@@ -17,38 +21,50 @@ from tercet.frontend.api.sglang.generate_schema import Detokenize, NativeGenerat
 from tercet.frontend.api.sglang.parse_routes import ParseFunctionCall, SeparateReasoning
 from tercet.frontend.api.sglang.session_schema import CloseSession, OpenSession
 
+
+def _control(
+    summary: str,
+    answer: str,
+    response: object,
+    body: type[BaseModel] | None = None,
+    example: Mapping[str, object] | None = None,
+) -> Operation:
+    """Return an operation that needs an admin key."""
+    return Operation(
+        tag="Control",
+        summary=f"{summary} Needs an admin key.",
+        answer=answer,
+        body=body,
+        example=example or {},
+        admin=True,
+        response=response,
+    )
+
+
 _OBEYED = {"success": True, "schedulers": {"scheduler-0": "done"}}
-_LOAD = Operation(
-    tag="Control",
-    summary="Load a LoRA adapter under a name that requests can use. Needs an admin key.",
+_LOAD = _control(
+    summary="Load a LoRA adapter under a name that requests can use.",
     answer="The paths of all adapters, by name.",
     body=LoadAdapter,
     example={"lora_name": "haiku", "lora_path": "/adapters/haiku"},
-    admin=True,
     response={"success": True, "loaded_adapters": {"haiku": "/adapters/haiku"}},
 )
-_UNLOAD = Operation(
-    tag="Control",
-    summary="Unload a LoRA adapter. Needs an admin key.",
+_UNLOAD = _control(
+    summary="Unload a LoRA adapter.",
     answer="The paths of the remaining adapters, by name.",
     body=UnloadAdapter,
     example={"lora_name": "haiku"},
-    admin=True,
     response={"success": True, "loaded_adapters": {}},
 )
 
-_FLUSH = Operation(
-    tag="Control",
-    summary="Remove the cached prefixes that no running request uses. Needs an admin key.",
+_FLUSH = _control(
+    summary="Remove the cached prefixes that no running request uses.",
     answer="The reply of each scheduler.",
-    admin=True,
     response=_OBEYED,
 )
-_FREEZE = Operation(
-    tag="Control",
-    summary="Exclude the present objects of a frontend from garbage collections. Needs an admin key.",
+_FREEZE = _control(
+    summary="Exclude the present objects of a frontend from garbage collections.",
     answer="A confirmation.",
-    admin=True,
     response={"success": True},
 )
 _VECTOR = {"embedding": [0.5, -0.5], "meta_info": {"id": RID, "prompt_tokens": 5}}
@@ -161,53 +177,43 @@ SGLANG: dict[MethodAndPath, Operation] = {
     ),
     **{(method, "/flush_cache"): _FLUSH for method in ("GET", "POST")},
     **{(method, "/freeze_gc"): _FREEZE for method in ("GET", "POST")},
-    ("POST", "/pause_generation"): Operation(
-        tag="Control",
-        summary="Pause generation; requests are kept unless the mode is `abort`. Needs an admin key.",
+    ("POST", "/pause_generation"): _control(
+        summary="Pause generation; requests are kept unless the mode is `abort`.",
         answer="The reply of each scheduler.",
         body=PauseGeneration,
         example={"mode": "in_place"},
-        admin=True,
         response=_OBEYED,
     ),
-    ("POST", "/continue_generation"): Operation(
-        tag="Control",
-        summary="Resume generation after a pause. Needs an admin key.",
+    ("POST", "/continue_generation"): _control(
+        summary="Resume generation after a pause.",
         answer="The reply of each scheduler.",
         body=ContinueGeneration,
         example={"torch_empty_cache": True},
-        admin=True,
         response=_OBEYED,
     ),
-    ("POST", "/update_weights_from_disk"): Operation(
-        tag="Control",
-        summary="Load new weights of a model after running requests have finished. Needs an admin key.",
+    ("POST", "/update_weights_from_disk"): _control(
+        summary="Load new weights of a model after running requests have finished.",
         answer="The fingerprint of each scheduler's weights.",
         body=UpdateWeights,
         example={"model_path": "/checkpoints/step-700"},
-        admin=True,
         response={
             "success": True,
             "message": "The weights are those of /checkpoints/step-700.",
             "weights": {"scheduler-0": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
         },
     ),
-    ("POST", "/weights_checker"): Operation(
-        tag="Control",
-        summary="Get the fingerprint of each scheduler's weights. Needs an admin key.",
+    ("POST", "/weights_checker"): _control(
+        summary="Get the fingerprint of each scheduler's weights.",
         answer="The fingerprints.",
         body=CheckWeights,
         example={"action": "checksum"},
-        admin=True,
         response={"success": True, "message": "", "weights": {"scheduler-0": "9f86d081884c7d659a2feaa0c55ad015"}},
     ),
-    ("POST", "/update_weight_version"): Operation(
-        tag="Control",
-        summary="Give the present weights a name, which is their version. Needs an admin key.",
+    ("POST", "/update_weight_version"): _control(
+        summary="Give the present weights a name, which is their version.",
         answer="The name.",
         body=UpdateWeightVersion,
         example={"new_version": "step-700", "abort_all_requests": False},
-        admin=True,
         response={"success": True, "message": "The weights have the version step-700.", "new_version": "step-700"},
     ),
     **{("POST", path): _LOAD for path in LOAD_PATHS},

@@ -4,15 +4,12 @@ from typing import Any
 
 from tercet.frontend.api.docs.examples import RID
 from tercet.frontend.api.docs.openai_operations import OPENAI
-from tercet.frontend.api.docs.openapi import MethodAndPath, Operation, QueryParameter
+from tercet.frontend.api.docs.openapi import MethodAndPath, Operation, QueryParameter, page_parameters
 from tercet.frontend.api.openai.stored.routes import UpdateChatCompletion
+from tercet.frontend.http.list_page import listed
 
 _ID = f"chatcmpl-{RID}"
-_PAGE = [
-    QueryParameter("limit", {"type": "integer", "minimum": 1, "maximum": 100}, "Entries per page; 20 by default."),
-    QueryParameter("after", {"type": "string"}, "Id of the last entry of the previous page."),
-    QueryParameter("order", {"enum": ["asc", "desc"]}, "Oldest first (asc, the default) or newest first (desc)."),
-]
+_PAGE = page_parameters("entries", "Oldest first (asc, the default) or newest first (desc).")
 _STORED: dict[str, Any] = {
     **OPENAI["POST", "/v1/chat/completions"].response,
     "request_id": "req_0123456789abcdef0123456789abcdef",
@@ -28,7 +25,7 @@ _STORED: dict[str, Any] = {
     "service_tier": "default",
     "metadata": {"topic": "schedulers"},
 }
-_MESSAGE = {
+_MESSAGE: dict[str, Any] = {
     "id": f"{_ID}-0",
     "refusal": None,
     "name": None,
@@ -47,7 +44,7 @@ STORED_CHATS: dict[MethodAndPath, Operation] = {
             QueryParameter("metadata[key]", {"type": "string"}, "Only completions with this entry of the metadata."),
             *_PAGE,
         ],
-        response={"object": "list", "data": [_STORED], "first_id": _ID, "last_id": _ID, "has_more": False},
+        response=listed([(_ID, _STORED)]),
     ),
     ("GET", "/v1/chat/completions/{completion_id}"): Operation(
         tag="Stored chats",
@@ -74,12 +71,6 @@ STORED_CHATS: dict[MethodAndPath, Operation] = {
         summary="List the messages of the request that a stored chat completion answers.",
         answer="A page of messages.",
         query=_PAGE,
-        response={
-            "object": "list",
-            "data": [_MESSAGE],
-            "first_id": _MESSAGE["id"],
-            "last_id": _MESSAGE["id"],
-            "has_more": False,
-        },
+        response=listed([(_MESSAGE["id"], _MESSAGE)]),
     ),
 }
