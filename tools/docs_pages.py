@@ -186,7 +186,6 @@ def _sglang_option(arg: ServerArg) -> list[str]:
 SGLANG_ABSENT = {
     "/ready": "`/health`",
     "/ping": "`/health`",
-    "/": "`/health`",
     "/set_internal_state": "options are set when the server starts",
     "/*_external_corpus": "tokens are drafted from the prompt and the output alone",
     "/list_external_corpora": "tokens are drafted from the prompt and the output alone",
@@ -196,9 +195,9 @@ SGLANG_ABSENT = {
     "/configure_logging": "`--log-level`",
     "/*expert_distribution_record": "`/metrics`",
     "/*remote_instance*": "`/update_weights_from_disk`",
+    "/get_weights_by_name": "`/weights_checker`",
     "/*_weights_*": "`/update_weights_from_disk`",
     "/*_weight_update": "`/update_weights_from_disk`",
-    "/update_weights_from_*": "`/update_weights_from_disk`",
     "/*_memory_occupation": "end the server, and start it again",
     "/slow_down": "`--max-running-requests`",
     "/pd_role_switch": "prefill and decode run in one scheduler",

@@ -10,7 +10,9 @@ import ast
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from tercet.frontend.cli.launch_server.translation import ServerArg
 
 OPTIONS = Path(__file__).parents[1] / "packages/frontend/src/tercet/frontend/cli/launch_server/server_args.tsv"
 ENDPOINTS = Path(__file__).parent / "sglang_endpoints.txt"
@@ -20,17 +22,8 @@ _ARGUMENTS = {0: "flag", "?": "optional", "*": "values", "+": "values"}
 """Words for argparse's `nargs`; without it, one value follows."""
 
 
-class ServerArg(NamedTuple):
-    """Line of the list."""
-
-    group: str
-    names: tuple[str, ...]
-    takes: str
-    """flag, value, values, or optional: none or one value."""
-    default: str
-
-    def line(self) -> str:
-        return "\t".join((self.group, ",".join(self.names), self.takes, self.default))
+def _line(arg: ServerArg) -> str:
+    return "\t".join((arg.group, ",".join(arg.names), arg.takes, arg.default))
 
 
 def server_args(package: Path) -> list[ServerArg]:
@@ -135,7 +128,7 @@ def main() -> int:
     except OSError as error:
         print(f"no server: {error}", file=sys.stderr)
         return 1
-    OPTIONS.write_text("".join(f"{arg.line()}\n" for arg in found), encoding="utf-8")
+    OPTIONS.write_text("".join(f"{_line(arg)}\n" for arg in found), encoding="utf-8")
     ENDPOINTS.write_text("".join(f"{method} {path}\n" for method, path in routes), encoding="utf-8")
     print(f"{len(found)} options: {OPTIONS}\n{len(routes)} endpoints: {ENDPOINTS}")
     return 0

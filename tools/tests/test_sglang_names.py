@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tools.sglang_names import ServerArg, endpoints, server_args
+from tercet.frontend.cli.launch_server.translation import ServerArg
+from tools.sglang_names import endpoints, server_args
 
 FIELDS = """
 class Some(msgspec.Struct):

@@ -152,7 +152,7 @@ INSTEAD: Mapping[str, str] = {
     "--download-dir": "set the variable HF_HUB_CACHE",
     "--model-impl": "an architecture without modules here runs on transformers' by itself",
     "--json-model-override-args": "change the config.json in the model's directory",
-    "--weight-version": "`/update_weights_from_disk` answers with a fingerprint of the weights",
+    "--weight-version": "`/update_weight_version` names the weights of a running server",
     "--hf-chat-template-name": "give the template as a file with --chat-template",
     "--sampling-defaults": "the model's generation_config.json has the defaults: change it there",
     "--return-output-ids": "`/generate` answers with `output_ids`",
