@@ -61,6 +61,15 @@ async def test_generate_answers_in_sglangs_shape(engine_of: EngineOf, http_of: H
     assert (decode_spec(request).stop, decode_spec(request).include_stop) == (["END"], True)
 
 
+async def test_every_event_of_a_stream_has_the_ids_of_its_prompt(engine_of: EngineOf, http_of: HttpOf) -> None:
+    body = {"input_ids": [[5, 6], [7]], "stream": True, "return_prompt_token_ids": True}
+    async with serving(engine_of()) as served:
+        answer = await http_of(served).post("/generate", json=body)
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    assert len(events) > 2
+    assert all(each["prompt_token_ids"] == [[5, 6], [7]][each["index"]] for each in events)
+
+
 async def test_generate_streams_the_text_so_far(engine_of: EngineOf, http_of: HttpOf) -> None:
     async with serving(engine_of()) as served:
         answer = await http_of(served).post("/generate", json={"input_ids": [5, 6], "stream": True})

@@ -6,6 +6,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from tercet.frontend.api.sglang.parse_routes import _function_calls
+from tercet.frontend.parsers.registry import ParserNames, make_parser
 from tercet.frontend.testing import FakeEngine, Served, serving
 
 EngineOf = Callable[..., FakeEngine]
@@ -31,6 +33,14 @@ async def test_calls_are_parsed_in_the_notation_of_the_model(engine_of: EngineOf
     async with serving(engine_of()) as served:
         answer = await http_of(served).post("/parse_function_call", json=body)
     assert answer.json()["calls"] == [{"tool_index": 0, "name": "weather", "parameters": '{"city": "Rome"}'}]
+
+
+def test_many_calls_are_parsed_merged_and_written_in_steps() -> None:
+    """The event loop has other work between steps: none of them has more than a few calls."""
+    parser, calls = make_parser(ParserNames(tools="hermes")), 1000
+    assert parser is not None
+    steps = sum(1 for _ in _function_calls(parser, CALL * calls))
+    assert steps > calls + len(CALL) * calls // 512
 
 
 @pytest.mark.parametrize(
