@@ -67,7 +67,7 @@ class Browser:
 
 
 class Page:
-    """A page, with what it has complained about and the addresses it has requested."""
+    """A page, its errors and warnings, and the addresses that it has requested."""
 
     def __init__(self, browser: Browser, session: str, context: str) -> None:
         self._browser = browser

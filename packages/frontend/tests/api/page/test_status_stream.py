@@ -39,10 +39,9 @@ def state(*rows: ChoiceRow) -> InternalState:
 
 
 class Watch:
-    """Viewer of the stream. `frame` returns the next frame, which comes after a tick of the manager."""
+    """Viewer of the stream."""
 
-    def __init__(self, served: Served, lines: AsyncIterator[str]) -> None:
-        self._served = served
+    def __init__(self, lines: AsyncIterator[str]) -> None:
         self._lines = lines
 
     async def frame(self) -> dict[str, Any]:
@@ -62,24 +61,24 @@ class Watch:
 
 
 @asynccontextmanager
-async def watching(served: Served, http: httpx2.AsyncClient, key: str = "") -> AsyncIterator[Watch]:
+async def watching(http: httpx2.AsyncClient, key: str = "") -> AsyncIterator[Watch]:
     headers = {"authorization": f"Bearer {key}"} if key else {}
     async with http.stream("GET", "/status/stream", headers=headers) as answer:
         assert answer.status_code == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
-        yield Watch(served, answer.aiter_lines())
+        yield Watch(answer.aiter_lines())
 
 
-async def second_frame(served: Served, http: httpx2.AsyncClient, key: str = "") -> dict[str, Any]:
+async def second_frame(http: httpx2.AsyncClient, key: str = "") -> dict[str, Any]:
     """Return the frame after the first, which has the state of schedulers."""
-    async with watching(served, http, key) as watch:
+    async with watching(http, key) as watch:
         await watch.frame()
         return await watch.frame()
 
 
 async def test_a_frame_is_like_its_example(engine_of: EngineOf, http_of: HttpOf) -> None:
     async with serving(engine_of(state=state(row("r1")))) as served:
-        frame = await second_frame(served, http_of(served))
+        frame = await second_frame(http_of(served))
     frame["frontend"]["ended"] = frame["frontend"]["ended"] or {"finished": 1}
     frame["events"] = []
     agree(OPERATIONS["GET", "/status/stream"].response, frame, "")
@@ -95,14 +94,14 @@ async def test_a_frame_has_no_request_id_prompt_or_text(engine_of: EngineOf, htt
         body = {"model": "tiny", "prompt": "secret prompt", "stream": True, "max_tokens": 100}
         async with http.stream("POST", "/v1/completions", json=body) as answer:
             assert answer.status_code == 200
-            frame = await second_frame(served, http)
+            frame = await second_frame(http)
     text = json.dumps(frame)
     assert "secret" not in text
     assert "rid-that-aborts" not in text
     assert "frontend-0-" not in text
 
 
-async def test_states_are_requested_only_while_somebody_watches(engine_of: EngineOf, http_of: HttpOf) -> None:
+async def test_states_are_requested_only_while_a_client_watches(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of(state=state())
     async with serving(engine) as served:
 
@@ -111,7 +110,7 @@ async def test_states_are_requested_only_while_somebody_watches(engine_of: Engin
 
         served.manager.tick()
         assert asked() == 0
-        assert (await second_frame(served, http_of(served)))["schedulers"][0]["choices"] == []
+        assert (await second_frame(http_of(served)))["schedulers"][0]["choices"] == []
         await until_left(served)
         before = asked()
         assert before > 0
@@ -121,7 +120,7 @@ async def test_states_are_requested_only_while_somebody_watches(engine_of: Engin
 
 async def until_left(served: Served) -> None:
     async with asyncio.timeout(5):
-        while served.manager.status._viewers:  # noqa: ASYNC110 - nothing tells a test that a client was noticed as gone
+        while served.manager.status._viewers:  # noqa: ASYNC110 - has no event
             await asyncio.sleep(0.002)
 
 
@@ -129,7 +128,7 @@ async def test_a_scheduler_that_cannot_decode_the_request_shows_its_heartbeat(
     engine_of: EngineOf, http_of: HttpOf
 ) -> None:
     async with serving(engine_of()) as served:
-        frame = await second_frame(served, http_of(served))
+        frame = await second_frame(http_of(served))
     [scheduler] = frame["schedulers"]
     assert (scheduler["state"], scheduler["choices"], scheduler["prefixes"]) == ("ready", None, None)
 
@@ -144,7 +143,7 @@ async def test_a_key_sees_its_own_choices_and_the_totals(engine_of: EngineOf, ht
         set_caller({}, Caller())
         served.engine.state = state(*(row(f"r-{key}", tenant) for key, tenant in tenants.items()))
         http = http_of(served)
-        frames = {key: (await second_frame(served, http, key))["schedulers"][0] for key in tenants}
+        frames = {key: (await second_frame(http, key))["schedulers"][0] for key in tenants}
     for key in ("ann", "bob"):
         assert [each["tenant"] for each in frames[key]["choices"]] == [""]
         assert frames[key]["prefixes"] is None
@@ -184,12 +183,12 @@ async def test_a_viewer_too_many_gets_429_and_one_that_left_makes_room(
     monkeypatch.setattr(status_feed, "MAX_VIEWERS", 1)
     async with serving(engine_of()) as served:
         http = http_of(served)
-        async with watching(served, http) as watch:
+        async with watching(http) as watch:
             await watch.frame()
             answer = await http.get("/status/stream")
             assert (answer.status_code, answer.headers["retry-after"]) == (429, "5")
         await until_left(served)
-        async with watching(served, http) as watch:
+        async with watching(http) as watch:
             assert await watch.frame()
 
 
@@ -198,7 +197,7 @@ async def test_a_death_and_its_redispatches_are_events(engine_of: EngineOf, http
     async with serving(engine) as served:
         http = http_of(served)
         served.manager.tick()
-        async with watching(served, http) as watch:
+        async with watching(http) as watch:
             first = await watch.frame()
             kinds = [(each["kind"], each["peer"]) for each in first["events"]]
             assert ("connected", "scheduler-1") in kinds
@@ -240,7 +239,7 @@ async def test_a_new_incarnation_and_a_detokenizer_that_left_are_events(engine_o
 
 
 async def test_a_draining_server_ends_its_streams(engine_of: EngineOf, http_of: HttpOf) -> None:
-    async with serving(engine_of()) as served, watching(served, http_of(served)) as watch:
+    async with serving(engine_of()) as served, watching(http_of(served)) as watch:
         await watch.frame()
         served.drain()
         await watch.frame()

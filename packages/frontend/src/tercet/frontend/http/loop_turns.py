@@ -89,8 +89,8 @@ class LoopTurns:
 class LoopPlaces:
     """Places for small pieces of work of one kind in an iteration of the event loop; API keys rotate.
 
-    An iteration handles all that has arrived, and so takes as long as a client likes that sends a thousand small
-    requests at a time. Streams of others would wait for it.
+    An iteration handles everything that has arrived. Without places, a client that sends a thousand small requests at a
+    time would make one long iteration, for which the streams of others wait.
     """
 
     def __init__(self) -> None:

@@ -82,7 +82,7 @@ class OpenAIServingResponses:
         if background is None or not flag(request, "stream"):
             return json_response(await self._store.get(owner, response))
         after = number(request, "starting_after", -1, lowest=0, highest=2**31 - 1)
-        leave = background.join(owner)  # before the read, which a refusal does not need
+        leave = background.join(owner)  # a refusal reads nothing from the store
         try:
             if not (await self._store.get(owner, response))["background"]:
                 message = "Only a response that was made in the background can be streamed."

@@ -4,7 +4,7 @@ from weakref import WeakValueDictionary
 
 
 class ClientId:
-    """A client's id of a request, and the id under which it runs. It is known as long as its response holds it."""
+    """A client's id of a request, and the id under which it runs. `ClientIds` forgets it when its response ends."""
 
     def __init__(self, chosen: str, rid: str) -> None:
         self.chosen = chosen

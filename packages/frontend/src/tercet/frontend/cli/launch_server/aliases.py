@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tercet.frontend.parsers.sglang_names import REASONING_PARSERS, TOOL_PARSERS
-from tercet.frontend.supervisor.options import ConfigError
+from tercet.frontend.supervisor.options import CHOICES, ConfigError
 
 MODEL = "MODEL"
 """The positional argument of `tercet serve`."""
@@ -63,7 +63,7 @@ def _adapter(value: str) -> str:
 
 
 def _quantization(value: str) -> str:
-    if value in ("none", "int8", "int4"):
+    if value in CHOICES["quantization"]:
         return value
     raise ConfigError(
         f"--quantization {value}: leave it out for a quantized checkpoint, whose config.json says so; "
