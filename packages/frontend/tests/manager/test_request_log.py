@@ -57,8 +57,8 @@ async def logged(
         manager.release(generation)
         manager.release(generation)
 
-    async with managed(engine, clock=clock, on_end=[RequestLog(options).on_end]) as manager:
-        with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO):
+        async with managed(engine, clock=clock, reports=[RequestLog(options).report]) as manager:
             for request in requests:
                 await run(manager, request)
     return lines(caplog)
@@ -124,8 +124,8 @@ async def test_a_share_of_the_requests_is_logged(engine_of: EngineOf, caplog: py
     options = TelemetryOptions(log_requests=True, log_requests_share=0.25)
     log = RequestLog(options, chance=lambda: next(draws))
     engine = engine_of(answer)
-    async with managed(engine, on_end=[log.on_end]) as manager:
-        with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.INFO):
+        async with managed(engine, reports=[log.report]) as manager:
             for length in range(1, 5):
                 manager.release(await submit(manager, prompt=length))
     assert [(line["prompt_tokens"], line["outcome"]) for line in lines(caplog)] == [
@@ -145,8 +145,9 @@ async def test_slow_requests_are_warnings(
 
 async def test_a_redispatch_shows_in_the_line(engine_of: EngineOf, caplog: pytest.LogCaptureFixture) -> None:
     engine = engine_of(answer, schedulers=["scheduler-0", "scheduler-1"])
-    async with managed(engine, on_end=[RequestLog(TelemetryOptions(log_requests=True)).on_end]) as manager:
-        with caplog.at_level(logging.INFO):
+    log = RequestLog(TelemetryOptions(log_requests=True))
+    with caplog.at_level(logging.INFO):
+        async with managed(engine, reports=[log.report]) as manager:
             generation = await submit(manager)
             engine.down("scheduler-0")
             engine.step()

@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import logging
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -14,8 +17,11 @@ pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="traces are
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from prometheus_client.openmetrics import parser
+from starlette.types import ASGIApp
 
 from tercet.frontend.config.config import TelemetryOptions
+from tercet.frontend.manager.counters import TelemetryFailures
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.server.tracing import Tracing
 from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, serving
 from tercet.protocol.messages.values import ModelLimits, Task
@@ -35,6 +41,7 @@ class Collector:
         self.resource: dict[str, str] = {}
         self.paths: set[str] = set()
         self.url = ""
+        self.status = 200
 
     def receive(self, path: str, body: bytes) -> None:
         self.paths.add(path)
@@ -66,7 +73,7 @@ def collector() -> Iterator[Collector]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             found.receive(self.path, self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(200)
+            self.send_response(found.status)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -82,11 +89,18 @@ def collector() -> Iterator[Collector]:
 
 
 @contextlib.asynccontextmanager
-async def traced(engine: FakeEngine, collector: Collector) -> AsyncIterator[Served]:
+async def traced(
+    engine: FakeEngine, collector: Collector, failures: TelemetryFailures | None = None
+) -> AsyncIterator[Served]:
     """Serve with traces; at the end the collector has all of them."""
-    tracing = Tracing(collector.url, "frontend-0")
+    tracing = Tracing(collector.url, "frontend-0", failures or TelemetryFailures())
+
+    def wrap(app: ASGIApp, requests: RequestTable) -> ASGIApp:
+        requests.reports.add(tracing.report)
+        return tracing.wrap(app)
+
     try:
-        async with serving(engine, on_end=[tracing.on_end], wrap=tracing.wrap) as served:
+        async with serving(engine, wrap=wrap) as served:
             yield served
     finally:
         await asyncio.to_thread(tracing.close)
@@ -227,6 +241,43 @@ async def test_an_embedding_is_a_trace(files: dict[str, bytes], http_of: HttpOf,
     assert response.status_code == 200
     embed = ("embed", [("dispatch", ["queue", "prefill"])])
     assert collector.tree() == [("POST /v1/embeddings", ["tokenize", embed, embed])]
+
+
+async def test_a_collector_that_fails_harms_no_request(
+    engine_of: EngineOf, http_of: HttpOf, collector: Collector, caplog: pytest.LogCaptureFixture
+) -> None:
+    failures = TelemetryFailures()
+    collector.status = 400
+    async with traced(engine_of(), collector, failures) as served:
+        for _ in range(2):
+            assert (await http_of(served).post("/v1/chat/completions", json=ASK)).status_code == 200
+    assert failures.total == 1
+    [line] = [each.getMessage() for each in caplog.records if each.levelno >= logging.WARNING]
+    assert line.startswith(f"traces: spans were not sent, check the collector: url={collector.url}/v1/traces spans=20 ")
+    assert "reason=Failed to export spans batch code: 400" in line
+
+
+async def test_a_disabled_sdk_harms_no_request(
+    engine_of: EngineOf, http_of: HttpOf, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
+    async with traced(engine_of(), collector) as served:
+        response = await http_of(served).post("/v1/chat/completions", json=ASK)
+    assert response.status_code == 200
+    assert "traceparent" not in response.headers
+    assert collector.spans == []
+
+
+@pytest.mark.parametrize("options", ["", "otlp_endpoint='http://127.0.0.1:9'"])
+def test_the_sdk_is_imported_with_the_option_only(options: str) -> None:
+    code = (
+        "import sys; from tercet.frontend.config.config import *; from tercet.frontend.wiring import Frontend; "
+        "link, http = LinkConfig(insecure_loopback=True), HttpConfig(port=0); "
+        f"Frontend(FrontendConfig(link=link, http=http, telemetry=TelemetryOptions({options}))); "
+        "print('opentelemetry.sdk' in sys.modules, 'opentelemetry.exporter' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == [str(bool(options))] * 2
 
 
 @pytest.mark.parametrize("url", ["localhost:4317", "ftp://x", "http://"])

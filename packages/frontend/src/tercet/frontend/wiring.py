@@ -42,13 +42,15 @@ _STARTUP_WAIT = 1.0
 """Seconds that a frontend at a shared socket waits for schedulers at its start; the socket queues connections."""
 
 
-def _start_tracing(endpoint: str, peer: str) -> "Tracing | None":
+def _start_tracing(endpoint: str, requests: RequestTable) -> "Tracing | None":
     """Return the traces for a collector. Without one, OpenTelemetry is not imported."""
     if not endpoint:
         return None
     from tercet.frontend.server.tracing import Tracing
 
-    return Tracing(endpoint, peer)
+    tracing = Tracing(endpoint, requests.peer, requests.counters.telemetry_failures)
+    requests.reports.add(tracing.report)
+    return tracing
 
 
 class Frontend:
@@ -85,10 +87,10 @@ class Frontend:
             self._node, POLICIES[serving.routing_policy](), serving.recovery_timeout, serving.max_waiting
         )
         telemetry = config.telemetry
-        logs = telemetry.log_requests or telemetry.slow_request_seconds
-        self._tracing = _start_tracing(telemetry.otlp_endpoint, link.peer)
-        reports = [RequestLog(telemetry).on_end] if logs else []
-        reports += [self._tracing.on_end] if self._tracing is not None else []
+        requests = RequestTable(link.peer, dispatcher, ApiKeyQuota.of(config.http), clock)
+        if telemetry.log_requests or telemetry.slow_request_seconds:
+            requests.reports.add(RequestLog(telemetry).report)
+        self._tracing = _start_tracing(telemetry.otlp_endpoint, requests)
         self._manager = TokenizerManager(
             self._node,
             ModelRegistry(
@@ -101,7 +103,7 @@ class Frontend:
                 on_unreadable=self._on_unreadable,
                 chat_template=operator_template(serving.chat_template),
             ),
-            RequestTable(link.peer, dispatcher, ApiKeyQuota.of(config.http), clock, reports),
+            requests,
             self._lora,
             AdaptersInFile(database) if database else None,
             link.sibling,

@@ -81,7 +81,7 @@ class TelemetryOptions:
     log_requests: Annotated[bool, Parameter(negative="")] = False
     """Log a line for each request that ended: ids, outcome, lengths and times."""
     log_requests_level: Literal[0, 1, 2, 3] = 0
-    """Add to these lines: 1 sampling parameters, 2 also the beginning of input and output, 3 all of both."""
+    """Add to these lines: 1 sampling parameters, 2 also 2,048 characters of input and output, 3 16,384."""
     log_requests_share: Annotated[float, Parameter(validator=Number(gt=0, lte=1))] = 1.0
     """Share of the requests that --log-requests logs, chosen at random."""
     slow_request_seconds: Annotated[float, Parameter(validator=Number(gte=0))] = 0.0

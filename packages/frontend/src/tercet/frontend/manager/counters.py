@@ -1,5 +1,7 @@
 """Counters of one frontend, and histograms per model, for /server_info and /metrics."""
 
+import logging
+import threading
 import time
 from bisect import bisect_left
 from collections import Counter, defaultdict
@@ -10,7 +12,10 @@ from typing import NamedTuple
 from tercet.frontend.manager.req_state import OutputRow, ReqState
 from tercet.frontend.routing.dispatcher import Cause
 from tercet.frontend.routing.request_state import RequestState
+from tercet.protocol.logging import RateLimitedLogger
 from tercet.protocol.messages.values import Exemplar, FinishType, Role
+
+logger = logging.getLogger(__name__)
 
 FIRST_TOKEN_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 QUEUE_BOUNDS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
@@ -19,6 +24,8 @@ REQUEST_BOUNDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 
 """Bucket bounds in seconds."""
 LENGTH_BOUNDS = tuple(float(1 << power) for power in range(21))
 """Bucket bounds in tokens."""
+_FAILURE_INTERVAL = 60.0
+"""Seconds between log lines about telemetry that failed."""
 
 
 class RequestOutcome(StrEnum):
@@ -118,6 +125,21 @@ class LatencyMeasures:
                 self.output_tokens.observe(state.output_tokens)
 
 
+class TelemetryFailures:
+    """Thread-safe counter of telemetry that failed, with at most one log line a minute."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._lock = threading.Lock()
+        self._warnings = RateLimitedLogger(logger, _FAILURE_INTERVAL)
+
+    def add(self, warning: str) -> None:
+        """Count a failure, and log it unless one was logged within the last minute."""
+        with self._lock:
+            self.total += 1
+            self._warnings.warn(warning, time.monotonic())
+
+
 @dataclass
 class Counters:
     """Monotonic counters of this process; totals over several frontends are sums."""
@@ -133,3 +155,4 @@ class Counters:
     exchanges: Counter[Exchange] = field(default_factory=Counter)
     models: defaultdict[str, LatencyMeasures] = field(default_factory=lambda: defaultdict(LatencyMeasures))
     """Keyed by the first served name of the model."""
+    telemetry_failures: TelemetryFailures = field(default_factory=TelemetryFailures)

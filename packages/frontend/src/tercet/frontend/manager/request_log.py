@@ -2,15 +2,17 @@
 
 import logging
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from tercet.frontend.config.config import TelemetryOptions
+from tercet.frontend.http.loop_turns import LoopTurns
 from tercet.frontend.http.request_id import current_request_id
-from tercet.frontend.manager.embedding_state import EmbeddingBatch
-from tercet.frontend.manager.req_state import Generation, ReqState
+from tercet.frontend.manager.req_state import ReqState
+from tercet.frontend.manager.request_reports import EndedRequest
 from tercet.frontend.manager.request_table import outcome_of
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt
 from tercet.frontend.routing.request_state import RequestState
@@ -18,28 +20,34 @@ from tercet.frontend.routing.request_state import RequestState
 logger = logging.getLogger(__name__)
 
 SHORT = 2048
-"""Characters of the input and of each output that level 2 shows."""
+"""Characters of the input, and of all outputs of a request, that level 2 shows."""
+LONG = 16_384
+"""Those that level 3 shows. `tercet serve` breaks lines that are eight times as long."""
 
 
 class RequestLog:
-    """Log of requests as they end. `chance` returns a number in [0, 1), which the share is compared with."""
+    """Log of requests that ended. `chance` returns a number in [0, 1), which the share is compared with."""
 
     def __init__(self, options: TelemetryOptions, chance: Callable[[], float] = random.random) -> None:
         self._share = options.log_requests_share if options.log_requests else 0.0
         self._level = options.log_requests_level
+        self._most = {2: SHORT, 3: LONG}.get(self._level, 0)
         self._slow_seconds = options.slow_request_seconds or float("inf")
         self._chance = chance
 
-    def on_end(self, asked: Generation | EmbeddingBatch, states: Sequence[RequestState], now: float) -> None:
+    async def report(self, ended: EndedRequest, turns: LoopTurns) -> None:
         """Log each prompt of a request that ended."""
-        slow = now - asked.slot.admitted_at >= self._slow_seconds
+        slow = ended.ended_at - ended.admitted_at >= self._slow_seconds
         logs = self._chance() < self._share
-        for state in states if logs or slow else ():
-            fields = self._metadata(state, asked.slot.admitted_at, now)
+        for state in ended.states if logs or slow else ():
+            turn = partial(turns.turn, ended.owner)
+            outputs = await self._outputs(state, turn) if logs else []
+            await turn()
+            fields = self._metadata(state, ended.admitted_at, ended.ended_at)
             if slow:
                 _write(logging.WARNING, "slow request", fields)
             if logs:
-                _write(logging.INFO, "request", fields | self._content(state))
+                _write(logging.INFO, "request", fields | self._content(state, outputs))
 
     def _metadata(self, state: RequestState, admitted_at: float, now: float) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -65,15 +73,25 @@ class RequestLog:
             fields["error"] = state.error.code or type(state.error).__name__
         return fields
 
-    def _content(self, state: RequestState) -> dict[str, str]:
+    async def _outputs(self, state: RequestState, turn: Callable[[], Awaitable[None]]) -> list[str]:
+        """Return the beginning of the text of each choice, from level 2 on."""
+        if not self._most or not isinstance(state, ReqState):
+            return []
+        most = max(self._most // len(state.choices), 1)
+        texts = []
+        for choice in state.choices:
+            await turn()
+            texts.append(await _text(state, choice.token_ids[:most], most))
+        return texts
+
+    def _content(self, state: RequestState, outputs: Sequence[str]) -> dict[str, str]:
         """Return the sampling parameters from level 1 on, and input and output from level 2 on, in JSON."""
         if not self._level or not isinstance(state, ReqState):
             return {}
         content = {"sampling": _json(_sampling(state))}
-        if self._level > 1:
-            most = SHORT if self._level == 2 else None
-            content["input"] = _json(_input(state.request.prompt))[:most]
-            content["output"] = _json([_output(state, index, most) for index in range(len(state.choices))])
+        if self._most:
+            content["input"] = _json(_input(state.request.prompt, self._most))[: self._most]
+            content["output"] = _json(outputs)
         return content
 
 
@@ -87,21 +105,21 @@ def _sampling(state: ReqState) -> dict[str, Any]:
     return changed
 
 
-def _input(prompt: Prompt) -> object:
+def _input(prompt: Prompt, most: int) -> object:
+    """Return the messages of a chat, or at least `most` characters of other prompts."""
     match prompt:
         case ChatPrompt():
             return {"messages": prompt.messages, "tools": prompt.tools} if prompt.tools else prompt.messages
         case TextPrompt():
-            return prompt.text
+            return prompt.text[:most]
         case TokenPrompt():
-            return prompt.token_ids
+            return prompt.token_ids[:most]
 
 
-def _output(state: ReqState, index: int, most: int | None) -> str:
-    """Return the text of a choice, or its first `most` characters. Ids of padded embeddings have no text."""
-    tokenizer, skip = state.model.tokenizer, state.request.options.skip_special_tokens
-    ids = [token_id for token_id in state.choices[index].token_ids[:most] if tokenizer.has(token_id)]
-    return tokenizer.decode(ids, skip_special_tokens=skip)[:most]
+async def _text(state: ReqState, ids: Sequence[int], most: int) -> str:
+    """Return the first `most` characters of an output. Ids of padded embeddings have no text."""
+    known = list(filter(state.model.tokenizer.has, ids))
+    return (await state.model.decode(known, skip_special_tokens=state.request.options.skip_special_tokens))[:most]
 
 
 def _json(value: object) -> str:

@@ -1,26 +1,25 @@
 """`RequestTable`: the requests of one frontend, from their first dispatch to their release."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tercet.frontend.errors import RateLimitError, UnavailableError
+from tercet.frontend.http.loop_turns import LoopTurns
 from tercet.frontend.manager.counters import Counters, RequestOutcome
 from tercet.frontend.manager.embedding_state import EmbeddingBatch
 from tercet.frontend.manager.quota import ApiKeyQuota, RequestSlot
 from tercet.frontend.manager.req_state import Generation
+from tercet.frontend.manager.request_reports import RequestReports
 from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.messages.messages import AbortReq
 from tercet.protocol.messages.values import belongs
 
-OnEnd = Callable[[Generation | EmbeddingBatch, Sequence[RequestState], float], None]
-"""Called with a request, its prompts that were dispatched or waited, and the time."""
-
 
 class RequestTable:
     """Requests by id, with their quota and counters. All methods run on the event loop's thread.
 
-    `peer` is the id of this frontend. Each of `on_end` is called when a request ends.
+    `peer` is the id of this frontend.
     """
 
     def __init__(
@@ -29,7 +28,6 @@ class RequestTable:
         dispatcher: Dispatcher,
         quota: ApiKeyQuota | None = None,
         clock: Callable[[], float] = time.monotonic,
-        on_end: Sequence[OnEnd] = (),
     ) -> None:
         self.peer = peer
         self.states: dict[str, RequestState] = {}
@@ -37,7 +35,8 @@ class RequestTable:
         self.dispatcher = dispatcher
         self.quota = quota or ApiKeyQuota()
         self.clock = clock
-        self._on_end = on_end
+        self.turns = LoopTurns()
+        self.reports = RequestReports(self.turns, self.counters.telemetry_failures)
 
     def __len__(self) -> int:
         return len(self.states)
@@ -70,8 +69,8 @@ class RequestTable:
             self.counters.outcomes[outcome] += 1
             self.counters.resumed_finished += outcome is RequestOutcome.FINISHED and state.attempt > 0
             self.dispatcher.forget(state)
-        for report in self._on_end if ended else ():
-            report(asked, ended, self.clock())
+        if ended:
+            self.reports.start(ended, asked.slot.admitted_at, self.clock)
 
     def abort(self, rid: str) -> None:
         """Abort the requests with this id, or all requests that one HTTP request was split into.

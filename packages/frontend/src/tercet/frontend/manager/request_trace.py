@@ -13,15 +13,15 @@
 The parent is the span of the HTTP request. Names of attributes are OpenTelemetry's for generative AI where it has some.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 
 from opentelemetry import trace
 from opentelemetry.trace import Span, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from tercet.frontend.manager.embedding_state import EmbeddingBatch
-from tercet.frontend.manager.req_state import Generation, ReqState
+from tercet.frontend.http.loop_turns import LoopTurns, Steps
+from tercet.frontend.manager.req_state import ReqState
+from tercet.frontend.manager.request_reports import EndedRequest
 from tercet.frontend.manager.request_table import outcome_of
 from tercet.frontend.routing.request_state import Dispatch, RequestState
 
@@ -36,15 +36,17 @@ class RequestTracer:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def on_end(self, asked: Generation | EmbeddingBatch, states: Sequence[RequestState], now: float) -> None:
+    async def report(self, ended: EndedRequest, turns: LoopTurns) -> None:
         """Make the spans of a request that ended, below the current span."""
         parent = trace.get_current_span()
-        if not parent.get_span_context().trace_flags.sampled:
-            return
-        spans = _Spans(self._tracer, time.time_ns() - round(now * _NS))
-        spans.add(parent, "tokenize", asked.slot.admitted_at, states[0].started_at)
-        for state in states:
-            _add_request(spans, parent, state, now)
+        if parent.get_span_context().trace_flags.sampled:
+            await turns.run(ended.owner, self._add_spans(parent, ended))
+
+    def _add_spans(self, parent: Span, ended: EndedRequest) -> Steps[None]:
+        spans = _Spans(self._tracer, round((ended.unix_time - ended.ended_at) * _NS))
+        spans.add(parent, "tokenize", ended.admitted_at, ended.states[0].started_at)
+        for state in ended.states:
+            yield from _add_request(spans, parent, state, ended.ended_at)
 
 
 class _Spans:
@@ -73,7 +75,7 @@ class _Spans:
         return self._origin + round(at * _NS)
 
 
-def _add_request(spans: _Spans, parent: Span, state: RequestState, now: float) -> None:
+def _add_request(spans: _Spans, parent: Span, state: RequestState, now: float) -> Steps[None]:
     end = now if state.ended_at is None else state.ended_at
     kind = "generate" if state.has_text else "embed"
     attributes: dict[str, AttributeValue] = {
@@ -94,13 +96,13 @@ def _add_request(spans: _Spans, parent: Span, state: RequestState, now: float) -
     if state.dispatches:
         spans.add_wait(span, state.started_at, state.dispatches[0].at)
     for attempt, (dispatch, until) in enumerate(zip(state.dispatches, ends, strict=False)):
-        _add_dispatch(spans, span, dispatch, attempt, until, state.dispatches[attempt + 1 : attempt + 2])
+        yield from _add_dispatch(spans, span, dispatch, attempt, until, state.dispatches[attempt + 1 : attempt + 2])
     spans.end(span, end)
 
 
 def _add_dispatch(
     spans: _Spans, parent: Span, dispatch: Dispatch, attempt: int, until: float, following: Sequence[Dispatch]
-) -> None:
+) -> Steps[None]:
     attributes: dict[str, AttributeValue] = {
         "tercet.attempt": attempt,
         "tercet.scheduler": dispatch.scheduler,
@@ -114,11 +116,11 @@ def _add_dispatch(
         lost = until if dispatch.lost_at is None else dispatch.lost_at
         span.set_status(StatusCode.ERROR, each.cause)
         spans.add_wait(parent, lost, until)
-    _add_stages(spans, span, dispatch, lost)
+    yield from _add_stages(spans, span, dispatch, lost)
     spans.end(span, lost)
 
 
-def _add_stages(spans: _Spans, parent: Span, dispatch: Dispatch, until: float) -> None:
+def _add_stages(spans: _Spans, parent: Span, dispatch: Dispatch, until: float) -> Steps[None]:
     """Add the stages of an attempt, as far as its output says when they were."""
     if dispatch.queue_time is None or dispatch.first_output_at is None:
         return
@@ -129,8 +131,10 @@ def _add_stages(spans: _Spans, parent: Span, dispatch: Dispatch, until: float) -
     starts = [min(dispatch.at + chunk.at, computed) for chunk in dispatch.chunks]
     for chunk, start, end in zip(dispatch.chunks, starts, [*starts[1:], computed], strict=False):
         spans.add(prefill, "chunk", start, end, {"tercet.tokens": chunk.tokens})
+        yield
     spans.end(prefill, computed)
     if dispatch.chunks:
         spans.add(parent, "detokenize", computed, dispatch.first_output_at)
     if until > dispatch.first_output_at:
         spans.add(parent, "decode", dispatch.first_output_at, until)
+    yield

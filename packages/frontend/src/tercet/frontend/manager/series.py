@@ -61,6 +61,9 @@ FAMILIES = {
     "part_deaths": MetricFamily(
         CounterMetricFamily, "Parts that were lost without having announced that they leave.", ("role",)
     ),
+    "telemetry_failures": MetricFamily(
+        CounterMetricFamily, "Log lines and spans of requests, and exports of spans, that failed."
+    ),
 }
 _HISTOGRAMS = {
     "queue_seconds": ("queue", "From a request's arrival at a scheduler to the first step that has it."),
@@ -97,6 +100,7 @@ def frontend_series(number: str, counters: Counters, fleet: PeerRegistry, runnin
             ([Role.DETOKENIZER.value], sum(each.ready for each in fleet.detokenizers.values())),
         ],
         "part_deaths": [([role.value], counters.deaths[role]) for role in (Role.SCHEDULER, Role.DETOKENIZER)],
+        "telemetry_failures": [((), counters.telemetry_failures.total)],
     }
     return Series(
         id=number,

@@ -127,7 +127,7 @@ class TokenizerManager:
             state.fail(UnavailableError(_DRAINING, retry_after=1))
 
     async def close(self) -> None:
-        """Stop the background tasks."""
+        """Stop the background tasks, and wait for the reports of requests that ended."""
         if self._ticking is not None:
             self._ticking.cancel()
             await asyncio.gather(self._ticking, return_exceptions=True)
@@ -135,6 +135,7 @@ class TokenizerManager:
         await self.weights.close()
         await self._message_handler.close()
         await self.grammars.close()
+        await self.requests.reports.close()
 
     def new_id(self) -> str:
         """Return an unguessable request id that contains this frontend's peer id."""

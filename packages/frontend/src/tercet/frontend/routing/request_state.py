@@ -2,6 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import msgspec
 
@@ -49,7 +50,7 @@ class Dispatch(msgspec.Struct):
     first_output_at: float | None = None
     lost_at: float | None = None
     """Time at which another dispatch became necessary."""
-    chunks: list[PrefillChunk] = []
+    chunks: Sequence[PrefillChunk] = ()
     detokenize_seconds: float = 0.0
 
 

@@ -28,7 +28,6 @@ from tercet.frontend.config.config import HttpConfig, ServingConfig
 from tercet.frontend.http.auth import Keys
 from tercet.frontend.http.backpressure import response_budget
 from tercet.frontend.http.error_format import ROUTE
-from tercet.frontend.http.loop_turns import LoopTurns
 from tercet.frontend.http.memory_budget import MemoryBudget
 from tercet.frontend.http.route import Route
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -68,7 +67,7 @@ def build_app(
     open_routes = OPEN_ROUTES | ({METRICS_PATH} if config.open_metrics else set()) | (page.paths if page else set())
     api_keys = config.api_keys()
     app.state.body_budget = MemoryBudget(config.max_body_bytes)
-    app.state.loop_turns = LoopTurns()
+    app.state.loop_turns = manager.requests.turns
     hosts = AllowedHosts(config.allowed_origin) if local and not api_keys else None
     guarded = RequestMiddleware(
         app,

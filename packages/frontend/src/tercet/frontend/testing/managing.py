@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
-from tercet.frontend.manager.request_table import OnEnd, RequestTable
+from tercet.frontend.manager.request_reports import Report
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.prompts import TokenPrompt
 from tercet.frontend.routing.dispatcher import Dispatcher
@@ -24,13 +25,15 @@ async def managed(
     recovery_timeout: float = 60.0,
     max_waiting: int = 256,
     clock: Callable[[], float] = time.monotonic,
-    on_end: Sequence[OnEnd] = (),
+    reports: Sequence[Report] = (),
 ) -> AsyncIterator[TokenizerManager]:
     """Yield a manager whose engine's peers are up and whose model is ready; `step` of the engine advances it."""
     engine.auto = False
     with ThreadPoolExecutor(1) as pool:
         dispatcher = Dispatcher(engine, RoundRobin(), recovery_timeout, max_waiting)
-        requests = RequestTable("frontend-0", dispatcher, clock=clock, on_end=on_end)
+        requests = RequestTable("frontend-0", dispatcher, clock=clock)
+        for report in reports:
+            requests.reports.add(report)
         manager = TokenizerManager(engine, ModelRegistry(pool), requests)
         engine.deliver = manager.on_deliveries
         engine.connect()

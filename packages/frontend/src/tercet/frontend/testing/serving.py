@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from tercet.frontend.config.validation import read_adapters
 from tercet.frontend.database import Database
 from tercet.frontend.lora.store import AdaptersInFile
 from tercet.frontend.manager.quota import ApiKeyQuota
-from tercet.frontend.manager.request_table import OnEnd, RequestTable
+from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
@@ -67,8 +67,7 @@ async def serving(
     peer: str = "frontend-0",
     store: StoreConfig = StoreConfig(),
     limits: HttpLimits = HttpLimits(),
-    on_end: Sequence[OnEnd] = (),
-    wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+    wrap: Callable[[ASGIApp, RequestTable], ASGIApp] = lambda app, _: app,
 ) -> AsyncIterator[Served]:
     """Serve on 127.0.0.1; with `connect`, the engine's peers are up and the model is ready."""
     with ThreadPoolExecutor(1) as pool:
@@ -78,7 +77,7 @@ async def serving(
         manager = TokenizerManager(
             engine,
             registry,
-            RequestTable(peer, dispatcher, ApiKeyQuota.of(http), on_end=on_end),
+            RequestTable(peer, dispatcher, ApiKeyQuota.of(http)),
             read_adapters(config.lora),
             AdaptersInFile(database) if database else None,
             engine.other_frontends,
@@ -87,7 +86,9 @@ async def serving(
         started, ended = asyncio.Event(), asyncio.Event()
         listener = listening_socket(replace(http, host="127.0.0.1", port=0) if http.fd is None else http)
         stores = Stores(manager, ChatPlanner(config), database) if database else None
-        server = HttpServer(wrap(build_app(manager, http, config, stores)), http, listener, started.set, limits)
+        server = HttpServer(
+            wrap(build_app(manager, http, config, stores), manager.requests), http, listener, started.set, limits
+        )
         url = url_of(listener)
         manager.start()
         if stores is not None:
