@@ -6,10 +6,17 @@ from collections.abc import Callable
 
 import pytest
 
+from tercet.frontend.config.config import TelemetryOptions
 from tercet.frontend.http.loop_turns import LoopTurns
 from tercet.frontend.manager import request_reports
+from tercet.frontend.manager.counters import LatencyMeasures
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.manager.request_log import RequestLog
 from tercet.frontend.manager.request_reports import EndedRequest
+from tercet.frontend.model.prompts import TokenPrompt
 from tercet.frontend.testing import FakeEngine, managed, submit
+from tercet.protocol.messages.messages import FirstTextRow
+from tercet.protocol.messages.values import PrefillChunk
 
 EngineOf = Callable[..., FakeEngine]
 
@@ -65,3 +72,33 @@ async def test_without_reports_the_end_of_a_request_starts_nothing(engine_of: En
             patch.setattr(manager.requests, "clock", clock)
             manager.release(generation)
         assert asyncio.all_tasks() == before
+
+
+async def test_the_times_of_a_dispatch_are_those_of_its_first_choice(engine_of: EngineOf) -> None:
+    async with managed(engine_of()) as manager:
+        generation = await submit(manager, n=2)
+        [state] = generation.states
+        for tokens in (40, 1):
+            chunks = [PrefillChunk(at=0.1, tokens=tokens)]
+            opening = FirstTextRow(row=0, prompt_tokens=3, cached_tokens=0, chunks=chunks, detokenize_seconds=tokens)
+            LatencyMeasures().observe_first_output(state, 0.1, float(tokens), opening)
+        manager.release(generation)
+    [dispatch] = state.dispatches
+    assert (dispatch.first_output_at, dispatch.detokenize_seconds, dispatch.chunks[0].tokens) == (40.0, 40, 40)
+
+
+async def test_lines_of_many_prompts_leave_the_event_loop_to_others(
+    engine_of: EngineOf, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        async with managed(engine_of(), reports=[RequestLog(TelemetryOptions(log_requests=True)).report]) as manager:
+            prompts = [GenerateRequest(model="tiny", prompt=TokenPrompt([1, 2])) for _ in range(64)]
+            generation = await manager.submit(prompts)
+            manager.release(generation)
+            closing = asyncio.create_task(manager.requests.reports.close())
+            iterations = 0
+            while not closing.done():
+                await asyncio.sleep(0)
+                iterations += 1
+    assert sum(each.name.endswith("request_log") for each in caplog.records) == 64
+    assert iterations >= 64

@@ -101,6 +101,7 @@ async def test_a_lone_draining_scheduler_finishes_and_new_requests_wait(
             engine.step()
         assert received_choices(held)[0][0] == WHOLE
         assert (len(engine.requests()), new.states[0].attempt) == (1, -1)
+        assert [each.lost_at for each in held.states[0].dispatches] == [None]
         engine.down(S)
         engine.scheduler_up(S, "2")
         for _ in range(6):
@@ -123,6 +124,7 @@ async def test_what_is_refused_by_a_scheduler_that_leaves_waits_for_the_next(eng
         engine.down(S)
         engine.scheduler_up(S, "2")
         assert [(request.attempt, request.resume) for request in engine.requests()] == [(0, []), (1, [])]
+        assert [each.cause for each in generation.states[0].dispatches] == ["", "refused"]
         for _ in range(6):
             engine.step()
         assert received_choices(generation)[0][0] == WHOLE

@@ -13,6 +13,7 @@ from tercet.frontend.manager.req_state import OutputRow, ReqState
 from tercet.frontend.routing.dispatcher import Cause
 from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.logging import RateLimitedLogger
+from tercet.protocol.messages.messages import FirstTextRow
 from tercet.protocol.messages.values import Exemplar, FinishType, Role
 
 logger = logging.getLogger(__name__)
@@ -86,10 +87,7 @@ class LatencyMeasures:
     def observe_row(self, state: ReqState, row: OutputRow, now: float) -> None:
         """Record an accepted row."""
         if row.opening is not None:
-            self.observe_first_output(state, row.opening.queue_time, now)
-            if row.opening.chunks:
-                dispatch = state.dispatches[-1]
-                dispatch.chunks, dispatch.detokenize_seconds = row.opening.chunks, row.opening.detokenize_seconds
+            self.observe_first_output(state, row.opening.queue_time, now, row.opening)
         count = len(row.token_ids)
         if count:
             choice = state.choices[row.index]
@@ -103,14 +101,19 @@ class LatencyMeasures:
             self.finishes[row.finish.type] += 1
             self.observe_request(state, now)
 
-    def observe_first_output(self, state: RequestState, queue_time: float | None, now: float) -> None:
+    def observe_first_output(
+        self, state: RequestState, queue_time: float | None, now: float, opening: FirstTextRow | None = None
+    ) -> None:
         """Record the first output of a choice, or a vector.
 
-        Queue time is measured once: that of later attempts and of other choices is not the request's.
+        Queue time is measured once: that of later attempts and of other choices is not the request's. The times of a
+        dispatch are those of its first choice with output.
         """
         dispatch = state.dispatches[-1]
         if dispatch.first_output_at is None:
             dispatch.first_output_at, dispatch.queue_time = now, queue_time
+            if opening is not None:
+                dispatch.chunks, dispatch.detokenize_seconds = opening.chunks, opening.detokenize_seconds
         if state.queue_time is None and queue_time is not None:
             state.queue_time = queue_time
             self.queue.observe(queue_time, trace_id=state.trace_id)

@@ -195,7 +195,9 @@ class MessageHandler:
         if message.retry and elsewhere:
             self._dispatcher.redispatch(state, self._clock(), Cause.REFUSED)
         elif message.retry and passes:
-            self._dispatcher.enqueue(state, self._clock())
+            now = self._clock()
+            state.lost(Cause.REFUSED, now)
+            self._dispatcher.enqueue(state, now)
         else:
             limits = scheduler.limits if scheduler is not None and scheduler.limits is not None else state.model.limits
             state.fail(

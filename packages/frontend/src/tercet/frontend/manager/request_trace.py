@@ -114,7 +114,8 @@ def _add_dispatch(
     lost = until
     for each in following:
         lost = until if dispatch.lost_at is None else dispatch.lost_at
-        span.set_status(StatusCode.ERROR, each.cause)
+        if each.cause:
+            span.set_status(StatusCode.ERROR, each.cause)
         spans.add_wait(parent, lost, until)
     yield from _add_stages(spans, span, dispatch, lost)
     spans.end(span, lost)

@@ -88,10 +88,13 @@ class Dispatcher:
         self.enqueue(state, now)
         return True
 
-    def _dispatch(self, state: RequestState, now: float, *, other_detokenizer: bool = False) -> bool:
+    def _dispatch(
+        self, state: RequestState, now: float, *, other_detokenizer: bool = False, cause: Cause | None = None
+    ) -> bool:
         """Start the next attempt. Return False, without side effects, if it cannot start now.
 
-        With `other_detokenizer` a detokenizer other than the present one is chosen, if there is one.
+        With `other_detokenizer` a detokenizer other than the present one is chosen, if there is one. `cause` is the
+        reason why the present attempt, which runs, is replaced.
         """
         if self._poison.blocks(state):
             return False
@@ -109,6 +112,8 @@ class Dispatcher:
                 if state.scheduler not in {"", scheduler.peer}:
                     self.abort(state, [], "went on elsewhere")
                 self._add_load(state, scheduler)
+                if cause is not None:
+                    state.lost(cause, now)
                 state.dispatched(scheduler.peer, detokenizer, now, exclusive=exclusive)
                 self._poison.on_dispatched(state)
                 return True
@@ -192,9 +197,8 @@ class Dispatcher:
     def on_draining(self, peer: str, states: Iterable[RequestState], now: float) -> None:
         """Redispatch the requests of a draining peer where another one is available; the others finish there."""
         for state in [state for state in states if peer in {state.scheduler, state.detokenizer}]:
-            if not state.done and state.rid not in self._waiting:
-                state.lost(Cause.DRAINING, now)
-                self.redispatches[Cause.DRAINING] += self._dispatch(state, now)
+            if not state.done and state.rid not in self._waiting and self._dispatch(state, now, cause=Cause.DRAINING):
+                self.redispatches[Cause.DRAINING] += 1
 
     def forget_cache(self, scheduler: str) -> None:
         """Forget the contents of the cache of a scheduler that went down."""

@@ -44,7 +44,7 @@ class Dispatch(msgspec.Struct):
     scheduler: str
     detokenizer: str
     cause: str
-    """Reason for the redispatch; empty for the first dispatch."""
+    """Reason for the redispatch; empty for the first dispatch, and for one that may now run exclusively."""
     queue_time: float | None = None
     """Queue time in seconds at the scheduler; None until output says it."""
     first_output_at: float | None = None
@@ -167,6 +167,7 @@ class RequestState(ABC):
         self.scheduler, self.detokenizer = scheduler, detokenizer
         self.dispatched_at = now
         self.dispatches.append(Dispatch(now, scheduler, detokenizer, self._redispatch_cause))
+        self._redispatch_cause = ""
         self.exclusive, self.refused = exclusive, False
         if not exclusive or self.offered_by != scheduler:
             self.offered_by = ""
