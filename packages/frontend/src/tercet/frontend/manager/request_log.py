@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 SHORT = 2048
 """Characters of the input, and of all outputs of a request, that level 2 shows."""
 LONG = 16_384
-"""Those that level 3 shows. `tercet serve` breaks lines that are eight times as long."""
+"""Those that level 3 shows. A JSON line has up to 12 times as many: `tercet serve` breaks lines of 16 times as many."""
 
 
 class RequestLog:

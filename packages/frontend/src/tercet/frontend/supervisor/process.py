@@ -17,7 +17,7 @@ _FATAL_LINE = re.compile(r"tercet-[a-z]+: ")
 """Beginning of the line in which a part says why it ends."""
 _INFO_LINE = re.compile(r'[0-9-]{10} [0-9:,]+ (DEBUG|INFO) |{"time":"[^"]*","level":"(DEBUG|INFO)"')
 """Beginning of a log line that does not report a fault."""
-_LONGEST_LINE = 1 << 17
+_LONGEST_LINE = 1 << 18
 """Characters after which a line is broken."""
 _KEYS = ("TERCET_API_KEYS", "TERCET_ADMIN_KEYS")
 _parent_pipes: set[int] = set()
