@@ -14,7 +14,7 @@ import pytest
 
 from tercet.protocol.aio import AsyncNode
 from tercet.protocol.membership import heartbeat_timer as pulse
-from tercet.protocol.messages.messages import AbortReq, FrontendInbox, Heartbeat, Ready
+from tercet.protocol.messages.messages import AbortReq, FrontendInbox, GetInternalStateReq, Heartbeat, Ready
 from tercet.protocol.messages.values import Load, Phase, Role
 from tercet.protocol.node import Delivery, PeerDown, PeerReady, PeerUp, ThreadNode
 from tercet.protocol.testing import Listener, Network
@@ -59,6 +59,19 @@ def test_an_idle_part_slows_its_heartbeat_until_its_first_work(network: Network)
         listener.wait_for(Heartbeat, "scheduler-0")
     assert time.monotonic() - start < 4 * REST, "six quick beats take as long as two at rest"
     assert scheduler.counters["received"]
+
+
+def test_a_query_of_its_state_leaves_an_idle_part_idle(network: Network) -> None:
+    network.node(SCHEDULER)
+    frontend = network.node(FRONTEND)
+    listener = Listener(frontend)
+    until_it_rests(listener, "scheduler-0")
+    times = []
+    for _ in range(6):
+        assert frontend.send("scheduler-0", GetInternalStateReq(id="q"))
+        listener.wait_for(Heartbeat, "scheduler-0")
+        times.append(time.monotonic())
+    assert sorted(after - before for before, after in pairwise(times))[2] > 0.8 * REST
 
 
 def test_requests_of_a_frontend_quicken_heartbeats_of_other_parts(network: Network) -> None:

@@ -16,7 +16,7 @@ from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import AddressError, DecodeError, ProtocolError
 from tercet.protocol.logging import LinkCounters
 from tercet.protocol.membership.events import Delivery, PeerDown, PeerInfo, PeerReady, PeerUp
-from tercet.protocol.membership.heartbeat_timer import HeartbeatTimer, is_busy
+from tercet.protocol.membership.heartbeat_timer import HeartbeatTimer, is_activity
 from tercet.protocol.membership.links import Close, Effect, Refused, Send, Timing
 from tercet.protocol.membership.peers import PeerTable
 from tercet.protocol.messages.codec import Codec, Envelope, Frame, decode_envelope, encode, encode_envelope, tag_of
@@ -165,7 +165,7 @@ class NodeCore:
         if tag_of(type(message)) not in route.features:
             self._counters.count("refused_unannounced")
             return False
-        if not isinstance(message, Heartbeat):
+        if is_activity(message):
             self._note_activity(self._clock())
         return route.outbox.send([route.envelope, encode(message), *frames])
 
@@ -294,8 +294,6 @@ class NodeCore:
         self._heartbeat_timer.sent(now)
         self._last_heartbeats = {peer: self._status(peer) for peer in list(self._routes)}
         for peer, heartbeat in self._last_heartbeats.items():
-            if is_busy(heartbeat):
-                self._note_activity(now)
             self.send(peer, heartbeat)
 
     def _note_activity(self, now: float) -> None:
@@ -415,7 +413,7 @@ class NodeCore:
             case Goodbye():
                 effects = self.table.handle_goodbye(source, message, now)
             case _:
-                if not isinstance(message, Heartbeat) or is_busy(message):
+                if is_activity(message):
                     self._note_activity(now)
                 if answer := self._answers.get(type(message)):
                     if reply := answer(source, message):

@@ -6,7 +6,7 @@ The active interval only refreshes the contents: choices held, and progress.
 A process can send heartbeats and still be stuck in a step: `is_stuck` decides that for all receivers.
 """
 
-from tercet.protocol.messages.messages import Heartbeat
+from tercet.protocol.messages.messages import GetInternalStateReq, Heartbeat, InternalState, Message, MetricsReq, Series
 from tercet.protocol.messages.values import Phase
 
 IDLE_AFTER = 2.0
@@ -23,11 +23,21 @@ _STUCK_FACTOR = 20.0
 
 _LONG_AGO = -1e9
 
+_QUERIES = frozenset({GetInternalStateReq, InternalState, MetricsReq, Series})
+"""Messages that read the state of a process. They cause no work, so they leave an idle node idle."""
+
 
 def is_busy(heartbeat: Heartbeat) -> bool:
     """Return whether the sender has work or is about to have some."""
     load = heartbeat.load
     return heartbeat.phase is not Phase.IDLE or bool(load.running or load.queued or heartbeat.held.rids)
+
+
+def is_activity(message: Message) -> bool:
+    """Return whether a message that is sent or received is a sign of work."""
+    if isinstance(message, Heartbeat):
+        return is_busy(message)
+    return type(message) not in _QUERIES
 
 
 def is_stuck(heartbeat: Heartbeat) -> bool:
