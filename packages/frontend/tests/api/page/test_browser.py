@@ -175,7 +175,7 @@ async def test_reasoning_is_folded(browser: Browser, engine_of: EngineOf) -> Non
         await page.focus(".reasoning summary")
         await page.press("Enter")
         await page.until("document.querySelector('.reasoning').open")
-        assert await page.text(".reasoning .md") == "secret plan"
+        await page.until("document.querySelector('.reasoning .md').innerText === 'secret plan'")
 
 
 async def test_tools_are_sent_and_their_results_continue_the_chat(
@@ -204,19 +204,22 @@ async def test_tools_are_sent_and_their_results_continue_the_chat(
         assert await page.run("[...document.querySelectorAll('.assistant > .md')].at(-1).innerText") == "Sunny."
 
 
-async def test_a_key_is_asked_for_and_kept_in_memory_only(browser: Browser, engine_of: EngineOf) -> None:
+@pytest.mark.parametrize("path", ["/", "/docs"])
+async def test_a_key_is_asked_for_and_kept_in_memory_only(browser: Browser, engine_of: EngineOf, path: str) -> None:
     config = HttpConfig(api_key=("ann",), admin_key=("boss",))
-    async with opened(browser, engine_of(), config=config) as (page, _):
+    async with opened(browser, engine_of(), path, config) as (page, _):
         await page.until("document.querySelector('#key-dialog').open")
         await page.type("#key", "wrong")
         await page.press("Enter")
         await page.until("document.querySelector('#key-fault').innerText.includes('does not know')")
         await page.type("#key", "ann")
         await page.press("Enter")
-        await page.until("document.querySelector('#model option')")
+        await page.until("document.querySelector('#model option, .op')")
         assert await page.run("document.querySelector('#key-dialog').open") is False
         stored = "JSON.stringify([localStorage, sessionStorage, document.cookie, location.href])"
         assert "ann" not in await page.run(stored)
+        await page.click("#forget-key")
+        assert await page.run("document.querySelector('#forget-key').hidden")
         await page.call("Page.reload")
         await page.until("document.querySelector('#key-dialog')?.open")
 
@@ -239,6 +242,18 @@ async def test_the_live_view_shows_choices_prefixes_and_a_death(browser: Browser
         engine.down("scheduler-1")
         await page.until("document.querySelector('#events .died')?.innerText.includes('scheduler-1')")
         await page.until("!document.querySelector('[data-peer=scheduler-1]')")
+
+
+async def test_a_request_after_a_forgotten_key_asks_again(browser: Browser, engine_of: EngineOf) -> None:
+    async with opened(browser, engine_of(), "/#live", HttpConfig(api_key=("ann",))) as (page, _):
+        await page.until("document.querySelector('#key-dialog').open")
+        await page.type("#key", "ann")
+        await page.press("Enter")
+        await page.until("document.querySelector('#tiles').children.length")
+        await page.click("#forget-key")
+        await page.until("document.querySelector('#key-dialog').open")
+        await page.click("#key-dialog .quiet")
+        await page.until("document.querySelector('#live-note').innerText.includes('needs a key')")
 
 
 async def test_tabs_are_chosen_by_arrow_keys(browser: Browser, engine_of: EngineOf) -> None:

@@ -1,6 +1,5 @@
 // Tabs, health, and the two views.
 
-import { forgetKey } from "./api.js";
 import { startChat } from "./chat.js";
 import { get, say } from "./dom.js";
 import { showLive } from "./live.js";
@@ -28,11 +27,10 @@ for (const [place, name] of TABS.entries()) {
 }
 addEventListener("hashchange", () => select(location.hash === "#live" ? "live" : "chat"));
 
-get("forget-key").onclick = () => {
-  forgetKey();
+get("forget-key").addEventListener("click", () => {
   showLive(false);
   showLive(!get("live").hidden);
-};
+});
 
 async function watchHealth() {
   for (;;) {

@@ -1,7 +1,7 @@
 // The chat: a conversation in memory, sent whole with each request, whose answer is streamed.
 
 import { ApiError, events, getJson, request } from "./api.js";
-import { el, get, number, say } from "./dom.js";
+import { el, get, number, pretty, say } from "./dom.js";
 import { Markdown, copied } from "./markdown.js";
 
 const EXAMPLE_TOOLS = [
@@ -190,6 +190,7 @@ class Answer {
     this.thinking = new Markdown(this.thoughts);
     this.summary = el("summary", {}, "Reasoning");
     this.fold = el("details", { class: "reasoning", hidden: true }, this.summary, this.thoughts);
+    this.fold.ontoggle = () => this.thinking.render(this.reasoning);
     this.tools = el("div", { class: "calls" });
     this.foot = el("footer", {}, el("span", { class: "pulse", "aria-hidden": "true" }));
     this.node = el("article", { class: "turn assistant", "aria-label": "Model" }, this.fold, this.text, this.tools, this.foot);
@@ -221,8 +222,7 @@ class Answer {
     if (this.reasoning) {
       this.fold.hidden = false;
       say(this.summary, this.message.content || this.calls.length ? "Reasoning" : "Reasoning …");
-      if (this.fold.open || !this.message.content) this.thinking.render(this.reasoning);
-      this.fold.ontoggle = () => this.thinking.render(this.reasoning);
+      if (this.fold.open) this.thinking.render(this.reasoning);
     }
     this.markdown.render(this.message.content);
     this.tools.replaceChildren(...this.calls.filter(Boolean).map((call) => callNode(call)));
@@ -238,7 +238,6 @@ class Answer {
     this.foot.replaceChildren(...this.facts(ms, how), ...this.actions());
     if (this.message.tool_calls) this.tools.replaceChildren(resultsForm(calls));
     say(get("announce"), how ? "The answer was stopped." : "The answer is complete.");
-    get("announce").dataset.text = this.message.content;
   }
 
   fail() {
@@ -284,13 +283,8 @@ function add(message) {
 }
 
 function callNode(call, ...more) {
-  let text = call.function.arguments;
-  try {
-    text = JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    // arguments are still arriving
-  }
-  return el("div", { class: "call" }, el("strong", {}, call.function.name), el("pre", { tabIndex: 0 }, el("code", {}, text)), ...more);
+  const code = el("code", {}, pretty(call.function.arguments));
+  return el("div", { class: "call" }, el("strong", {}, call.function.name), el("pre", { tabIndex: 0 }, code), ...more);
 }
 
 /** Return calls with fields for their results, which are the next turn. */

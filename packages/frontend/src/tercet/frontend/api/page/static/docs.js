@@ -1,24 +1,23 @@
 // The API's documentation, made of /openapi.json of this server.
 
-import { forgetKey, getJson, request } from "./api.js";
-import { el, get, say } from "./dom.js";
+import { getJson, request } from "./api.js";
+import { el, get, pretty, say } from "./dom.js";
 
 const MAX_DEPTH = 4;
 let schemas = {};
 
 async function start() {
-  get("forget-key").onclick = forgetKey;
-  let document;
+  let spec;
   try {
-    document = await getJson("openapi.json");
+    spec = await getJson("openapi.json");
   } catch (error) {
     say(get("about"), error.message);
     return;
   }
-  schemas = document.components.schemas;
-  say(get("about"), `${document.info.title} ${document.info.version}. ${document.info.description}`);
+  schemas = spec.components.schemas;
+  say(get("about"), `${spec.info.title} ${spec.info.version}. ${spec.info.description}`);
   const tags = new Map();
-  for (const [path, methods] of Object.entries(document.paths)) {
+  for (const [path, methods] of Object.entries(spec.paths)) {
     for (const [method, operation] of Object.entries(methods)) {
       const tag = operation.tags[0];
       tags.set(tag, [...(tags.get(tag) ?? []), operationNode(method, path, operation)]);
@@ -96,8 +95,8 @@ function resolve(schema) {
 
 /** Return the rows of an object's fields; the field of an object of its own has those below it. */
 function fields(schema, prefix = "", depth = 0) {
-  const entries = Object.entries(schema.properties ?? {}), rank = ([name]) => (schema.required?.includes(name) ? 0 : 1);
-  return entries.sort((a, b) => rank(a) - rank(b)).flatMap(([name, field]) => {
+  const entries = Object.entries(schema.properties ?? {}), optional = ([name]) => !schema.required?.includes(name);
+  return entries.sort((a, b) => optional(a) - optional(b)).flatMap(([name, field]) => {
     const inner = [field, ...(field.anyOf ?? [])].map(resolve).find((each) => each?.properties);
     const own = row(prefix + name, schema.required?.includes(name), typeOf(field), textOf(field));
     return inner && depth < MAX_DEPTH ? [own, ...fields(inner, `${prefix}${name}.`, depth + 1)] : [own];
@@ -143,14 +142,6 @@ function tryIt(method, path, example) {
     button.disabled = false;
   };
   return el("div", {}, el("h3", {}, "Try it"), area, el("div", { class: "docs-bar" }, button), output);
-}
-
-function pretty(text) {
-  try {
-    return JSON.stringify(JSON.parse(text), null, 2);
-  } catch {
-    return text.slice(0, 100_000);
-  }
 }
 
 start();

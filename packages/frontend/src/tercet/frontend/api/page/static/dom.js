@@ -1,4 +1,4 @@
-// Elements, and numbers as text.
+// Elements, and values as text.
 
 const byId = new Map();
 
@@ -29,6 +29,15 @@ export function svg(name, fields = {}) {
 /** Replace a node's text if it differs: a selection in an unchanged text stays. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
+}
+
+/** Return JSON with indentation; other text, such as JSON that is still arriving, as it is. */
+export function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
 }
 
 export function number(value, digits = 0) {

@@ -5,13 +5,11 @@ import { el, get, number, percent, say, seconds, svg } from "./dom.js";
 import { showTree } from "./tree.js";
 
 const HISTORY = 240; // frames: two minutes
-const KINDS = {
-  connected: "connected", ready: "is ready", stuck: "is stuck", draining: "is draining", died: "died", left: "left",
-};
+const STATES = ["loading", "ready", "stuck", "draining"];
 const MAX_EVENTS = 200;
 
 let controller = null;
-/** Counters of each scheduler at the last frame, by peer and incarnation, and smoothed rates. */
+/** Rates of each scheduler at the last frame and the samples that they come from, by peer and incarnation. */
 let rates = new Map();
 let history = [];
 let rows = new Map();
@@ -337,5 +335,5 @@ function textOf({ kind, peer, cause, count }) {
   const requests = `${number(count ?? 0)} ${count === 1 ? "request" : "requests"}`;
   if (kind === "redispatched") return `${requests} dispatched again: ${cause.replaceAll("_", " ")}`;
   if (kind === "recovered") return `${requests} finished after a re-dispatch`;
-  return `${peer} ${KINDS[kind] ?? kind}`;
+  return STATES.includes(kind) ? `${peer} is ${kind}` : `${peer} ${kind}`;
 }
