@@ -58,7 +58,7 @@ class StatusFeed:
         """By scheduler: its incarnation, and its latest state."""
         self._new_events: list[FleetEvent] = []
         self._frames: dict[View, bytes] = {}
-        """Frames of the latest tick."""
+        """Frames of the latest tick, each made for its first viewer."""
         self._ticked = asyncio.Event()
         self._key = secrets.token_bytes(16)
         """Key of the hashes that stand for request ids."""

@@ -237,7 +237,10 @@ class TokenizerManager:
             if each.grammar is not None and each.grammar not in found:
                 param = each.options.param_names.grammar
                 found[each.grammar] = await checked(self.grammars, each.grammar, each.composition, model, param)
-        return [structs.replace(each, grammar=found[each.grammar]) for each in requests]
+        return [
+            each if (accepted := found[each.grammar]) is each.grammar else structs.replace(each, grammar=accepted)
+            for each in requests
+        ]
 
     def release(self, asked: Generation | EmbeddingBatch) -> None:
         """Forget requests and abort those that still run. Idempotent."""
