@@ -22,7 +22,7 @@ from starlette.types import ASGIApp
 from tercet.frontend.config.config import TelemetryOptions
 from tercet.frontend.manager.counters import TelemetryFailures
 from tercet.frontend.manager.request_table import RequestTable
-from tercet.frontend.server.tracing import Tracing
+from tercet.frontend.server.tracing import SpanExporter, Tracing
 from tercet.frontend.testing import EncodingEngine, FakeEngine, Served, serving
 from tercet.protocol.messages.values import ModelLimits, Task
 
@@ -284,3 +284,12 @@ def test_the_sdk_is_imported_with_the_option_only(options: str) -> None:
 def test_an_endpoint_that_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="--otlp-endpoint"):
         TelemetryOptions(otlp_endpoint=url)
+
+
+@pytest.mark.parametrize("user", ["", "name:secret@"])
+def test_the_log_shows_the_collector_without_its_password(user: str, caplog: pytest.LogCaptureFixture) -> None:
+    exporter = SpanExporter(f"http://{user}127.0.0.1:9", TelemetryFailures())
+    exporter._exporter.shutdown()  # the attempt fails at once
+    exporter.export([])
+    [line] = [each.getMessage() for each in caplog.records if "were not sent" in each.getMessage()]
+    assert "url=http://127.0.0.1:9/v1/traces " in line

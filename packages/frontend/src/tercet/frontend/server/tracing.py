@@ -56,9 +56,11 @@ class SpanExporter:
     """OTLP exporter whose failures are counted. An endpoint without a path gets the standard one."""
 
     def __init__(self, endpoint: str, failures: TelemetryFailures) -> None:
-        self._url = endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + _TRACES_PATH
+        address = urlsplit(endpoint if urlsplit(endpoint).path.strip("/") else endpoint.rstrip("/") + _TRACES_PATH)
         self._failures = failures
-        self._exporter = OTLPSpanExporter(endpoint=self._url)
+        self._exporter = OTLPSpanExporter(endpoint=address.geturl())
+        self._logged_url = address._replace(netloc=address.netloc.rpartition("@")[2]).geturl()
+        """The address without a user and password."""
         self._reason = ""
         """First line that the SDK logged about the current batch; it logs each retry."""
         self._closed = False
@@ -68,7 +70,7 @@ class SpanExporter:
         result = self._exporter.export(spans)
         if result is not SpanExportResult.SUCCESS:
             self._failures.add(
-                f"traces: spans were not sent, check the collector: url={self._url} spans={len(spans)} "
+                f"traces: spans were not sent, check the collector: url={self._logged_url} spans={len(spans)} "
                 f"reason={self._reason}"
             )
         return result
