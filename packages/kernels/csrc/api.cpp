@@ -96,7 +96,7 @@ EXPORT int64_t tercet_attend(const float* q, const Cache* cache, const Rows* row
                              int64_t heads, float* out) {
     return guarded([&] {
         refuse(find_fault(*rows, *cache));
-        attend(q, heads * cache->head_dim, *cache, *rows, *scoring, heads, out, heads * cache->value_dim);
+        attend({q, heads * cache->head_dim, *cache, *rows, *scoring, heads, out, heads * cache->value_dim});
     });
 }
 

@@ -10,7 +10,7 @@
 //     sums += p @ values
 //
 // Repacking values pays off if many queries share them. For few, as in a decode, values are read in place, in the same
-// order of additions. On AMX tiles there is another way for bfloat16: tile_attention.h.
+// order of additions. tile_attention.h computes bfloat16 on AMX tiles.
 //
 // Blocks begin at multiples of 64 of a row's own positions and are summed up in spans of 256, which are then merged in
 // order. Spans are independent, so one long row can use every core. A token's result is bitwise equal in every batch,
@@ -68,24 +68,15 @@ void merge(const Sums& total, const Sums& part, int64_t queries, int64_t width) 
 
 class PanelAttention : AttentionItems {
   public:
-    PanelAttention(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
-                   int64_t heads, float* out, int64_t out_stride)
-        : AttentionItems(cache, rows, scoring, heads, QUERIES, sums_size),
-          q_(q),
-          q_stride_(q_stride),
-          out_(out),
-          out_stride_(out_stride),
-          queries_(std::max(block_tokens_ * group_, FEW * cache.kv_heads)) {}
+    explicit PanelAttention(const AttentionOperands& operands)
+        : AttentionItems(operands, QUERIES, sums_size),
+          queries_(std::max(block_tokens_ * group_, FEW * cache_.kv_heads)) {}
 
-    void run() {
-        static thread_local Buffer buffer;  // the caller's
-        float* kept = buffer.floats(kept_);
-        pool::run(int64_t(items_.size()), [&](int64_t i) {
-            cache_.format == FLOAT32 ? compute<Floats>(size_t(i), kept) : compute<Bfloats>(size_t(i), kept);
-        });
-        pool::run_pieces(int64_t(merges_.size()), 4, [&](int64_t from, int64_t to) {
-            for (int64_t i = from; i < to; i++) merge_spans(merges_[size_t(i)], kept);
-        });
+    void run() const {
+        auto compute_item = [&](size_t index, float* kept) {
+            cache_.format == FLOAT32 ? compute<Floats>(index, kept) : compute<Bfloats>(index, kept);
+        };
+        run_items(compute_item, [&](const Item& item, float* kept) { merge_spans(item, kept); });
     }
 
   private:
@@ -118,7 +109,7 @@ class PanelAttention : AttentionItems {
         int64_t key_bytes = panel_rows<Format>(cache_.head_dim) * ROW_BYTES;
         int64_t value_bytes = BLOCK * width_ * int64_t(sizeof(typename Format::Element));
         int64_t stride = input_bytes<Format>(cache_.head_dim), size = input_bytes<Format>(BLOCK);
-        int64_t count = item.tokens * group_, all = queries_of(item);
+        int64_t count = count_of(item), all = queries_of(item);
         char* memory = buffer.bytes(queries_ * (stride + size + 4 * BLOCK + 4 * width_) + 4 * key_bytes + value_bytes +
                                     8 * sums_size(queries_, 1, width_));
         auto take = [&](int64_t bytes) { return (memory += bytes) - bytes; };
@@ -174,7 +165,7 @@ class PanelAttention : AttentionItems {
     template <class Format>
     void add_block(const Item& item, int64_t begin, const BlockOffsets& offsets, const BlockOffsets& soon,
                    Workplace<Format>& place) const {
-        int64_t position = position_of(item), count = item.tokens * group_;
+        int64_t position = position_of(item), count = count_of(item);
         using Element = typename Format::Element;
         const auto *k = reinterpret_cast<const Element*>(cache_.k), *v = reinterpret_cast<const Element*>(cache_.v);
         int64_t n = cache_.head_dim, value = cache_.value_dim, key_bytes = panel_rows<Format>(n) * ROW_BYTES;
@@ -248,9 +239,8 @@ class PanelAttention : AttentionItems {
     // Queries, scaled, in rows of `stride` elements that are zero past head_dim.
     template <class T>
     void read_queries(const Item& item, T* queries, int64_t stride) const {
-        for (int64_t i = 0; i < item.tokens * group_; i++) {
-            const float* from =
-                q_ + (item.first_token + i / group_) * q_stride_ + (item.head * group_ + i % group_) * cache_.head_dim;
+        for (int64_t i = 0; i < count_of(item); i++) {
+            const float* from = query_of(item, i);
             T* row = queries + i * stride;
             over(cache_.head_dim, [&](int64_t d, auto get, auto put) { put(row + d, get(from + d) * scoring_.scale); });
             std::memset(static_cast<void*>(row + cache_.head_dim), 0, size_t(stride - cache_.head_dim) * sizeof(T));
@@ -259,7 +249,7 @@ class PanelAttention : AttentionItems {
 
     void merge_spans(const Item& item, float* kept) const {
         static thread_local Buffer buffer;
-        int64_t count = item.tokens * group_, all = queries_of(item), size = sums_size(all, 1, width_);
+        int64_t count = count_of(item), all = queries_of(item), size = sums_size(all, 1, width_);
         Sums total = sums_at(buffer.floats(size), all);
         total.clear(all, width_);
         for (int64_t span = 0; span < item.last_span - item.first_span; span++)
@@ -268,34 +258,27 @@ class PanelAttention : AttentionItems {
     }
 
     void write(const Item& item, const Sums& sums) const {
-        for (int64_t i = 0; i < item.tokens * group_; i++) {
-            int64_t head = item.head * group_ + i % group_;
-            float* out = out_ + (item.first_token + i / group_) * out_stride_ + head * cache_.value_dim;
-            float factor = 1, weight = sums.weights[i];
+        for (int64_t i = 0; i < count_of(item); i++) {
+            float *out = out_of(item, i), factor = 1, weight = sums.weights[i];
             if (scoring_.sinks) {
-                float most = std::max(sums.most[i], scoring_.sinks[head]);
+                float sink = scoring_.sinks[head_of(item, i)], most = std::max(sums.most[i], sink);
                 factor = exp_one(sums.most[i] - most);
-                weight = weight * factor + exp_one(scoring_.sinks[head] - most);
+                weight = weight * factor + exp_one(sink - most);
             }
             const float* value = sums.values + i * width_;
             over(cache_.value_dim, [&](int64_t d, auto, auto put) { put(out + d, load(value + d) * factor / weight); });
         }
     }
 
-    const float* q_;
-    int64_t q_stride_;
-    float* out_;
-    int64_t out_stride_;
     int64_t queries_;  // maximum of an item
 };
 
 }  // namespace
 
-void attend(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
-            int64_t heads, float* out, int64_t out_stride) {
+void attend(const AttentionOperands& operands) {
 #if defined(__AMX_BF16__)
-    if (cache.format == BFLOAT16 && cache.k != cache.v)
-        return tile_attention::TileAttention(q, q_stride, cache, rows, scoring, heads, out, out_stride).run();
+    if (operands.cache.format == BFLOAT16 && operands.cache.k != operands.cache.v)
+        return tile_attention::TileAttention(operands).run();
 #endif
-    PanelAttention(q, q_stride, cache, rows, scoring, heads, out, out_stride).run();
+    PanelAttention(operands).run();
 }

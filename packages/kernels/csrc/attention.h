@@ -30,5 +30,15 @@ struct Scoring {
 };
 
 // q is [tokens, heads, head_dim] and out [tokens, heads, value_dim], with token strides `q_stride` and `out_stride`.
-void attend(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
-            int64_t heads, float* out, int64_t out_stride);
+struct AttentionOperands {
+    const float* q;
+    int64_t q_stride;
+    const Cache& cache;
+    const Rows& rows;
+    const Scoring& scoring;
+    int64_t heads;
+    float* out;
+    int64_t out_stride;
+};
+
+void attend(const AttentionOperands& operands);

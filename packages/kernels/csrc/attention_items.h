@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "buffer.h"
 #include "format.h"
 #include "paged_block.h"
 #include "pool.h"
@@ -28,22 +29,49 @@ class AttentionItems {
   public:
     // `queries` is the maximum of an item, unless one token has more query heads to a kv head. The sums of
     // queries, `queries` for each of `heads` kv heads, take sums_size(queries, heads, width) floats.
-    AttentionItems(const Cache& cache, const Rows& rows, const Scoring& scoring, int64_t heads, int64_t queries,
+    AttentionItems(const AttentionOperands& operands, int64_t queries,
                    int64_t (*sums_size)(int64_t queries, int64_t heads, int64_t width))
-        : cache_(cache),
-          rows_(rows),
-          scoring_(scoring),
-          group_(heads / cache.kv_heads),
-          width_(round_up(cache.value_dim, PANEL)),
+        : operands_(operands),
+          cache_(operands.cache),
+          rows_(operands.rows),
+          scoring_(operands.scoring),
+          group_(operands.heads / cache_.kv_heads),
+          width_(round_up(cache_.value_dim, PANEL)),
           block_tokens_(std::max<int64_t>(1, queries / group_)),
           sums_size_(sums_size) {
         plan();
     }
 
   protected:
+    // Calls compute(index, kept) for each item, then merge(item, kept) for those that were split into spans. `kept` is
+    // memory for the sums of spans.
+    template <class Compute, class Merge>
+    void run_items(const Compute& compute, const Merge& merge) const {
+        static thread_local Buffer buffer;  // the caller's
+        float* kept = buffer.floats(kept_);
+        pool::run(int64_t(items_.size()), [&](int64_t i) { compute(size_t(i), kept); });
+        pool::run_pieces(int64_t(merges_.size()), 4, [&](int64_t from, int64_t to) {
+            for (int64_t i = from; i < to; i++) merge(merges_[size_t(i)], kept);
+        });
+    }
+
     int32_t tokens_of(int64_t row) const { return rows_.query_start[row + 1] - rows_.query_start[row]; }
 
-    int64_t queries_of(const Item& item) const { return item.tokens * group_ * item.heads; }
+    int64_t count_of(const Item& item) const { return item.tokens * group_; }  // queries of one kv head
+
+    int64_t queries_of(const Item& item) const { return count_of(item) * item.heads; }
+
+    // The head of query i of an item's first kv head.
+    int64_t head_of(const Item& item, int64_t i) const { return item.head * group_ + i % group_; }
+
+    const float* query_of(const Item& item, int64_t i) const {
+        return operands_.q + (item.first_token + i / group_) * operands_.q_stride + head_of(item, i) * cache_.head_dim;
+    }
+
+    float* out_of(const Item& item, int64_t i) const {
+        return operands_.out + (item.first_token + i / group_) * operands_.out_stride +
+               head_of(item, i) * cache_.value_dim;
+    }
 
     // The position of an item's first token in its row.
     int64_t position_of(const Item& item) const {
@@ -70,6 +98,7 @@ class AttentionItems {
         return next.row == item.row && next.first_span == item.first_span ? nullptr : &next;
     }
 
+    const AttentionOperands& operands_;
     const Cache& cache_;
     const Rows& rows_;
     const Scoring& scoring_;

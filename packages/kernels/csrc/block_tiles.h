@@ -130,7 +130,7 @@ __attribute__((always_inline)) inline void begin_block(const Panels& panels, con
         char* wide = panel.wide + block * CODES;
         if constexpr (FRESH) {
             widen<Panels::BLOCK>(codes, panels.zero(), wide);
-            asm volatile("" : : : "memory");  // GCC 12 believes that loads of tiles read no memory
+            amx::compiler_barrier();
         }
         codes = wide;
     }

@@ -306,7 +306,7 @@ inline void multiply_rows(Operands given, int rows, F32* out, int64_t out_stride
         if (rows) multiply_rows<INTEGER, BITS, BLOCK, ROWS - 1>(given, rows, out, out_stride);
 }
 
-// By itself, so that it is compiled once for all that call it.
+// Not inlined, so that it is compiled once for all callers.
 template <bool INTEGER, int BITS, int BLOCK>
 __attribute__((noinline)) void multiply_panels(const Operands& given, int rows, int width, F32* out, int64_t out_stride) {
     if (rows == 1 && width == 4) return one<INTEGER, BITS, BLOCK, 1, 4>(given, out, out_stride);

@@ -135,7 +135,7 @@ void add_attention(const Model& model, const Layer& layer, const Step& step, flo
     multiply(layer.qkv, layer.qkv_adapters, x, step, {Output::STORE, qkv, width});
     rotate_and_store(model, layer, step, qkv, width);
     Scoring scoring = {model.attention_scale, model.softcap, layer.window, layer.sinks};
-    attend(qkv, width, layer.cache, step.rows[layer.group], scoring, model.heads, out, size);
+    attend({qkv, width, layer.cache, step.rows[layer.group], scoring, model.heads, out, size});
     Inputs seen = {operand_from(layer.o, out, step.tokens), out};
     add(model, layer.o, layer.o_adapters, seen, layer.attention_norm, step, residual);
 }

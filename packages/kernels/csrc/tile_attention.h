@@ -26,7 +26,7 @@ constexpr int64_t TILE = TILE_ROWS * ROW_BYTES;
 constexpr int64_t BLOCKS = SPAN / BLOCK;
 constexpr int64_t STEPS = SPAN / STEP;
 
-// Has the processor take subnormal numbers for zero, as tiles do.
+// Makes the processor treat subnormal numbers as zero, as tiles do.
 class SubnormalsAreZero {
   public:
     SubnormalsAreZero() : before_(_mm_getcsr()) { _mm_setcsr(before_ | 0x8040); }
@@ -47,7 +47,7 @@ template <int ROWS, int COLUMNS>
 inline void multiply(const TileRow (&a)[ROWS], const char* const (&b)[COLUMNS], int64_t steps,
                      float* const (&out)[ROWS][COLUMNS]) {
     const TileRow &upper = a[0], &lower = a[ROWS - 1];
-    asm volatile("" : : : "memory");  // GCC 12 does not know that tiles read memory
+    amx::compiler_barrier();
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -200,25 +200,16 @@ inline void gather_columns(const float* scores, int64_t first, float* out, int64
 
 class TileAttention : AttentionItems {
   public:
-    TileAttention(const float* q, int64_t q_stride, const Cache& cache, const Rows& rows, const Scoring& scoring,
-                  int64_t heads, float* out, int64_t out_stride)
-        : AttentionItems(cache, rows, scoring, heads, QUERIES, sums_size),
-          q_(q),
-          q_stride_(q_stride),
-          out_(out),
-          out_stride_(out_stride),
-          k_(reinterpret_cast<const Bf16*>(cache.k)),
-          v_(reinterpret_cast<const Bf16*>(cache.v)),
-          steps_(round_up(cache.head_dim, STEP) / STEP),
-          keys_in_place_(cache.page_size % TILE_ROWS == 0 && cache.head_dim % STEP == 0) {}
+    explicit TileAttention(const AttentionOperands& operands)
+        : AttentionItems(operands, QUERIES, sums_size),
+          k_(reinterpret_cast<const Bf16*>(cache_.k)),
+          v_(reinterpret_cast<const Bf16*>(cache_.v)),
+          steps_(round_up(cache_.head_dim, STEP) / STEP),
+          keys_in_place_(cache_.page_size % TILE_ROWS == 0 && cache_.head_dim % STEP == 0) {}
 
-    void run() {
-        static thread_local Buffer buffer;  // the caller's
-        float* kept = buffer.floats(kept_);
-        pool::run(int64_t(items_.size()), [&](int64_t i) { compute(size_t(i), kept); });
-        pool::run_pieces(int64_t(merges_.size()), 4, [&](int64_t from, int64_t to) {
-            for (int64_t i = from; i < to; i++) merge_spans(merges_[size_t(i)], kept);
-        });
+    void run() const {
+        run_items([&](size_t index, float* kept) { compute(index, kept); },
+                  [&](const Item& item, float* kept) { merge_spans(item, kept); });
     }
 
   private:
@@ -228,8 +219,6 @@ class TileAttention : AttentionItems {
     static int64_t sums_size(int64_t queries, int64_t heads, int64_t width) {
         return heads * panels_of(queries) * Sums::size(width);
     }
-
-    int64_t count_of(const Item& item) const { return item.tokens * group_; }  // queries of one kv head
 
     bool is_few(const Item& item) const { return count_of(item) <= FEW; }
 
@@ -428,8 +417,7 @@ class TileAttention : AttentionItems {
         Bf16* rows = reinterpret_cast<Bf16*>(buffer.bytes(2 * PANEL * cache_.head_dim));
         const Bf16* queries[PANEL] = {};
         for (int64_t i = 0; i < PANEL && panel * PANEL + i < count_of(item); i++) {
-            int64_t query = panel * PANEL + i, head = item.head * group_ + query % group_;
-            const float* from = q_ + (item.first_token + query / group_) * q_stride_ + head * cache_.head_dim;
+            const float* from = query_of(item, panel * PANEL + i);
             Bf16* row = rows + i * cache_.head_dim;
             over(cache_.head_dim, [&](int64_t d, auto get, auto put) { put(row + d, get(from + d) * scoring_.scale); });
             queries[i] = row;
@@ -461,7 +449,7 @@ class TileAttention : AttentionItems {
         }
     }
 
-    // What the sums of values are multiplied and divided by.
+    // Factors of 16 queries' sums of values, and the sums of weights that divide them.
     struct Scale {
         F32 factor, weight;
     };
@@ -471,16 +459,11 @@ class TileAttention : AttentionItems {
         if (!scoring_.sinks) return scale;
         F32 sinks, most = load(sums.most);
         for (int64_t i = 0; i < PANEL; i++)
-            sinks[i] = scoring_.sinks[item.head * group_ + (panel * PANEL + i) % group_];
+            sinks[i] = scoring_.sinks[head_of(item, panel * PANEL + i)];
         F32 larger = max(most, sinks);
         scale.factor = rescaling(most, larger);
         scale.weight = scaled_sum(scale.weight, scale.factor, rescaling(sinks, larger), broadcast(1.0f));
         return scale;
-    }
-
-    float* out_of(const Item& item, int64_t query) const {
-        int64_t head = item.head * group_ + query % group_;
-        return out_ + (item.first_token + query / group_) * out_stride_ + head * cache_.value_dim;
     }
 
     void write_rows(const Item& item, const Sums& sums) const {
@@ -506,10 +489,6 @@ class TileAttention : AttentionItems {
         }
     }
 
-    const float* q_;
-    int64_t q_stride_;
-    float* out_;
-    int64_t out_stride_;
     const Bf16 *k_, *v_;
     int64_t steps_;       // tiles of a key
     bool keys_in_place_;  // keys of a tile are equally far apart

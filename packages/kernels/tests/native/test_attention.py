@@ -20,12 +20,13 @@ def attend(
     *,
     window: int = 0,
     dtype: torch.dtype = torch.float32,
+    head_dim: int = HEAD_DIM,
 ) -> torch.Tensor:
-    """Random queries, and keys and values of a type, the same for the same positions of the first row."""
+    """Attend with random queries, keys and values, which are the same for the same positions of the first row."""
     generator = torch.Generator().manual_seed(3)
-    k, v = torch.randn(2, 400, PAGE, KV_HEADS, HEAD_DIM, generator=generator).to(dtype).unbind()
+    k, v = torch.randn(2, 400, batch.page_size, KV_HEADS, head_dim, generator=generator).to(dtype).unbind()
     tokens = sum(batch.host_query_lens)
-    q = torch.randn(1000, HEADS, HEAD_DIM, generator=torch.Generator().manual_seed(4))
+    q = torch.randn(1000, HEADS, head_dim, generator=torch.Generator().manual_seed(4))
     first = batch.host_kv_lens[0] - batch.host_query_lens[0]
     backend.plan(batch)
     return backend.attend(q[first : first + tokens], k, v, AttentionParams(scale=0.2, window=window))
@@ -41,18 +42,24 @@ def test_every_instruction_set_equals_torch(library: Library, rows: list[tuple[i
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("window", [0, 269, 270])
+@pytest.mark.parametrize(("page", "head_dim"), [(PAGE, HEAD_DIM), (16, 64)])
 def test_results_are_bitwise_equal_in_any_chunk_batch_and_thread_count(
-    library: Library, window: int, dtype: torch.dtype
+    library: Library, page: int, head_dim: int, window: int, dtype: torch.dtype
 ) -> None:
+    """On AMX, decodes read keys in place where pages have whole tiles of 16 keys and heads are a multiple of 32."""
     backend, threads = CpuAttention(library), library.threads
-    whole = attend(backend, make_batch([(700, 700)], PAGE, CPU), window=window, dtype=dtype)
+
+    def result(*rows: tuple[int, int]) -> torch.Tensor:
+        batch = make_batch([*rows], page, CPU)
+        return attend(backend, batch, window=window, dtype=dtype, head_dim=head_dim)
+
+    whole = result((700, 700))
     try:
         for count in (1, 3):
             library.set_threads(count)
             for new, kv_len in [(1, 700), (1, 256), (1, 257), (7, 640), (90, 513), (699, 700)]:
                 for others in ([], [(5, 60), (1, 900)], [(1, 30)] * 40):
-                    out = attend(backend, make_batch([(new, kv_len), *others], PAGE, CPU), window=window, dtype=dtype)
-                    assert torch.equal(out[:new], whole[kv_len - new : kv_len])
+                    assert torch.equal(result((new, kv_len), *others)[:new], whole[kv_len - new : kv_len])
     finally:
         library.set_threads(threads)
 
