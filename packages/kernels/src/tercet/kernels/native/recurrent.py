@@ -7,7 +7,7 @@ import torch
 
 from tercet.kernels.native import abi
 from tercet.kernels.native.library import Library
-from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segments, unit
+from tercet.kernels.ops.recurrent import DeltaInputs, ScanInputs, Segments, l2norm
 
 
 class NativeRecurrence:
@@ -18,7 +18,7 @@ class NativeRecurrence:
 
     def gated_delta_rule(self, inputs: DeltaInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
         """See `tercet.kernels.ops.recurrent.gated_delta_rule`."""
-        q, k = (unit(each.float()) for each in inputs[:2])
+        q, k = (l2norm(each.float()) for each in inputs[:2])
         q, v, factor, beta = q * q.shape[2] ** -0.5, _floats(inputs.v), inputs.decay.float().exp(), _floats(inputs.beta)
         out = torch.empty_like(v)
         recurrence = _recurrence(states, q.shape[1], factor, out)

@@ -4,9 +4,9 @@ A state pool is [states, ...]: one running state for each slot, and snapshots. A
 `Segments` name the state that each of them advances.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -83,7 +83,7 @@ def gated_delta_rule(inputs: DeltaInputs, states: torch.Tensor, segments: Segmen
     Delta Networks (arXiv 2412.06464).
     """
     heads = inputs.v.shape[1]
-    q, k = (unit(x.float()).repeat_interleave(heads // x.shape[1], 1) for x in inputs[:2])
+    q, k = (l2norm(x.float()).repeat_interleave(heads // x.shape[1], 1) for x in inputs[:2])
     q, v, decay, beta = q * q.shape[2] ** -0.5, *(x.float() for x in inputs[2:])
     out = torch.empty_like(v)
     if count := len(segments.singles):
@@ -92,13 +92,7 @@ def gated_delta_rule(inputs: DeltaInputs, states: torch.Tensor, segments: Segmen
         state = state + k[:count, ..., None] * delta[:, :, None]
         states[segments.singles] = state
         out[:count] = (state * q[:count, ..., None]).sum(2)
-    for begin, end, place, snapshot in segments.rest:
-        for first in range(begin, end, _CHUNK):
-            some = slice(first, min(first + _CHUNK, end))
-            chunk = DeltaInputs(*(x[some].transpose(0, 1) for x in (q, k, v, decay, beta)))
-            out[some] = _delta_chunk(chunk, states[place])
-        if snapshot >= 0:
-            states[snapshot] = states[place]
+    _advance_rest(_delta_chunk, DeltaInputs(q, k, v, decay, beta), states, segments.rest, out)
     return out
 
 
@@ -128,6 +122,9 @@ class ScanInputs(NamedTuple):
     decay: torch.Tensor  # [tokens, heads]: logarithm of the factor of the state
 
 
+InputsT = TypeVar("InputsT", DeltaInputs, ScanInputs)
+
+
 def state_space_scan(inputs: ScanInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
     """Return the outputs [tokens, heads, head_dim] of a state space scan in float32, and advance the states.
 
@@ -143,13 +140,7 @@ def state_space_scan(inputs: ScanInputs, states: torch.Tensor, segments: Segment
         state = state + x[:count, ..., None] * b[:count, :, None]
         states[segments.singles] = state
         out[:count] = (state * c[:count, :, None]).sum(3)
-    for begin, end, place, snapshot in segments.rest:
-        for first in range(begin, end, _CHUNK):
-            some = slice(first, min(first + _CHUNK, end))
-            chunk = ScanInputs(*(each[some].transpose(0, 1) for each in (c, b, x, decay)))
-            out[some] = _scan_chunk(chunk, states[place])
-        if snapshot >= 0:
-            states[snapshot] = states[place]
+    _advance_rest(_scan_chunk, ScanInputs(c, b, x, decay), states, segments.rest, out)
     return out
 
 
@@ -165,6 +156,23 @@ def _scan_chunk(inputs: ScanInputs, state: torch.Tensor) -> torch.Tensor:
     return out.transpose(0, 1)
 
 
+def _advance_rest(
+    advance: Callable[[InputsT, torch.Tensor], torch.Tensor],
+    inputs: InputsT,
+    states: torch.Tensor,
+    rest: Sequence[Segment],
+    out: torch.Tensor,
+) -> None:
+    """Advance the states of segments chunk by chunk, and write the outputs of their tokens to `out`."""
+    for begin, end, state, snapshot in rest:
+        for first in range(begin, end, _CHUNK):
+            some = slice(first, min(first + _CHUNK, end))
+            chunk = type(inputs)(*(each[some].transpose(0, 1) for each in inputs))
+            out[some] = advance(chunk, states[state])
+        if snapshot >= 0:
+            states[snapshot] = states[state]
+
+
 def _between(total: torch.Tensor) -> torch.Tensor:
     """Return what remains at each token of what earlier ones added: [heads, tokens, tokens]."""
     logs = total[:, :, None] - total[:, None]
@@ -176,6 +184,6 @@ def _after(total: torch.Tensor) -> torch.Tensor:
     return (total[:, -1:] - total).exp()[..., None]
 
 
-def unit(x: torch.Tensor) -> torch.Tensor:
-    """Divide by the norm of the last dimension."""
+def l2norm(x: torch.Tensor) -> torch.Tensor:
+    """Divide the last dimension by its L2 norm."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)

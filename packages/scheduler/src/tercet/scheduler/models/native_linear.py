@@ -14,8 +14,8 @@ from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.delta_net import GatedDeltaNet
 from tercet.scheduler.models.layers.layer_ops import TorchLayerOps
 from tercet.scheduler.models.layers.linear import Linear
-from tercet.scheduler.models.layers.mamba2 import Mamba2
 from tercet.scheduler.models.layers.moe import ExpertLinear, Experts, MixtureOfExperts
+from tercet.scheduler.models.layers.recurrent import RecurrentLayer
 
 
 def unsupported_dtype(dtype: torch.dtype, what: str) -> str:
@@ -131,16 +131,16 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
     """Make the linear layers of one of our models use native kernels. Return whether torch has little left to compute.
 
     These include the head and unquantized experts, but not quantized experts. Routers are never quantized, because this
-    would change the choice of experts, and neither are the rates of recurrent states, whose errors add up. Weights are
-    moved one by one, so that memory never holds all of them twice. The embedding stays: if it is also the head, memory
-    holds it twice. Layers that cannot be packed stay on torch.
+    would change the choice of experts, and neither are the rates of Gated DeltaNet's states, whose errors add up.
+    Weights are moved one by one, so that memory never holds all of them twice. The embedding stays: if it is also the
+    head, memory holds it twice. Layers that cannot be packed stay on torch.
     """
     little = True
     head = model.model.embed_tokens if model.lm_head is None else model.lm_head
     model.ops = NativeProjection(pack_linear(library, head.weight.data, quantization=quantization), head=True)
     mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
     routers = {id(module) for mixture in mixtures for module in (mixture.gate, mixture.shared_expert_gate)}
-    recurrent = [module for module in model.modules() if isinstance(module, GatedDeltaNet | Mamba2)]
+    recurrent = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
     exact = routers | {id(module.in_proj_ba) for module in recurrent if isinstance(module, GatedDeltaNet)}
     for layer in recurrent:
         layer.ops = NativeRecurrentOps(library)

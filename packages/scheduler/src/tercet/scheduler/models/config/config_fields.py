@@ -76,6 +76,13 @@ class Fields:
             raise self._wrong(name, f"must say {' or '.join(known)} for each of the {layers} layers")
         return value
 
+    def layer_list(self, name: str) -> list[int] | None:
+        """Return a list of layers' numbers, or None if it is absent."""
+        value = self.values.get(name)
+        if value is not None and (not isinstance(value, list) or any(type(layer) is not int for layer in value)):
+            raise self._wrong(name, f"{_short(value)} is not a list of layers")
+        return value
+
     def _get(self, name: str, default: Any) -> Any:
         value = self.values.get(name)
         value = default if value is None else value

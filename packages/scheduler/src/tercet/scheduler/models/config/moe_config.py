@@ -176,7 +176,5 @@ def _layers_after(fields: Fields, dense: int, layers: int) -> tuple[bool, ...]:
 def _sparse_layers(fields: Fields, layers: int) -> tuple[bool, ...]:
     """Return every `decoder_sparse_step`th layer, except those in `mlp_only_layers`."""
     step = fields.count("decoder_sparse_step", 1)
-    dense = fields.values.get("mlp_only_layers") or []
-    if not isinstance(dense, list) or any(type(layer) is not int for layer in dense):
-        raise wrong("mlp_only_layers", f"{dense!r} is not a list of layers")
+    dense = fields.layer_list("mlp_only_layers") or []
     return tuple((layer + 1) % step == 0 and layer not in dense for layer in range(layers))

@@ -99,9 +99,7 @@ def parse_short_conv(fields: Fields, layers: int, channels: int) -> ShortConvCon
     if fields.has("layer_types"):
         kinds = fields.kinds("layer_types", (_CONV, _FULL), layers)
     else:
-        full = fields.values.get("full_attn_idxs")
-        if full is not None and (not isinstance(full, list) or any(type(layer) is not int for layer in full)):
-            raise wrong("full_attn_idxs", f"{full!r} is not a list of layers")
+        full = fields.layer_list("full_attn_idxs")
         kinds = [_FULL if full is None or layer in full else _CONV for layer in range(layers)]
     return ShortConvConfig(
         layers=frozenset(layer for layer, kind in enumerate(kinds) if kind == _CONV),

@@ -1,9 +1,9 @@
 """Granite 4: Mamba 2 layers between layers of attention, with or without experts."""
 
 from dataclasses import replace
+from functools import partial
 
 from tercet.kernels.ops.moe import Routing
-from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.field_support import EXPERTS, field_table
 from tercet.scheduler.models.config.model_config import ModelConfig
@@ -11,44 +11,32 @@ from tercet.scheduler.models.config.moe_config import MoeConfig
 from tercet.scheduler.models.config.multipliers import MULTIPLIERS, with_multipliers
 from tercet.scheduler.models.config.recurrent_config import Mamba2Config, parse_mamba2
 from tercet.scheduler.models.family import ModelFamily
-from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.layers.decoder import CausalLM, build_hybrid
 from tercet.scheduler.models.layers.layers import Attention, Rotary, Unrotated
 from tercet.scheduler.models.layers.mamba2 import Mamba2
-from tercet.scheduler.models.layers.moe import mlp_of
 from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
     """Build GraniteMoeHybridForCausalLM."""
-    mamba = config.recurrent
-    if not isinstance(mamba, Mamba2Config):
-        raise TypeError("the config has no Mamba 2 layers")
-    if shard.size > 1:
-        raise ValueError(f"{config.architecture} runs on one rank: its recurrent states are not split")
     unrotated = Unrotated(config)
 
-    def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        mlp = mlp_of(config, number, shard)
-        if number in mamba.layers:
-            return DecoderLayer(config, Mamba2(config, number, mamba), mlp, mixer_name="mamba")
+    def attention(number: int, rotary: Rotary) -> Attention:
         table = unrotated if number in config.unrotated else rotary
-        attention = Attention(
-            config, number, table, shard, input_bias=config.attention_bias, output_bias=config.output_bias
-        )
-        return DecoderLayer(config, attention, mlp)
+        return Attention(config, number, table, shard, input_bias=config.attention_bias, output_bias=config.output_bias)
 
-    return CausalLM(config, shard, layer)
+    return build_hybrid(config, shard, Mamba2Config, partial(Mamba2, config), attention)
 
 
 def _adapt(config: ModelConfig, fields: Fields) -> ModelConfig:
     """Add the experts, whose shared one is the only MLP of a model without others."""
     shared = fields.count("shared_intermediate_size", 1024)
     rotates = fields.choice("position_embedding_type", ("nope", "rope"), "nope") == "rope"
-    experts, top_k = fields.count("num_experts", 8, least=0), fields.count("num_experts_per_tok", 2, least=0)
     moe = None
-    if experts:
-        if not 0 < top_k <= experts:
-            raise wrong("num_experts_per_tok", f"{top_k} of {experts} experts is not possible")
+    if experts := fields.count("num_experts", 8, least=0):
+        top_k = fields.count("num_experts_per_tok", 2)
+        if top_k > experts:
+            raise wrong("num_experts_per_tok", f"{top_k} is more than the {experts} experts")
         moe = MoeConfig(
             experts=experts,
             routing=Routing(top_k=top_k, renormalize=True),
@@ -79,7 +67,6 @@ FAMILIES = (
             without_effect={"mamba_chunk_size": "a choice of kernels"},
             aliases={"layers_block_type": "layer_types"},
         ),
-        defaults=ConfigDefaults(),
         adapt=_adapt,
     ),
 )

@@ -1,6 +1,7 @@
 """LFM2 and LFM2-MoE: gated short convolutions between layers of attention."""
 
 from dataclasses import replace
+from functools import partial
 
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
@@ -9,28 +10,19 @@ from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeDefaults
 from tercet.scheduler.models.config.recurrent_config import ShortConvConfig, parse_short_conv
 from tercet.scheduler.models.family import ModelFamily
-from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.layers.decoder import CausalLM, build_hybrid
 from tercet.scheduler.models.layers.layers import Attention, Rotary
-from tercet.scheduler.models.layers.moe import mlp_of
 from tercet.scheduler.models.layers.shard import Shard
 from tercet.scheduler.models.layers.short_conv import ShortConv
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
     """Build Lfm2ForCausalLM or Lfm2MoeForCausalLM."""
-    short = config.recurrent
-    if not isinstance(short, ShortConvConfig):
-        raise TypeError("the config has no convolutions")
-    if shard.size > 1:
-        raise ValueError(f"{config.architecture} runs on one rank: its recurrent states are not split")
 
-    def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        mlp = mlp_of(config, number, shard)
-        if number in short.layers:
-            return DecoderLayer(config, ShortConv(config, number, short), mlp, mixer_name="conv")
-        return DecoderLayer(config, Attention(config, number, rotary, shard, qk_norm="heads"), mlp)
+    def attention(number: int, rotary: Rotary) -> Attention:
+        return Attention(config, number, rotary, shard, qk_norm="heads")
 
-    return CausalLM(config, shard, layer)
+    return build_hybrid(config, shard, ShortConvConfig, partial(ShortConv, config), attention)
 
 
 def _with_short_conv(config: ModelConfig, fields: Fields) -> ModelConfig:

@@ -20,28 +20,18 @@ from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeDefaults
 from tercet.scheduler.models.config.recurrent_config import DeltaNetConfig, parse_delta_net
 from tercet.scheduler.models.family import ModelFamily
-from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
+from tercet.scheduler.models.layers.decoder import CausalLM, build_hybrid
 from tercet.scheduler.models.layers.delta_net import GatedDeltaNet
 from tercet.scheduler.models.layers.layers import Attention, Rotary
-from tercet.scheduler.models.layers.moe import mlp_of
 from tercet.scheduler.models.layers.norms import CenteredNorm
 from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard, *, grouped: bool = False) -> CausalLM:
     """Build a model. `grouped`: see `GatedDeltaNet`."""
-    net = config.recurrent
-    if not isinstance(net, DeltaNetConfig):
-        raise TypeError("the config has no Gated DeltaNet layers")
-    if shard.size > 1:
-        raise ValueError(f"{config.architecture} runs on one rank: its recurrent states are not split")
 
-    def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        mlp = mlp_of(config, number, shard)
-        if number in net.layers:
-            mixer = GatedDeltaNet(config, number, net, grouped=grouped)
-            return DecoderLayer(config, mixer, mlp, CenteredNorm, mixer_name="linear_attn")
-        attention = Attention(
+    def attention(number: int, rotary: Rotary) -> Attention:
+        return Attention(
             config,
             number,
             rotary,
@@ -52,9 +42,9 @@ def build(config: ModelConfig, shard: Shard, *, grouped: bool = False) -> Causal
             norm=CenteredNorm,
             gated=True,
         )
-        return DecoderLayer(config, attention, mlp, CenteredNorm)
 
-    return CausalLM(config, shard, layer, CenteredNorm)
+    net = partial(GatedDeltaNet, config, grouped=grouped)
+    return build_hybrid(config, shard, DeltaNetConfig, net, attention, CenteredNorm)
 
 
 _LINEAR = (

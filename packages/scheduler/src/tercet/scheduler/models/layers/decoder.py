@@ -4,22 +4,23 @@ Module names are those of Hugging Face's checkpoints, except for fused projectio
 """
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import nn
 
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.layers.delta_net import GatedDeltaNet
+from tercet.scheduler.models.config.recurrent_config import RecurrentConfig
 from tercet.scheduler.models.layers.latent_attention import LatentAttention
 from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
 from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary, VocabParallelEmbedding
 from tercet.scheduler.models.layers.linear import Linear
-from tercet.scheduler.models.layers.mamba2 import Mamba2
 from tercet.scheduler.models.layers.moe import MixtureOfExperts, mlp_of
 from tercet.scheduler.models.layers.norms import RMSNorm
+from tercet.scheduler.models.layers.recurrent import RecurrentLayer
 from tercet.scheduler.models.layers.shard import Cut, Shard
-from tercet.scheduler.models.layers.short_conv import ShortConv
+
+RecurrentT = TypeVar("RecurrentT", bound=RecurrentConfig)
 
 
 class Norms(NamedTuple):
@@ -37,16 +38,14 @@ class DecoderLayer(nn.Module):
     def __init__(
         self,
         config: ModelConfig,
-        mixer: Attention | LatentAttention | GatedDeltaNet | Mamba2 | ShortConv,
+        mixer: Attention | LatentAttention | RecurrentLayer,
         mlp: GatedMLP | MixtureOfExperts,
         norm: type[RMSNorm] = RMSNorm,
-        *,
-        mixer_name: str = "self_attn",
     ) -> None:
         super().__init__()
         self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
-        self.add_module(mixer_name, mixer)
-        self._mixer_name = mixer_name
+        self._mixer_name = mixer.name if isinstance(mixer, RecurrentLayer) else "self_attn"
+        self.add_module(self._mixer_name, mixer)
         self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
         self.mlp = mlp
 
@@ -149,6 +148,30 @@ def build_decoder(
         return DecoderLayer(config, attention, mlp_of(config, number, shard))
 
     return CausalLM(config, shard, layer)
+
+
+def build_hybrid(
+    config: ModelConfig,
+    shard: Shard,
+    kind: type[RecurrentT],
+    recurrent: Callable[[int, RecurrentT], RecurrentLayer],
+    attention: Callable[[int, Rotary], Attention],
+    norm: type[RMSNorm] = RMSNorm,
+) -> CausalLM:
+    """Build a model of recurrent layers, whose config is of a `kind`, and of attention. Raise ValueError for several
+    ranks.
+    """
+    states = config.recurrent
+    if not isinstance(states, kind):
+        raise TypeError(f"the config has no {kind.__name__}")
+    if shard.size > 1:
+        raise ValueError(f"{config.architecture} runs on one rank: its recurrent states are not split")
+
+    def layer(number: int, rotary: Rotary) -> DecoderLayer:
+        mixer = recurrent(number, states) if number in states.layers else attention(number, rotary)
+        return DecoderLayer(config, mixer, mlp_of(config, number, shard), norm)
+
+    return CausalLM(config, shard, layer, norm)
 
 
 def scale_logits(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:

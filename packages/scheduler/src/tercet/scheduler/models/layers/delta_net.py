@@ -3,26 +3,26 @@
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tercet.kernels.ops.recurrent import DeltaInputs
+from tercet.kernels.ops.recurrent import DeltaInputs, Segments
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.recurrent_config import DeltaNetConfig
-from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule, states_of
 from tercet.scheduler.models.layers.linear import FusedLinear, Linear
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter
+from tercet.scheduler.models.layers.recurrent import CausalConv, RecurrentLayer
 from tercet.scheduler.models.layers.shard import Cut
-from tercet.scheduler.models.layers.short_conv import CausalConv
 
 
-class GatedDeltaNet(OpsModule):
+class GatedDeltaNet(RecurrentLayer):
     """Linear attention with a state per value head: the gated delta rule, and a gate of the normalized output.
 
     If `grouped`, checkpoints store the projections of a key head and of its value heads together, as Qwen3-Next does.
     """
 
+    name = "linear_attn"
+
     def __init__(self, config: ModelConfig, layer_id: int, net: DeltaNetConfig, *, grouped: bool) -> None:
-        super().__init__()
-        self.layer_id = layer_id
+        super().__init__(layer_id)
         self.net = net
         dtype, quantized = config.dtype, config.quantization is not None
         values = net.heads * net.value_dim
@@ -40,19 +40,10 @@ class GatedDeltaNet(OpsModule):
         self.norm = RMSNorm(net.value_dim, config.rms_norm_eps, dtype)
         self.out_proj = Linear(values, config.hidden_size, bias=False, dtype=dtype, quantized=quantized)
 
-    def forward(
-        self,
-        norm: RMSNorm,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,  # noqa: ARG002
-        batch: Batch,
-        after: RMSNorm | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Advance the states by the normalized x + residual. See `Attention.forward`."""
+    def mix(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], segments: Segments) -> torch.Tensor:
+        """See `RecurrentLayer`."""
+        inputs, matrices = states
         net = self.net
-        x, residual = norm.add(x, residual)
-        (inputs, matrices), segments = states_of(batch, self.layer_id)
         mixed, z = self.in_proj_qkvz(x).split_with_sizes((net.channels, net.heads * net.value_dim), 1)
         b, a = self.in_proj_ba(x).chunk(2, 1)
         mixed = F.silu(self.conv1d(mixed, inputs, segments))
@@ -62,8 +53,8 @@ class GatedDeltaNet(OpsModule):
         decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)
         v = v.view(len(x), net.heads, net.value_dim)
         out = self.ops.gated_delta_rule(DeltaInputs(q, k, v, decay, b.sigmoid()), matrices, segments).to(x.dtype)
-        out = (self.norm(out) * F.silu(z.float()).view_as(out)).to(x.dtype)
-        return self.out_proj.project_onto(out.flatten(1), residual, after)
+        gated: torch.Tensor = self.norm(out) * F.silu(z.float()).view_as(out)
+        return gated.to(x.dtype).flatten(1)
 
 
 def _whole(size: int) -> Cut:

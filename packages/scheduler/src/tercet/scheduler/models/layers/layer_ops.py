@@ -37,11 +37,6 @@ class RecurrentBatch(Batch, Protocol):
         ...
 
 
-def states_of(batch: Batch, layer_id: int) -> tuple[tuple[torch.Tensor, ...], Segments]:
-    """Return the state tensors of a layer of a step over recurrent states, and the segments of its tokens."""
-    return cast("RecurrentBatch", batch).states_of(layer_id)
-
-
 class LayerCache(NamedTuple):
     """A layer's key and value caches, with the slots and scales of new ones: see `tercet.kernels.ops.store_kv`."""
 

@@ -3,22 +3,22 @@
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tercet.kernels.ops.recurrent import ScanInputs
+from tercet.kernels.ops.recurrent import ScanInputs, Segments
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.recurrent_config import Mamba2Config
-from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule, states_of
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter
-from tercet.scheduler.models.layers.short_conv import CausalConv
+from tercet.scheduler.models.layers.recurrent import CausalConv, RecurrentLayer
 
 
-class Mamba2(OpsModule):
+class Mamba2(RecurrentLayer):
     """A convolution and a state space scan; a gate, then a norm of each group of heads."""
 
+    name = "mamba"
+
     def __init__(self, config: ModelConfig, layer_id: int, mamba: Mamba2Config) -> None:
-        super().__init__()
-        self.layer_id = layer_id
+        super().__init__(layer_id)
         self.mamba = mamba
         size, dtype, quantized = config.hidden_size, config.dtype, config.quantization is not None
         projected = mamba.inner + mamba.channels + mamba.heads
@@ -28,20 +28,11 @@ class Mamba2(OpsModule):
         self.norm = RMSNorm(mamba.inner, mamba.norm_eps, dtype)
         self.out_proj = Linear(mamba.inner, size, bias=mamba.bias, dtype=dtype, quantized=quantized)
 
-    def forward(
-        self,
-        norm: RMSNorm,
-        x: torch.Tensor,
-        residual: torch.Tensor | None,
-        positions: torch.Tensor,  # noqa: ARG002
-        batch: Batch,
-        after: RMSNorm | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Advance the states by the normalized x + residual. See `Attention.forward`."""
+    def mix(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], segments: Segments) -> torch.Tensor:
+        """See `RecurrentLayer`."""
+        inputs, matrices = states
         mamba, tokens = self.mamba, len(x)
-        projected, residual = self.in_proj.project_normed(norm, x, residual)
-        (inputs, matrices), segments = states_of(batch, self.layer_id)
-        gate, mixed, steps = projected.split_with_sizes((mamba.inner, mamba.channels, mamba.heads), 1)
+        gate, mixed, steps = self.in_proj(x).split_with_sizes((mamba.inner, mamba.channels, mamba.heads), 1)
         mixed = F.silu(self.conv1d(mixed, inputs, segments))
         grouped = mamba.groups * mamba.state_dim
         values, b, c = mixed.split_with_sizes((mamba.inner, grouped, grouped), 1)
@@ -50,7 +41,7 @@ class Mamba2(OpsModule):
         steps = F.softplus(steps.float() + self.dt_bias).clamp(*mamba.time_step)
         scan = ScanInputs(c, b, values * steps[..., None], -self.A_log.exp() * steps)
         out = self.ops.state_space_scan(scan, matrices, segments) + values * self.D[:, None]
-        return self.out_proj.project_onto(self._normalized(out.flatten(1), gate).to(x.dtype), residual, after)
+        return self._normalized(out.flatten(1), gate).to(x.dtype)
 
     def _normalized(self, out: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Apply the gate, then the norm, whose mean squares are those of each group."""

@@ -1,0 +1,56 @@
+"""The base of layers with a recurrent state, and the causal convolution that they share."""
+
+from abc import ABC, abstractmethod
+from typing import ClassVar, cast
+
+import torch
+from torch import nn
+
+from tercet.kernels.ops.recurrent import Segments, causal_conv
+from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule, RecurrentBatch
+from tercet.scheduler.models.layers.linear import Linear
+from tercet.scheduler.models.layers.norms import RMSNorm
+from tercet.scheduler.models.layers.parameters import empty_parameter
+
+
+class RecurrentLayer(OpsModule, ABC):
+    """A layer with a recurrent state, in place of attention."""
+
+    name: ClassVar[str]
+    """Its name in checkpoints."""
+    out_proj: Linear
+
+    def __init__(self, layer_id: int) -> None:
+        super().__init__()
+        self.layer_id = layer_id
+
+    def forward(
+        self,
+        norm: RMSNorm,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        positions: torch.Tensor,  # noqa: ARG002
+        batch: Batch,
+        after: RMSNorm | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Advance the states by the normalized x + residual. See `Attention.forward`."""
+        x, residual = norm.add(x, residual)
+        states, segments = cast("RecurrentBatch", batch).states_of(self.layer_id)
+        return self.out_proj.project_onto(self.mix(x, states, segments), residual, after)
+
+    @abstractmethod
+    def mix(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], segments: Segments) -> torch.Tensor:
+        """Advance the states by x [tokens, hidden]. Return the input of `out_proj`."""
+
+
+class CausalConv(nn.Module):
+    """A depthwise convolution of each token with those before it; weight [channels, 1, taps]."""
+
+    def __init__(self, channels: int, taps: int, dtype: torch.dtype, *, bias: bool) -> None:
+        super().__init__()
+        self.weight = empty_parameter(channels, 1, taps, dtype=dtype)
+        self.bias = empty_parameter(channels, dtype=dtype) if bias else None
+
+    def forward(self, x: torch.Tensor, states: torch.Tensor, segments: Segments) -> torch.Tensor:
+        """Convolve x [tokens, channels], and advance the states [states, channels, taps - 1]."""
+        return causal_conv(x, states, self.weight[:, 0], self.bias, segments)
