@@ -1,4 +1,4 @@
-"""Programs in forks of a Python process that has imported what takes long, so that each begins at once."""
+"""Forks of a Python process with slow imports, each of which runs a program without importing again."""
 
 import gc
 import json
@@ -101,4 +101,4 @@ if __name__ == "__main__":
     if command := _commands():
         code = _exit_code(command)
         sys.stdout.flush()
-        os._exit(code)  # taking apart all that was imported takes half a second
+        os._exit(code)  # destructors of all imports take half a second

@@ -165,7 +165,7 @@ class Recurrence(Structure):
 
 
 class Segment(Structure):
-    """`Segment` of recurrent.h."""
+    """`Segment` of recurrent.h: a row of `Segments.table`."""
 
     _fields_ = (*_ints("begin", "end", "state", "snapshot"),)
 
@@ -195,8 +195,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "mixture": (None, [POINTER(Mixture), _P, _I, _P]),
     "unpack_rows": (None, [POINTER(Linear), _P, _I, _P]),
     "forward": (None, [POINTER(Model), POINTER(Step), _P]),
-    "delta_rule": (None, [POINTER(Recurrence), POINTER(Segment), _I, _P, _P, _P, _P]),
-    "state_space_scan": (None, [POINTER(Recurrence), POINTER(Segment), _I, _P, _P, _P]),
+    "delta_rule": (None, [POINTER(Recurrence), _P, _I, _P, _P, _P, _P]),
+    "state_space_scan": (None, [POINTER(Recurrence), _P, _I, _P, _P, _P]),
     "argmax": (None, [_P, _I, _I, _P, _P]),
     "apply_bitmask": (None, [_P, _I, _I, _P, _I]),
     "gumbel": (None, [_P, _P, _P, _I, _P]),

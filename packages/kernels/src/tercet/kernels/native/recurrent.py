@@ -23,7 +23,7 @@ class NativeRecurrence:
         out = torch.empty_like(v)
         recurrence = _recurrence(states, q.shape[1], factor, out)
         pointers = (each.data_ptr() for each in (q, k, v, beta))
-        self._call.delta_rule(recurrence, *_table(segments), *pointers)
+        self._call.delta_rule(recurrence, segments.table.data_ptr(), len(segments.table), *pointers)
         return out
 
     def state_space_scan(self, inputs: ScanInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
@@ -31,7 +31,8 @@ class NativeRecurrence:
         c, b, x, factor = *map(_floats, inputs[:3]), inputs.decay.float().exp()
         out = torch.empty_like(x)
         recurrence = _recurrence(states, c.shape[1], factor, out)
-        self._call.state_space_scan(recurrence, *_table(segments), c.data_ptr(), b.data_ptr(), x.data_ptr())
+        pointers = (each.data_ptr() for each in (c, b, x))
+        self._call.state_space_scan(recurrence, segments.table.data_ptr(), len(segments.table), *pointers)
         return out
 
 
@@ -41,13 +42,6 @@ def _recurrence(states: torch.Tensor, groups: int, factor: torch.Tensor, out: to
         raise ValueError("native kernels advance contiguous states in float32")
     _, heads, rows, columns = states.shape
     return abi.Recurrence(heads, groups, rows, columns, factor.data_ptr(), states.data_ptr(), out.data_ptr())
-
-
-def _table(segments: Segments) -> tuple[object, int]:
-    """Return the segments as an array, and their number."""
-    singles = [(token, token + 1, state, -1) for token, state in enumerate(segments.singles.tolist())]
-    rows = [*singles, *segments.rest]
-    return (abi.Segment * len(rows))(*(abi.Segment(*row) for row in rows)), len(rows)
 
 
 def _floats(x: torch.Tensor) -> torch.Tensor:

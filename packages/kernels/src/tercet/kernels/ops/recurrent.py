@@ -6,6 +6,7 @@ A state pool is [states, ...]: one running state for each slot, and snapshots. A
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -31,6 +32,12 @@ class Segments:
     singles: torch.Tensor
     """Int64 [singles]: the state of each of the first tokens."""
     rest: Sequence[Segment]
+
+    @cached_property
+    def table(self) -> torch.Tensor:
+        """Int64 [segments, 4] on the CPU: the fields of every segment. Made once for all layers."""
+        singles = [Segment(token, token + 1, state) for token, state in enumerate(self.singles.tolist())]
+        return torch.tensor([*singles, *self.rest], dtype=torch.int64).view(-1, 4)
 
     def part(self, tokens: slice) -> "Segments":
         """Return the segments of some of the tokens, counted from the first of them."""
