@@ -50,8 +50,8 @@ RUN groupadd --gid 10001 tercet \
     && useradd --uid 10001 --gid 10001 --no-create-home --home-dir /tmp tercet \
     && install --directory --owner=10001 --group=10001 --mode=0700 /keys /models /kernels
 COPY --from=built /opt/tercet /opt/tercet
-# Models that are given by a Hugging Face name are downloaded into /models.
-ENV PATH=/opt/tercet/bin:$PATH PYTHONUNBUFFERED=1 HF_HOME=/models
+# Models that are given by a name are downloaded into /models.
+ENV PATH=/opt/tercet/bin:$PATH PYTHONUNBUFFERED=1 HF_HOME=/models XDG_CACHE_HOME=/models
 USER 10001:10001
 WORKDIR /tmp
 EXPOSE 30100

@@ -77,7 +77,8 @@ def test_a_process_that_may_open_too_few_files_says_so_and_does_not_start(
     program: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     listen = f"--listen=ipc://{tmp_path_factory.mktemp('few')}"
-    words = {"tercet": ("serve", "--port=0"), "tercet-frontend": ("--port=0", listen)}.get(program, (listen,))
+    own = {"tercet": ("serve", "embedded", "--port=0"), "tercet-frontend": ("--port=0", listen)}
+    words = own.get(program, (listen,))
     command = ["bash", "-c", 'ulimit -n 64; exec "$@"', "bash", sys.executable, *PROGRAMS[program], *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == (1 if program == "tercet" else 2)

@@ -31,8 +31,7 @@ def write(path: Path, text: str) -> str:
 
 
 def test_defaults() -> None:
-    assert parse() == ServeConfig()
-    assert parse().model == "embedded"
+    assert parse() == ServeConfig(model="default")
     assert (parse().serve.host, parse().serve.port) == ("127.0.0.1", 30000)
     assert parse().scheduler.flags() == []
 

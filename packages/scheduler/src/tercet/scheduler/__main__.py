@@ -92,6 +92,14 @@ def models() -> None:
     _run_on_files(print_models)
 
 
+@app.command
+def default_model() -> None:
+    """Download the model that `tercet serve` serves by default. Print its name, or that of the embedded model."""
+    from tercet.scheduler.hub.default_model import print_default_model
+
+    _run_on_files(print_default_model)
+
+
 def _run_on_files(command: Callable[[], None]) -> None:
     from tercet.scheduler.model_files import ModelError
 

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from tercet.scheduler.gguf.gguf_packages import packaged_gguf
 from tercet.scheduler.gguf.gguf_paths import SUFFIX, GGUFError, find_gguf, split_parts
 from tercet.scheduler.model_files import HUB_TIMEOUT, ModelError, resolve_model
 
@@ -12,14 +13,25 @@ _HUB_FILE = re.compile(
 
 
 def resolve_any_model(name: str) -> Path:
-    """Return the directory of a model in GGUF or in safetensors; see `resolve_model`. Raise ModelError."""
+    """Return the directory of a model in GGUF (also one of `PACKAGES`) or in safetensors; see `resolve_model`.
+
+    Raise ModelError.
+    """
     try:
-        on_hub = None if Path(name).exists() else _HUB_FILE.fullmatch(name)
-        path = _download(on_hub["repository"], on_hub["file"]) if on_hub else Path(name).expanduser()
-        found = find_gguf(path) if name else None
+        found = _find(name)
         return resolve_model(name) if found is None else _directory(found)
     except GGUFError as error:
         raise ModelError(str(error)) from None
+
+
+def _find(name: str) -> Path | None:
+    """Return the GGUF file that a name stands for; None if it stands for anything else."""
+    path = Path(name).expanduser()
+    if not name or path.exists():
+        return find_gguf(path) if name else None
+    if on_hub := _HUB_FILE.fullmatch(name):
+        return _download(on_hub["repository"], on_hub["file"])
+    return packaged_gguf(name)
 
 
 def _directory(path: Path) -> Path:

@@ -54,7 +54,6 @@ _TOO_LARGE = ("Gemma", "Glm4", "GptOss")
 """Prefixes of families that were trained in bfloat16 and whose hidden states exceed the 65,504 of float16."""
 
 KNOWN_NAMES = {
-    "smollm2-135m": "HuggingFaceTB/SmolLM2-135M-Instruct",
     "smollm2-360m": "HuggingFaceTB/SmolLM2-360M-Instruct",
     "smollm2-1.7b": "HuggingFaceTB/SmolLM2-1.7B-Instruct",
     "smollm3-3b": "HuggingFaceTB/SmolLM3-3B",
@@ -66,7 +65,7 @@ KNOWN_NAMES = {
     "bge-small": "BAAI/bge-small-en-v1.5",
     "qwen3-embedding-0.6b": "Qwen/Qwen3-Embedding-0.6B",
 }
-"""Short names of models that anybody may download, and their Hugging Face ids."""
+"""Short names of models that anybody may download, and their Hugging Face ids. `PACKAGES` has further names."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.jinja", *(name for name in SLOW_FILES if not name.endswith(".json"))]
 _HUB_LEFT_OUT = ["consolidated*", "*/*.safetensors"]

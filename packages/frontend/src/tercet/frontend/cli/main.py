@@ -10,6 +10,7 @@ from cyclopts.config import Dict
 
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.supervisor.options import (
+    DEFAULT_MODEL,
     ConfigError,
     FrontendOptions,
     SchedulerOptions,
@@ -46,9 +47,9 @@ app = App(
 
 @app.command
 def serve(
-    model: Annotated[str, Parameter(help="A directory, a Hugging Face name, or the small model that comes along.")] = (
-        "embedded"
-    ),
+    model: Annotated[
+        str, Parameter(help="A directory, a GGUF file, a Hugging Face name, or a name that `tercet models` lists.")
+    ] = DEFAULT_MODEL,
     *,
     config: Annotated[Path | None, Parameter(help="TOML file with a table for each part; options go over it.")] = None,
     options: ServeOptions = _SERVE,

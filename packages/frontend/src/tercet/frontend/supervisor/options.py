@@ -175,6 +175,10 @@ class SchedulerOptions:
         return flags
 
 
+DEFAULT_MODEL = "default"
+"""MODEL if none is named. The scheduler's package knows it, and replaces it if it cannot be downloaded."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
     """Options of `tercet serve`. The `_extra` options are passed on unread, and the part refuses invalid ones."""

@@ -7,16 +7,18 @@ import re
 import shlex
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from cyclopts import CycloptsError
 
 from tercet.frontend.config.config import FrontendConfig
 from tercet.frontend.server.listener import is_local, url_of
-from tercet.frontend.supervisor.options import ConfigError, ServeConfig
+from tercet.frontend.supervisor.options import DEFAULT_MODEL, ConfigError, ServeConfig
 from tercet.frontend.supervisor.parts import LaunchSpec, frontend_flags, local_parts
 from tercet.frontend.supervisor.restart_policy import Timeouts
 from tercet.frontend.supervisor.run_directory import run_directory
@@ -111,6 +113,8 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
     locked = bool(config.frontend.api_key or http.api_keys())
     display = choose_terminal(config.serve)
     with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:
+        if config.model == DEFAULT_MODEL:
+            config = replace(config, model=_default_model())
         parts = make_parts(config, directory)
         _require_file_limit(len(parts))
         url = url_of(listener)
@@ -140,6 +144,15 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             display.line(f"tercet: warning: without --api-key everybody who reaches {url} may use it")
         display.line(f"tercet: starting {len(parts)} parts for {config.model} at {url}")
         return supervisor.run()
+
+
+def _default_model() -> str:
+    """Return the name of the model to serve if none is named, downloaded with a progress bar on standard error."""
+    command = [sys.executable, "-m", "tercet.scheduler", "default-model"]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise ConfigError("the default model cannot be found: name a MODEL")
+    return done.stdout.strip()
 
 
 def _require_file_limit(parts: int) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from tercet.scheduler.formats import sentencepiece_tokenizer
 from tercet.scheduler.gguf.gguf_config import FACTOR_TENSORS, gguf_config
 from tercet.scheduler.gguf.gguf_file import GGUFFile, GGUFTensor, map_file, read_gguf, read_parts
-from tercet.scheduler.gguf.gguf_paths import SUFFIX, GGUFError, split_parts
+from tercet.scheduler.gguf.gguf_paths import SUFFIX, GGUFError, cache_folder, split_parts
 from tercet.scheduler.gguf.gguf_tensors import CheckpointTensor, checkpoint_tensors
 from tercet.scheduler.gguf.gguf_tokenizer import GGUFTokenizer
 from tercet.scheduler.gguf.gguf_values import float_values
@@ -57,8 +57,7 @@ def stored_tensors(path: Path) -> dict[str, CheckpointTensor]:
 
 def _cache() -> Path:
     """Return the folder of these directories; a temporary one if the user's cache cannot be written."""
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    place = Path(home) / "tercet" / "gguf"
+    place = cache_folder("gguf")
     with suppress(OSError):
         place.mkdir(parents=True, exist_ok=True)
     return place if os.access(place, os.W_OK) else Path(tempfile.mkdtemp(prefix="tercet-gguf-"))

@@ -3,6 +3,7 @@
 This module imports no other package, because every start asks whether its model is a GGUF file.
 """
 
+import os
 import re
 from pathlib import Path
 
@@ -14,6 +15,11 @@ _SPLIT = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
 
 class GGUFError(ValueError):
     """A file that is no valid GGUF file, or one that cannot be served. The message is one line."""
+
+
+def cache_folder(name: str) -> Path:
+    """Return a folder of the user's cache, which need not exist."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "tercet" / name
 
 
 def find_gguf(path: Path) -> Path | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tercet.scheduler.formats.other_models import file_names, hub_fault
+from tercet.scheduler.gguf.gguf_packages import PACKAGES
 from tercet.scheduler.gguf_models import resolve_any_model
 from tercet.scheduler.model_files import KNOWN_NAMES, ModelError, check_model, check_tokenizer, resolve_model
 
@@ -38,8 +39,11 @@ def readable_size(size: int) -> str:
 
 
 def stored_models() -> list[StoredModel]:
-    """Return the embedded model and those in the hub's cache, by name. Raises ModelError for an unreadable cache."""
-    return [*_embedded(), *sorted(_cached(), key=lambda model: model.name)]
+    """Return the embedded model, those from packages and those in the hub's cache, by name.
+
+    Raises ModelError for an unreadable cache.
+    """
+    return [*_embedded(), *_packaged(), *sorted(_cached(), key=lambda model: model.name)]
 
 
 def _embedded() -> Iterator[StoredModel]:
@@ -48,6 +52,12 @@ def _embedded() -> Iterator[StoredModel]:
     except ModelError:  # an installation may leave it out
         return
     yield StoredModel("embedded", sum(file.stat().st_size for file in path.iterdir() if file.is_file()))
+
+
+def _packaged() -> Iterator[StoredModel]:
+    for name, package in PACKAGES.items():
+        if package.stored.is_file():
+            yield StoredModel(name, package.stored.stat().st_size)
 
 
 def _cached() -> Iterator[StoredModel]:
@@ -87,7 +97,7 @@ def print_models() -> None:
     width = max((len(model.name) for model in models), default=0)
     for model in models:
         sys.stdout.write(model.line(width) + "\n")
-    sys.stdout.write(f"names for `tercet pull`, beside Hugging Face ids: {', '.join(KNOWN_NAMES)}\n")
+    sys.stdout.write(f"names for `tercet pull`, beside Hugging Face ids: {', '.join([*PACKAGES, *KNOWN_NAMES])}\n")
 
 
 def print_pulled(name: str) -> None:
