@@ -1,6 +1,6 @@
 """Comparison of Tercet with other servers on this machine: the same load on each in turn, round after round.
 
-python tools/bench_peers.py MODEL_DIR [...] --llama-server PATH [--vllm PYTHON] [--rounds 3]: see bench_peers.md.
+python tools/bench_peers.py MODEL [...] --llama-server PATH [--vllm PYTHON] [--rounds 3]: see bench_peers.md.
 """
 
 import argparse
@@ -28,10 +28,13 @@ import psutil
 from tercet.frontend.cli.bench.client import Target
 from tercet.frontend.cli.bench.load import run_workload
 from tercet.frontend.cli.bench.workload import WORKLOADS, Workload, prompts, single_token_words
+from tercet.scheduler.gguf_models import resolve_any_model
 
 OURS = "tercet"
 OURS_INT8 = f"{OURS} int8"
+LLAMA_SERVER = "llama-server"
 _QUANTISED = ("int8", "q8_0")
+_GGUF = ".gguf"
 PATIENCE = 300.0
 """Seconds within which a server must be ready."""
 
@@ -44,9 +47,15 @@ class Peer:
     command: str
     environment: dict[str, str] = field(default_factory=dict)
 
+    def serves(self, model: Path) -> bool:
+        """Return whether it reads this model: a GGUF file has one number format, which vLLM lacks."""
+        return model.suffix != _GGUF or self.name in {OURS, LLAMA_SERVER}
+
     def arguments(self, model: Path, port: int) -> list[str]:
         """Return the command for a model on a port."""
-        gguf = f"{model}.q8_0.gguf" if self.name.endswith("q8_0") else f"{model}.bf16.gguf"
+        gguf = (
+            str(model) if model.suffix == _GGUF else f"{model}.{'q8_0' if self.name.endswith('q8_0') else 'bf16'}.gguf"
+        )
         return [part.format(model=model, gguf=gguf, port=port) for part in shlex.split(self.command)]
 
 
@@ -62,9 +71,9 @@ def peers_of(options: argparse.Namespace) -> list[Peer]:
             f"{options.llama_server} -m {{gguf}} -a m --port {{port}} -t {options.threads} -tb {options.threads} "
             f"-c {1280 * options.slots} -np {options.slots} -cb -fa on --no-webui"
         )
-        found.append(Peer("llama-server", command))
+        found.append(Peer(LLAMA_SERVER, command))
         if options.int8:
-            found.append(Peer("llama-server q8_0", command))
+            found.append(Peer(f"{LLAMA_SERVER} q8_0", command))
     if options.vllm:
         command = (
             f"{options.vllm} -m vllm.entrypoints.openai.api_server --model {{model}} --served-model-name m "
@@ -165,10 +174,9 @@ def measure(options: argparse.Namespace, peers: list[Peer]) -> Iterator[dict[str
     logs = Path(tempfile.mkdtemp(prefix="tercet-bench-"))
     for number in range(options.rounds):
         for model in options.models:
-            words = single_token_words(model)
-            for peer in (
-                peers[number % len(peers) :] + peers[: number % len(peers)]
-            ):  # a different peer is first in each round
+            words = single_token_words(resolve_any_model(str(model)))
+            able = [peer for peer in peers if peer.serves(model)]
+            for peer in able[number % len(able) :] + able[: number % len(able)]:  # another one is first in each round
                 log = logs / f"{peer.name.replace(' ', '-')}-{model.name}-{number}.log"
                 try:
                     with running(peer, model, options.port, log) as server:
@@ -239,7 +247,7 @@ def machine() -> str:
 def main(arguments: list[str]) -> int:
     """Measure, append a JSON line per row to a file, and print the table of all its rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", type=Path, nargs="+", help="directories; NAME.bf16.gguf beside each for llama-server")
+    parser.add_argument("models", type=Path, nargs="+", help="directories, with NAME.bf16.gguf beside, or GGUF files")
     parser.add_argument("--llama-server", type=Path)
     parser.add_argument("--vllm", type=Path, help="a Python that has vLLM")
     parser.add_argument("--int8", action="store_true", help="also 8-bit weights, beside NAME.q8_0.gguf")

@@ -48,6 +48,14 @@ def test_a_command_names_the_model_in_the_peers_own_format(tmp_path: Path) -> No
     assert Peer(OURS, "x serve {model}").arguments(model, 7)[2] == str(model)
 
 
+def test_a_gguf_file_is_served_by_those_that_read_it(tmp_path: Path) -> None:
+    model = tmp_path / "tiny.Q4_1.gguf"
+    peers = [*PEERS, Peer(OURS_INT8, ""), Peer("llama-server q8_0", "")]
+    assert [peer.name for peer in peers if peer.serves(model)] == [OURS, "llama-server"]
+    assert Peer("llama-server", "x -m {gguf}").arguments(model, 7)[2] == str(model)
+    assert all(peer.serves(tmp_path / "tiny") for peer in peers)
+
+
 def test_8_bits_are_compared_with_8_bits() -> None:
     peers = [Peer(OURS, ""), Peer(OURS_INT8, ""), Peer("llama-server", ""), Peer("llama-server q8_0", "")]
     speeds = {OURS: 10.0, OURS_INT8: 30.0, "llama-server": 8.0, "llama-server q8_0": 20.0}
