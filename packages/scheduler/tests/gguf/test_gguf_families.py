@@ -13,8 +13,8 @@ from packages.scheduler.tests.conftest import SENTENCES
 from packages.scheduler.tests.gguf.gguf_checkpoints import write_gguf
 from packages.scheduler.tests.models.families.test_families import Paged, load, some_tokens
 from tercet.scheduler.gguf.gguf_file import read_gguf
-from tercet.scheduler.gguf_models import resolve_any_model
-from tercet.scheduler.model_files import model_identity, tokenizer_files
+from tercet.scheduler.gguf_models import resolve_any_model, served_name
+from tercet.scheduler.model_files import ModelError, model_identity, tokenizer_files
 
 UNSAID: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 20, "layer_types": None},
@@ -70,6 +70,17 @@ def said(family: str, source: Path, directory: Path) -> Path:
             config[name] = value
     (directory / "config.json").write_text(json.dumps(config))
     return directory
+
+
+def test_a_file_may_have_any_name(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+    """Ollama's blobs are named by their hash."""
+    blob = write_gguf(checkpoints("llama_tied"), tmp_path / "m.gguf").rename(tmp_path / "sha256-0a1b")
+    served = resolve_any_model(str(blob))
+    assert served_name(str(blob), served) == "sha256-0a1b"
+    assert model_identity(served, "float32").weights
+    (tmp_path / "sha256-2c3d").write_bytes(b"{}")
+    with pytest.raises(ModelError, match="is a file: a model is a directory"):
+        resolve_any_model(str(tmp_path / "sha256-2c3d"))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -43,7 +43,7 @@ def _directory(path: Path) -> Path:
 def served_name(name: str, directory: Path) -> str:
     """Return the name of a model in requests: that of its directory or GGUF file, or the one it has on a hub."""
     path = Path(name).expanduser()
-    if path.is_file() and path.suffix == SUFFIX:
+    if path.is_file():
         return split_parts(path)[0].stem
     if path.is_dir():
         return directory.name if (path / "config.json").exists() else path.resolve().name

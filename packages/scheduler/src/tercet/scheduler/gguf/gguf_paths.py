@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 SUFFIX = ".gguf"
+_MAGIC = b"GGUF"
 _PROJECTOR = "mmproj"
 """The beginning of names of files that read images, which are not read."""
 _SPLIT = re.compile(r"(?P<name>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf")
@@ -28,7 +29,7 @@ def find_gguf(path: Path) -> Path | None:
     Return None for anything else. Raise GGUFError for a directory with several models.
     """
     if path.is_file():
-        return path if path.suffix == SUFFIX else None
+        return path if path.suffix == SUFFIX or _begins_as_gguf(path) else None
     if not path.is_dir() or (path / "config.json").exists():
         return None
     models = {split_parts(file)[0] for file in path.glob(f"*{SUFFIX}") if not file.name.startswith(_PROJECTOR)}
@@ -36,6 +37,15 @@ def find_gguf(path: Path) -> Path | None:
         names = ", ".join(sorted(model.name for model in models)[:8])
         raise GGUFError(f"{path} holds several models, name one of its files: {names}")
     return next(iter(models), None)
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    """Return whether a file of any name, such as a blob of ollama's, begins as GGUF files do."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(_MAGIC)) == _MAGIC
+    except OSError:
+        return False
 
 
 def split_parts(path: Path) -> list[Path]:
