@@ -20,7 +20,7 @@ GRIDS = (
     *("packages/scheduler/tests/generation/", "packages/scheduler/tests/models/"),
 )
 """Folders with grids of cases that compute much."""
-SHARE_SERVERS = ("tests/chaos/", "tests/e2e/")
+SHARE_SERVERS = ("tests/chaos/", "tests/e2e/", "tests/real/")
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads wait for one another, and other workers have their cores
