@@ -40,6 +40,7 @@ from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.events import AdapterPending, AdapterRead, CoreMessage, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan
 from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.core.window_pages import least_window_pages
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
 
@@ -339,6 +340,8 @@ class World(Driver):
     groups=st.integers(1, 2),
     adapters=st.integers(0, 3),
     spare_snapshots=st.one_of(st.none(), st.integers(0, 12)),
+    window=st.one_of(st.none(), st.integers(1, 20)),
+    spare_window_pages=st.integers(0, 12),
 )
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_every_choice_gets_its_tokens_and_one_final_answer(
@@ -353,12 +356,18 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
     groups: int,
     adapters: int,
     spare_snapshots: int | None,
+    window: int | None,
+    spare_window_pages: int,
 ) -> None:
     chance = random.Random(seed)
     pages = max(pages // page_size, 4)
+    of_groups = [CacheGroup(f"group {number}", pages + 3 * number) for number in range(groups)]
+    if window is not None:
+        least = least_window_pages(window, page_size, slots, budget)
+        of_groups.append(CacheGroup("window", least + spare_window_pages, window))
     capacity = msgspec.structs.replace(
         small_capacity(page_size=page_size, slots=slots, grammars="countdown", adapters=adapters),
-        groups=[CacheGroup(f"group {number}", pages + 3 * number) for number in range(groups)],
+        groups=of_groups,
         snapshots=None if spare_snapshots is None else slots + spare_snapshots,
     )
     reserve = chance.choice([0.0, 0.7])

@@ -12,7 +12,7 @@ from tercet.scheduler.core.waiting.fair_share import Account, FairShare
 def violations(core: Scheduler) -> list[str]:
     """Return a description of every broken invariant."""
     holdings = [*_slots(core), *_adapters(core), *_requests(core), *_pages(core), *_in_flight(core), *_tree(core)]
-    return [*holdings, *_snapshots(core), *_accounts(core)]
+    return [*holdings, *_snapshots(core), *_windows(core), *_accounts(core)]
 
 
 def _adapters(core: Scheduler) -> list[str]:
@@ -108,6 +108,27 @@ def _pages(core: Scheduler) -> list[str]:
             found.append(f"group {group}: pages whose holders are not found, or more than counted")
         if sorted(pool.free_pages) != [page for page, count in enumerate(pool.holders) if count == 0]:
             found.append(f"group {group}: the free list and the holders disagree")
+    return found
+
+
+def _windows(core: Scheduler) -> list[str]:
+    """Check that each window page has exactly the holders that can be found, and that no choice lacks its window."""
+    windows = core.memory.windows
+    if windows is None:
+        return []
+    found = []
+    if set(windows.holdings) != set(core.planner.running):
+        found.append("the choices that hold window pages are not those that run")
+    holders = Counter(page for holding in windows.holdings.values() for page in holding.pages)
+    with_window = [node for node in _nodes(core) if node.window]
+    for node in with_window:
+        holders.update(node.window)
+        if len(node.window) != len(node.pages[0]):
+            found.append("a node has window pages for some of its tokens only")
+    if any(holders[page] != count for page, count in enumerate(windows.pool.holders)):
+        found.append("window pages whose holders are not found, or more than counted")
+    if windows.cache is not None and set(windows.cache.with_window) != set(with_window):
+        found.append("the list of nodes with window pages is wrong")
     return found
 
 

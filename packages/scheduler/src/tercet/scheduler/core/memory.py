@@ -6,15 +6,17 @@ gave up before wait in `deferred_free` until that step.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.core.cache.page_pools import PagePools
 from tercet.scheduler.core.cache.prefix_cache import ChunkCache, Node, PageLists, PrefixCache, RadixCache
 from tercet.scheduler.core.cache.state_cache import StateRadixCache
-from tercet.scheduler.core.plan import AdapterLoad, Capacity, PageCopy, PageUpdate
+from tercet.scheduler.core.cache.window_cache import WindowRadixCache
+from tercet.scheduler.core.plan import AdapterLoad, Capacity, PageCopy, PageUpdate, Plan
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.state_snapshots import StateSnapshots
+from tercet.scheduler.core.window_pages import WindowPages
 
 
 class AdapterSlots:
@@ -81,19 +83,29 @@ class AdapterSlots:
 class KVMemory:
     """KV cache of one executor."""
 
-    def __init__(self, capacity: Capacity, *, radix_cache: bool) -> None:
-        groups = len(capacity.groups)
-        self.page_size = capacity.page_size
-        self.pools = PagePools(group.pages for group in capacity.groups)
+    def __init__(self, capacity: Capacity, *, radix_cache: bool, step_tokens: int) -> None:
+        """Create empty memory. Raises ValueError if the capacity has too few snapshots or window pages."""
+        size, snapshots = capacity.page_size, capacity.snapshots
+        full = [group for group in capacity.groups if not group.window or snapshots is not None]
+        groups = len(full)
+        self.page_size = size
+        self.pools = PagePools(group.pages for group in full)
         self.states: StateSnapshots | None = None
         """Snapshots of recurrent states; None if the model keeps no recurrent state."""
-        if capacity.snapshots is not None:
-            self.states = StateSnapshots(capacity.snapshots, capacity.slots, capacity.page_size)
+        self.windows: WindowPages | None = None
+        """Pages of the group with a sliding window; None without such a group, and beside recurrent states."""
+        if snapshots is not None:
+            self.states = StateSnapshots(snapshots, capacity.slots, size)
+        if groups < len(capacity.groups):
+            self.windows = WindowPages(capacity, step_tokens)
         self.cache: PrefixCache = ChunkCache(groups)
         if radix_cache and self.states is not None:
-            self.cache = self.states.cache = StateRadixCache(capacity.page_size, groups, self.states.give_up)
+            self.cache = self.states.cache = StateRadixCache(size, groups, self.states.give_up)
+        elif radix_cache and self.windows is not None:
+            window = capacity.groups[-1].window
+            self.cache = self.windows.cache = WindowRadixCache(size, groups, window, self.windows.pool)
         elif radix_cache:
-            self.cache = RadixCache(capacity.page_size, groups)
+            self.cache = RadixCache(size, groups)
         self.free_slots = list(range(capacity.slots - 1, -1, -1))
         self.adapters = AdapterSlots(capacity.adapters)
         self.updates: list[PageUpdate] = []
@@ -169,6 +181,8 @@ class KVMemory:
             req.computed = common
         if self.states is not None:
             self.states.admit(req, match)
+        if self.windows is not None:
+            self.windows.admit(req, match)
         return copies
 
     def append_page(self, req: Req) -> bool:
@@ -188,6 +202,8 @@ class KVMemory:
         self._publish_pages(req, tokens // self.page_size)
         if self.states is not None:
             self.states.publish(req, tokens)
+        if self.windows is not None:
+            self.windows.publish(req, req.node, req.shared)
 
     def _publish_pages(self, req: Req, count: int) -> None:
         """Put the first pages of a choice into the prefix cache.
@@ -217,14 +233,17 @@ class KVMemory:
         if req.node is None:
             return
         valid = min(req.computed, len(req.tokens)) // self.page_size if reuse else req.shared
-        existing = req.shared
+        existing, node = req.shared, req.node
         if valid > req.shared:
-            existing = self.cache.insert(req.salt, req.cache_key(valid * self.page_size), req.pages).existing
+            node, existing = self.cache.insert(req.salt, req.cache_key(valid * self.page_size), req.pages)
         self.pools.release([group[req.shared : existing] for group in req.pages])
         self.pools.release([group[max(valid, existing) :] for group in req.pages])
         if self.states is not None:
             self.states.publish(req, valid * self.page_size)
             self.states.release(req)
+        if self.windows is not None:
+            self.windows.publish(req, node, valid)
+            self.windows.release(req)
         self.cache.unlock(req.node)
         self.free_slots.append(req.slot)
         if req.adapter is not None:
@@ -232,12 +251,15 @@ class KVMemory:
         self.updates = [update for update in self.updates if update.slot != req.slot]
         req.reset_kv()
 
-    def on_step_committed(self, step: int) -> None:
-        """Free the pages whose freeing waited for plan `step`, which has committed."""
-        while self.deferred_free and self.deferred_free[0][0] <= step:
+    def on_step_committed(self, plan: Plan, reqs: Sequence[Req]) -> None:
+        """Free the pages whose freeing waited for a plan, which has committed."""
+        while self.deferred_free and self.deferred_free[0][0] <= plan.step:
             self.pools.release(self.deferred_free.popleft()[1])
         if self.states is not None:
-            self.states.on_step_committed(step)
+            self.states.on_step_committed(plan.step)
+        if self.windows is not None:
+            for req, tokens in self.windows.on_step_committed(plan, reqs):
+                self.publish(req, tokens)
 
     def flush(self) -> int:
         """Evict every prefix that no running choice uses. Return the number of freed pages."""
@@ -253,10 +275,12 @@ class KVMemory:
     def _common_with_leader(self, req: Req) -> tuple[Req | None, int]:
         """Return the leader, if it still runs, and the number of tokens of its pages that a follower can use.
 
-        A follower with a recurrent state cannot use them: the leader's state has advanced.
+        A follower with a recurrent state or a window finds what the cache has of them: the leader's have advanced.
         """
         leader = req.leader
-        if leader is None or leader.slot < 0 or not leader.published or req.reusable <= 0 or self.states is not None:
+        if self.states is not None or self.windows is not None:
+            return None, 0
+        if leader is None or leader.slot < 0 or not leader.published or req.reusable <= 0:
             return None, 0
         return leader, min(req.prompt_tokens, req.reusable)
 

@@ -6,12 +6,14 @@ from tercet.protocol.messages.values import Logprobs, LoRAAdapter, SamplingParam
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
-    """Layers that share one page table."""
+    """Layers that share one page table. At most one group has a window: the last one."""
 
     name: str
     pages: int
     window: int = 0
-    """Tokens of the sliding window; 0 means full attention."""
+    """Tokens of the longest sliding window; such a group keeps no earlier pages. 0 keeps all, as do all groups beside
+    recurrent states.
+    """
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,7 +64,10 @@ class AdapterLoad(msgspec.Struct, frozen=True):
 
 
 class PageUpdate(msgspec.Struct, frozen=True):
-    """Entries `first, first + 1, ...` of a slot's page table, one list of page ids for each cache group."""
+    """Entries `first, first + 1, ...` of a slot's page table, one list of page ids for each cache group.
+
+    The entries of a group whose list is empty, or left out at the end, do not change. Those before a window are void.
+    """
 
     slot: int
     first: int

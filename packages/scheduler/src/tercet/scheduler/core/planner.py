@@ -87,6 +87,8 @@ class Planner:
         builder.add_to(self._counters)
         states = memory.states
         restores, snapshots = ([], []) if states is None else states.plan(step, builder.rows, builder.reqs)
+        if memory.windows is not None:
+            updates += memory.windows.plan(builder.rows, builder.reqs)
         plan = Plan(
             step=step,
             adapters=loads,

@@ -71,7 +71,7 @@ class Scheduler:
         self.config = config
         self.capacity = capacity
         self.counters = CoreCounters()
-        self.memory = KVMemory(capacity, radix_cache=config.radix_cache)
+        self.memory = KVMemory(capacity, radix_cache=config.radix_cache, step_tokens=config.token_budget)
         self.policy = POLICIES[config.policy]()
         self.waiting = WaitingQueue(self.policy, config.max_skips)
         self.planner = Planner(config, self.memory, self.waiting, self.counters)
@@ -251,7 +251,7 @@ class Scheduler:
         outputs.emit_fast_path(self._fast_path, fast_path_tokens)
         self.counters.accepted_tokens += drafts.learn()
         self.policy.advanced(reqs)
-        self.memory.on_step_committed(plan.step)
+        self.memory.on_step_committed(plan, reqs)
         if plan.weights:
             self.weights.loaded(outputs, result.fault)
         self._offer_exclusive(outputs)

@@ -140,7 +140,7 @@ class SlotTables:
         if self.memory is not None:
             self._changed += updates
         for update in updates:
-            for table, pages in zip(self._pages, update.pages, strict=True):
+            for table, pages in zip(self._pages, update.pages, strict=False):
                 table[update.slot, update.first : update.first + len(pages)] = pages
 
     def assume(self, rows: Sequence[Row], assumed: Mapping[int, int]) -> None:
@@ -231,7 +231,7 @@ class SlotTables:
                 (row, column)
                 for update in changed
                 for row in rows_of.get(update.slot, [])
-                for column in range(update.first, min(update.first + len(update.pages[0]), self._written))
+                for column in range(update.first, min(update.first + max(map(len, update.pages)), self._written))
             ]
             if places:
                 rows, columns = np.array(places, dtype=np.int64).T

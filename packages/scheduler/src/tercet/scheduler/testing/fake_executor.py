@@ -111,7 +111,8 @@ class _Slot:
     tokens: list[int]
     hashes: list[int] = field(default_factory=list)
     """Hashes of all prefixes: entry i covers tokens 0 to i."""
-    table: list[int] = field(default_factory=list)
+    tables: dict[tuple[int, int], int] = field(default_factory=dict)
+    """Page ids by cache group and place in the page table."""
     state: int | None = None
     """Hash of the prefix that its recurrent state covers; None before its first token."""
 
@@ -168,8 +169,8 @@ class FakeExecutor:
         self._slots: dict[int, _Slot] = {}
         self._adapters: dict[int, LoRAAdapter] = {}
         """Adapters by slot."""
-        self._cache: dict[tuple[int, int], int] = {}
-        """Prefix hash by (page, offset)."""
+        self._cache: dict[tuple[int, int, int], int] = {}
+        """Prefix hash by (cache group, page, offset)."""
         self._snapshots: dict[int, int | None] = {}
         """State by snapshot."""
 
@@ -205,13 +206,14 @@ class FakeExecutor:
             adapter = None if init.adapter < 0 else self._adapters[init.adapter]
             self._slots[init.slot] = _Slot(init, adapter, list(unpack_ints(init.tokens)))
         for update in plan.pages:
-            table = self._slots[update.slot].table
-            table[update.first : update.first + len(update.pages[0])] = update.pages[0]
+            for group, pages in enumerate(update.pages):
+                self._slots[update.slot].tables.update(
+                    {(group, place): page for place, page in enumerate(pages, start=update.first)}
+                )
         for copy in plan.copies:
-            if copy.group:  # all groups have the same tokens: verifying one is enough
-                continue
             for offset in range(self._capacity.page_size):
-                self._cache[copy.target, offset] = self._cache.get((copy.source, offset), -1)
+                copied = self._cache.get((copy.group, copy.source, offset), -1)
+                self._cache[copy.group, copy.target, offset] = copied
         for restore in plan.restores:
             self._slots[restore.slot].state = self._snapshots[restore.snapshot]
         late: list[tuple[int, int]] = []
@@ -328,11 +330,15 @@ class FakeExecutor:
         del slot.hashes[end:]
         if not self._verify:
             return
-        for position in range(row.start):
-            if self._cache.get((slot.table[position // size], position % size)) != slot.hashes[position]:
-                raise StaleCacheError(f"slot {row.slot} attends to a stale entry at position {position}")
-        for position in range(row.start, end):
-            self._cache[slot.table[position // size], position % size] = slot.hashes[position]
+        for number, group in enumerate(self._capacity.groups):
+            first = max(0, row.start - group.window + 1) if group.window else 0
+            for position in range(first, row.start):
+                page = slot.tables.get((number, position // size), -1)
+                if self._cache.get((number, page, position % size)) != slot.hashes[position]:
+                    raise StaleCacheError(f"slot {row.slot} attends to a stale entry at position {position}")
+            for position in range(row.start, end):
+                page = slot.tables[number, position // size]
+                self._cache[number, page, position % size] = slot.hashes[position]
 
     def _advance_state(self, slot: _Slot, row: Row, snapshots: Sequence[StateSnapshot]) -> None:
         """Advance the slot's recurrent state by a row, and take its snapshots on the way."""

@@ -34,10 +34,11 @@ class Node:
     """Run of tokens in the radix tree: the edge `key` from `parent`, and the pages that hold it.
 
     `key` is the int32 bytes of a whole number of pages. `locks` counts the choices that use this node or one below.
-    `snapshot` is that of the recurrent state at the end of the edge; -1 for none.
+    `snapshot` is that of the recurrent state at the end of the edge; -1 for none. `window` has the edge's pages in the
+    group of layers with a sliding window; empty if they are not cached.
     """
 
-    __slots__ = ("children", "key", "locks", "pages", "parent", "salt", "snapshot")
+    __slots__ = ("children", "key", "locks", "pages", "parent", "salt", "snapshot", "window")
 
     def __init__(self, parent: "Node | None", key: bytes, pages: PageLists, salt: str) -> None:
         self.parent = parent
@@ -47,6 +48,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.locks = 0
         self.snapshot = -1
+        self.window: list[int] = []
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Match:
     count: int
     pages: PageLists
     cached: int
-    """Number of cached pages, which is larger if the recurrent state after some of them has no snapshot."""
+    """Number of cached pages, which is larger if some of them lack a snapshot or the pages of their window."""
 
 
 class Inserted(NamedTuple):
@@ -281,7 +283,7 @@ class RadixCache:
             count -= cut
             self._cached -= cut
             self._evictable -= cut
-            self._drop_snapshot(leaf)
+            self._cut(leaf, size - cut)
             if cut == size:
                 self._remove(leaf)
             else:
@@ -402,8 +404,8 @@ class RadixCache:
         del self._unlocked[leaf]
         self._drop_root(parent)
 
-    def _drop_snapshot(self, node: Node) -> None:
-        """Give up the snapshot at the end of an edge, which is cut or removed. There are none without states."""
+    def _cut(self, leaf: Node, kept: int) -> None:
+        """Give up what else belongs to the last pages of an edge that is cut to `kept` pages, or removed."""
 
     def _drop_root(self, node: Node) -> None:
         """Remove an empty tree, so that salts use no memory once their prefixes are gone."""

@@ -70,6 +70,9 @@ class StateRadixCache(RadixCache):
             node = node.parent
         return node, count
 
+    def _cut(self, leaf: Node, kept: int) -> None:  # noqa: ARG002
+        self._drop_snapshot(leaf)
+
     def _drop_snapshot(self, node: Node) -> None:
         if node.snapshot >= 0:
             del self._with_snapshot[node]

@@ -1,0 +1,132 @@
+"""Radix cache of models with sliding windows: a prefix is usable as far as the pages of its last window exist.
+
+Full layers need the pages of the whole prefix, layers with a window only those that the next token attends to. Each
+edge has pages for all of its tokens in the full group, and in the window group for all or none. Window pages are given
+up independently: first those inside a text, which only a prompt that branches off there could use, then those at the
+ends of texts, least recently used first.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from tercet.scheduler.core.cache.page_pools import PagePool
+from tercet.scheduler.core.cache.prefix_cache import Match, Node, RadixCache
+
+
+class WindowRadixCache(RadixCache):
+    """Radix cache whose nodes may have pages of the window group. The cache is one of the holders of such a page."""
+
+    def __init__(self, page_size: int, groups: int, window: int, pool: PagePool) -> None:
+        super().__init__(page_size, groups)
+        self._pool = pool
+        self._needed = max(1, -(-(window - 1) // page_size))
+        """Pages that the first token after a page attends to."""
+        self._with_window: OrderedDict[Node, None] = OrderedDict()
+        """Nodes with window pages, in the order in which they are given up."""
+
+    @property
+    def with_window(self) -> list[Node]:
+        """Nodes with window pages."""
+        return list(self._with_window)
+
+    def measure(self, salt: str, key: bytes) -> int:
+        """Return the number of pages of `key` that `match` would find, without side effects."""
+        if salt not in self.roots:
+            return 0
+        node, position, inside = self._walk(salt, key)
+        count = position // self._stride
+        if inside:
+            shared = self._shared(node, key, position) // self._stride
+            return self._usable(node, count + shared, shared)[1]
+        return self._usable(node, count, len(node.pages[0]))[1]
+
+    def match(self, salt: str, key: bytes) -> Match:
+        """Return the longest cached prefix of `key` whose last window is cached, too."""
+        last, position = self._descend(salt, key)
+        cached = position // self._stride
+        node, count = self._usable(last, cached, len(last.pages[0]))
+        return Match(node, count, self.pages_of(node), cached)
+
+    def use_window(self, node: Node) -> list[int]:
+        """Return the pages of the window at the end of a matched node, and mark them as most recently used."""
+        runs: list[list[int]] = []
+        missing = self._needed
+        while missing > 0 and node.parent is not None:
+            self._with_window.move_to_end(node)
+            runs.append(node.window[-missing:])
+            missing -= len(runs[-1])
+            node = node.parent
+        return [page for run in reversed(runs) for page in run]
+
+    def add_window(self, node: Node, end: int, first: int, pages: Sequence[int]) -> None:
+        """Add window pages to the nodes that lack them, up from `node`, which ends after `end` pages.
+
+        `pages` are those with the indices `first, first + 1, ...` and reach `end`. The cache becomes a holder of those
+        that it takes.
+        """
+        tail = end - self._needed
+        while node.parent is not None and end > first:
+            begin = end - len(node.pages[0])
+            if not node.window:
+                if begin < first:
+                    self._split(node, (first - begin) * self._stride)
+                    begin = first
+                node.window = list(pages[begin - first : end - first])
+                self._pool.hold(node.window)
+                self._with_window[node] = None
+                self._version += 1
+            if end <= tail and len(node.children) == 1:
+                self._with_window.move_to_end(node, last=False)
+            else:
+                self._with_window.move_to_end(node)
+            end = begin
+            node = node.parent
+
+    def evict_window(self) -> bool:
+        """Give up the window pages of one node, but those of its last window at first. Return False without any.
+
+        Pages that a running choice also holds do not become free.
+        """
+        if not self._with_window:
+            return False
+        node = next(iter(self._with_window))
+        if (inside := len(node.window) - self._needed) > 0:
+            upper = self._split(node, inside * self._stride)
+            self._with_window.move_to_end(node)
+            node = upper
+        self._cut(node, 0)
+        return True
+
+    def _usable(self, node: Node, count: int, size: int) -> tuple[Node, int]:
+        """Return the last node whose window is cached, from the root to `node`, and its end, in pages.
+
+        `count` pages end at `node`, whose last `size` pages are on its edge.
+        """
+        usable, end, covered = node, count, 0
+        while node.parent is not None:
+            covered += size
+            if not node.window:
+                usable, end, covered = node.parent, count - size, 0
+            elif covered >= self._needed:
+                break
+            count -= size
+            node = node.parent
+            size = len(node.pages[0])
+        return usable, end
+
+    def _split(self, node: Node, at: int) -> Node:
+        upper = super()._split(node, at)
+        if node.window:
+            count = at // self._stride
+            upper.window, node.window = node.window[:count], node.window[count:]
+            self._with_window[upper] = None
+        return upper
+
+    def _cut(self, leaf: Node, kept: int) -> None:
+        """Give up the window pages of an edge after the first `kept`."""
+        if leaf.window:
+            self._pool.release(leaf.window[kept:])
+            leaf.window = leaf.window[:kept]
+            self._version += 1
+            if not kept:
+                del self._with_window[leaf]

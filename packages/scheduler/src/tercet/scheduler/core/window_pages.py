@@ -1,0 +1,126 @@
+"""Pages of running choices in the group of layers with a sliding window.
+
+A choice needs the pages that its next token attends to, and those that plans in flight name. It gets them step by step,
+as rows need them. Earlier ones stay while there is room, so that the prefix cache can take them over with the prompt;
+if pages are short, they are given up first, and then pages of the cache. The group holds the windows of all slots, so
+a row always finds its pages.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tercet.scheduler.core.cache.page_pools import PagePool
+from tercet.scheduler.core.cache.prefix_cache import Match, Node, PageLists
+from tercet.scheduler.core.cache.window_cache import WindowRadixCache
+from tercet.scheduler.core.plan import Capacity, PageUpdate, Plan, Row
+from tercet.scheduler.core.request import Req
+
+_PLANS = 3
+"""Plans whose rows hold pages at once: those in flight, and the one under construction."""
+
+
+def least_window_pages(window: int, page_size: int, slots: int, step_tokens: int) -> int:
+    """Return the pages that the windows of all slots take, with the tokens of all plans in flight."""
+    of_slot = -(-window // page_size) + 2  # the window and a plan's tokens may begin and end inside a page
+    return slots * of_slot + _PLANS * -(-max(step_tokens, slots) // page_size)
+
+
+@dataclass(slots=True)
+class _Holding:
+    """Pages of a running choice: those with the indices `first` to `end` of its page table."""
+
+    first: int
+    pages: list[int]
+    sent: int
+    """Pages before this index are in the executor's page table, if they were ever needed there."""
+    oldest: int
+    """Position of the oldest token that a later row, or one in flight, may start with."""
+    branch: int
+    """Tokens after which the cache lacks the window of a prefix that it has otherwise; 0 for none."""
+
+    @property
+    def end(self) -> int:
+        return self.first + len(self.pages)
+
+
+class WindowPages:
+    """Window pages of all running choices."""
+
+    def __init__(self, capacity: Capacity, step_tokens: int) -> None:
+        """Create the pool of the last group. Raises ValueError if it does not hold the windows of all slots."""
+        *others, group = capacity.groups
+        least = least_window_pages(group.window, capacity.page_size, capacity.slots, step_tokens)
+        if group.pages < least:
+            raise ValueError(f"{group.pages} pages do not hold the windows of {capacity.slots} slots: {least} pages")
+        self.pool = PagePool(group.pages)
+        self.cache: WindowRadixCache | None = None
+        self.holdings: dict[Req, _Holding] = {}
+        self._window = group.window
+        self._page_size = capacity.page_size
+        self._unchanged: PageLists = [[] for _ in others]
+
+    def admit(self, req: Req, match: Match) -> None:
+        """Share the window at the end of a match with a choice that has just got its slot."""
+        pages = [] if self.cache is None else self.cache.use_window(match.node)
+        self.pool.hold(pages)
+        first, size = match.count - len(pages), self._page_size
+        branch = match.cached * size if match.cached > match.count else 0
+        self.holdings[req] = _Holding(first, pages, first, match.count * size, branch)
+
+    def plan(self, rows: Sequence[Row], reqs: Sequence[Req]) -> list[PageUpdate]:
+        """Give the rows of a plan the pages that they lack. Return the updates of page tables."""
+        growing: dict[Req, int] = {}
+        for row, req in zip(rows, reqs, strict=True):
+            end = -(-(row.start + row.count) // self._page_size)
+            if end > self.holdings[req].end:
+                growing[req] = end
+        self._make_room(sum(end - self.holdings[req].end for req, end in growing.items()))
+        updates = []
+        for req, end in growing.items():
+            holding = self.holdings[req]
+            holding.pages += self.pool.allocate(end - holding.end)
+            first = max(holding.sent, holding.first)
+            updates.append(PageUpdate(req.slot, first, [*self._unchanged, holding.pages[first - holding.first :]]))
+            holding.sent = end
+        return updates
+
+    def on_step_committed(self, plan: Plan, reqs: Sequence[Req]) -> list[tuple[Req, int]]:
+        """Note how far the choices of a plan have come. Rows with draft tokens prove nothing.
+
+        Return the choices whose first tokens, so many, the cache should have now, before their window is given up.
+        """
+        due = []
+        for index, (row, req) in enumerate(zip(plan.rows, reqs, strict=True)):
+            if index in plan.draft_tokens or (holding := self.holdings.get(req)) is None:
+                continue
+            holding.oldest = row.start + row.count - 1  # computed again if the mask of its grammar was late
+            if 0 < holding.branch <= holding.oldest:
+                due.append((req, holding.branch))
+                holding.branch = 0
+        return due
+
+    def publish(self, req: Req, node: Node, end: int) -> None:
+        """Share a choice's window pages with the cache: those of the path to `node`, which ends after `end` pages."""
+        if self.cache is not None:
+            holding = self.holdings[req]
+            self.cache.add_window(node, end, holding.first, holding.pages)
+            self._trim(holding)
+
+    def release(self, req: Req) -> None:
+        """Free all window pages of a choice that gives up its slot."""
+        self.pool.release(self.holdings.pop(req).pages)
+
+    def _trim(self, holding: _Holding) -> None:
+        """Release the pages before the window."""
+        outside = max(0, holding.oldest - self._window + 1) // self._page_size - holding.first
+        if outside > 0:
+            self.pool.release(holding.pages[:outside])
+            del holding.pages[:outside]
+            holding.first += outside
+
+    def _make_room(self, count: int) -> None:
+        if count > len(self.pool.free_pages):
+            for holding in self.holdings.values():
+                self._trim(holding)
+            while count > len(self.pool.free_pages) and self.cache is not None and self.cache.evict_window():
+                pass

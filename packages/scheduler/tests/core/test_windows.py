@@ -1,0 +1,85 @@
+"""Scheduling of models with sliding windows: pages outside the window are given up, and prefixes are found without."""
+
+import msgspec
+import pytest
+
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.memory import KVMemory
+from tercet.scheduler.core.plan import CacheGroup
+from tercet.scheduler.core.window_pages import WindowPages, least_window_pages
+from tercet.scheduler.testing import Driver, request, small_capacity
+
+WINDOW, BUDGET, SLOTS = 16, 32, 2
+LEAST = least_window_pages(WINDOW, 4, SLOTS, BUDGET)
+SHARED = [1 + number % 40 for number in range(120)]
+
+
+def driver(spare: int, *, radix_cache: bool = True) -> Driver:
+    """Return a scheduler whose window pages are the least number and some more."""
+    groups = [CacheGroup("full", 1000), CacheGroup("window", LEAST + spare, WINDOW)]
+    capacity = msgspec.structs.replace(small_capacity(slots=SLOTS, context_length=4096), groups=groups)
+    return Driver(capacity, CoreConfig(token_budget=BUDGET, radix_cache=radix_cache), overlap=1)
+
+
+def windows_of(run: Driver) -> WindowPages:
+    assert run.core.memory.windows is not None
+    return run.core.memory.windows
+
+
+def cached_by(run: Driver, rid: str, prompt: list[int], *, n: int = 1, max_new_tokens: int = 8) -> int:
+    """Return the prompt tokens that a request finds in the cache. Its answers must be right."""
+    before = run.core.counters.cached_tokens
+    message = request(rid, prompt, n=n, max_new_tokens=max_new_tokens, ignore_eos=True)
+    run.send(message)
+    run.run()
+    assert all(run.output[rid, index] == run.answer(message, index) for index in range(n))
+    return run.core.counters.cached_tokens - before
+
+
+@pytest.mark.parametrize("radix_cache", [True, False])
+def test_a_context_far_longer_than_all_window_pages_is_served(radix_cache: bool) -> None:
+    run = driver(0, radix_cache=radix_cache)
+    assert 4 * LEAST < 1000
+    assert cached_by(run, "long", [1 + number % 40 for number in range(1000)], max_new_tokens=1000) == 0
+    assert radix_cache or len(windows_of(run).pool.free_pages) == LEAST
+
+
+def test_the_end_of_a_text_is_found_when_pages_inside_texts_were_given_up() -> None:
+    run = driver(20)
+    first = [41, *SHARED]
+    assert cached_by(run, "first", first) == 0
+    for number in range(2):
+        assert cached_by(run, f"other {number}", [42 + number, *SHARED]) == 0
+    cache = windows_of(run).cache
+    assert cache is not None
+    held = sum(len(node.window) for node in cache.with_window)
+    assert held < 3 * len(first) // 4, "some pages were given up"
+    assert cached_by(run, "again", first) == 120
+
+
+def test_the_second_prompt_that_branches_off_brings_the_window_there() -> None:
+    run = driver(0)
+    assert cached_by(run, "first", [*SHARED, *[41] * 200]) == 0
+    assert cached_by(run, "second", [*SHARED, *[42] * 60]) == 0, "the pages before the branch were given up"
+    assert [cached_by(run, f"later {last}", [*SHARED, last, last]) for last in (43, 44, 45)] == [120, 120, 120]
+
+
+def test_each_turn_of_a_chat_computes_its_own_tokens_only() -> None:
+    run, history = driver(0), list(SHARED)
+    for turn in range(12):
+        history += [1 + turn, 2, 3, 4, 5]
+        cached = cached_by(run, f"turn {turn}", history, max_new_tokens=10)
+        assert turn == 0 or len(history) - cached <= 5 + 2 * run.core.memory.page_size
+        history += run.output[f"turn {turn}", 0]
+
+
+def test_choices_of_one_prompt_share_its_window() -> None:
+    run = driver(0)
+    assert cached_by(run, "r", [*SHARED, 7, 8, 9], n=4) == 3 * 120
+
+
+def test_a_group_too_small_for_the_windows_of_all_slots_is_refused() -> None:
+    capacity = driver(0).core.capacity
+    groups = [capacity.groups[0], CacheGroup("window", LEAST - 1, WINDOW)]
+    with pytest.raises(ValueError, match=f"{LEAST - 1} pages do not hold the windows of {SLOTS} slots"):
+        KVMemory(msgspec.structs.replace(capacity, groups=groups), radix_cache=True, step_tokens=BUDGET)
