@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
+from packages.kernels.tests.attention.freed_pages import poison_freed_pages
 from tercet.kernels.attention import torch_native
 from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.reference import ReferenceAttention
@@ -95,6 +96,7 @@ def test_equals_the_reference(name: str, case: Case) -> None:
     k = torch.randn(pages, PAGE, case.kv_heads, case.head_dim).to(case.dtype)
     v = torch.randn(pages, PAGE, case.kv_heads, case.head_dim).to(case.dtype)
     q = torch.randn(sum(batch.host_query_lens), case.heads, case.head_dim).to(case.dtype)
+    poison_freed_pages(batch, case.window, k, v)
     sinks = torch.randn(case.heads) if case.sinks else None
     reference, backend = ReferenceAttention(), attention_backend(name, CPU)()
     params = AttentionParams(scale=0.4, window=case.window, softcap=case.softcap, sinks=sinks)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from packages.kernels.tests.attention.freed_pages import poison_freed_pages
 from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.torch_native import TorchNativeAttention
@@ -25,6 +26,7 @@ def attend(
     """Attend with random queries, keys and values, which are the same for the same positions of the first row."""
     generator = torch.Generator().manual_seed(3)
     k, v = torch.randn(2, 400, batch.page_size, KV_HEADS, head_dim, generator=generator).to(dtype).unbind()
+    poison_freed_pages(batch, window, k, v)
     tokens = sum(batch.host_query_lens)
     q = torch.randn(1000, HEADS, head_dim, generator=torch.Generator().manual_seed(4))
     first = batch.host_kv_lens[0] - batch.host_query_lens[0]

@@ -40,7 +40,7 @@ from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.events import AdapterPending, AdapterRead, CoreMessage, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.core.window_pages import least_window_pages
+from tercet.scheduler.core.window_pages import window_pages
 from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
 
@@ -363,7 +363,7 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
     pages = max(pages // page_size, 4)
     of_groups = [CacheGroup(f"group {number}", pages + 3 * number) for number in range(groups)]
     if window is not None:
-        least = least_window_pages(window, page_size, slots, budget)
+        least = window_pages(window, page_size, 1, max(budget, slots)) + max(0, overlap - 1) * -(-budget // page_size)
         of_groups.append(CacheGroup("window", least + spare_window_pages, window))
     capacity = msgspec.structs.replace(
         small_capacity(page_size=page_size, slots=slots, grammars="countdown", adapters=adapters),

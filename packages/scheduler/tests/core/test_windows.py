@@ -6,18 +6,18 @@ import pytest
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import CacheGroup
-from tercet.scheduler.core.window_pages import WindowPages, least_window_pages
+from tercet.scheduler.core.window_pages import WindowPages, window_pages
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 WINDOW, BUDGET, SLOTS = 16, 32, 2
-LEAST = least_window_pages(WINDOW, 4, SLOTS, BUDGET)
+LEAST = window_pages(WINDOW, 4, SLOTS, BUDGET)
 SHARED = [1 + number % 40 for number in range(120)]
 
 
-def driver(spare: int, *, radix_cache: bool = True) -> Driver:
+def driver(spare: int, *, radix_cache: bool = True, slots: int = SLOTS) -> Driver:
     """Return a scheduler whose window pages are the least number and some more."""
     groups = [CacheGroup("full", 1000), CacheGroup("window", LEAST + spare, WINDOW)]
-    capacity = msgspec.structs.replace(small_capacity(slots=SLOTS, context_length=4096), groups=groups)
+    capacity = msgspec.structs.replace(small_capacity(slots=slots, context_length=4096), groups=groups)
     return Driver(capacity, CoreConfig(token_budget=BUDGET, radix_cache=radix_cache), overlap=1)
 
 
@@ -78,8 +78,32 @@ def test_choices_of_one_prompt_share_its_window() -> None:
     assert cached_by(run, "r", [*SHARED, 7, 8, 9], n=4) == 3 * 120
 
 
-def test_a_group_too_small_for_the_windows_of_all_slots_is_refused() -> None:
-    capacity = driver(0).core.capacity
-    groups = [capacity.groups[0], CacheGroup("window", LEAST - 1, WINDOW)]
-    with pytest.raises(ValueError, match=f"{LEAST - 1} pages do not hold the windows of {SLOTS} slots"):
+def test_choices_wait_for_room_for_their_windows() -> None:
+    run = driver(-1)
+    messages = [request(f"r{number}", [number, *SHARED], max_new_tokens=50, ignore_eos=True) for number in range(1, 4)]
+    run.send(*messages)
+    running = 0
+    while run.step():
+        running = max(running, len(run.core.planner.running))
+    assert running == 1, "the window of one choice fits"
+    assert all(run.output[message.rid, 0] == run.answer(message) for message in messages)
+
+
+def test_a_tenant_leaves_room_for_the_window_of_another() -> None:
+    run = driver(10 * 6, slots=16)
+    run.send(*(request(f"a{number}", SHARED, max_new_tokens=200, ignore_eos=True, tenant="a") for number in range(16)))
+    for _ in range(40):
+        run.step()
+    assert len(run.core.planner.running) == 10
+    run.send(request("b", [7, *SHARED], max_new_tokens=4, ignore_eos=True, tenant="b"))
+    for _ in range(40):
+        run.step()
+    assert run.output["b", 0]
+    run.run()
+
+
+def test_a_group_too_small_for_a_window_is_refused() -> None:
+    capacity, least = driver(0).core.capacity, window_pages(WINDOW, 4, 1, BUDGET)
+    groups = [capacity.groups[0], CacheGroup("window", least - 1, WINDOW)]
+    with pytest.raises(ValueError, match=f"{least - 1} pages do not hold a window of 16 tokens: {least} are needed"):
         KVMemory(msgspec.structs.replace(capacity, groups=groups), radix_cache=True, step_tokens=BUDGET)

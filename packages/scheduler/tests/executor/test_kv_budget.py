@@ -1,5 +1,6 @@
 """The size of the KV cache, from options and the memory of a device that a test makes up."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,12 @@ import torch
 
 from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.executor import kv_budget
-from tercet.scheduler.executor.kv_budget import KVBudget
+from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape
 from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape
 from tercet.scheduler.models.layers.shard import WHOLE
+from tercet.scheduler.models.registry import load_config
 
 SHAPE = KVShape(page_size=8, kv_heads=2, head_dim=4, dtype=torch.float32)
 LAYERS = 3
@@ -88,3 +90,50 @@ def test_a_fraction_that_the_weights_fill_is_refused() -> None:
 def test_tokens_bound_the_cache() -> None:
     assert pages(CPU, max_total_tokens=8 * 20 + 7) == 20
     assert pages(CPU, max_total_tokens=8 * 400) == 350
+
+
+GEMMA3_27B = {
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 16,
+    "head_dim": 128,
+    "hidden_size": 5376,
+    "intermediate_size": 21504,
+    "vocab_size": 262208,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+}
+GPT_OSS_20B = {
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "num_hidden_layers": 24,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "vocab_size": 201088,
+    "sliding_window": 128,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "tokens"), [(GEMMA3_27B, (47_248, 148_944)), (GPT_OSS_20B, (488_272, 842_848))], ids=["gemma", "gpt_oss"]
+)
+def test_layers_with_a_window_leave_room_for_more_tokens(
+    fields: dict[str, Any], tokens: tuple[int, int], tmp_path: Path
+) -> None:
+    """The tokens of 24 GB of keys and values with equal groups, and with a group for windows: 3.2 and 1.7 times."""
+    (tmp_path / "config.json").write_text(json.dumps({**fields, "dtype": "bfloat16", "max_position_embeddings": 32768}))
+    options = WorkerOptions(model=tmp_path, page_size=16, slots=32, step_tokens=4096, kv_cache_bytes=24 * 10**9)
+    config = load_config(tmp_path)
+    budget = KVBudget(options, config, kv_shape(options, config, WHOLE), CPU, WHOLE)
+    sizes = budget.sizes(None, None, sampler_ops)  # type: ignore[arg-type]
+    groups = budget.groups(sizes)
+    used = sum(group.pages * len(group.layers) for group in groups) * budget.shape.page_bytes
+    assert 0.999 * 24 * 10**9 < used <= 24 * 10**9
+    assert (24 * 10**9 // budget.shape.page_bytes // config.layers * 16, sizes.pages * 16) == tokens

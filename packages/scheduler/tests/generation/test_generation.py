@@ -86,7 +86,7 @@ class Server(Driver):
         kv_cache_dtype: str = "auto",
         **config: Any,
     ) -> None:
-        shape = load_config(directory)
+        shape, settings = load_config(directory), CoreConfig(**config)
         caches = 2 if shape.latent is None else 1
         page = caches * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * len(shape.cached_layers)  # in float32
         state = sum(tensor.bytes for tensors in state_layers(shape).values() for tensor in tensors)
@@ -101,9 +101,10 @@ class Server(Driver):
             kv_cache_dtype=kv_cache_dtype,
             attention_backend=backend,
             overlap=overlap > 0,
+            step_tokens=settings.token_budget,
         )
         worker = TpModelWorker(options)
-        super().__init__(worker.capacity, CoreConfig(**config), overlap=overlap, executor=worker)
+        super().__init__(worker.capacity, settings, overlap=overlap, executor=worker)
 
     def ask(self, rid: str, prompt: str | list[int], **more: Any) -> None:
         ids = PROMPTS[prompt] if isinstance(prompt, str) else prompt
@@ -188,6 +189,23 @@ def test_after_retraction(family: str, serve: Serve, expected: Expected) -> None
     server.run()
     assert server.core.counters.retractions > 0
     assert {name: server.output[name, 0] for name in PROMPTS} == {name: expected(family, name) for name in PROMPTS}
+
+
+@pytest.mark.parametrize(("family", "overlap"), alternating(["mistral", "qwen2_sliding", "gemma3", "gpt_oss"], [0, 1]))
+def test_windows_share_few_pages(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
+    """The cache holds more tokens than with equal groups, and pages outside of windows are other texts' by turns."""
+    server = serve(family, overlap=overlap, pages=60, token_budget=32)
+    full, window = server.core.capacity.groups
+    assert full.pages > 60 > 40 > window.pages
+    for turn in range(2):
+        for name in PROMPTS:
+            server.ask(f"{name} {turn}", name)
+        server.run()
+        assert {name: server.output[f"{name} {turn}", 0] for name in PROMPTS} == {
+            name: expected(family, name) for name in PROMPTS
+        }
+    assert server.core.counters.cached_tokens >= 144
+    assert server.core.counters.retractions == 0
 
 
 @families

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
+from packages.kernels.tests.attention.freed_pages import poison_freed_pages
 from packages.kernels.tests.triton.wide_tables import with_wide_table
 from tercet.kernels.attention import triton as backend
 from tercet.kernels.attention import triton_plan
@@ -43,6 +44,7 @@ def check(
     batch = make_batch(rows, page_size, DEVICE)
     pages = int(batch.page_table.max()) + 1
     k, v = torch.randn(2, pages, page_size, kv_heads, head_dim, device=DEVICE).to(dtype).unbind()
+    poison_freed_pages(batch, window, k, v)
     wide = torch.randn(sum(batch.host_query_lens), heads + 3, head_dim, device=DEVICE).to(dtype)
     q = wide[:, 1 : heads + 1]  # a view into a fused projection
     given = torch.randn(heads, device=DEVICE) if sinks else None

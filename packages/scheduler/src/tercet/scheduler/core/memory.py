@@ -97,7 +97,7 @@ class KVMemory:
         if snapshots is not None:
             self.states = StateSnapshots(snapshots, capacity.slots, size)
         if groups < len(capacity.groups):
-            self.windows = WindowPages(capacity, step_tokens)
+            self.windows = WindowPages(capacity, max(step_tokens, capacity.slots))
         self.cache: PrefixCache = ChunkCache(groups)
         if radix_cache and self.states is not None:
             self.cache = self.states.cache = StateRadixCache(size, groups, self.states.give_up)
@@ -118,6 +118,12 @@ class KVMemory:
     def available(self) -> int:
         """Pages that are free or can be evicted now."""
         return self.pools.free + self.cache.evictable
+
+    @property
+    def free_places(self) -> int:
+        """Slots that choices with long contexts can take."""
+        free = len(self.free_slots)
+        return free if self.windows is None else min(free, self.windows.free_windows)
 
     @property
     def tokens(self) -> int:
@@ -152,6 +158,8 @@ class KVMemory:
         if not self.free_slots or not self.adapters.has_room(req.adapter):
             return None
         if self.states is not None and not self.states.can_admit(req):
+            return None
+        if self.windows is not None and not self.windows.can_admit(req):
             return None
         match = self.cache.match(req.salt, req.cache_key(req.reusable))
         self.cache.lock(match.node)

@@ -2,8 +2,8 @@
 
 A choice needs the pages that its next token attends to, and those that plans in flight name. It gets them step by step,
 as rows need them. Earlier ones stay while there is room, so that the prefix cache can take them over with the prompt;
-if pages are short, they are given up first, and then pages of the cache. The group holds the windows of all slots, so
-a row always finds its pages.
+if pages are short, they are given up first, and then pages of the cache. A choice is admitted only if the group has
+room for its window beside those of all others, so a row always finds its pages.
 """
 
 from collections.abc import Sequence
@@ -15,14 +15,14 @@ from tercet.scheduler.core.cache.window_cache import WindowRadixCache
 from tercet.scheduler.core.plan import Capacity, PageUpdate, Plan, Row
 from tercet.scheduler.core.request import Req
 
-_PLANS = 3
-"""Plans whose rows hold pages at once: those in flight, and the one under construction."""
+_PLANS = 2
+"""Plans whose rows hold pages at once: the one in flight, and the one under construction."""
 
 
-def least_window_pages(window: int, page_size: int, slots: int, step_tokens: int) -> int:
-    """Return the pages that the windows of all slots take, with the tokens of all plans in flight."""
-    of_slot = -(-window // page_size) + 2  # the window and a plan's tokens may begin and end inside a page
-    return slots * of_slot + _PLANS * -(-max(step_tokens, slots) // page_size)
+def window_pages(window: int, page_size: int, choices: int, step_tokens: int) -> int:
+    """Return the pages that the windows of some choices take, with the tokens of plans that are not committed."""
+    of_choice = -(-window // page_size) + 2  # the window and a plan's tokens may begin and end inside a page
+    return choices * of_choice + _PLANS * -(-step_tokens // page_size)
 
 
 @dataclass(slots=True)
@@ -37,6 +37,8 @@ class _Holding:
     """Position of the oldest token that a later row, or one in flight, may start with."""
     branch: int
     """Tokens after which the cache lacks the window of a prefix that it has otherwise; 0 for none."""
+    reserved: int
+    """Pages that are kept for its window."""
 
     @property
     def end(self) -> int:
@@ -47,17 +49,29 @@ class WindowPages:
     """Window pages of all running choices."""
 
     def __init__(self, capacity: Capacity, step_tokens: int) -> None:
-        """Create the pool of the last group. Raises ValueError if it does not hold the windows of all slots."""
+        """Create the pool of the last group. Raises ValueError if it does not hold the window of one choice."""
         *others, group = capacity.groups
-        least = least_window_pages(group.window, capacity.page_size, capacity.slots, step_tokens)
+        of_plans, least = (window_pages(group.window, capacity.page_size, count, step_tokens) for count in (0, 1))
         if group.pages < least:
-            raise ValueError(f"{group.pages} pages do not hold the windows of {capacity.slots} slots: {least} pages")
+            raise ValueError(f"{group.pages} pages do not hold a window of {group.window} tokens: {least} are needed")
         self.pool = PagePool(group.pages)
+        self._of_choice = least - of_plans
+        self._free = group.pages - of_plans
+        """Pages that are not reserved for windows."""
         self.cache: WindowRadixCache | None = None
         self.holdings: dict[Req, _Holding] = {}
         self._window = group.window
         self._page_size = capacity.page_size
         self._unchanged: PageLists = [[] for _ in others]
+
+    @property
+    def free_windows(self) -> int:
+        """Number of choices with long contexts for which there is room."""
+        return self._free // self._of_choice
+
+    def can_admit(self, req: Req) -> bool:
+        """Return whether there is room for the window of a choice."""
+        return self._reserve_of(req) <= self._free
 
     def admit(self, req: Req, match: Match) -> None:
         """Share the window at the end of a match with a choice that has just got its slot."""
@@ -65,7 +79,9 @@ class WindowPages:
         self.pool.hold(pages)
         first, size = match.count - len(pages), self._page_size
         branch = match.cached * size if match.cached > match.count else 0
-        self.holdings[req] = _Holding(first, pages, first, match.count * size, branch)
+        reserved = self._reserve_of(req)
+        self.holdings[req] = _Holding(first, pages, first, match.count * size, branch, reserved)
+        self._free -= reserved
 
     def plan(self, rows: Sequence[Row], reqs: Sequence[Req]) -> list[PageUpdate]:
         """Give the rows of a plan the pages that they lack. Return the updates of page tables."""
@@ -108,7 +124,12 @@ class WindowPages:
 
     def release(self, req: Req) -> None:
         """Free all window pages of a choice that gives up its slot."""
-        self.pool.release(self.holdings.pop(req).pages)
+        holding = self.holdings.pop(req)
+        self.pool.release(holding.pages)
+        self._free += holding.reserved
+
+    def _reserve_of(self, req: Req) -> int:
+        return min(self._of_choice, -(-req.end // self._page_size))
 
     def _trim(self, holding: _Holding) -> None:
         """Release the pages before the window."""

@@ -1,4 +1,4 @@
-"""The memory budget of the cache: shape of a KV page, number of pages, and number of snapshots of recurrent states."""
+"""The memory budget of the cache: shape of a KV page, pages of each cache group, and snapshots of recurrent states."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
+from tercet.scheduler.core.window_pages import window_pages
 from tercet.scheduler.device.device_memory import available_bytes, shares_host_memory, total_bytes
-from tercet.scheduler.executor.kv_pool import KVShape
+from tercet.scheduler.executor.kv_pool import KVGroup, KVShape
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.warmup import measured_kv_bytes, profile_run
@@ -22,6 +23,8 @@ _OWN_SHARE, _SHARED_SHARE = 0.9, 0.5
 """Shares of free memory for the KV cache: of dedicated device memory, and of memory that other programs share."""
 _SNAPSHOT_SHARE = 0.25
 """Share for snapshots of the memory that the states of all slots leave."""
+_WINDOW_SHARE = 0.125
+"""Share for cached windows of the memory that the windows of running choices leave."""
 _TABLES_PART = 8
 """The tables of all positions may take 1/8 of total memory."""
 _ROPE_BYTES = 16
@@ -49,11 +52,22 @@ def state_layers(config: DecoderShape) -> Mapping[int, Sequence[StateTensor]]:
     return dict.fromkeys(sorted(config.recurrent.layers), config.recurrent.state_tensors(config.dtype))
 
 
+def windowed_layers(config: DecoderShape) -> list[int]:
+    """Return the layers whose pages outside of a sliding window can be freed; none beside recurrent states."""
+    if not isinstance(config, ModelConfig) or config.recurrent is not None:
+        return []
+    return [layer for layer in config.cached_layers if config.window_of(layer)]
+
+
 class CacheSizes(NamedTuple):
-    """Number of KV pages, and of snapshots of recurrent states; None for models without."""
+    """Number of KV pages, and of snapshots of recurrent states; None for models without.
+
+    `window_pages` are those of layers with a sliding window; None if they have as many as the others.
+    """
 
     pages: int
-    snapshots: int | None
+    snapshots: int | None = None
+    window_pages: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +88,7 @@ class KVBudget:
         served.
         """
         memory = total_bytes(self.device)
-        cached = memory // self._page_bytes * self.options.page_size
+        cached = self._divide(memory).pages * self.options.page_size
         in_tables = memory // _TABLES_PART // (_ROPE_BYTES * self.config.head_dim + _SLOT_BYTES * self.options.rows)
         return max(1, self.shard.collectives.all_reduce_min(min(cached, in_tables)))
 
@@ -86,7 +100,7 @@ class KVBudget:
         if given is None:
             return
         sizes = self._sizes_in(given)
-        wanted = sizes.pages * self._page_bytes
+        wanted = sum(group.pages * len(group.layers) for group in self.groups(sizes)) * self.shape.page_bytes
         if sizes.snapshots is not None:
             wanted += (self.options.rows + sizes.snapshots) * self._state_bytes
         if self.device.type != "cuda":
@@ -101,8 +115,16 @@ class KVBudget:
         given = self.options.kv_cache_bytes
         if given is None:
             given = self._free_bytes(model, backend, ops)
-        pages, snapshots = self._sizes_in(given)
-        return CacheSizes(self.shard.collectives.all_reduce_min(pages), snapshots)
+        return self._sizes_in(self.shard.collectives.all_reduce_min(given))
+
+    def groups(self, sizes: CacheSizes) -> list[KVGroup]:
+        """Return the cache groups of a pool with these sizes."""
+        layers, windowed = self.config.cached_layers, windowed_layers(self.config)
+        if sizes.window_pages is None:
+            return [KVGroup(name="full", layers=layers, pages=sizes.pages)]
+        full = [layer for layer in layers if layer not in windowed]
+        window = KVGroup(name="window", layers=windowed, pages=sizes.window_pages, window=self._window)
+        return [KVGroup(name="full", layers=full, pages=sizes.pages), window]
 
     def _free_bytes(self, model: Model, backend: Callable[[], AttentionBackend], ops: SamplingOps) -> int:
         """Return a share of free memory; on a GPU, after a profile run of the largest possible step.
@@ -153,10 +175,57 @@ class KVBudget:
         """Bytes of the recurrent state of one sequence in all layers."""
         return sum(tensor.bytes for tensors in state_layers(self.config).values() for tensor in tensors)
 
+    @property
+    def _window(self) -> int:
+        """Tokens of the longest sliding window."""
+        config = self.config
+        windows = config.windows if isinstance(config, ModelConfig) else ()
+        return max((windows[layer] for layer in windowed_layers(config)), default=0)
+
+    @property
+    def _most_pages(self) -> int:
+        """The most pages that all slots, or `max_total_tokens`, use."""
+        most = self.options.slots * -(-self.config.context_length // self.options.page_size)
+        if self.options.max_total_tokens is not None:
+            most = min(most, self.options.max_total_tokens // self.options.page_size)
+        return most
+
     def _sizes_in(self, given: int) -> CacheSizes:
-        """Divide bytes among pages, the states of all slots, and snapshots: at least one for each slot."""
-        if not (state := self._state_bytes):
-            return CacheSizes(self._pages_in(given), None)
+        """Divide bytes among pages, the states of all slots, and snapshots: at least one for each slot.
+
+        Raise ValueError if they do not hold a page.
+        """
+        if state := self._state_bytes:
+            return self._with_states(given, state)
+        sizes = self._divide(given)
+        if sizes.pages < 1:
+            raise ValueError(f"{given} bytes of KV cache do not hold one page of {self._page_bytes} bytes")
+        return sizes._replace(pages=min(sizes.pages, self._most_pages))
+
+    def _divide(self, given: int) -> CacheSizes:
+        """Divide bytes among pages of layers without and with a sliding window.
+
+        The latter get the windows of all slots, but at most half of the pages that equal groups would have, and a share
+        of the rest for cached windows. Groups are equal if fewer tokens fit in this way.
+        """
+        options, windowed = self.options, windowed_layers(self.config)
+        alike = CacheSizes(given // self._page_bytes)
+        if not windowed or alike.pages >= self._most_pages:
+            return alike
+        window_bytes = self.shape.page_bytes * len(windowed)
+        step_tokens = max(options.step_tokens, options.slots)
+        least, most = (
+            window_pages(self._window, options.page_size, choices, step_tokens) for choices in (1, options.slots)
+        )
+        running = max(least, min(most, alike.pages // 2))
+        rest = given - running * window_bytes
+        spare = int(rest * _WINDOW_SHARE) // window_bytes
+        full_bytes = self._page_bytes - window_bytes
+        pages = (rest - spare * window_bytes) // full_bytes if full_bytes else self._most_pages
+        return CacheSizes(pages, window_pages=running + spare) if rest > 0 and pages > alike.pages else alike
+
+    def _with_states(self, given: int, state: int) -> CacheSizes:
+        """Divide bytes for a model whose recurrent states take `state` bytes for each sequence."""
         slots = self.options.slots
         fixed = (self.options.rows + slots) * state
         rest = given - fixed
@@ -166,17 +235,9 @@ class KVBudget:
                 f"sequences: lower max_running_requests"
             )
         snapshots = min(int(rest * _SNAPSHOT_SHARE) // state, self._pages_in(rest))
-        return CacheSizes(self._pages_in(max(self._page_bytes, rest - snapshots * state)), slots + snapshots)
+        pages = self._pages_in(max(self._page_bytes, rest - snapshots * state))
+        return CacheSizes(pages, slots + snapshots)
 
     def _pages_in(self, given: int) -> int:
-        """Return the pages that fit in `given` bytes, at most those that slots or `max_total_tokens` allow.
-
-        Raise ValueError for none.
-        """
-        pages = given // self._page_bytes
-        if pages < 1:
-            raise ValueError(f"{given} bytes of KV cache do not hold one page of {self._page_bytes} bytes")
-        most = self.options.slots * -(-self.config.context_length // self.options.page_size)
-        if self.options.max_total_tokens is not None:
-            most = min(most, self.options.max_total_tokens // self.options.page_size)
-        return min(pages, most)
+        """Return the pages that fit in `given` bytes and can be used."""
+        return min(given // self._page_bytes, self._most_pages)

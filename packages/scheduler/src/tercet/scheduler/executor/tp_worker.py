@@ -22,7 +22,7 @@ from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import release_cached, require_memory
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape, state_layers
-from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.kv_pool import KVPool, KVShape
 from tercet.scheduler.executor.loading import (
     LoadedModel,
     check_replacement,
@@ -105,18 +105,14 @@ class TpModelWorker:
         with require_memory("the model's weights"), reading_model(options.checkpoint):
             loaded = self._load(options)
         ops = sampling_ops(loaded.model, device, native=self._native)
-        pages, snapshots = budget.sizes(loaded.model, backend, ops)
-        group = KVGroup(name="full", layers=config.cached_layers, pages=pages)
-        with require_memory(f"a KV cache of {pages * options.page_size} tokens, lower kv_cache_bytes"):
-            self._pool = KVPool([group], shape, device, spare=device.type == "cuda", scales=scales)
+        sizes = budget.sizes(loaded.model, backend, ops)
+        tokens = sizes.pages * options.page_size
+        with require_memory(f"a KV cache of {tokens} tokens, lower kv_cache_bytes"):
+            self._pool = KVPool(budget.groups(sizes), shape, device, spare=device.type == "cuda", scales=scales)
             self._states = None
-            if snapshots is not None:
-                self._states = StatePool(state_layers(config), options.rows, snapshots, device)
-        gibibytes = self._pool.bytes / 2**30
-        logger.info("KV cache: %d tokens, %.2f GiB", pages * options.page_size, gibibytes)
-        if self._states is not None:
-            gibibytes = self._states.bytes / 2**30
-            logger.info("recurrent states: slots=%d snapshots=%d memory=%.2f GiB", options.slots, snapshots, gibibytes)
+            if sizes.snapshots is not None:
+                self._states = StatePool(state_layers(config), options.rows, sizes.snapshots, device)
+        _log_cache(self._pool, self._states, options)
         self._adapter_loader = None if loaded.adapters is None else adapter_loader_of(loaded.adapters)
         with require_memory("steps beside the KV cache, lower kv_cache_bytes or the slots"):
             self._runner = self._runner_of(loaded)
@@ -316,6 +312,18 @@ def _latent_backend(
         return attention_backend(options.attention_backend, device, sizes)
     except UnavailableBackendError as error:
         raise ValueError(str(error)) from error
+
+
+def _log_cache(pool: KVPool, states: StatePool | None, options: WorkerOptions) -> None:
+    tokens = [group.pages * options.page_size for group in pool.groups]
+    logger.info("KV cache: %d tokens, %.2f GiB", tokens[0], pool.bytes / 2**30)
+    for group, held in zip(pool.groups[1:], tokens[1:], strict=True):
+        logger.info("KV cache of layers with a window: window=%d tokens=%d", group.window, held)
+    if states is not None:
+        gibibytes = states.bytes / 2**30
+        logger.info(
+            "recurrent states: slots=%d snapshots=%d memory=%.2f GiB", options.slots, states.snapshots, gibibytes
+        )
 
 
 def _capacity(

@@ -2,8 +2,8 @@
 
 Full layers need the pages of the whole prefix, layers with a window only those that the next token attends to. Each
 edge has pages for all of its tokens in the full group, and in the window group for all or none. Window pages are given
-up independently: first those inside a text, which only a prompt that branches off there could use, then those at the
-ends of texts, least recently used first.
+up independently: first those inside of edges, which only a prompt that branches off there could use, then those at
+their ends, least recently used edges first.
 """
 
 from collections import OrderedDict
@@ -21,13 +21,15 @@ class WindowRadixCache(RadixCache):
         self._pool = pool
         self._needed = max(1, -(-(window - 1) // page_size))
         """Pages that the first token after a page attends to."""
-        self._with_window: OrderedDict[Node, None] = OrderedDict()
-        """Nodes with window pages, in the order in which they are given up."""
+        self._long: OrderedDict[Node, None] = OrderedDict()
+        """Nodes with more window pages than their last window has, least recently used first."""
+        self._short: OrderedDict[Node, None] = OrderedDict()
+        """Other nodes with window pages, least recently used first."""
 
     @property
     def with_window(self) -> list[Node]:
         """Nodes with window pages."""
-        return list(self._with_window)
+        return [*self._long, *self._short]
 
     def measure(self, salt: str, key: bytes) -> int:
         """Return the number of pages of `key` that `match` would find, without side effects."""
@@ -52,7 +54,7 @@ class WindowRadixCache(RadixCache):
         runs: list[list[int]] = []
         missing = self._needed
         while missing > 0 and node.parent is not None:
-            self._with_window.move_to_end(node)
+            self._order_of(node).move_to_end(node)
             runs.append(node.window[-missing:])
             missing -= len(runs[-1])
             node = node.parent
@@ -64,7 +66,6 @@ class WindowRadixCache(RadixCache):
         `pages` are those with the indices `first, first + 1, ...` and reach `end`. The cache becomes a holder of those
         that it takes.
         """
-        tail = end - self._needed
         while node.parent is not None and end > first:
             begin = end - len(node.pages[0])
             if not node.window:
@@ -73,29 +74,25 @@ class WindowRadixCache(RadixCache):
                     begin = first
                 node.window = list(pages[begin - first : end - first])
                 self._pool.hold(node.window)
-                self._with_window[node] = None
+                self._order_of(node)[node] = None
                 self._version += 1
-            if end <= tail and len(node.children) == 1:
-                self._with_window.move_to_end(node, last=False)
-            else:
-                self._with_window.move_to_end(node)
+            self._order_of(node).move_to_end(node)
             end = begin
             node = node.parent
 
     def evict_window(self) -> bool:
-        """Give up the window pages of one node, but those of its last window at first. Return False without any.
+        """Give up window pages of one node: those before its last window, if any node has such. Return False if none.
 
         Pages that a running choice also holds do not become free.
         """
-        if not self._with_window:
-            return False
-        node = next(iter(self._with_window))
-        if (inside := len(node.window) - self._needed) > 0:
-            upper = self._split(node, inside * self._stride)
-            self._with_window.move_to_end(node)
-            node = upper
-        self._cut(node, 0)
-        return True
+        for node in self._long or self._short:
+            inside = len(node.window) - self._needed
+            self._cut(self._split(node, inside * self._stride) if inside > 0 else node, 0)
+            return True
+        return False
+
+    def _order_of(self, node: Node) -> OrderedDict[Node, None]:
+        return self._long if len(node.window) > self._needed else self._short
 
     def _usable(self, node: Node, count: int, size: int) -> tuple[Node, int]:
         """Return the last node whose window is cached, from the root to `node`, and its end, in pages.
@@ -117,16 +114,19 @@ class WindowRadixCache(RadixCache):
     def _split(self, node: Node, at: int) -> Node:
         upper = super()._split(node, at)
         if node.window:
+            del self._order_of(node)[node]
             count = at // self._stride
             upper.window, node.window = node.window[:count], node.window[count:]
-            self._with_window[upper] = None
+            for each in (upper, node):
+                self._order_of(each)[each] = None
         return upper
 
     def _cut(self, leaf: Node, kept: int) -> None:
         """Give up the window pages of an edge after the first `kept`."""
         if leaf.window:
+            del self._order_of(leaf)[leaf]
             self._pool.release(leaf.window[kept:])
             leaf.window = leaf.window[:kept]
             self._version += 1
-            if not kept:
-                del self._with_window[leaf]
+            if kept:
+                self._order_of(leaf)[leaf] = None

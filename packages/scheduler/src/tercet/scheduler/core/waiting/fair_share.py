@@ -171,8 +171,8 @@ class SlotShares:
     A tenant takes up to `SHARE` times as many slots as it leaves free, and leaves one page free for each `SHARE` it
     holds. A tenant that floods the scheduler alone therefore has all but a ninth of it, and the first request of
     another tenant neither waits for an answer of the flood to end nor queues behind it. This is the dynamic threshold
-    of the queue (`queue.room`) with another factor. Requests without a tenant come from a server without keys and may
-    take all.
+    of the queue (`queue.room`) with another factor. Room for windows is counted as slots are. Requests without a tenant
+    come from a server without keys and may take all.
     """
 
     def __init__(
@@ -231,6 +231,7 @@ class SlotShares:
             return free > 0 and not (own and self._scarce)
         if self._scarce and (self.page_shares is None or not self.page_shares.may_grow(tenant)):
             return False
+        free = self._memory.free_places
         left = free - 1 if self._slots.total() + free > SHARE else free  # the last is for a tenant that has none
         return own < SHARE * left
 
