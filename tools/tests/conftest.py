@@ -4,22 +4,25 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
 
-from packages.kernels.tests.quick_interpreter import quicken
-from tercet.kernels.tools import bench, verification
-from tools.gpu_stages import executor, kernels, serving
 
-quicken()
+@pytest.fixture(scope="session", autouse=True)
+def _quick_kernels() -> None:
+    """Import torch for the tests here only: every process of a run reads this file before it starts others."""
+    from packages.kernels.tests.quick_interpreter import quicken
+
+    quicken()
 
 
 @pytest.fixture(scope="module")
 def short_stages() -> Iterator[None]:
     """Make stages measure each operation by one call, and check a few."""
+    from tercet.kernels.tools import bench, verification
     from tercet.kernels.tools.triton_checks import CHECKS  # where there is no triton, no test asks for this
+    from tools.gpu_stages import executor, kernels, serving
     from tools.tests.tiny import peer
 
-    def once(run: Any, device: torch.device, budget: float = 0.0) -> float:
+    def once(run: Any, device: Any, budget: float = 0.0) -> float:
         run()
         return 0.5
 
