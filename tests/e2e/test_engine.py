@@ -65,15 +65,14 @@ def test_vectors_are_those_of_the_server() -> None:
             engine.generate("word")
 
 
-def test_an_engine_goes_on_with_other_weights(tmp_path: Path) -> None:
+def test_an_engine_goes_on_with_other_weights(engine: Engine, tmp_path: Path) -> None:
     embedded = resolve_model("embedded")
     tensors = load_file(embedded / "model.safetensors")
     save_file({name: tensor.flip(0) for name, tensor in tensors.items()}, tmp_path / "model.safetensors")
-    with Engine("embedded", kv_cache_bytes="64MiB") as engine:
-        before = engine.generate("A scheduler is", GREEDY)["output_ids"]
-        engine.update_weights_from_disk(tmp_path)
-        assert engine.generate("A scheduler is", GREEDY)["output_ids"] != before
-        with pytest.raises(ApiError, match="is no directory"):
-            engine.update_weights_from_disk(tmp_path / "none")
-        engine.update_weights_from_disk(embedded)
-        assert engine.generate("A scheduler is", GREEDY)["output_ids"] == before
+    before = engine.generate("A scheduler is", GREEDY)["output_ids"]
+    engine.update_weights_from_disk(tmp_path)
+    assert engine.generate("A scheduler is", GREEDY)["output_ids"] != before
+    with pytest.raises(ApiError, match="is no directory"):
+        engine.update_weights_from_disk(tmp_path / "none")
+    engine.update_weights_from_disk(embedded)
+    assert engine.generate("A scheduler is", GREEDY)["output_ids"] == before

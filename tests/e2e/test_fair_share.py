@@ -12,7 +12,7 @@ from tests.server_process import Server
 FLOOD = 24
 
 
-@pytest.mark.parametrize("policy", ["fair", "fcfs"])
+@pytest.mark.parametrize("policy", ["fair", pytest.param("fcfs", marks=pytest.mark.slow)])
 def test_a_chat_does_not_wait_behind_all_that_another_key_has_asked_for(
     start: Callable[..., Server], policy: str
 ) -> None:

@@ -42,15 +42,24 @@ def fuzzed(request: pytest.FixtureRequest, start: Callable[..., Server]) -> Iter
     assert server.stop() == 0
 
 
+@pytest.fixture(scope="module")
+def description(fuzzed: Server) -> schemathesis.schemas.BaseSchema:
+    """Return the server's OpenAPI document, which takes a while to read."""
+    return schemathesis.openapi.from_url(
+        f"{fuzzed.url}/openapi.json", headers={"authorization": f"Bearer {fuzzed.key}"}
+    )
+
+
 @pytest.mark.parametrize(
     "extent", [pytest.param(EXAMPLES, id="short"), pytest.param(MORE, id="full", marks=pytest.mark.slow)]
 )
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_no_request_is_a_fault_of_the_server(fuzzed: Server, method: str, path: str, extent: settings) -> None:
+def test_no_request_is_a_fault_of_the_server(
+    fuzzed: Server, description: schemathesis.schemas.BaseSchema, method: str, path: str, extent: settings
+) -> None:
     model, authorized = fuzzed.model(), {"authorization": f"Bearer {fuzzed.key}"}
     if (model == "embedded") == (path in ENCODERS):
         pytest.skip("the other server's to answer")
-    description = schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json", headers=authorized)
     plain = path.replace(":path}", "}")
 
     @extent
