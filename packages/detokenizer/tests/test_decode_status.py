@@ -7,6 +7,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from packages.protocol.tests.extents import extents
 from tercet.detokenizer.decode_status import DecodeStatus, WindowStatus, text_stream
 from tercet.detokenizer.vocabulary import Vocabulary
 
@@ -61,15 +62,18 @@ def test_every_text_comes_out_as_it_would_at_once(vocabulary: Vocabulary) -> Non
                 assert "".join(stream(vocabulary, ids[cut:], ids[:cut])) == whole(vocabulary, ids[cut:], ids[:cut])
 
 
-@relaxed
-@given(data=st.data(), skip=st.booleans())
-def test_any_ids_come_out_as_they_would_at_once(vocabulary: Vocabulary, data: st.DataObject, skip: bool) -> None:
+@extents(50, 500)
+def test_any_ids_come_out_as_they_would_at_once(vocabulary: Vocabulary, extent: settings) -> None:
     size = vocabulary.tokenizer.get_vocab_size()
     some = st.integers(0, size - 1) | st.sampled_from([size, size + 7, 2**31 - 1]) | st.sampled_from(range(270))
-    tail = data.draw(st.lists(some, max_size=4))
-    ids = data.draw(st.lists(some, max_size=12))
-    assume(not mixes_bytes(vocabulary, tail + ids, skip) and not mixes_bytes(vocabulary, tail, skip))
-    assert "".join(stream(vocabulary, ids, tail, skip)) == whole(vocabulary, ids, tail, skip)
+
+    @extent
+    @given(tail=st.lists(some, max_size=4), ids=st.lists(some, max_size=12), skip=st.booleans())
+    def check(tail: list[int], ids: list[int], skip: bool) -> None:
+        assume(not mixes_bytes(vocabulary, tail + ids, skip) and not mixes_bytes(vocabulary, tail, skip))
+        assert "".join(stream(vocabulary, ids, tail, skip)) == whole(vocabulary, ids, tail, skip)
+
+    check()
 
 
 @relaxed

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from packages.protocol.tests.extents import extents
 from packages.protocol.tests.messages.test_golden import golden
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import DecodeError
@@ -115,12 +116,16 @@ def broken(draw: st.DrawFn) -> bytes:
 FRAMES = st.one_of(bent(), broken(), st.binary(max_size=300))
 
 
-@settings(max_examples=600, deadline=None)
-@given(FRAMES)
-def test_no_decoder_raises_anything_else(frame: bytes) -> None:
-    for decode in DECODERS:
-        with contextlib.suppress(DecodeError):
-            assert isinstance(decode(frame), Message | Envelope | DecodeSpec)
+@extents(200, 2000)
+def test_no_decoder_raises_anything_else(extent: settings) -> None:
+    @extent
+    @given(FRAMES)
+    def check(frame: bytes) -> None:
+        for decode in DECODERS:
+            with contextlib.suppress(DecodeError):
+                assert isinstance(decode(frame), Message | Envelope | DecodeSpec)
+
+    check()
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN))

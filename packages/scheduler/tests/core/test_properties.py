@@ -13,9 +13,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packages.protocol.tests.extents import extents
 from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.messages import (
     AbortReq,
@@ -328,25 +329,38 @@ class World(Driver):
         return {*sampling.stop_token_ids, *([] if sampling.ignore_eos else self.core.capacity.eos_token_ids)}
 
 
+@extents(12, 120)
 @pytest.mark.parametrize("overlap", [0, 1, 2])
-@given(
-    seed=st.integers(0, 2**32),
-    policy=st.sampled_from(PolicyName),
-    radix=st.booleans(),
-    page_size=st.sampled_from([1, 4, 16]),
-    pages=st.integers(12, 60),
-    slots=st.integers(1, 8),
-    budget=st.integers(1, 40),
-    groups=st.integers(1, 2),
-    adapters=st.integers(0, 3),
-    spare_snapshots=st.one_of(st.none(), st.integers(0, 12)),
-    window=st.one_of(st.none(), st.integers(1, 20)),
-    spare_window_pages=st.integers(0, 12),
-)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_every_choice_gets_its_tokens_and_one_final_answer(
+def test_every_choice_gets_its_tokens_and_one_final_answer(overlap: int, extent: settings) -> None:
+    @extent
+    @given(
+        seed=st.integers(0, 2**32),
+        policy=st.sampled_from(PolicyName),
+        radix=st.booleans(),
+        page_size=st.sampled_from([1, 4, 16]),
+        pages=st.integers(12, 60),
+        slots=st.integers(1, 8),
+        budget=st.integers(1, 40),
+        groups=st.integers(1, 2),
+        adapters=st.integers(0, 3),
+        spare_snapshots=st.one_of(st.none(), st.integers(0, 12)),
+        window=st.one_of(st.none(), st.integers(1, 20)),
+        spare_window_pages=st.integers(0, 12),
+    )
+    def check(seed: int, **options: Any) -> None:
+        chance = random.Random(seed)
+        run_world(world_of(chance, overlap, **options), chance)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(state_snapshots, "LONG_PROMPT", 16)
+        patched.setattr(state_snapshots, "OUTPUT_INTERVAL", 4)
+        check()
+
+
+def world_of(
+    chance: random.Random,
     overlap: int,
-    seed: int,
+    *,
     policy: PolicyName,
     radix: bool,
     page_size: int,
@@ -358,8 +372,7 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
     spare_snapshots: int | None,
     window: int | None,
     spare_window_pages: int,
-) -> None:
-    chance = random.Random(seed)
+) -> World:
     pages = max(pages // page_size, 4)
     of_groups = [CacheGroup(f"group {number}", pages + 3 * number) for number in range(groups)]
     if window is not None:
@@ -381,10 +394,7 @@ def test_every_choice_gets_its_tokens_and_one_final_answer(
         reserve_floor=reserve / 7,
         draft_rows=chance.choice([0, 2, 8, 32]),
     )
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(state_snapshots, "LONG_PROMPT", 16)
-        patched.setattr(state_snapshots, "OUTPUT_INTERVAL", 4)
-        run_world(World(chance, capacity, config, overlap), chance)
+    return World(chance, capacity, config, overlap)
 
 
 def run_world(world: World, chance: random.Random) -> None:

@@ -3,9 +3,10 @@
 import random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from packages.protocol.tests.extents import extents
 from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.waiting.fair_share import FairShare
 from tercet.scheduler.testing import Driver, request, small_capacity
@@ -69,16 +70,20 @@ def drift(world: Busy, turns: int) -> int:
     return max(differences) - min(differences)
 
 
+@extents(4, 40)
 @pytest.mark.parametrize("overlap", [0, 1])
-@given(seed=st.integers(0, 2**32), slots=st.integers(1, 6))
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_two_that_always_wait_are_given_as_much_in_any_stretch_of_time(overlap: int, seed: int, slots: int) -> None:
-    world = Busy(seed, slots, overlap)
-    assert drift(world, 150) <= 2 * world.bound
-    assert isinstance(world.core.policy, FairShare)
-    accounts = world.core.policy.accounts.by_tenant
-    assert abs(accounts["a"].served - accounts["b"].served) <= world.bound
-    assert world.core.counters.retractions == 0
+def test_two_that_always_wait_are_given_as_much_in_any_stretch_of_time(overlap: int, extent: settings) -> None:
+    @extent
+    @given(seed=st.integers(0, 2**32), slots=st.integers(1, 6))
+    def check(seed: int, slots: int) -> None:
+        world = Busy(seed, slots, overlap)
+        assert drift(world, 150) <= 2 * world.bound
+        assert isinstance(world.core.policy, FairShare)
+        accounts = world.core.policy.accounts.by_tenant
+        assert abs(accounts["a"].served - accounts["b"].served) <= world.bound
+        assert world.core.counters.retractions == 0
+
+    check()
 
 
 def test_first_come_first_served_gives_more_to_whoever_asks_for_more() -> None:
