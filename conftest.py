@@ -18,8 +18,10 @@ import pytest
 GRIDS = (
     *("packages/kernels/tests/triton/", "packages/kernels/tests/attention/", "packages/scheduler/tests/executor/"),
     *("packages/scheduler/tests/generation/", "packages/scheduler/tests/models/"),
+    *("packages/scheduler/tests/core/waiting/", "packages/scheduler/tests/core/test_page_shares.py"),
+    *("tests/contract/test_poor_machine.py", "tests/contract/test_start_up.py"),
 )
-"""Folders with grids of cases that compute much."""
+"""Folders and files with grids of cases that compute much, or start a process each."""
 SHARE_SERVERS = ("tests/chaos/", "tests/e2e/", "tests/real/")
 
 if "PYTEST_XDIST_WORKER" in os.environ:

@@ -9,12 +9,12 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
 
 import tercet.protocol.messages.values
+from packages.kernels.tests.pairwise import pairwise
 from tercet.protocol.messages.values import WIRE_VERSION
 from tests.part_process import ChildProcess, complete, healthy, listener, until
 
@@ -169,7 +169,7 @@ def test_the_newer_parts_really_are_newer(parts: Parts) -> None:
         assert part.output.strip() == expected
 
 
-@pytest.mark.parametrize(("frontend", "scheduler", "detokenizer"), list(product((OLD, NEW), repeat=3)))
+@pytest.mark.parametrize(("frontend", "scheduler", "detokenizer"), pairwise(*[(OLD, NEW)] * 3))
 def test_every_mix_of_minors_serves(parts: Parts, frontend: str, scheduler: str, detokenizer: str) -> None:
     specs = ["--scheduler", parts.socket("scheduler", scheduler)]
     specs += ["--detokenizer", parts.socket("detokenizer", detokenizer)]
