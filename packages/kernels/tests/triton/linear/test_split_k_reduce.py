@@ -3,7 +3,7 @@ import torch
 
 pytest.importorskip("triton", reason="these are Triton's kernels")
 
-from packages.kernels.tests.pairwise import alternating
+from packages.kernels.tests.pairwise import pairwise
 from tercet.kernels.ops import quantized as reference
 from tercet.kernels.triton.launch import Tiling
 from tercet.kernels.triton.linear import quantized as quantised
@@ -20,24 +20,38 @@ WEIGHTS: list[tuple[reference.Format, tuple[int, int], int]] = [
     ("mxfp4", (1, 32), 1184),
 ]
 """Of no whole number of blocks of inputs (10 of 128), with splits that end within a block of 256 that share a scale."""
+CUTS = [(1, 2), (20, 4), (70, 8), (3, 16)]
+"""Rows and splits."""
 
 PROCESSORS = 132
 LLAMA = {"qkv": (6144, 4096), "o": (4096, 4096), "gate and up": (28672, 4096), "down": (4096, 14336)}
 
 
 @pytest.mark.usefixtures("nan_in_unwritten_memory")
-@pytest.mark.parametrize(("given_weight", "cut"), alternating(WEIGHTS, [(1, 2), (20, 4), (70, 8), (3, 16)]))
+@pytest.mark.parametrize(("given_weight", "cut", "tiling"), pairwise(WEIGHTS, CUTS, quantised.TILINGS[:3]))
 def test_splits(
-    given_weight: tuple[reference.Format, tuple[int, int], int], cut: tuple[int, int], device: torch.device
+    given_weight: tuple[reference.Format, tuple[int, int], int],
+    cut: tuple[int, int],
+    tiling: Tiling,
+    device: torch.device,
 ) -> None:
     """Of 16 splits some have no block."""
     (kind, block, k), (m, splits) = given_weight, cut
     weight = reference.quantize(torch.randn(71, k, device=device) * torch.rand(71, 1, device=device), kind, block)
     x, bias = torch.randn(m, k, device=device), torch.randn(71, device=device)
-    for tiling, given in zip(quantised.TILINGS[:3], (None, bias, bias), strict=True):
-        actual, again = (quantised.tiled_linear(x, weight, given, tiling=tiling, splits=splits) for _ in range(2))
-        torch.testing.assert_close(actual, reference.linear_quantized(x, weight, given), rtol=1e-5, atol=1e-4)
-        assert torch.equal(actual, again)
+    given = None if tiling == quantised.TILINGS[0] else bias
+    actual = quantised.tiled_linear(x, weight, given, tiling=tiling, splits=splits)
+    torch.testing.assert_close(actual, reference.linear_quantized(x, weight, given), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.usefixtures("nan_in_unwritten_memory")
+@pytest.mark.parametrize("cut", CUTS)
+def test_sums_of_splits_are_the_same_again(cut: tuple[int, int], device: torch.device) -> None:
+    m, splits = cut
+    weight = reference.quantize(torch.randn(71, 1187, device=device), "int8", (1, 256))
+    x = torch.randn(m, 1187, device=device)
+    first, second = (quantised.tiled_linear(x, weight, None, splits=splits) for _ in range(2))
+    assert torch.equal(first, second)
 
 
 @pytest.mark.usefixtures("nan_in_unwritten_memory")

@@ -154,8 +154,8 @@ def test_any_filters_of_any_logits(seed: int, device: torch.device) -> None:
 @pytest.mark.parametrize("steps", [1, 40])
 def test_top_k_of_fewer_tokens_than_blocks_and_of_more(steps: int, device: torch.device) -> None:
     """Logits of a few steps are equal in many blocks."""
-    logits = torch.randn(8, 1001, device=device).mul(steps).round().div(steps)
-    kept = [(count, 1.0, 0.0) for count in (1, 2, 3, 5, 7, 8, 9, 40)]
+    logits = torch.randn(8, 701, device=device).mul(steps).round().div(steps)
+    kept = [(count, 1.0, 0.0) for count in (1, 2, 3, 4, 5, 6, 7, 40)]
     tokens = compare(logits, torch.full((8,), 9.0, device=device), filters(device, *kept), Tiling(128, 4))
     assert len({token // 128 for token in tokens.tolist()}) > 2
 
@@ -163,12 +163,12 @@ def test_top_k_of_fewer_tokens_than_blocks_and_of_more(steps: int, device: torch
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_winners_outside_top_p_are_redrawn(dtype: torch.dtype, device: torch.device) -> None:
     """Of flat rows hardly any first draw stands, and what is kept lies in all blocks."""
-    logits = (torch.randn(12, 1001, device=device) / 3).to(dtype)
-    one, tiling = torch.ones(12, device=device), Tiling(128, 4)
-    kept = [(0, 0.02, 0.0), (0, 0.2, 0.0), (700, 0.2, 0.0), (0, 0.1, 0.3)] * 3
+    logits = (torch.randn(8, 701, device=device) / 3).to(dtype)
+    one, tiling = torch.ones(8, device=device), Tiling(128, 4)
+    kept = [(0, 0.02, 0.0), (0, 0.2, 0.0), (500, 0.2, 0.0), (0, 0.1, 0.3)] * 2
     first, tokens = compare(logits, one, None, tiling), compare(logits, one, filters(device, *kept), tiling)
-    assert (first != tokens).sum() > 6
-    assert len({token // 128 for token in tokens.tolist()}) > 4
+    assert (first != tokens).sum() > 4
+    assert len({token // 128 for token in tokens.tolist()}) > 3
 
 
 @pytest.mark.parametrize("on", [(5, 1.0, 0.2), (0, 0.5, 0.2), (0, 1.0, 0.2)])
