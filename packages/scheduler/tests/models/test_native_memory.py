@@ -1,7 +1,6 @@
 """Experts are packed from the files they lie in: memory holds no second copy of them."""
 
 import os
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from packages.kernels.tests.forks import Forks
 from packages.scheduler.tests.conftest import MIXTURES
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.scheduler.models.native import NativeCausalLM
@@ -68,11 +68,20 @@ def peak_of_loading(checkpoint: Path) -> int:
     return max(seen)
 
 
+@pytest.fixture(scope="module")
+def measuring() -> Iterator[Forks]:
+    forks = Forks(__spec__.name, env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(128 << 10)})
+    yield forks
+    forks.close()
+
+
 @pytest.mark.skipif(
     not _STATUS.is_file() or "RssAnon" not in _STATUS.read_text(encoding="ascii"), reason="nothing to ask"
 )
 @pytest.mark.parametrize("name", ["qwen3_moe", "mixtral", "gpt_oss", "qwen3_moe/fused"])
-def test_experts_in_full_are_never_in_memory_beside_those_that_are_packed(name: str, tmp_path: Path) -> None:
+def test_experts_in_full_are_never_in_memory_beside_those_that_are_packed(
+    name: str, measuring: Forks, tmp_path: Path
+) -> None:
     import transformers
 
     family, _, form = name.partition("/")
@@ -82,16 +91,7 @@ def test_experts_in_full_are_never_in_memory_beside_those_that_are_packed(name: 
     model.save_pretrained(tmp_path, save_original_format=not form)
     # glibc raises the size from which it maps blocks by what a process has freed, and keeps what lies between
     # smaller ones: a process of its own, with the size set, measures what is in use and not what came before.
-    out = subprocess.run(
-        [sys.executable, "-m", __spec__.name, tmp_path],
-        cwd=Path(__file__).parents[4],
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": str(128 << 10)},
-        stdout=subprocess.PIPE,
-        check=True,
-        text=True,
-        timeout=120,
-    ).stdout
-    peak = int(out.splitlines()[-1])
+    peak = int(measuring.run("-m", __spec__.name, str(tmp_path)).stdout.splitlines()[-1])
     assert 0 < peak < _EXPERTS_BYTES / 4  # 4.5 of 32 bits are left of them
 
 
