@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from packages.kernels.tests.attention.freed_pages import poison_freed_pages
+from packages.kernels.tests.pairwise import pairwise
 from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.torch_native import TorchNativeAttention
@@ -42,14 +43,16 @@ def test_every_instruction_set_equals_torch(library: Library, rows: list[tuple[i
     torch.testing.assert_close(attend(CpuAttention(library), batch, window=window), expected, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("window", [0, 269, 270])
-@pytest.mark.parametrize(("page", "head_dim"), [(PAGE, HEAD_DIM), (16, 64)])
+@pytest.mark.parametrize(
+    ("dtype", "window", "sizes"),
+    pairwise([torch.float32, torch.bfloat16], [0, 269, 270], [(PAGE, HEAD_DIM), (16, 64)]),
+)
 def test_results_are_bitwise_equal_in_any_chunk_batch_and_thread_count(
-    library: Library, page: int, head_dim: int, window: int, dtype: torch.dtype
+    library: Library, sizes: tuple[int, int], window: int, dtype: torch.dtype
 ) -> None:
     """On AMX, decodes read keys in place where pages have whole tiles of 16 keys and heads are a multiple of 32."""
     backend, threads = CpuAttention(library), library.threads
+    page, head_dim = sizes
 
     def result(*rows: tuple[int, int]) -> torch.Tensor:
         batch = make_batch([*rows], page, CPU)
