@@ -1,4 +1,4 @@
-"""/v1/conversations on a whole server: turns before and after a restart, and one whose frontend is killed."""
+"""Responses and conversations on a whole server: before and after a restart, and when their frontend is killed."""
 
 import itertools
 import re
@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from openai import NotFoundError, OpenAI
 
-from tests.e2e.clients.test_responses import LONG, kill_frontend, until_ended
+from tests.e2e.clients.test_responses import (
+    LONG,
+    go_on_after_a_restart,
+    kill_frontend,
+    respond_despite_a_kill,
+    until_ended,
+)
 from tests.server_process import Server
 
 Start = Callable[..., Server]
@@ -21,7 +27,8 @@ def texts(client: OpenAI, conversation: str) -> list[str]:
     return [item.content[0].text for item in items]  # type: ignore[union-attr,index]
 
 
-def test_a_conversation_outlives_its_frontend_and_its_server(start: Start, tmp_path: Path) -> None:
+def test_what_is_stored_outlives_its_frontend_and_its_server(start: Start, tmp_path: Path) -> None:
+    """A background response, a conversation, and a background response of that conversation."""
     options = ["--kv-cache-bytes", "64MiB", "--frontend-workers", "2"]
     env = {"XDG_STATE_HOME": str(tmp_path)}
     server = start("embedded", *options, env=env).wait()
@@ -34,10 +41,12 @@ def test_a_conversation_outlives_its_frontend_and_its_server(start: Start, tmp_p
         assert first.conversation is not None
         assert first.conversation.id == begun.id
         assert texts(client, begun.id) == ["Be brief.", "Tell me of the sea.", first.output_text]
+    alone = respond_despite_a_kill(server)
     assert server.stop() == 0
 
     server = start("embedded", *options, env=env).wait()
     with server.client() as client:
+        go_on_after_a_restart(client, alone)
         assert client.conversations.retrieve(begun.id) == begun
         asked: dict[str, Any] = {"model": model, "input": "And then?", "conversation": begun.id, **LONG}
         counted = client.responses.input_tokens.count(

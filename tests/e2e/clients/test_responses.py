@@ -4,8 +4,6 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +12,6 @@ from openai.types.responses import FunctionToolParam, Response
 
 from tests.server_process import Server
 
-Start = Callable[..., Server]
 LONG: dict[str, Any] = {"temperature": 0, "max_output_tokens": 100, "extra_body": {"ignore_eos": True, "seed": 1}}
 WEATHER: FunctionToolParam = {
     "type": "function",
@@ -106,10 +103,8 @@ def test_a_background_response_is_cancelled(client: OpenAI, model: str, server: 
     assert client.responses.retrieve(queued.id).status == "cancelled"
 
 
-def test_background_responses_survive_a_killed_frontend_and_a_restart(start: Start, tmp_path: Path) -> None:
-    options = ["--kv-cache-bytes", "64MiB", "--frontend-workers", "2"]
-    env = {"XDG_STATE_HOME": str(tmp_path)}
-    server = start("embedded", *options, env=env).wait()
+def respond_despite_a_kill(server: Server) -> Response:
+    """Return a background response whose frontend is killed, after it was compared with one of an unbroken frontend."""
     with server.client() as client:
         asked: dict[str, Any] = {"model": client.models.list().data[0].id, "input": "Tell me of the sea.", **LONG}
         whole = client.responses.create(**asked).output_text
@@ -129,14 +124,15 @@ def test_background_responses_survive_a_killed_frontend_and_a_restart(start: Sta
         events = [*seen, *client.responses.retrieve(queued, stream=True, starting_after=after)]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole
+    return made
 
-    assert server.stop() == 0
-    with start("embedded", *options, env=env).wait().client() as client:
-        assert client.responses.retrieve(queued) == made
-        goes_on = client.responses.create(
-            model=asked["model"], input="And then?", previous_response_id=queued, max_output_tokens=8
-        )
-    assert goes_on.previous_response_id == queued
+
+def go_on_after_a_restart(client: OpenAI, made: Response) -> None:
+    assert client.responses.retrieve(made.id) == made
+    goes_on = client.responses.create(
+        model=made.model, input="And then?", previous_response_id=made.id, max_output_tokens=8
+    )
+    assert goes_on.previous_response_id == made.id
 
 
 def kill_frontend(server: Server, peer: str) -> None:
