@@ -220,6 +220,23 @@ _MAMBA2 = {
     "mamba_d_head": 12,
     "mamba_expand": 2,
 }
+_FALCON = {
+    "num_hidden_layers": 2,
+    "mamba_d_ssm": 60,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 3,
+    "mamba_d_state": 16,
+    "mamba_d_conv": 3,
+    "embedding_multiplier": 1.5,
+    "lm_head_multiplier": 0.7,
+    "key_multiplier": 0.6,
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.8,
+    "ssm_in_multiplier": 1.3,
+    "ssm_out_multiplier": 0.4,
+    "ssm_multipliers": [0.5, 0.7, 1.2, 0.9, 0.8],
+    "mlp_multipliers": [0.9, 0.6],
+}
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": (
         "Qwen3Next",
@@ -264,9 +281,27 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.0,
         },
     ),
+    "falcon_h1": ("FalconH1", _FALCON),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 40}),
 }
 """The same of models with recurrent layers."""
+HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "falcon_h1_normed": (
+        "FalconH1",
+        {
+            **_FALCON,
+            "mamba_d_ssm": None,
+            "mamba_d_conv": 4,
+            "mamba_rms_norm": True,
+            "mamba_proj_bias": True,
+            "projectors_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+"""The same with other options, of which logits are compared, and no generated tokens."""
 LATENT = [name for name in [*FAMILIES, *MIXTURES] if name.startswith(("deepseek", "glm_flash"))]
 """Those that cache latents."""
 
@@ -279,16 +314,16 @@ def make_checkpoint(family: str, directory: Path, variant: str = "") -> Path:
     import torch
     import transformers
 
-    prefix, extra = {**FAMILIES, **MIXTURES, **HYBRIDS}[family]
+    prefix, extra = {**FAMILIES, **MIXTURES, **HYBRIDS, **HYBRID_VARIANTS}[family]
     config = getattr(transformers, f"{prefix}Config")(**{**_SHAPE, **extra})
     with torch.random.fork_rng():
         torch.manual_seed(sum(family.encode()))
         model = getattr(transformers, f"{prefix.removesuffix('Text')}ForCausalLM")(config)
         for name, parameter in model.named_parameters():
             if (
-                name.endswith(("bias", "sinks")) or "norm" in name
+                name.endswith(("bias", "sinks", ".D")) or "norm" in name
             ):  # transformers starts these at 0 and 1, which would hide mistakes
-                torch.nn.init.normal_(parameter, 1.0 if "norm" in name else 0.0, 0.2)
+                torch.nn.init.normal_(parameter, 0.0 if name.endswith(("bias", "sinks")) else 1.0, 0.2)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):  # as far apart as scores are, so that both count
                 torch.nn.init.normal_(buffer, 0.0, 0.03)

@@ -110,6 +110,10 @@ TEMPLATES: dict[str, tuple[str, ParserNames]] = {
         "{{- '<tool_calls>[' }} {{ '<think>\\n</think>' }} {{ '<answer>\\n' }}",
         ParserNames("hunyuan", "hunyuan"),
     ),
+    "tiiuae/Falcon-H1-7B-Instruct": (
+        "within <tool_call> </tool_call> tags: <tool_call>\\n{'arguments': <args-dict>, 'name': <function-name>}",
+        ParserNames(None, "hermes"),
+    ),
     "ai21labs/AI21-Jamba-1.5-Mini": ("{{ '<tool_calls>[' }}", ParserNames(None, "hunyuan")),
     "nvidia/NVIDIA-Nemotron-Nano-9B-v2": (
         "{{- '<TOOLCALL>[' -}} {{- '<think></think>' -}}",

@@ -12,12 +12,14 @@ from tercet.scheduler.models import families
 from tercet.scheduler.models.family import EncoderFamily, ModelFamily
 from tercet.scheduler.models.registry import family_of
 
-FILES = [path.stem for path in Path(families.__path__[0]).glob("*.py") if path.stem != "__init__"]
+_ROOT = Path(families.__path__[0])
+FILES = [path.relative_to(_ROOT).with_suffix("").as_posix() for path in _ROOT.rglob("*.py") if path.stem != "__init__"]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_table_has_the_architectures_of_each_record(name: str) -> None:
-    records: tuple[ModelFamily | EncoderFamily, ...] = importlib.import_module(f"{families.__name__}.{name}").FAMILIES
+    module = importlib.import_module(f"{families.__name__}.{name.replace('/', '.')}")
+    records: tuple[ModelFamily | EncoderFamily, ...] = module.FAMILIES
     listed = [architecture for record in records for architecture in record.architectures]
     assert sorted(listed) == sorted(architecture for architecture, module in MODULES.items() if module == name)
 

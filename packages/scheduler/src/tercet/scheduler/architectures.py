@@ -16,6 +16,7 @@ MODULES = {
     "Dots1ForCausalLM": "qwen3",
     "Ernie4_5ForCausalLM": "llama",
     "Ernie4_5Model": "llama",
+    "FalconH1ForCausalLM": "mamba/falcon_h1",
     "Gemma2ForCausalLM": "gemma",
     "Gemma3ForCausalLM": "gemma",
     "Gemma3ForConditionalGeneration": "gemma",
@@ -26,7 +27,7 @@ MODULES = {
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "llama",
     "GraniteModel": "llama",
-    "GraniteMoeHybridForCausalLM": "granite_hybrid",
+    "GraniteMoeHybridForCausalLM": "mamba/granite_hybrid",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2",
     "LlamaForCausalLM": "llama",
@@ -59,7 +60,7 @@ MODULES = {
     "SmolLM3ForCausalLM": "smollm3",
     "SmolLM3Model": "smollm3",
 }
-"""The module in `models/families` of each architecture.
+"""The module of each architecture, as a path in `models/families`.
 
 `XModel` stands for every architecture of X that gives vectors or scores, such as `XForSequenceClassification`. A model
 that has only that is an encoder.

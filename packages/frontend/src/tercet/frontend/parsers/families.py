@@ -93,6 +93,7 @@ FAMILIES = (
     Family("Apertus", "apertus", "apertus", "swiss-ai/Apertus-8B-Instruct-2509"),
     Family("LFM2, LFM2-MoE", "lfm2", None, "LiquidAI/LFM2-1.2B", _LFM2),
     Family("LFM2.5", "lfm2", "qwen3", "LiquidAI/LFM2.5-8B-A1B", _LFM2),
+    Family("Falcon-H1", "hermes", None, "tiiuae/Falcon-H1-7B-Instruct", ("FalconH1ForCausalLM",)),
     Family("Hunyuan", "hunyuan", "hunyuan", "tencent/Hunyuan-A13B-Instruct"),
     Family("Jamba", "hunyuan", None, "ai21labs/AI21-Jamba-1.5-Mini"),
     Family("Step 3", "step3", "qwen3", "stepfun-ai/step3"),

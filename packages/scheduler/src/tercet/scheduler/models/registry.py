@@ -35,7 +35,8 @@ def family_of(architecture: str) -> ModelFamily:
 
 
 def _record(architecture: str) -> Any:
-    module = importlib.import_module(f"tercet.scheduler.models.families.{MODULES[architecture]}")
+    path = MODULES[architecture].replace("/", ".")
+    module = importlib.import_module(f"tercet.scheduler.models.families.{path}")
     return next(family for family in module.FAMILIES if architecture in family.architectures)
 
 

@@ -71,7 +71,9 @@ class ModelConfig(DecoderShape):
     latent: LatentConfig | None = None
     """Multi-head latent attention; `head_dim` is then the length of a cached vector."""
     recurrent: RecurrentConfig | None = None
-    """Layers with a recurrent state in place of keys and values."""
+    """Layers with a recurrent state."""
+    attention_layers: Sequence[int] | None = None
+    """Layers with attention; None: all without a recurrent state."""
     local_rope: RopeConfig | None = None
     """The rotation of layers with a window, if it differs from that of the rest."""
     unrotated: frozenset[int] = frozenset()
@@ -89,6 +91,8 @@ class ModelConfig(DecoderShape):
     @property
     def cached_layers(self) -> Sequence[int]:
         """The layers that cache keys and values."""
+        if self.attention_layers is not None:
+            return self.attention_layers
         recurrent = frozenset() if self.recurrent is None else self.recurrent.layers
         return [layer for layer in range(self.layers) if layer not in recurrent]
 

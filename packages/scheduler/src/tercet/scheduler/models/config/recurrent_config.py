@@ -2,14 +2,16 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 
 _INFINITY = {"__float__": "Infinity"}
-_LINEAR, _FULL, _CONV, _MAMBA = "linear_attention", "full_attention", "conv", "mamba"
+_LINEAR, _FULL, _CONV = "linear_attention", "full_attention", "conv"
+MAMBA_KINDS, ATTENTION_KINDS = ("mamba", "linear_attention"), ("attention", "full_attention")
+"""Names of the kinds of layers in models with Mamba 2 layers: older ones, and those of transformers 5."""
 
 
 class StateTensor(NamedTuple):
@@ -122,11 +124,13 @@ class Mamba2Config:
     taps: int
     conv_bias: bool
     bias: bool
-    """The projections have biases."""
+    """The input projection has a bias."""
+    output_bias: bool
     time_step: tuple[float, float]
     """Limits of the time step."""
+    norm: Literal["after gate", "before gate"] | None = "after gate"
+    """Place of the norm of outputs; None if there is none."""
     norm_eps: float
-    """Epsilon of the norm of outputs."""
 
     @property
     def inner(self) -> int:
@@ -144,27 +148,33 @@ class Mamba2Config:
         return StateTensor((self.channels, self.taps - 1), dtype), matrices
 
 
-def parse_mamba2(fields: Fields, layers: int, hidden_size: int) -> Mamba2Config:
-    """Parse the Mamba 2 layers of Granite 4. Raise ModelError."""
-    kinds = [_MAMBA] * layers
-    if fields.has("layer_types"):
-        kinds = fields.kinds("layer_types", (_MAMBA, _LINEAR, "attention", _FULL), layers)
-    inner, heads = fields.count("mamba_expand", 2) * hidden_size, fields.count("mamba_n_heads", 128)
-    size, groups = fields.values.get("mamba_d_head"), fields.count("mamba_n_groups", 1)
+def mamba_layers(fields: Fields, layers: int) -> frozenset[int]:
+    """Return the Mamba 2 layers of `layer_types`, by default all. Raise ModelError."""
+    if not fields.has("layer_types"):
+        return frozenset(range(layers))
+    kinds = fields.kinds("layer_types", (*MAMBA_KINDS, *ATTENTION_KINDS), layers)
+    return frozenset(layer for layer, kind in enumerate(kinds) if kind in MAMBA_KINDS)
+
+
+def parse_mamba2(fields: Fields, layers: frozenset[int], inner: int, norm_eps: float) -> Mamba2Config:
+    """Parse Mamba 2 layers whose heads have `inner` elements together. Raise ModelError."""
+    heads, groups = fields.count("mamba_n_heads", 128), fields.count("mamba_n_groups", 1)
+    size, bias = fields.values.get("mamba_d_head"), fields.flag("mamba_proj_bias")
     if inner % heads or size not in (None, "auto", inner // heads):
         raise wrong("mamba_d_head", f"{size!r} in {heads} heads is not the size {inner}")
     if heads % groups:
         raise wrong("mamba_n_groups", f"{groups} does not divide the {heads} heads")
     return Mamba2Config(
-        layers=frozenset(layer for layer, kind in enumerate(kinds) if kind in (_MAMBA, _LINEAR)),
+        layers=layers,
         heads=heads,
         head_dim=inner // heads,
         groups=groups,
         state_dim=fields.count("mamba_d_state", 256),
         taps=fields.count("mamba_d_conv", 4, least=2),
         conv_bias=fields.flag("mamba_conv_bias", True),
-        bias=fields.flag("mamba_proj_bias"),
-        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        bias=bias,
+        output_bias=bias,
+        norm_eps=norm_eps,
         time_step=_time_step(fields.values.get("time_step_limit")),
     )
 

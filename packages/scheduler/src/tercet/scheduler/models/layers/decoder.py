@@ -158,20 +158,25 @@ def build_hybrid(
     attention: Callable[[int, Rotary], Attention],
     norm: type[RMSNorm] = RMSNorm,
 ) -> CausalLM:
-    """Build a model of recurrent layers, whose config is of a `kind`, and of attention. Raise ValueError for several
-    ranks.
+    """Build a model of layers that are either recurrent, with a config of a `kind`, or have attention. Raise ValueError
+    for several ranks.
     """
-    states = config.recurrent
-    if not isinstance(states, kind):
-        raise TypeError(f"the config has no {kind.__name__}")
-    if shard.size > 1:
-        raise ValueError(f"{config.architecture} runs on one rank: its recurrent states are not split")
+    states = states_of(config, shard, kind)
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
         mixer = recurrent(number, states) if number in states.layers else attention(number, rotary)
         return DecoderLayer(config, mixer, mlp_of(config, number, shard), norm)
 
     return CausalLM(config, shard, layer, norm)
+
+
+def states_of(config: ModelConfig, shard: Shard, kind: type[RecurrentT]) -> RecurrentT:
+    """Return the config of recurrent layers, which is of a `kind`. Raise ValueError for several ranks."""
+    if not isinstance(config.recurrent, kind):
+        raise TypeError(f"the config has no {kind.__name__}")
+    if shard.size > 1:
+        raise ValueError(f"{config.architecture} runs on one rank: its recurrent states are not split")
+    return config.recurrent
 
 
 def scale_logits(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:

@@ -128,7 +128,11 @@ class Attention(OpsModule):
         With a norm `after`, the output is normalized, too.
         """
         qkv, residual = self.qkv_proj.project_normed(norm, x, residual)
-        heads = qkv.view(x.shape[0], -1, self.head_dim)
+        return self.o_proj.project_onto(self.attend(qkv, positions, batch), residual, after)
+
+    def attend(self, qkv: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Attend with the output of `qkv_proj`. Return the input of `o_proj`."""
+        heads = qkv.view(len(qkv), -1, self.head_dim)
         q, k, v, gates = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads, self.gates), 1)
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
@@ -139,7 +143,7 @@ class Attention(OpsModule):
         out = self.ops.attend(batch, self.layer_id, (q, k, v), positions, self.rotary.cache, norms, self.params)
         if self.gates:
             out = out * gates.sigmoid()
-        return self.o_proj.project_onto(out.flatten(1), residual, after)
+        return out.flatten(1)
 
 
 class GatedMLP(OpsModule):

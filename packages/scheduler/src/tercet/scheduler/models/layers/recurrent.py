@@ -35,8 +35,12 @@ class RecurrentLayer(OpsModule, ABC):
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Advance the states by the normalized x + residual. See `Attention.forward`."""
         x, residual = norm.add(x, residual)
+        return self.out_proj.project_onto(self.advance(x, batch), residual, after)
+
+    def advance(self, x: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Advance the states by normalized x [tokens, hidden]. Return the input of `out_proj`."""
         states, segments = cast("RecurrentBatch", batch).states_of(self.layer_id)
-        return self.out_proj.project_onto(self.mix(x, states, segments), residual, after)
+        return self.mix(x, states, segments)
 
     @abstractmethod
     def mix(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], segments: Segments) -> torch.Tensor:

@@ -50,6 +50,11 @@ _GRANITE_HYBRID = {
     ".shared_mlp.input_linear.": ".mlp.shared_experts.gate_up_proj.",
     ".shared_mlp.output_linear.": ".mlp.shared_experts.down_proj.",
 }
+_PRE_FF = {
+    ".pre_ff_layernorm.": ".post_attention_layernorm.",
+    ".feed_forward.": ".mlp.",
+    "model.final_layernorm.": "model.norm.",
+}
 _SHARED = {".mlp.shared_experts.": ".mlp."}
 """Names of other families' parts, and the names here. Granite's only MLP has the name of a shared expert."""
 
@@ -59,6 +64,8 @@ def text_names(stored: Collection[str]) -> dict[str, str]:
     names = _without_images(stored)
     if any(".operator_norm." in name for name in names.values()):
         return {name: _renamed(here, _LFM2) for name, here in names.items()}
+    if any(".pre_ff_layernorm." in name for name in names.values()):
+        return {name: _renamed(here, _PRE_FF) for name, here in names.items()}
     if any(".shared_mlp." in name for name in names.values()):
         mixes = any(".block_sparse_moe." in name for name in names.values())
         scheme = _GRANITE_HYBRID if mixes else _GRANITE_HYBRID | _SHARED

@@ -9,7 +9,7 @@ from tercet.scheduler.models.config.field_support import EXPERTS, field_table
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeConfig
 from tercet.scheduler.models.config.multipliers import MULTIPLIERS, with_multipliers
-from tercet.scheduler.models.config.recurrent_config import Mamba2Config, parse_mamba2
+from tercet.scheduler.models.config.recurrent_config import Mamba2Config, mamba_layers, parse_mamba2
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import CausalLM, build_hybrid
 from tercet.scheduler.models.layers.layers import Attention, Rotary, Unrotated
@@ -31,6 +31,7 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
 def _adapt(config: ModelConfig, fields: Fields) -> ModelConfig:
     """Add the experts, whose shared one is the only MLP of a model without others."""
     shared = fields.count("shared_intermediate_size", 1024)
+    inner = fields.count("mamba_expand", 2) * config.hidden_size
     rotates = fields.choice("position_embedding_type", ("nope", "rope"), "nope") == "rope"
     moe = None
     if experts := fields.count("num_experts", 8, least=0):
@@ -50,7 +51,7 @@ def _adapt(config: ModelConfig, fields: Fields) -> ModelConfig:
         intermediate_size=shared,
         moe=moe,
         unrotated=frozenset() if rotates else frozenset(range(config.layers)),
-        recurrent=parse_mamba2(fields, config.layers, config.hidden_size),
+        recurrent=parse_mamba2(fields, mamba_layers(fields, config.layers), inner, config.rms_norm_eps),
     )
 
 

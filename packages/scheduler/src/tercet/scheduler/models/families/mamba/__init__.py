@@ -1,0 +1,1 @@
+"""Families with Mamba 2 layers."""

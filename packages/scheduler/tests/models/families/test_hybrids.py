@@ -1,0 +1,69 @@
+"""Logits of models with recurrent layers against transformers; `generation` has them in batches."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from packages.scheduler.tests.conftest import HYBRID_VARIANTS, HYBRIDS
+from tercet.kernels.ops.recurrent import Segment, Segments
+from tercet.scheduler.executor.kv_budget import state_layers
+from tercet.scheduler.executor.state_pool import StatePool
+from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.layers.packed import Packed
+from tercet.scheduler.models.registry import build_model, load_config
+from tercet.scheduler.models.weights.weights import load_weights
+
+Checkpoints = Callable[[str], Path]
+Reference = Callable[..., Any]
+CPU = torch.device("cpu")
+MODELS = [name for name in (*HYBRIDS, *HYBRID_VARIANTS) if not name.startswith("qwen3")]
+"""Without Gated DeltaNet, whose float32 differs more."""
+
+
+class Prompt(Packed):
+    """One prompt, whose states begin empty."""
+
+    def __init__(self, ids: torch.Tensor, config: ModelConfig) -> None:
+        super().__init__(ids, None, [len(ids)], causal=True)
+        self._states = StatePool(state_layers(config), 1, 0, CPU)
+
+    def states_of(self, layer_id: int) -> tuple[tuple[torch.Tensor, ...], Segments]:
+        return self._states.layer(layer_id), Segments(torch.empty(0, dtype=torch.int64), [Segment(0, 41, 0)])
+
+
+@torch.inference_mode()
+def distance(directory: Path, reference: Reference) -> float:
+    """Largest difference of the logits of a prompt from those of transformers."""
+    model = build_model(load_config(directory))
+    load_weights(model, directory)
+    ids = torch.randint(0, 389, (41,), generator=torch.Generator().manual_seed(1))
+    batch = Prompt(ids, model.config)
+    logits = model.compute_logits(model(ids, batch.positions, batch))
+    wanted = reference(directory)(ids[None]).logits[0]
+    return float((logits - wanted).abs().max())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_whole_prompt(name: str, checkpoints: Checkpoints, reference: Reference) -> None:
+    assert distance(checkpoints(name), reference) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("falcon_h1", {"time_step_limit": [0.3, 0.9]}),  # of prompts: transformers has no limits when it decodes
+        ("falcon_h1_normed", {"mamba_norm_before_gate": False}),
+    ],
+)
+def test_other_fields(
+    name: str, changes: dict[str, Any], checkpoints: Checkpoints, reference: Reference, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(checkpoints(name), tmp_path / name)
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    assert distance(directory, reference) < 1e-4 < distance(checkpoints(name), lambda _: reference(directory))
