@@ -237,6 +237,15 @@ _FALCON = {
     "ssm_multipliers": [0.5, 0.7, 1.2, 0.9, 0.8],
     "mlp_multipliers": [0.9, 0.6],
 }
+_NEMOTRON = {
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 12,
+    "n_groups": 3,
+    "ssm_state_size": 16,
+    "conv_kernel": 3,
+    "head_dim": 12,
+    "pad_token_id": None,
+}
 HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_next": (
         "Qwen3Next",
@@ -282,6 +291,21 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "falcon_h1": ("FalconH1", _FALCON),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            **_NEMOTRON,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 1.5,
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": 20,
+        },
+    ),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 40}),
 }
 """The same of models with recurrent layers."""
@@ -298,6 +322,21 @@ HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
             "mlp_bias": True,
             "tie_word_embeddings": True,
+        },
+    ),
+    "nemotron_h_biases": (
+        "NemotronH",
+        {
+            **_NEMOTRON,
+            "layers_block_type": ["mlp", "linear_attention", "moe", "full_attention"],
+            "moe_intermediate_size": 24,
+            "moe_shared_expert_intermediate_size": 40,
+            "moe_latent_size": None,
+            "norm_topk_prob": False,
+            "use_bias": True,
+            "use_conv_bias": False,
+            "mlp_bias": True,
+            "time_step_min": 0.2,
         },
     ),
 }

@@ -119,6 +119,11 @@ TEMPLATES: dict[str, tuple[str, ParserNames]] = {
         "{{- '<TOOLCALL>[' -}} {{- '<think></think>' -}}",
         ParserNames("qwen3", "nemotron"),
     ),
+    "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16": (
+        "<tool_call>\\n<function=example_function_name>\\n<parameter=example_parameter_1>\\nvalue_1\\n</parameter>"
+        " {%- set enable_thinking = true %} {{- '<|im_start|>assistant\\n<think></think>' }}",
+        ParserNames("qwen3", "qwen3_coder"),
+    ),
     "internlm/internlm2_5-7b-chat": ("<|action_start|><|plugin|>", ParserNames(None, "internlm")),
     "swiss-ai/Apertus-8B-Instruct-2509": (
         "{%- set inner_token = '<|inner_prefix|>' -%}{%- set tool_calls_token = '<|tools_prefix|>' -%}",

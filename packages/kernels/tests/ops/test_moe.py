@@ -55,6 +55,16 @@ def test_each_expert_has_biases_and_the_gate_that_is_named() -> None:
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_experts_without_a_gate_have_up_and_down_alone() -> None:
+    torch.manual_seed(0)
+    x, up, down = torch.randn(9, 12), torch.randn(4, 7, 12), torch.randn(4, 12, 7)
+    weights, experts = route(torch.randn(9, 4), Routing(top_k=2))
+    out = fused_moe(x, weights, experts, up, down, gate=None)
+    each = torch.einsum("edh,teh->ted", down, torch.einsum("ehd,td->teh", up, x).clamp(min=0) ** 2)
+    expected = (each[torch.arange(9)[:, None], experts] * weights[..., None]).sum(1)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+
+
 def test_no_scale_belongs_to_two_experts() -> None:
     weight = quantize(torch.randn(96, 64), "fp8", (64, 64))
     with pytest.raises(ValueError, match="96 rows in blocks of 64 are no 3 experts"):

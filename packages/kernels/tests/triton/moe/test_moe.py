@@ -111,6 +111,14 @@ def test_a_token_that_is_no_number_leaves_others_alone(tokens: int, device: torc
 
 
 @pytest.mark.parametrize("tokens", [1, 33])
+def test_experts_without_a_gate(tokens: int, device: torch.device) -> None:
+    given, _, _ = published(tokens, device)
+    up, down = torch.randn(4, 64, 96, device=device) / 4, torch.randn(4, 96, 64, device=device) / 4
+    actual, expected = (op(*given, up, down, gate=None) for op in (fused_moe, reference.fused_moe))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=4e-5)
+
+
+@pytest.mark.parametrize("tokens", [1, 33])
 def test_full_experts_with_biases(tokens: int, device: torch.device) -> None:
     given, _, biases = published(tokens, device)
     gate_up, down = torch.randn(4, 64, 96, device=device) / 4, torch.randn(4, 96, 32, device=device) / 4

@@ -38,6 +38,7 @@ MODULES = {
     "MistralModel": "mistral",
     "MixtralForCausalLM": "mistral",
     "MixtralModel": "mistral",
+    "NemotronHForCausalLM": "mamba/nemotron_h",
     "OlmoeForCausalLM": "olmoe",
     "OlmoeModel": "olmoe",
     "Phi3ForCausalLM": "phi3",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from packages.scheduler.tests.conftest import HYBRID_VARIANTS, HYBRIDS
 from tercet.kernels.ops.recurrent import Segment, Segments
@@ -17,6 +18,7 @@ from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.packed import Packed
 from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
+from tercet.scheduler.testing.quantized_checkpoints import Grain, quantization_config
 
 Checkpoints = Callable[[str], Path]
 Reference = Callable[..., Any]
@@ -37,18 +39,18 @@ class Prompt(Packed):
 
 
 @torch.inference_mode()
-def distance(directory: Path, reference: Reference) -> float:
-    """Largest difference of the logits of a prompt from those of transformers."""
+def distance(directory: Path, reference: Reference, of: Path | None = None) -> float:
+    """Largest difference of the logits of a prompt from those of transformers, of another directory if given."""
     model = build_model(load_config(directory))
     load_weights(model, directory)
     ids = torch.randint(0, 389, (41,), generator=torch.Generator().manual_seed(1))
     batch = Prompt(ids, model.config)
     logits = model.compute_logits(model(ids, batch.positions, batch))
-    wanted = reference(directory)(ids[None]).logits[0]
+    wanted = reference(of or directory)(ids[None]).logits[0]
     return float((logits - wanted).abs().max())
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [*MODELS, "nemotron_h/fused"])
 def test_a_whole_prompt(name: str, checkpoints: Checkpoints, reference: Reference) -> None:
     assert distance(checkpoints(name), reference) < 1e-4
 
@@ -66,4 +68,23 @@ def test_other_fields(
     directory = shutil.copytree(checkpoints(name), tmp_path / name)
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-    assert distance(directory, reference) < 1e-4 < distance(checkpoints(name), lambda _: reference(directory))
+    assert distance(directory, reference) < 1e-4 < distance(directory, reference, checkpoints(name))
+
+
+@pytest.mark.parametrize("name", ["falcon_h1", "nemotron_h"])
+def test_weights_in_fp8(name: str, checkpoints: Checkpoints, reference: Reference, tmp_path: Path) -> None:
+    """All projections but routers, with a scale for each output, as llm-compressor writes them."""
+    full, quantized = (shutil.copytree(checkpoints(name), tmp_path / kind) for kind in ("full", "quantized"))
+    weights = load_file(full / "model.safetensors")
+    stored = dict(weights)
+    for tensor in [each for each in weights if each.endswith("proj.weight")]:
+        scale = weights[tensor].abs().amax(1, keepdim=True) / 448
+        stored[tensor] = (weights[tensor] / scale).to(torch.float8_e4m3fn)
+        stored[f"{tensor}_scale"] = scale
+        weights[tensor] = stored[tensor].float() * scale
+    save_file(weights, full / "model.safetensors", {"format": "pt"})
+    save_file(stored, quantized / "model.safetensors")
+    config = json.loads((full / "config.json").read_text())
+    config["quantization_config"] = quantization_config("channel", Grain())
+    (quantized / "config.json").write_text(json.dumps(config))
+    assert distance(quantized, reference, full) < 1e-3

@@ -31,6 +31,7 @@ _MISTRAL = ("MistralForCausalLM",)
 _GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 _PHI = ("Phi3ForCausalLM",)
 _GRANITE = ("GraniteForCausalLM",)
+_NEMOTRON = ("NemotronHForCausalLM",)
 _DEEPSEEK_V2 = ("DeepseekV2ForCausalLM",)
 _DEEPSEEK_V3 = ("DeepseekV3ForCausalLM",)
 
@@ -40,12 +41,17 @@ FAMILIES = (
     Family("Llama 4", "llama_pythonic", None, "meta-llama/Llama-4-Scout-17B-16E-Instruct"),
     Family("Hermes 2 Pro, Hermes 3, Hermes 4", "hermes", None, "NousResearch/Hermes-2-Pro-Llama-3-8B", _LLAMA),
     Family(
-        "Llama Nemotron Super 1.5, Nemotron Nano 2", "nemotron", "qwen3", "nvidia/NVIDIA-Nemotron-Nano-9B-v2", _LLAMA
+        "Llama Nemotron Super 1.5, Nemotron Nano 2",
+        "nemotron",
+        "qwen3",
+        "nvidia/NVIDIA-Nemotron-Nano-9B-v2",
+        (*_LLAMA, *_NEMOTRON),
     ),
     Family("Qwen2, Qwen2-MoE, Qwen2.5", "hermes", None, "Qwen/Qwen2.5-7B-Instruct", _QWEN2),
     Family("Qwen3, Qwen3-MoE, Qwen3-Next", "hermes", "qwen3", "Qwen/Qwen3-8B", (*_QWEN3, "Qwen3NextForCausalLM")),
     Family("Qwen3-Coder", "qwen3_coder", None, "Qwen/Qwen3-Coder-30B-A3B-Instruct", _QWEN3),
-    Family("Qwen3.5, MiMo-V2, Nemotron 3, Step 3.5", "qwen3_coder", "qwen3", "Qwen/Qwen3.5-27B", _QWEN35),
+    Family("Qwen3.5, MiMo-V2, Step 3.5", "qwen3_coder", "qwen3", "Qwen/Qwen3.5-27B", _QWEN35),
+    Family("Nemotron 3", "qwen3_coder", "qwen3", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", _NEMOTRON),
     Family("Mistral 7B 0.1 and 0.2, Mixtral 8x7B", None, None, "mistralai/Mixtral-8x7B-Instruct-v0.1", _MISTRAL),
     Family(
         "Mistral 7B 0.3, Mixtral 8x22B, Mistral Nemo, Mistral Small 3.1",

@@ -25,6 +25,11 @@ def act_and_mul(x: torch.Tensor, gate: Gate) -> torch.Tensor:
             return clamped_and_mul(x)
 
 
+def squared_relu(x: torch.Tensor) -> torch.Tensor:
+    """Return relu(x)**2, the activation of MLPs without a gate."""
+    return F.relu(x).square()
+
+
 def silu_and_mul(x: torch.Tensor) -> torch.Tensor:
     """Return silu(gate) * up [..., n], where the first half of x [..., 2 * n] is gate and the second up."""
     gate, up = x.chunk(2, dim=-1)

@@ -1,4 +1,4 @@
-"""Mixture of experts: each token passes through a few of many gated MLPs, whose results are weighted and summed."""
+"""Mixture of experts: each token passes through a few of many MLPs, whose results are weighted and summed."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from tercet.kernels.ops.activation import Gate, act_and_mul
+from tercet.kernels.ops.activation import Gate, act_and_mul, squared_relu
 from tercet.kernels.ops.quantized import QuantizedWeight, linear_quantized
 
 
@@ -125,19 +125,21 @@ def fused_moe(
     gate_up: ExpertWeights,
     down: ExpertWeights,
     *,
-    gate: Gate = "silu",
+    gate: Gate | None = "silu",
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """Sum weight * down[e] @ act_and_mul(gate_up[e] @ x, gate) over the experts e of each token, in x's dtype.
 
     x [tokens, hidden], weights and experts [tokens, top_k] from `route`, gate_up [experts, 2 * size, hidden], down
     [experts, hidden, size]. Tokens are sorted by expert, so that each expert with tokens computes one matrix product.
-    With `biases`, each projection adds the bias of its expert.
+    With `biases`, each projection adds the bias of its expert. Without a gate, gate_up is up alone [experts, size,
+    hidden], and the activation `squared_relu`.
     """
 
     def one(expert: int, rows: torch.Tensor) -> torch.Tensor:
         bias = (None, None) if biases is None else (biases.gate_up[expert], biases.down[expert])
-        acted = act_and_mul(_project(rows, gate_up[expert], bias[0]), gate)
+        projected = _project(rows, gate_up[expert], bias[0])
+        acted = squared_relu(projected) if gate is None else act_and_mul(projected, gate)
         return _project(acted, down[expert], bias[1])
 
     return by_expert(x, weights, experts, len(gate_up), one)

@@ -17,7 +17,7 @@ from tercet.kernels.native_decoder import DecoderLayer, DecoderWeights, NativeDe
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers import decoder
-from tercet.scheduler.models.layers.layers import Attention, GatedMLP
+from tercet.scheduler.models.layers.layers import Attention, GatedMLP, SquaredReLUMLP
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.lora import LoRABank
 from tercet.scheduler.models.layers.moe import MixtureOfExperts
@@ -157,11 +157,15 @@ class NativeCausalLM:
             window=attention.params.window,
         )
 
-    def _pack_mlp(self, mlp: GatedMLP) -> PackedMLP:
+    def _pack_mlp(self, mlp: GatedMLP | SquaredReLUMLP) -> PackedMLP:
+        if isinstance(mlp, SquaredReLUMLP):
+            raise TypeError("native kernels know no MLP without a gate")
         return PackedMLP(self._pack(mlp.gate_up_proj, interleave=True), self._pack(mlp.down_proj))
 
     def _pack_mixture(self, mlp: MixtureOfExperts) -> Mixture:
         """Pack a mixture of experts. Routers are never quantized, because this would change the choice of experts."""
+        if mlp.expert_gate is None:
+            raise TypeError("native mixtures have experts with a gate")
         gate_ups = pack_experts(self._library, mlp.experts.gate_up_proj, self._quantization, interleave=True)
         downs = pack_experts(self._library, mlp.experts.down_proj, self._quantization)
         shared: tuple[PackedLinear | None, PackedMLP] | None = None

@@ -7,7 +7,7 @@ from tercet.kernels.memory import give_back
 from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, Quantization, pack_linear, pack_linears
 from tercet.kernels.native.recurrent import NativeRecurrence
-from tercet.kernels.ops.activation import Gate, act_and_mul
+from tercet.kernels.ops.activation import Gate, act_and_mul, squared_relu
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, by_expert
 from tercet.kernels.ops.projection import Norm, Weight, normed_sum
 from tercet.scheduler.models.layers.decoder import CausalLM
@@ -98,13 +98,14 @@ class NativeExperts(TorchLayerOps):
         gate_up: ExpertWeights,  # noqa: ARG002
         down: ExpertWeights,  # noqa: ARG002
         *,
-        gate: Gate = "silu",
+        gate: Gate | None = "silu",
         biases: ExpertBiases | None = None,  # noqa: ARG002
     ) -> torch.Tensor:
         """See `tercet.kernels.ops.moe`. Activations inside an expert are float32."""
 
         def one(expert: int, rows: torch.Tensor) -> torch.Tensor:
-            return self._down[expert](act_and_mul(self._gate_up[expert](rows.float()), gate))
+            projected = self._gate_up[expert](rows.float())
+            return self._down[expert](squared_relu(projected) if gate is None else act_and_mul(projected, gate))
 
         return by_expert(x, weights, experts, len(self._down), one)
 

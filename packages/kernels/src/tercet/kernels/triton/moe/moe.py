@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.activation import Gate, squared_relu
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights
 from tercet.kernels.triton.activation import act_and_mul
 from tercet.kernels.triton.launch import cdiv, pdl_launch_next, pdl_options, pdl_wait, power_of_two
@@ -105,7 +105,7 @@ def fused_moe(
     gate_up: ExpertWeights,
     down: ExpertWeights,
     *,
-    gate: Gate = "silu",
+    gate: Gate | None = "silu",
     biases: ExpertBiases | None = None,
 ) -> torch.Tensor:
     """Compute the mixture as in the reference, for quantized blocks that `columns_of` supports."""
@@ -113,13 +113,13 @@ def fused_moe(
         raise ValueError("a mixture of experts needs contiguous inputs and weights")
     tokens, top_k = experts.shape
     added = biases or (None, None)
-    few = _few_tokens(experts, gate_up, down)
+    few = None if gate is None else _few_tokens(experts, gate_up, down)
     if few is not None:
         return few(x, weights, experts, gate_up, down, gate=gate, biases=added)
     block = min(64, max(16, power_of_two(tokens * top_k // len(gate_up))))
     pairs, expert_of = moe_align(experts, len(gate_up), block)
     hidden = _grouped_gemm(x, gate_up, added[0], pairs, expert_of, None, tokens * top_k, top_k, block)
-    acted = act_and_mul(hidden, gate)
+    acted = squared_relu(hidden) if gate is None else act_and_mul(hidden, gate)
     factors = weights.float().contiguous()
     out = _grouped_gemm(acted, down, added[1], pairs, expert_of, factors, tokens * top_k, 1, block)
     return out.view(tokens, top_k, -1).sum(1)

@@ -52,7 +52,7 @@ class FieldTable:
         return "without effect" if name in self.without_effect else None
 
 
-def _because(reasons: Mapping[str, str]) -> dict[str, str]:
+def because(reasons: Mapping[str, str]) -> dict[str, str]:
     """Turn reason to names (in one string) into name to reason."""
     return {name: reason for reason, names in reasons.items() for name in names.split()}
 
@@ -86,7 +86,7 @@ EVERY = FieldTable(
         "original_max_position_embeddings partial_rotary_factor quantization_config rms_norm_eps rope_parameters "
         "rope_scaling rope_theta tie_word_embeddings torch_dtype vocab_size"
     ),
-    without_effect=_because(
+    without_effect=because(
         {
             "of training": "attention_dropout classifier_dropout embd_pdrop gradient_checkpointing hidden_dropout "
             "init_std initializer_factor initializer_range output_router_logits pretraining_tp resid_pdrop "

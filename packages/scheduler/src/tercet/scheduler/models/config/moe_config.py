@@ -20,8 +20,10 @@ class MoeConfig:
     """Intermediate size of the shared expert, which processes every token; 0 if there is none."""
     layers: tuple[bool, ...]
     """For each layer, whether it has experts; the others have one MLP."""
-    gate: Gate = "silu"
-    """The activation of every expert's gate."""
+    gate: Gate | None = "silu"
+    """The activation of every expert's gate; None: experts, and the shared one, are `SquaredReLUMLP`s."""
+    latent_size: int | None = None
+    """Elements of the vectors that experts compute with; None: the hidden size."""
     bias: bool = False
     """Router and experts have biases."""
     gates_shared: bool = True

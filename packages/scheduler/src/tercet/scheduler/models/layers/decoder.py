@@ -13,7 +13,13 @@ from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.recurrent_config import RecurrentConfig
 from tercet.scheduler.models.layers.latent_attention import LatentAttention
 from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
-from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary, VocabParallelEmbedding
+from tercet.scheduler.models.layers.layers import (
+    Attention,
+    GatedMLP,
+    Rotary,
+    SquaredReLUMLP,
+    VocabParallelEmbedding,
+)
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import MixtureOfExperts, mlp_of
 from tercet.scheduler.models.layers.norms import RMSNorm
@@ -44,7 +50,7 @@ class DecoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         self.input_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
-        self._mixer_name = mixer.name if isinstance(mixer, RecurrentLayer) else "self_attn"
+        self._mixer_name = _name_of(mixer)
         self.add_module(self._mixer_name, mixer)
         self.post_attention_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
         self.mlp = mlp
@@ -65,6 +71,28 @@ class DecoderLayer(nn.Module):
         return added
 
 
+class SingleLayer(nn.Module):
+    """Attention, a recurrent layer or an MLP alone, on the normalized residual."""
+
+    def __init__(
+        self, config: ModelConfig, mixer: Attention | RecurrentLayer | SquaredReLUMLP | MixtureOfExperts
+    ) -> None:
+        super().__init__()
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        self._is_mlp = isinstance(mixer, SquaredReLUMLP | MixtureOfExperts)
+        self._name = "mlp" if self._is_mlp else _name_of(mixer)
+        self.add_module(self._name, mixer)
+
+    def forward(
+        self, x: torch.Tensor, residual: torch.Tensor | None, positions: torch.Tensor, batch: Batch
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `DecoderLayer`."""
+        mixer = getattr(self, self._name)
+        added: tuple[torch.Tensor, torch.Tensor | None]
+        added = mixer(self.norm, x, residual) if self._is_mlp else mixer(self.norm, x, residual, positions, batch)
+        return added
+
+
 class Decoder(nn.Module):
     """Embedding, layers and the final norm. `layer` creates the layer of a number; `norm` is the class of the final
     norm.
@@ -74,7 +102,7 @@ class Decoder(nn.Module):
         self,
         config: ModelConfig,
         shard: Shard,
-        layer: Callable[[int, Rotary], DecoderLayer],
+        layer: Callable[[int, Rotary], DecoderLayer | SingleLayer],
         norm: type[RMSNorm],
     ) -> None:
         super().__init__()
@@ -100,7 +128,7 @@ class CausalLM(OpsModule):
         self,
         config: ModelConfig,
         shard: Shard,
-        layer: Callable[[int, Rotary], DecoderLayer],
+        layer: Callable[[int, Rotary], DecoderLayer | SingleLayer],
         norm: type[RMSNorm] = RMSNorm,
     ) -> None:
         super().__init__()
@@ -177,6 +205,11 @@ def states_of(config: ModelConfig, shard: Shard, kind: type[RecurrentT]) -> Recu
     if shard.size > 1:
         raise ValueError(f"{config.architecture} runs on one rank: its recurrent states are not split")
     return config.recurrent
+
+
+def _name_of(mixer: nn.Module) -> str:
+    """Return the name of attention or a recurrent layer in checkpoints."""
+    return mixer.name if isinstance(mixer, RecurrentLayer) else "self_attn"
 
 
 def scale_logits(logits: torch.Tensor, config: ModelConfig) -> torch.Tensor:

@@ -125,7 +125,7 @@ class LayerOps(Protocol):
         gate_up: ExpertWeights,
         down: ExpertWeights,
         *,
-        gate: Gate = "silu",
+        gate: Gate | None = "silu",
         biases: ExpertBiases | None = None,
     ) -> torch.Tensor: ...
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tercet.kernels.attention.api import AttentionParams
-from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.activation import Gate, squared_relu
 from tercet.kernels.ops.rope import rope_cache
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.rope_config import RopeConfig
@@ -180,6 +180,30 @@ class GatedMLP(OpsModule):
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """Return this rank's summand of the output, for normalized x: [tokens, hidden] -> [tokens, hidden]."""
         return self.down_proj.partial(self.gate_up_proj(x, gate=self.gate))
+
+
+class SquaredReLUMLP(OpsModule):
+    """An MLP without a gate: down(relu(up(x))**2)."""
+
+    def __init__(self, config: ModelConfig, shard: Shard, *, bias: bool = False, size: int | None = None) -> None:
+        """Create the MLP; `size` is the intermediate size if it differs from the config's."""
+        super().__init__()
+        whole = size or config.intermediate_size
+        columns = Cut.span(whole, shard.span(whole, "MLP columns"))
+        hidden, dtype, quantized = config.hidden_size, config.dtype, config.quantization is not None
+        self.up_proj = FusedLinear(hidden, {"up_proj": columns}, bias=bias, dtype=dtype, quantized=quantized)
+        self.down_proj = RowParallelLinear(columns, hidden, shard, bias=bias, dtype=dtype, quantized=quantized)
+
+    def forward(
+        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """See `GatedMLP.forward`."""
+        up, residual = self.up_proj.project_normed(norm, x, residual)
+        return self.down_proj.project_onto(squared_relu(up), residual, after)
+
+    def partial(self, x: torch.Tensor) -> torch.Tensor:
+        """See `GatedMLP.partial`."""
+        return self.down_proj.partial(squared_relu(self.up_proj(x)))
 
 
 class VocabParallelEmbedding(Matrix):

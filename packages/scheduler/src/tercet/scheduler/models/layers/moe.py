@@ -10,7 +10,7 @@ from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, QuantizedExperts
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeConfig
 from tercet.scheduler.models.layers.layer_ops import OpsModule
-from tercet.scheduler.models.layers.layers import GatedMLP
+from tercet.scheduler.models.layers.layers import GatedMLP, SquaredReLUMLP
 from tercet.scheduler.models.layers.linear import Linear, MappedRows, nothing
 from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter
@@ -83,7 +83,8 @@ class ExpertLinear(nn.Module):
 class Experts(nn.Module):
     """The weights of all experts of a layer, which `MixtureOfExperts` uses.
 
-    Checkpoints store them in this form or, mostly, each expert separately: see `ExpertNames`.
+    Without a gate, `gate_up_proj` is the up projection alone. Checkpoints store them in this form or, mostly, each
+    expert separately: see `ExpertNames`.
     """
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard) -> None:
@@ -91,13 +92,14 @@ class Experts(nn.Module):
         held = shard.span(moe.intermediate_size, "expert columns")
         self.columns = Cut.span(moe.intermediate_size, held)
         """The held columns of each expert's gate, up and down projections."""
-        size, hidden = len(held), config.hidden_size
+        size, hidden = len(held), moe.latent_size or config.hidden_size
+        ups = 1 if moe.gate is None else 2
         quantized = config.quantization is not None
         self.gate_up_proj, self.down_proj = (
             ExpertLinear(
                 moe.experts, inputs, outputs, dtype=config.dtype, quantized=quantized, bias=moe.bias, runs=runs
             )
-            for inputs, outputs, runs in ((hidden, 2 * size, 2), (size, hidden, 1))
+            for inputs, outputs, runs in ((hidden, ups * size, ups), (size, hidden, 1))
         )
 
     @property
@@ -123,7 +125,8 @@ class Router(Linear):
 class MixtureOfExperts(OpsModule):
     """The weighted sum of a token's experts, plus the shared expert.
 
-    The names are the checkpoints': `shared_expert` if it has a gate, otherwise `shared_experts`.
+    The names are the checkpoints': `shared_expert` if it has a gate, otherwise `shared_experts`. Experts of
+    latent size read a projection of the input, and the weighted sum of their outputs is projected back.
     """
 
     def __init__(self, config: ModelConfig, moe: MoeConfig, shard: Shard) -> None:
@@ -133,11 +136,18 @@ class MixtureOfExperts(OpsModule):
         self.expert_gate = moe.gate
         self.gate = Router(config, moe)
         self.experts = Experts(config, moe, shard)
-        shared = GatedMLP(config, shard, size=moe.shared_size) if moe.shared_size else None
+        kind = SquaredReLUMLP if moe.gate is None else GatedMLP
+        shared = kind(config, shard, bias=config.mlp_bias, size=moe.shared_size) if moe.shared_size else None
         self.shared_expert = shared if moe.gates_shared else None
         self.shared_experts = None if moe.gates_shared else shared
         self.shared_expert_gate = (
             Linear(config.hidden_size, 1, bias=False, dtype=config.dtype) if self.shared_expert is not None else None
+        )
+        self.fc1_latent_proj, self.fc2_latent_proj = (
+            None
+            if moe.latent_size is None
+            else Linear(*sizes, bias=config.mlp_bias, dtype=config.dtype, quantized=config.quantization is not None)
+            for sizes in ((config.hidden_size, moe.latent_size), (moe.latent_size, config.hidden_size))
         )
 
     def process_weights_after_loading(self) -> None:
@@ -154,7 +164,9 @@ class MixtureOfExperts(OpsModule):
         weights, experts = self.ops.route(self.gate(x), self.routing, self.gate.e_score_correction_bias)
         projections = self.experts.gate_up_proj.value, self.experts.down_proj.value
         biases, gate = self.experts.biases, self.expert_gate
-        out = self.ops.fused_moe(x, weights, experts, *projections, gate=gate, biases=biases)
+        inner = x if self.fc1_latent_proj is None else self.fc1_latent_proj(x)
+        out = self.ops.fused_moe(inner, weights, experts, *projections, gate=gate, biases=biases)
+        out = out if self.fc2_latent_proj is None else self.fc2_latent_proj(out)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert.partial(x)
         if self.shared_experts is not None:

@@ -55,6 +55,14 @@ _PRE_FF = {
     ".feed_forward.": ".mlp.",
     "model.final_layernorm.": "model.norm.",
 }
+_SINGLE = {
+    f".mixer.{part}.": f".{name}.{part}."
+    for name, parts in (
+        ("self_attn", "q_proj k_proj v_proj o_proj"),
+        ("mlp", "gate experts shared_experts up_proj down_proj fc1_latent_proj fc2_latent_proj"),
+    )
+    for part in parts.split()
+} | {".mixer.": ".mamba.", "backbone.": "model.", ".embeddings.": ".embed_tokens.", ".norm_f.": ".norm."}
 _SHARED = {".mlp.shared_experts.": ".mlp."}
 """Names of other families' parts, and the names here. Granite's only MLP has the name of a shared expert."""
 
@@ -64,6 +72,8 @@ def text_names(stored: Collection[str]) -> dict[str, str]:
     names = _without_images(stored)
     if any(".operator_norm." in name for name in names.values()):
         return {name: _renamed(here, _LFM2) for name, here in names.items()}
+    if any(".mixer." in name for name in names.values()):
+        return {name: _renamed(here, _SINGLE) for name, here in names.items()}
     if any(".pre_ff_layernorm." in name for name in names.values()):
         return {name: _renamed(here, _PRE_FF) for name, here in names.items()}
     if any(".shared_mlp." in name for name in names.values()):
@@ -147,7 +157,7 @@ class ExpertNames:
         beside = any(name.endswith((".mlp" + _CORRECTION, ".block_sparse_moe" + _CORRECTION)) for name in stored)
         correction = _CORRECTION if beside else cls.correction
         for name in stored:
-            if name.endswith(".experts.gate_up_proj"):
+            if name.endswith((".experts.gate_up_proj", ".experts.up_proj")):
                 return cls(parts=None, correction=correction)
             if ".block_sparse_moe." in name:
                 return cls("block_sparse_moe", ("w1", "w3", "w2"), correction=correction)
@@ -183,7 +193,7 @@ class ExpertNames:
         gate_up, down = experts.gate_up_proj, experts.down_proj
         rows, columns = self.gate_up_rows(experts).along(1), experts.columns.along(2)
         places: dict[str, Place] = {}
-        for name, linear, cut in (("gate_up_proj", gate_up, rows), ("down_proj", down, columns)):
+        for name, linear, cut in ((_joint_name(gate_up), gate_up, rows), ("down_proj", down, columns)):
             if linear.bias is not None:
                 places[f"{path}.{name}_bias"] = Place(linear.bias.data, cut if linear is gate_up else None)
             if linear.weight.is_meta:
@@ -197,33 +207,40 @@ class ExpertNames:
         columns = experts.columns
         if self.interleaved:
             return Cut(2 * columns.whole, tuple(range(2 * run.start, 2 * run.stop) for run in columns.runs))
-        return columns.stacked_below(columns)
+        return columns if experts.gate_up_proj.runs == 1 else columns.stacked_below(columns)
 
     def rows(self, path: str, experts: Experts, linear: ExpertLinear) -> dict[str, torch.Tensor]:
         """Map each stored part of `linear` in the experts at `path` to its memory [outputs, inputs].
 
         The order is that of memory: expert after expert, gate before up.
         """
-        parts = self.parts or ()
-        names, pieces = (parts[:2], 2) if linear is experts.gate_up_proj else (parts[2:], 1)
+        names = self._parts_of(experts, linear)
         result: dict[str, torch.Tensor] = {}
         for number, weight in enumerate(linear.weight.data):
-            rows = weight.chunk(pieces)
+            rows = weight.chunk(linear.runs)
             result |= {f"{path}.{number}.{name}": row for name, row in zip(names, rows, strict=True)}
         return result
+
+    def _parts_of(self, experts: Experts, linear: ExpertLinear) -> tuple[str, ...]:
+        """Return the stored parts of `linear`; without a gate, it has the up projection alone."""
+        gate, up, down = self.parts or ("", "", "")
+        return (gate, up)[-linear.runs :] if linear is experts.gate_up_proj else (down,)
 
     def mapped_targets(self, path: str, experts: Experts) -> dict[str, Callable[[MappedRows], None]]:
         """Map each stored weight of the experts at `path` to the call that lends it to its linear."""
         if self.parts is None:
             return {
                 f"{path}.{name}": partial(self._set_all_mapped, linear)
-                for name, linear in (("gate_up_proj", experts.gate_up_proj), ("down_proj", experts.down_proj))
+                for name, linear in (
+                    (_joint_name(experts.gate_up_proj), experts.gate_up_proj),
+                    ("down_proj", experts.down_proj),
+                )
             }
-        linears = ((experts.gate_up_proj, 0), (experts.gate_up_proj, 1), (experts.down_proj, 0))
         return {
             f"{path}.{number}.{name}.weight": partial(linear.set_mapped, number, run)
             for number in range(len(experts.down_proj.weight))
-            for name, (linear, run) in zip(self.parts, linears, strict=True)
+            for linear in (experts.gate_up_proj, experts.down_proj)
+            for run, name in enumerate(self._parts_of(experts, linear))
         }
 
     def _set_all_mapped(self, linear: ExpertLinear, mapped: MappedRows) -> None:
@@ -243,6 +260,11 @@ class ExpertNames:
                 for tensor in (weight, None if linear.bias is None else linear.bias.data):
                     for rows in () if tensor is None or tensor.is_meta else tensor:
                         rows.copy_(deinterleaved(rows))
+
+
+def _joint_name(gate_up: ExpertLinear) -> str:
+    """Return the stored name of the tensor of all experts' gate and up projections, or of the latter alone."""
+    return "gate_up_proj" if gate_up.runs == 2 else "up_proj"
 
 
 def deinterleaved(rows: torch.Tensor) -> torch.Tensor:

@@ -29,8 +29,8 @@ def read_kv_scales(directory: Path, layers: int) -> Mapping[int, Scales]:
     """Read the scales of each layer that has any. Raise ModelError for a scale that is not a positive number."""
     headers = {path: read_header(path) for path in weight_files(directory)}
     here = text_names([name for header in headers.values() for name in header])
-    scales = [(path, name) for path, header in headers.items() for name in header if name.endswith(SUFFIXES)]
-    place = {here[name]: (path, name) for path, name in scales if name in here}
+    stored = {here[name]: (path, name) for path, header in headers.items() for name in header if name in here}
+    place = {name: where for name, where in stored.items() if name.endswith(SUFFIXES)}
     found: dict[int, Scales] = {}
     for layer in range(layers):
         for keys, values in _NAMES:
