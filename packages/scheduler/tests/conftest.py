@@ -290,6 +290,22 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.0,
         },
     ),
+    "bamba": (
+        "Bamba",
+        {
+            "num_hidden_layers": 2,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 4,
+            "mamba_d_state": 12,
+            "mamba_d_conv": 2,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "pad_token_id": None,
+        },
+    ),
     "falcon_h1": ("FalconH1", _FALCON),
     "nemotron_h": (
         "NemotronH",

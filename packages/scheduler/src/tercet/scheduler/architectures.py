@@ -11,6 +11,7 @@ MODULES = {
     "XLMRobertaModel": "bert",
     "CamembertModel": "bert",
     "ModernBertModel": "modernbert",
+    "BambaForCausalLM": "mamba/granite_hybrid",
     "DeepseekV2ForCausalLM": "deepseek",
     "DeepseekV3ForCausalLM": "deepseek",
     "Dots1ForCausalLM": "qwen3",
