@@ -307,6 +307,19 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "falcon_h1": ("FalconH1", _FALCON),
+    "mamba2": (
+        "Mamba2",
+        {
+            "num_hidden_layers": 2,
+            "num_heads": 8,
+            "head_dim": 12,
+            "n_groups": 2,
+            "state_size": 16,
+            "conv_kernel": 3,
+            "use_bias": True,
+            "pad_token_id": None,
+        },
+    ),
     "nemotron_h": (
         "NemotronH",
         {

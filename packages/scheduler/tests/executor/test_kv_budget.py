@@ -1,6 +1,7 @@
 """The size of the KV cache, from options and the memory of a device that a test makes up."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape
 from tercet.scheduler.models.layers.shard import WHOLE
-from tercet.scheduler.models.registry import load_config
+from tercet.scheduler.models.registry import load_config, parse_config
 
 SHAPE = KVShape(page_size=8, kv_heads=2, head_dim=4, dtype=torch.float32)
 LAYERS = 3
@@ -137,3 +138,14 @@ def test_layers_with_a_window_leave_room_for_more_tokens(
     used = sum(group.pages * len(group.layers) for group in groups) * budget.shape.page_bytes
     assert 0.999 * 24 * 10**9 < used <= 24 * 10**9
     assert (24 * 10**9 // budget.shape.page_bytes // config.layers * 16, sizes.pages * 16) == tokens
+def test_without_attention_pages_cost_records_and_snapshots_get_the_rest() -> None:
+    given = {"architectures": ["Mamba2ForCausalLM"], "hidden_size": 32, "num_heads": 1, "num_hidden_layers": 2}
+    config = replace(parse_config({**given, "n_groups": 1, "dtype": "float32"}, {}), context_length=800)
+    [tensors, _] = kv_budget.state_layers(config).values()
+    state = 2 * sum(tensor.bytes for tensor in tensors)
+    options = WorkerOptions(model=Path("model"), page_size=8, slots=10, kv_cache_bytes=50 * state + 100_000)
+    budget = KVBudget(options, config, kv_budget.kv_shape(options, config, WHOLE), CPU, WHOLE)
+    rows = options.rows
+    sizes = budget.sizes(None, None, sampler_ops)  # type: ignore[arg-type]
+    assert sizes.pages == 10 * 800 // 8
+    assert sizes.snapshots == 50 - rows + (100_000 - 64 * sizes.pages) // state

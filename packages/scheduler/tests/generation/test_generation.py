@@ -91,13 +91,14 @@ class Server(Driver):
         page = caches * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * len(shape.cached_layers)  # in float32
         state = sum(tensor.bytes for tensors in state_layers(shape).values() for tensor in tensors)
         # as in `KVBudget`: the states of the slots, a snapshot of each, and a quarter of the rest for more snapshots
-        size = pages * page if not state else 2 * 4 * state + pages * page * 4 // 3
+        size = pages * page if not state else 2 * 4 * state + pages * max(page, 1024) * 4 // 3
         options = WorkerOptions(
             model=directory,
             device="cpu",
             page_size=PAGE_SIZE,
             slots=4,
             kv_cache_bytes=size,
+            max_total_tokens=None if page else pages * PAGE_SIZE,
             kv_cache_dtype=kv_cache_dtype,
             attention_backend=backend,
             overlap=overlap > 0,

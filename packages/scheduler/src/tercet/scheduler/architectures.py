@@ -34,6 +34,7 @@ MODULES = {
     "LlamaForCausalLM": "llama",
     "LlamaModel": "llama",
     "LLaMAForCausalLM": "llama",
+    "Mamba2ForCausalLM": "mamba/mamba2",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "MistralForCausalLM": "mistral",
     "MistralModel": "mistral",

@@ -29,6 +29,8 @@ _TABLES_PART = 8
 """The tables of all positions may take 1/8 of total memory."""
 _ROPE_BYTES = 16
 """Bytes per position and head element: angles, cosines and sines in float32, and copies of them."""
+_PAGE_RECORD = 64
+"""Bytes of the core's records of a page: all that a page costs in a model without attention."""
 _SLOT_BYTES = 8
 """Bytes per position and slot: a token id and a share of a page id."""
 
@@ -168,7 +170,7 @@ class KVBudget:
     @property
     def _page_bytes(self) -> int:
         """Bytes of a page in all layers."""
-        return self.shape.page_bytes * len(self.config.cached_layers)
+        return max(_PAGE_RECORD, self.shape.page_bytes * len(self.config.cached_layers))
 
     @property
     def _state_bytes(self) -> int:
@@ -193,7 +195,7 @@ class KVBudget:
     def _sizes_in(self, given: int) -> CacheSizes:
         """Divide bytes among pages, the states of all slots, and snapshots: at least one for each slot.
 
-        Raise ValueError if they do not hold a page.
+        More snapshots get the bytes that pages do not need. Raise ValueError if they do not hold a page.
         """
         if state := self._state_bytes:
             return self._with_states(given, state)
@@ -234,8 +236,9 @@ class KVBudget:
                 f"{given} bytes of KV cache do not hold a page, and {fixed} bytes of states and snapshots for {slots} "
                 f"sequences: lower max_running_requests"
             )
-        snapshots = min(int(rest * _SNAPSHOT_SHARE) // state, self._pages_in(rest))
+        snapshots = int(rest * _SNAPSHOT_SHARE) // state
         pages = self._pages_in(max(self._page_bytes, rest - snapshots * state))
+        snapshots = min((rest - pages * self._page_bytes) // state, self._pages_in(rest))
         return CacheSizes(pages, slots + snapshots)
 
     def _pages_in(self, given: int) -> int:

@@ -73,9 +73,9 @@ class KVPool:
         for group in groups:
             for layer in group.layers:
                 size = (group.pages + spare, shape.page_size, shape.kv_heads, shape.head_dim)
-                keys = self._keys[layer] = _zeros(size, shape.dtype, device)
+                keys = self._keys[layer] = zeros(size, shape.dtype, device)
                 if not shape.rank:
-                    self._values[layer] = _zeros(size, shape.dtype, device)
+                    self._values[layer] = zeros(size, shape.dtype, device)
                 else:
                     self._values[layer] = keys[..., : shape.rank]
 
@@ -128,7 +128,7 @@ class KVPool:
     def _copy(self, copies: Sequence[PageCopy]) -> None:
         for index, group in enumerate(self.groups):
             mine = [copy for copy in copies if copy.group == index]
-            if not mine:
+            if not mine or not group.layers:
                 continue
             device = self._keys[group.layers[0]].device
             places = [copy.source for copy in mine], [copy.target for copy in mine]
@@ -138,7 +138,8 @@ class KVPool:
                     cache[target] = cache[source]
 
 
-def _zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+def zeros(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Return zeroed memory of a cache, which a CPU allocates when it is first written."""
     if device.type == "cpu":
         return memory.zeros(size, dtype)
     return torch.zeros(size, dtype=dtype, device=device)

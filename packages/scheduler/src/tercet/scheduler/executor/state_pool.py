@@ -6,6 +6,7 @@ import torch
 
 from tercet.kernels.ops.recurrent import Segment, Segments
 from tercet.scheduler.core.plan import Plan, Row, StateSnapshot
+from tercet.scheduler.executor.kv_pool import zeros
 from tercet.scheduler.models.config.recurrent_config import StateTensor
 
 
@@ -18,7 +19,7 @@ class StatePool:
         self.snapshots = snapshots
         self._slots = slots
         self._layers = {
-            layer: tuple(torch.zeros(slots + snapshots, *shape, dtype=dtype, device=device) for shape, dtype in tensors)
+            layer: tuple(zeros((slots + snapshots, *shape), dtype, device) for shape, dtype in tensors)
             for layer, tensors in layers.items()
         }
 

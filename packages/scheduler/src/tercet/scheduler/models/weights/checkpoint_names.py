@@ -62,7 +62,13 @@ _SINGLE = {
         ("mlp", "gate experts shared_experts up_proj down_proj fc1_latent_proj fc2_latent_proj"),
     )
     for part in parts.split()
-} | {".mixer.": ".mamba.", "backbone.": "model.", ".embeddings.": ".embed_tokens.", ".norm_f.": ".norm."}
+} | {
+    ".mixer.": ".mamba.",
+    "backbone.": "model.",
+    ".embeddings.": ".embed_tokens.",
+    ".embedding.": ".embed_tokens.",
+    ".norm_f.": ".norm.",
+}
 _SHARED = {".mlp.shared_experts.": ".mlp."}
 """Names of other families' parts, and the names here. Granite's only MLP has the name of a shared expert."""
 
