@@ -44,9 +44,11 @@ class ScaledMamba2(Mamba2):
         super().__init__(config, layer_id, mamba)
         self._in = mamba.ssm_in
         grouped = mamba.groups * mamba.state_dim
-        sizes = torch.tensor([mamba.inner, mamba.inner, grouped, grouped, mamba.heads])
-        factors = torch.tensor(mamba.ssm, dtype=config.dtype).repeat_interleave(sizes)
-        self.register_buffer("factors", factors, persistent=False)
+        sizes = mamba.inner, mamba.inner, grouped, grouped, mamba.heads
+        factors = [
+            torch.full((size,), factor, dtype=config.dtype) for size, factor in zip(sizes, mamba.ssm, strict=True)
+        ]
+        self.register_buffer("factors", torch.cat(factors), persistent=False)
 
     def project(self, x: torch.Tensor) -> torch.Tensor:
         """See `Mamba2`."""
