@@ -24,6 +24,13 @@ def test_numbers_that_no_float_holds_are_refused_with_their_path(number: str) ->
         parse_json(number)
 
 
+def test_infinity_is_read_where_it_may_be() -> None:
+    assert parse_json('{"limit": [0.0, Infinity]}', infinity=True) == {"limit": [0.0, {"__float__": "Infinity"}]}
+    for number in ("NaN", "-Infinity", "1e309"):
+        with pytest.raises(ValueError, match=r"^limit is not a finite number$"):
+            parse_json(f'{{"limit": {number}}}', infinity=True)
+
+
 def test_integers_beyond_64_bits_become_floats() -> None:
     """Tokenizers that have no limit say 10^30."""
     assert parse_json('{"model_max_length": 1000000000000000019884624838656}') == {"model_max_length": 1e30}

@@ -11,13 +11,17 @@ _EXACT_DIGITS = 19
 """Digits of integers that stay integers. Longer ones become floats, as in other JSON readers."""
 _LONGEST_LINE = 1000
 _CONTAINERS = (dict, list)
+CONFIG = "config.json"
+"""The only file in which a number may be infinite: limits of time steps are."""
+INFINITY = {"__float__": "Infinity"}
+"""Infinity as transformers 5 writes it in a config.json; earlier ones write the word alone."""
 
 
-def parse_json(content: bytes | str) -> Any:
+def parse_json(content: bytes | str, *, infinity: bool = False) -> Any:
     """Return the value of a JSON document. Raises ValueError, in one line, for a document that is not strict JSON.
 
     Refused are NaN, Infinity and numbers that no float holds, with the path of the first; text that is not UTF-8; lone
-    surrogates; and more than `MOST_DEPTH` nested containers.
+    surrogates; and more than `MOST_DEPTH` nested containers. With `infinity`, Infinity is read as `INFINITY`.
     """
     text = content if isinstance(content, str) else content.decode("utf-8")
     odd = False
@@ -33,7 +37,7 @@ def parse_json(content: bytes | str) -> Any:
             text,
             parse_int=lambda digits: int(digits) if len(digits) <= _EXACT_DIGITS else number(digits),
             parse_float=number,
-            parse_constant=number,
+            parse_constant=lambda word: {**INFINITY} if infinity and word == "Infinity" else number(word),
         )
     except RecursionError:
         _refuse_depth()
@@ -95,7 +99,7 @@ def _path_of_odd(value: Any) -> str:
 def read_object(files: Mapping[str, bytes], name: str) -> dict[str, Any]:
     """Return the JSON object in a file; empty without the file. Raises ValueError with the file's name."""
     try:
-        value = parse_json(files.get(name, b"{}"))
+        value = parse_json(files.get(name, b"{}"), infinity=name == CONFIG)
     except ValueError as error:
         raise ValueError(f"{name} cannot be read as JSON: {error_line(error)}") from error
     if not isinstance(value, dict):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tercet.protocol.json_files import error_line, one_line, parse_json
+from tercet.protocol.json_files import CONFIG, error_line, one_line, parse_json
 from tercet.protocol.messages.values import ModelIdentity
 from tercet.scheduler.formats.downloads import HEAD, download_fault
 from tercet.scheduler.formats.other_models import (
@@ -221,23 +221,23 @@ def read_file(path: Path, most: int = _MAX_JSON) -> bytes:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file. Raises ModelError."""
     try:
-        return json_object(read_file(path), str(path))
+        return json_object(read_file(path), str(path), infinity=path.name == CONFIG)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist") from None
 
 
-def json_object(content: bytes, name: str) -> dict[str, Any]:
-    """Return the object in the content of a JSON file of that name. Raises ModelError."""
-    value = json_value(content, name)
+def json_object(content: bytes, name: str, *, infinity: bool = False) -> dict[str, Any]:
+    """Return the object in the content of a JSON file of that name. Raises ModelError. See `parse_json`."""
+    value = json_value(content, name, infinity=infinity)
     if not isinstance(value, dict):
         raise ModelError(f"{name} holds no JSON object")
     return value
 
 
-def json_value(content: bytes, name: str) -> Any:
-    """Return the value in the content of a JSON file of that name. Raises ModelError."""
+def json_value(content: bytes, name: str, *, infinity: bool = False) -> Any:
+    """Return the value in the content of a JSON file of that name. Raises ModelError. See `parse_json`."""
     try:
-        return parse_json(content)
+        return parse_json(content, infinity=infinity)
     except ValueError as error:
         raise ModelError(f"{name} cannot be read as JSON: {error_line(error)}") from error
 

@@ -1,6 +1,7 @@
 """Logits of models with recurrent layers against transformers; `generation` has them in batches."""
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -59,6 +60,7 @@ def test_a_whole_prompt(name: str, checkpoints: Checkpoints, reference: Referenc
     ("name", "changes"),
     [
         ("falcon_h1", {"time_step_limit": [0.3, 0.9]}),  # of prompts: transformers has no limits when it decodes
+        ("mamba2", {"time_step_limit": [0.4, math.inf]}),
         ("falcon_h1_normed", {"mamba_norm_before_gate": False}),
     ],
 )
@@ -88,3 +90,9 @@ def test_weights_in_fp8(name: str, checkpoints: Checkpoints, reference: Referenc
     config["quantization_config"] = quantization_config("channel", Grain())
     (quantized / "config.json").write_text(json.dumps(config))
     assert distance(quantized, reference, full) < 1e-3
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_a_model_is_on_its_device_whole(name: str, checkpoints: Checkpoints) -> None:
+    model = build_model(load_config(checkpoints(name)), "meta")
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}

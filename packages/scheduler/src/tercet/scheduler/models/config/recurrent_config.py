@@ -6,9 +6,9 @@ from typing import Literal, NamedTuple, Protocol
 
 import torch
 
+from tercet.protocol.json_files import INFINITY
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 
-_INFINITY = {"__float__": "Infinity"}
 _LINEAR, _FULL, _CONV = "linear_attention", "full_attention", "conv"
 MAMBA_KINDS, ATTENTION_KINDS = ("mamba", "linear_attention"), ("attention", "full_attention")
 """Names of the kinds of layers in models with Mamba 2 layers: older ones, and those of transformers 5."""
@@ -180,10 +180,10 @@ def parse_mamba2(fields: Fields, layers: frozenset[int], inner: int, norm_eps: f
 
 
 def _time_step(limits: object) -> tuple[float, float]:
-    """Return the limits of the time step, by default none. transformers writes infinity as an object."""
+    """Return the limits of the time step, by default none."""
     if limits is None:
         return 0.0, math.inf
-    pair = [math.inf if each == _INFINITY else each for each in limits] if isinstance(limits, list) else []
+    pair = [math.inf if each == INFINITY else each for each in limits] if isinstance(limits, list) else []
     if len(pair) != 2 or any(type(each) not in (int, float) for each in pair) or not 0 <= pair[0] < pair[1]:
         raise wrong("time_step_limit", f"{limits!r} is not an interval")
     return float(pair[0]), float(pair[1])

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tercet.protocol.json_files import INFINITY
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.field_support import NOT_READ, ROUTED, Refused, because, field_table
@@ -61,7 +62,7 @@ def _normalize(config: Mapping[str, Any]) -> Mapping[str, Any]:
         **_DEFAULTS,
         **config,
         "mamba_proj_bias": config.get("use_bias"),
-        "time_step_limit": [config.get("time_step_min", 0.001), {"__float__": "Infinity"}],
+        "time_step_limit": [config.get("time_step_min", 0.001), INFINITY],
         "layer_types": kinds,
         "num_hidden_layers": len(kinds),
         "mlp_layer_types": ["sparse" if kind == "moe" else "dense" for kind in kinds],
