@@ -290,22 +290,6 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 2.0,
         },
     ),
-    "bamba": (
-        "Bamba",
-        {
-            "num_hidden_layers": 2,
-            "attn_layer_indices": [1],
-            "mamba_n_heads": 8,
-            "mamba_n_groups": 4,
-            "mamba_d_state": 12,
-            "mamba_d_conv": 2,
-            "mamba_conv_bias": False,
-            "mamba_proj_bias": True,
-            "attention_bias": True,
-            "mlp_bias": True,
-            "pad_token_id": None,
-        },
-    ),
     "falcon_h1": ("FalconH1", _FALCON),
     "mamba2": (
         "Mamba2",
@@ -339,6 +323,22 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """The same of models with recurrent layers."""
 HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bamba": (
+        "Bamba",
+        {
+            "num_hidden_layers": 2,
+            "attn_layer_indices": [1],
+            "mamba_n_heads": 8,
+            "mamba_n_groups": 4,
+            "mamba_d_state": 12,
+            "mamba_d_conv": 2,
+            "mamba_conv_bias": False,
+            "mamba_proj_bias": True,
+            "attention_bias": True,
+            "mlp_bias": True,
+            "pad_token_id": None,
+        },
+    ),
     "falcon_h1_normed": (
         "FalconH1",
         {
@@ -369,7 +369,7 @@ HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-"""The same with other options, of which logits are compared, and no generated tokens."""
+"""The same layers with other options, of which logits are compared, and no generated tokens."""
 LATENT = [name for name in [*FAMILIES, *MIXTURES] if name.startswith(("deepseek", "glm_flash"))]
 """Those that cache latents."""
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,10 @@ from packages.scheduler.tests.conftest import HYBRID_VARIANTS, HYBRIDS
 from tercet.kernels.ops.recurrent import Segment, Segments
 from tercet.scheduler.executor.kv_budget import state_layers
 from tercet.scheduler.executor.state_pool import StatePool
+from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.packed import Packed
-from tercet.scheduler.models.registry import build_model, load_config
+from tercet.scheduler.models.registry import build_model, load_config, parse_config
 from tercet.scheduler.models.weights.weights import load_weights
 from tercet.scheduler.testing.quantized_checkpoints import Grain, quantization_config
 
@@ -96,3 +98,21 @@ def test_weights_in_fp8(name: str, checkpoints: Checkpoints, reference: Referenc
 def test_a_model_is_on_its_device_whole(name: str, checkpoints: Checkpoints) -> None:
     model = build_model(load_config(checkpoints(name)), "meta")
     assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "fault"),
+    [
+        ("falcon_h1", {"mlp_multipliers": [1.0]}, "mlp_multipliers: must have 2 numbers"),
+        ("falcon_h1", {"mamba_d_head": 5}, "mamba_d_head: 5 in 6 heads is not the size 60"),
+        ("nemotron_h", {"mlp_hidden_act": "silu"}, "mlp_hidden_act: 'silu' is not supported: only relu2 is"),
+        ("nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, "'MX' has other letters than M"),
+        ("nemotron_h", {"layers_block_type": ["moe", "conv"]}, "layer_types: must say mamba or linear_attention or"),
+        ("mamba2", {"n_groups": 3}, "mamba_n_groups: 3 does not divide the 8 heads"),
+        ("mamba2", {"time_step_limit": [0.5, 0.1]}, "is not an interval"),
+    ],
+)
+def test_a_wrong_field_is_named(name: str, changes: dict[str, Any], fault: str, checkpoints: Checkpoints) -> None:
+    config = json.loads((checkpoints(name) / "config.json").read_text())
+    with pytest.raises(ModelError, match=re.escape(fault)):
+        parse_config({**config, **changes}, {})
