@@ -320,6 +320,28 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 40}),
+    "olmo_hybrid": (
+        "OlmoHybrid",
+        {
+            "num_hidden_layers": 4,
+            "linear_key_head_dim": 10,
+            "linear_value_head_dim": 10,
+            "pad_token_id": None,
+            "attention_bias": True,
+        },
+    ),
+    "olmo_hybrid_nope": (
+        "OlmoHybrid",
+        {
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 10,
+            "linear_allow_neg_eigval": False,
+            "rope_parameters": {"rope_theta": None, "rope_type": "default"},
+            "pad_token_id": None,
+        },
+    ),
 }
 """The same of models with recurrent layers."""
 HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -103,6 +103,20 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     "MiniMaxM2ForCausalLM": ("minimax_m2", {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4}),
     "MistralForCausalLM": ("mistral", {"sliding_window": 5}),
     "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}),
+    "OlmoHybridForCausalLM": (
+        "olmo_hybrid",
+        {
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 6,
+            "linear_conv_kernel_dim": 4,
+            "linear_allow_neg_eigval": True,
+            "attention_bias": True,
+            "head_dim": LEFT_OUT,
+        },
+    ),
     "OlmoeForCausalLM": (
         "olmoe",
         {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True, "attention_bias": True, "head_dim": 4},

@@ -41,6 +41,7 @@ MODULES = {
     "MixtralForCausalLM": "mistral",
     "MixtralModel": "mistral",
     "NemotronHForCausalLM": "mamba/nemotron_h",
+    "OlmoHybridForCausalLM": "olmo_hybrid",
     "OlmoeForCausalLM": "olmoe",
     "OlmoeModel": "olmoe",
     "Phi3ForCausalLM": "phi3",

@@ -1,6 +1,6 @@
 """Every architecture against transformers, through the paged pool: whole prompts, chunks, decodes and mixtures."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -9,11 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from packages.scheduler.tests.conftest import HYBRIDS
 from tercet.kernels.attention.api import AttentionBatch
 from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
 from tercet.kernels.ops.lora import LoRARows
+from tercet.kernels.ops.recurrent import Segment, Segments
 from tercet.scheduler.executor.forward_batch import ForwardBatch
+from tercet.scheduler.executor.kv_budget import state_layers
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.models.config.rope_config import RopeConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.norms import CenteredNorm
@@ -35,13 +39,21 @@ def some_tokens(count: int, seed: int) -> torch.Tensor:
     return torch.randint(0, 389, (count,), generator=torch.Generator().manual_seed(seed))
 
 
+def segments_of(sequences: Sequence[int], counts: Sequence[int]) -> Segments:
+    """The tokens of each sequence of a step, in order; those of one token first."""
+    singles = next((row for row, count in enumerate(counts) if count > 1), len(counts))
+    ends = [*accumulate(counts)]
+    rest = [Segment(ends[row] - counts[row], ends[row], sequences[row]) for row in range(singles, len(counts))]
+    return Segments(torch.tensor(sequences[:singles], dtype=torch.int64), rest)
+
+
 class Paged:
     """Sequences whose tokens go through a model in whatever pieces a test likes; pages lie in no order."""
 
     def __init__(self, model: CausalLM, sequences: int) -> None:
         config = model.config
         pages = sequences * MAX_PAGES
-        attention: Any = model.model.layers[0].self_attn
+        attention: Any = model.model.layers[config.cached_layers[0]].self_attn
         latent = config.latent
         shape = KVShape(
             page_size=PAGE_SIZE,
@@ -51,7 +63,8 @@ class Paged:
             rank=0 if latent is None else latent.rank,
         )
         self.backend = TorchNativeAttention() if latent is None else TorchNativeLatent()
-        self.pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=pages)], shape, CPU)
+        self.pool = KVPool([KVGroup(name="full", layers=config.cached_layers, pages=pages)], shape, CPU)
+        self.states = StatePool(state_layers(config), sequences, 0, CPU) if config.recurrent is not None else None
         shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(0))
         self.pages = shuffled.view(sequences, MAX_PAGES).to(torch.int32)
         self.lengths = [0] * sequences
@@ -91,6 +104,8 @@ class Paged:
             backends=[self.backend],
             pool=self.pool,
             lora=self.lora(rows),
+            states=self.states,
+            segments=segments_of([seq for seq, _ in rows], counts),
         )
         hidden = self.model(batch.input_ids, batch.positions, batch)
         return list(torch.split(self.model.compute_logits(hidden), counts))
@@ -110,9 +125,31 @@ def test_a_whole_prompt(checkpoint: Path, reference: Reference) -> None:
 
 
 def test_chunks_and_decodes_mixed(family: Path, reference: Reference) -> None:
-    """One sequence decodes all along, another joins in chunks and then decodes beside it."""
+    model = reference(family)
+    for tokens, logits in mixed_steps(load(family)):
+        torch.testing.assert_close(logits, expected(model, tokens), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("name", HYBRIDS)
+def test_chunks_and_decodes_of_hybrids(name: str, checkpoints: Callable[[str], Path], reference: Reference) -> None:
+    """They differ from logits in float64 by no more than a few times the rounding of transformers, which states add
+    up.
+    """
+    model, exact = reference(checkpoints(name)), reference(checkpoints(name), torch.float64)
+    exact.set_experts_implementation("eager")
+    for tokens, logits in mixed_steps(load(checkpoints(name))):
+        wanted = expected(exact, tokens)
+        rounding = float((expected(model, tokens) - wanted).abs().max())
+        assert rounding < 1e-2
+        torch.testing.assert_close(logits, wanted, atol=max(1e-4, 4 * rounding), rtol=0)
+
+
+def mixed_steps(model: CausalLM) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the tokens of two sequences with their logits: one decodes all along, the other joins in chunks and then
+    decodes beside it.
+    """
     first, second = some_tokens(47, 2), some_tokens(60, 3)
-    paged = Paged(load(family), 2)
+    paged = Paged(model, 2)
     [head] = paged.step((0, first[:9]))
     firsts, seconds = [head], []
     chunks = [*torch.split(second[:50], 17), *torch.split(second[50:], 1)]
@@ -123,9 +160,8 @@ def test_chunks_and_decodes_mixed(family: Path, reference: Reference) -> None:
         logits = paged.step(*rows)
         firsts.append(logits[0])
         seconds += logits[1:]
-    model = reference(family)
-    torch.testing.assert_close(torch.cat(firsts), expected(model, first), atol=1e-4, rtol=0)
-    torch.testing.assert_close(torch.cat(seconds), expected(model, second), atol=1e-4, rtol=0)
+    yield first, torch.cat(firsts)
+    yield second, torch.cat(seconds)
 
 
 def test_bfloat16(family: Path, reference: Reference) -> None:

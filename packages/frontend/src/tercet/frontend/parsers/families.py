@@ -32,6 +32,7 @@ _GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 _PHI = ("Phi3ForCausalLM",)
 _GRANITE = ("GraniteForCausalLM",)
 _NEMOTRON = ("NemotronHForCausalLM",)
+_OLMO_HYBRID = ("OlmoHybridForCausalLM",)
 _DEEPSEEK_V2 = ("DeepseekV2ForCausalLM",)
 _DEEPSEEK_V3 = ("DeepseekV3ForCausalLM",)
 
@@ -84,8 +85,8 @@ FAMILIES = (
     Family("dots.llm1", None, None, "rednote-hilab/dots.llm1.inst", ("Dots1ForCausalLM",)),
     Family("MiniMax-M2", "minimax_m2", "qwen3", "MiniMaxAI/MiniMax-M2", ("MiniMaxM2ForCausalLM",)),
     Family("OLMo 2, OLMoE", None, None, "allenai/OLMoE-1B-7B-0924-Instruct", ("OlmoeForCausalLM",)),
-    Family("OLMo 3", "olmo3", None, "allenai/Olmo-3-7B-Instruct"),
-    Family("OLMo 3 Think", "olmo3", "qwen3", "allenai/Olmo-3-7B-Think"),
+    Family("OLMo 3, OLMo-Hybrid", "olmo3", None, "allenai/Olmo-3-7B-Instruct", _OLMO_HYBRID),
+    Family("OLMo 3 Think, OLMo-Hybrid Think", "olmo3", "qwen3", "allenai/Olmo-3-7B-Think", _OLMO_HYBRID),
     Family("DeepSeek-V2", None, None, "deepseek-ai/DeepSeek-V2-Chat", _DEEPSEEK_V2),
     Family("DeepSeek-V2.5, DeepSeek-V3", "deepseek_v3", None, "deepseek-ai/DeepSeek-V3-0324", _DEEPSEEK_V3),
     Family("DeepSeek-R1", "deepseek_v3", "deepseek_r1", "deepseek-ai/DeepSeek-R1", _DEEPSEEK_V3),

@@ -142,6 +142,8 @@ class NativeCausalLM:
 
     def _pack_layer(self, layer: nn.Module) -> DecoderLayer:
         norms, attention, mlp = _parts(layer)
+        if norms.attention is None or norms.mlp is None:
+            raise TypeError("native kernels normalize the inputs of attention and MLP")
         return DecoderLayer(
             qkv=self._pack(attention.qkv_proj),
             o=self._pack(attention.o_proj),

@@ -11,7 +11,6 @@ from tercet.kernels.ops.activation import Gate, act_and_mul, squared_relu
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, by_expert
 from tercet.kernels.ops.projection import Norm, Weight, normed_sum
 from tercet.scheduler.models.layers.decoder import CausalLM
-from tercet.scheduler.models.layers.delta_net import GatedDeltaNet
 from tercet.scheduler.models.layers.layer_ops import TorchLayerOps
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import ExpertLinear, Experts, MixtureOfExperts
@@ -132,7 +131,7 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
     """Make the linear layers of one of our models use native kernels. Return whether torch has little left to compute.
 
     These include the head and unquantized experts, but not quantized experts. Routers are never quantized, because this
-    would change the choice of experts, and neither are the rates of Gated DeltaNet's states, whose errors add up.
+    would change the choice of experts, and neither are the rates of recurrent states.
     Weights are moved one by one, so that memory never holds all of them twice. The embedding stays: if it is also the
     head, memory holds it twice. Layers that cannot be packed stay on torch.
     """
@@ -142,7 +141,7 @@ def use_native_projections(model: CausalLM, library: Library, quantization: Quan
     mixtures = [module for module in model.modules() if isinstance(module, MixtureOfExperts)]
     routers = {id(module) for mixture in mixtures for module in (mixture.gate, mixture.shared_expert_gate)}
     recurrent = [module for module in model.modules() if isinstance(module, RecurrentLayer)]
-    exact = routers | {id(module.in_proj_ba) for module in recurrent if isinstance(module, GatedDeltaNet)}
+    exact = routers | {id(projection) for module in recurrent for projection in module.rates}
     for layer in recurrent:
         layer.ops = NativeRecurrentOps(library)
     for module in model.modules():

@@ -51,6 +51,10 @@ class DeltaNetConfig:
     value_dim: int
     taps: int
     """Tokens that the convolution covers."""
+    norm_eps: float
+    """Epsilon of the norm of outputs."""
+    most_beta: float = 1.0
+    """Limit of the rate at which a value is replaced; above 1, a state may change its sign."""
 
     @property
     def channels(self) -> int:
@@ -64,7 +68,7 @@ class DeltaNetConfig:
 
 
 def parse_delta_net(fields: Fields, layers: int) -> DeltaNetConfig:
-    """Parse the Gated DeltaNet layers of Qwen3-Next and Qwen3.5. Raise ModelError."""
+    """Parse Gated DeltaNet layers, with the defaults of Qwen3-Next and Qwen3.5. Raise ModelError."""
     every = fields.count("full_attention_interval", 4)
     kinds = [_LINEAR if (layer + 1) % every else _FULL for layer in range(layers)]
     if fields.has("layer_types"):
@@ -76,6 +80,7 @@ def parse_delta_net(fields: Fields, layers: int) -> DeltaNetConfig:
         key_dim=fields.count("linear_key_head_dim", 128),
         value_dim=fields.count("linear_value_head_dim", 128),
         taps=fields.count("linear_conv_kernel_dim", 4, least=2),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
     )
     if config.heads % config.key_heads:
         raise wrong("linear_num_value_heads", f"{config.heads} is no multiple of {config.key_heads} key heads")

@@ -30,10 +30,10 @@ RecurrentT = TypeVar("RecurrentT", bound=RecurrentConfig)
 
 
 class Norms(NamedTuple):
-    """The norms of a layer: of the inputs of attention and MLP, and of their outputs."""
+    """The norms of a layer: of the inputs of attention and MLP, and of their outputs; None for those without one."""
 
-    attention: RMSNorm
-    mlp: RMSNorm
+    attention: RMSNorm | None
+    mlp: RMSNorm | None
     after_attention: RMSNorm | None = None
     after_mlp: RMSNorm | None = None
 
@@ -183,8 +183,9 @@ def build_hybrid(
     shard: Shard,
     kind: type[RecurrentT],
     recurrent: Callable[[int, RecurrentT], RecurrentLayer],
-    attention: Callable[[int, Rotary], Attention],
+    attention: Callable[[int, Rotary], Attention | LatentAttention],
     norm: type[RMSNorm] = RMSNorm,
+    attention_layer: type[DecoderLayer] = DecoderLayer,
 ) -> CausalLM:
     """Build a model of layers that are either recurrent, with a config of a `kind`, or have attention. Raise ValueError
     for several ranks.
@@ -192,8 +193,10 @@ def build_hybrid(
     states = states_of(config, shard, kind)
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:
-        mixer = recurrent(number, states) if number in states.layers else attention(number, rotary)
-        return DecoderLayer(config, mixer, mlp_of(config, number, shard), norm)
+        mlp = mlp_of(config, number, shard)
+        if number in states.layers:
+            return DecoderLayer(config, recurrent(number, states), mlp, norm)
+        return attention_layer(config, attention(number, rotary), mlp, norm)
 
     return CausalLM(config, shard, layer, norm)
 

@@ -1,4 +1,8 @@
-"""Gated DeltaNet layers of Qwen3-Next and Qwen3.5 (arXiv 2412.06464)."""
+"""Layers that advance their states by the gated delta rule: Gated DeltaNet (arXiv 2412.06464)."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -13,51 +17,102 @@ from tercet.scheduler.models.layers.recurrent import CausalConv, RecurrentLayer
 from tercet.scheduler.models.layers.shard import Cut
 
 
-class GatedDeltaNet(RecurrentLayer):
-    """Linear attention with a state per value head: the gated delta rule, and a gate of the normalized output.
+class DeltaProjections(NamedTuple):
+    """The projections of a step's tokens."""
 
-    If `grouped`, checkpoints store the projections of a key head and of its value heads together, as Qwen3-Next does.
-    """
+    mixed: torch.Tensor  # [tokens, channels]: queries, keys and values before the convolution
+    decay: torch.Tensor  # see `DeltaInputs`
+    beta: torch.Tensor  # [tokens, heads]
+    gate: torch.Tensor  # [tokens, heads * value_dim]: factor of the normalized output
 
-    name = "linear_attn"
 
-    def __init__(self, config: ModelConfig, layer_id: int, net: DeltaNetConfig, *, grouped: bool) -> None:
+class DeltaNet(RecurrentLayer):
+    """Linear attention with a state per value head: the gated delta rule, and a gate of the normalized output."""
+
+    def __init__(self, config: ModelConfig, layer_id: int, net: DeltaNetConfig, *, separate: bool) -> None:
+        """Create the parts that all kinds have. If `separate`, checkpoints may store three convolutions."""
         super().__init__(layer_id)
         self.net = net
         dtype, quantized = config.dtype, config.quantization is not None
+        convs = {name.replace("proj", "conv1d"): cut.held for name, cut in qkv_parts(net).items()} if separate else {}
+        self.conv1d = CausalConv(net.channels, net.taps, dtype, bias=False, parts=convs)
+        self.norm = RMSNorm(net.value_dim, net.norm_eps, dtype)
         values = net.heads * net.value_dim
-        mixed = {"in_proj_qkv": _whole(net.channels), "in_proj_z": _whole(values)}
-        self.in_proj_qkvz = FusedLinear(config.hidden_size, mixed, bias=False, dtype=dtype, quantized=quantized)
-        rates = {"in_proj_b": _whole(net.heads), "in_proj_a": _whole(net.heads)}
-        self.in_proj_ba = FusedLinear(config.hidden_size, rates, bias=False, dtype=dtype, quantized=quantized)
-        if grouped:
-            share = net.heads // net.key_heads
-            self.in_proj_qkvz.order = _ungrouped(net.key_heads, net.key_dim, net.key_dim, *[share * net.value_dim] * 2)
-            self.in_proj_ba.order = _ungrouped(net.key_heads, share, share)
-        self.conv1d = CausalConv(net.channels, net.taps, dtype, bias=False)
-        self.dt_bias = empty_parameter(net.heads, dtype=torch.float32)
-        self.A_log = empty_parameter(net.heads, dtype=torch.float32)
-        self.norm = RMSNorm(net.value_dim, config.rms_norm_eps, dtype)
         self.out_proj = Linear(values, config.hidden_size, bias=False, dtype=dtype, quantized=quantized)
+
+    @abstractmethod
+    def project(self, x: torch.Tensor) -> DeltaProjections:
+        """Project x [tokens, hidden]."""
 
     def mix(self, x: torch.Tensor, states: tuple[torch.Tensor, ...], segments: Segments) -> torch.Tensor:
         """See `RecurrentLayer`."""
         inputs, matrices = states
         net = self.net
-        mixed, z = self.in_proj_qkvz(x).split_with_sizes((net.channels, net.heads * net.value_dim), 1)
-        b, a = self.in_proj_ba(x).chunk(2, 1)
+        mixed, decay, beta, gate = self.project(x)
         mixed = F.silu(self.conv1d(mixed, inputs, segments))
         keys = net.key_heads * net.key_dim
         q, k, v = mixed.split_with_sizes((keys, keys, net.heads * net.value_dim), 1)
         q, k = (each.view(len(x), net.key_heads, net.key_dim) for each in (q, k))
-        decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)
         v = v.view(len(x), net.heads, net.value_dim)
-        out = self.ops.gated_delta_rule(DeltaInputs(q, k, v, decay, b.sigmoid()), matrices, segments).to(x.dtype)
-        gated: torch.Tensor = self.norm(out) * F.silu(z.float()).view_as(out)
+        out = self.ops.gated_delta_rule(DeltaInputs(q, k, v, decay, beta), matrices, segments).to(x.dtype)
+        gated: torch.Tensor = self.norm(out) * gate.view_as(out)
         return gated.to(x.dtype).flatten(1)
 
 
-def _whole(size: int) -> Cut:
+class GatedDeltaNet(DeltaNet):
+    """The layer of Qwen3-Next, Qwen3.5 and OLMo-Hybrid.
+
+    Checkpoints store queries, keys and values together or, if `separate`, alone. If `grouped`, they store the
+    projections of a key head and of its value heads together, as Qwen3-Next does.
+    """
+
+    name = "linear_attn"
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        layer_id: int,
+        net: DeltaNetConfig,
+        *,
+        grouped: bool = False,
+        separate: bool = False,
+    ) -> None:
+        super().__init__(config, layer_id, net, separate=separate)
+        dtype, quantized = config.dtype, config.quantization is not None
+        stored = qkv_parts(net) if separate else {"in_proj_qkv": whole(net.channels)}
+        mixed = {**stored, "in_proj_z": whole(net.heads * net.value_dim)}
+        self.in_proj_qkvz = FusedLinear(config.hidden_size, mixed, bias=False, dtype=dtype, quantized=quantized)
+        rates = {"in_proj_b": whole(net.heads), "in_proj_a": whole(net.heads)}
+        self.in_proj_ba = FusedLinear(config.hidden_size, rates, bias=False, dtype=dtype, quantized=quantized)
+        if grouped:
+            share = net.heads // net.key_heads
+            self.in_proj_qkvz.order = _ungrouped(net.key_heads, net.key_dim, net.key_dim, *[share * net.value_dim] * 2)
+            self.in_proj_ba.order = _ungrouped(net.key_heads, share, share)
+        self.dt_bias = empty_parameter(net.heads, dtype=torch.float32)
+        self.A_log = empty_parameter(net.heads, dtype=torch.float32)
+
+    @property
+    def rates(self) -> Sequence[Linear]:
+        """See `RecurrentLayer`."""
+        return (self.in_proj_ba,)
+
+    def project(self, x: torch.Tensor) -> DeltaProjections:
+        """See `DeltaNet`."""
+        net = self.net
+        mixed, z = self.in_proj_qkvz(x).split_with_sizes((net.channels, net.heads * net.value_dim), 1)
+        b, a = self.in_proj_ba(x).chunk(2, 1)
+        decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)
+        return DeltaProjections(mixed, decay, b.sigmoid() * net.most_beta, F.silu(z.float()))
+
+
+def qkv_parts(net: DeltaNetConfig) -> dict[str, Cut]:
+    """Return the projections to queries, keys and values, for checkpoints that store them separately."""
+    keys = whole(net.key_heads * net.key_dim)
+    return {"q_proj": keys, "k_proj": keys, "v_proj": whole(net.heads * net.value_dim)}
+
+
+def whole(size: int) -> Cut:
+    """Return all of `size` rows, as the held part of a fused projection."""
     return Cut.span(size, range(size))
 
 

@@ -115,7 +115,7 @@ class Attention(OpsModule):
 
     def forward(
         self,
-        norm: RMSNorm,
+        norm: RMSNorm | None,
         x: torch.Tensor,
         residual: torch.Tensor | None,
         positions: torch.Tensor,
@@ -171,7 +171,7 @@ class GatedMLP(OpsModule):
         )
 
     def forward(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
+        self, norm: RMSNorm | None, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Apply the MLP to the normalized x + residual. See `Attention.forward`."""
         gated, residual = self.gate_up_proj.project_normed(norm, x, residual, gate=self.gate)

@@ -125,9 +125,12 @@ class Linear(Matrix):
         return self.ops.project(x, self.value, self.bias, gate=gate)
 
     def project_normed(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, *, gate: Gate | None = None
+        self, norm: RMSNorm | None, x: torch.Tensor, residual: torch.Tensor | None, *, gate: Gate | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the projection of the normalized x + residual, and x + residual."""
+        if norm is None:
+            total = x if residual is None else x + residual
+            return self(total, gate=gate), total
         return self.ops.project_normed(x, residual, norm.value, self.value, self.bias, gate=gate)
 
     def project_onto(

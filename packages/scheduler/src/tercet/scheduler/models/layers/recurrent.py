@@ -1,6 +1,8 @@
 """The base of layers with a recurrent state, and the causal convolution that they share."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, cast
 
 import torch
@@ -23,6 +25,11 @@ class RecurrentLayer(OpsModule, ABC):
     def __init__(self, layer_id: int) -> None:
         super().__init__()
         self.layer_id = layer_id
+
+    @property
+    def rates(self) -> Sequence[Linear]:
+        """The projections to rates of the state, whose errors add up: they are never quantized here."""
+        return ()
 
     def forward(
         self,
@@ -48,12 +55,24 @@ class RecurrentLayer(OpsModule, ABC):
 
 
 class CausalConv(nn.Module):
-    """A depthwise convolution of each token with those before it; weight [channels, 1, taps]."""
+    """A depthwise convolution of each token with those before it; weight [channels, 1, taps].
 
-    def __init__(self, channels: int, taps: int, dtype: torch.dtype, *, bias: bool) -> None:
+    `parts` are the names of convolutions that checkpoints may store separately, with their channels.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        taps: int,
+        dtype: torch.dtype,
+        *,
+        bias: bool,
+        parts: Mapping[str, int] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
         self.weight = empty_parameter(channels, 1, taps, dtype=dtype)
         self.bias = empty_parameter(channels, dtype=dtype) if bias else None
+        self.parts = parts
 
     def forward(self, x: torch.Tensor, states: torch.Tensor, segments: Segments) -> torch.Tensor:
         """Convolve x [tokens, channels], and advance the states [states, channels, taps - 1]."""

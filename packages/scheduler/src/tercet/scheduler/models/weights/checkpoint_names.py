@@ -17,8 +17,10 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from tercet.scheduler.model_files import StoredTensor
 from tercet.scheduler.models.layers.linear import FusedLinear, MappedRows
 from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
+from tercet.scheduler.models.layers.recurrent import CausalConv
 from tercet.scheduler.models.layers.shard import Cut
 
 _TEXT = {"language_model.": "", "model.language_model.": "model."}
@@ -69,6 +71,22 @@ _SINGLE = {
     ".embedding.": ".embed_tokens.",
     ".norm_f.": ".norm.",
 }
+_OLMO_HYBRID = {
+    ".attention_layer_norm.": ".input_layernorm.",
+    ".feedforward_layer_norm.": ".post_attention_layernorm.",
+    ".linear_attn.a_proj.": ".linear_attn.in_proj_a.",
+    ".linear_attn.b_proj.": ".linear_attn.in_proj_b.",
+    ".linear_attn.g_proj.": ".linear_attn.in_proj_z.",
+    ".linear_attn.o_norm.": ".linear_attn.norm.",
+    ".linear_attn.o_proj.": ".linear_attn.out_proj.",
+}
+_SCHEMES = {
+    ".operator_norm.": _LFM2,
+    ".mixer.": _SINGLE,
+    ".pre_ff_layernorm.": _PRE_FF,
+    ".linear_attn.g_proj.": _OLMO_HYBRID,
+}
+"""The names of a family by a part of a name that no other family has."""
 _SHARED = {".mlp.shared_experts.": ".mlp."}
 """Names of other families' parts, and the names here. Granite's only MLP has the name of a shared expert."""
 
@@ -76,12 +94,9 @@ _SHARED = {".mlp.shared_experts.": ".mlp."}
 def text_names(stored: Collection[str]) -> dict[str, str]:
     """Map each stored name to the name here, without tensors of the image part."""
     names = _without_images(stored)
-    if any(".operator_norm." in name for name in names.values()):
-        return {name: _renamed(here, _LFM2) for name, here in names.items()}
-    if any(".mixer." in name for name in names.values()):
-        return {name: _renamed(here, _SINGLE) for name, here in names.items()}
-    if any(".pre_ff_layernorm." in name for name in names.values()):
-        return {name: _renamed(here, _PRE_FF) for name, here in names.items()}
+    for part, scheme in _SCHEMES.items():
+        if any(part in name for name in names.values()):
+            return {name: _renamed(here, scheme) for name, here in names.items()}
     if any(".shared_mlp." in name for name in names.values()):
         mixes = any(".block_sparse_moe." in name for name in names.values())
         scheme = _GRANITE_HYBRID if mixes else _GRANITE_HYBRID | _SHARED
@@ -139,6 +154,21 @@ class FusedNames:
         if name in self.whole:
             return {path: reduce(lambda above, part: part.stacked_below(above), linear.parts.values())}
         return {f"{parent}.{part}": rows for part, rows in linear.parts.items()}
+
+
+def convolution_parts(path: str, conv: CausalConv, stored: Mapping[str, StoredTensor]) -> dict[str, int]:
+    """Return the stored names of the convolution at `path`, in the order of its channels, with the channels of each.
+
+    Those that transformers saves are of equal size.
+    """
+    parent, total = path.rpartition(".")[0], len(conv.weight)
+    if not conv.parts or f"{path}.weight" in stored:
+        return {path: total}
+    parts = {f"{parent}.{part}": channels for part, channels in conv.parts.items()}
+    if all(f"{name}.weight" in stored for name in parts):
+        found = {name: stored[f"{name}.weight"].shape[0] for name in parts}
+        return found if sum(found.values()) == total else parts
+    return parts
 
 
 @dataclass(frozen=True)

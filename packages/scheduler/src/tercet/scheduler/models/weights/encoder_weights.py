@@ -25,7 +25,7 @@ def load_encoder_weights(model: nn.Module, directory: Path, progress: Progress |
     if any(parameter.is_meta for parameter in model.parameters()):
         raise ModelError(f"{directory}: quantised checkpoints are served only of models that generate")
     files = {path: read_header(path) for path in weight_files(directory)}
-    targets = checkpoint_tensors(model, [name for header in files.values() for name in header])
+    targets = checkpoint_tensors(model, {name: tensor for header in files.values() for name, tensor in header.items()})
     names = {name: _target(name, targets.keys()) for header in files.values() for name in header}
     fitting = {
         path: {target: tensor for name, tensor in header.items() if (target := names[name])}

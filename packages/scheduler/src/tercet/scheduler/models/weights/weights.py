@@ -23,7 +23,14 @@ from tercet.scheduler.models.layers.layer_ops import OpsModule
 from tercet.scheduler.models.layers.linear import FusedLinear, Linear, MappedRows, Matrix
 from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
 from tercet.scheduler.models.layers.norms import RMSNorm
-from tercet.scheduler.models.weights.checkpoint_names import ExpertNames, FusedNames, Place, text_names
+from tercet.scheduler.models.layers.recurrent import CausalConv
+from tercet.scheduler.models.weights.checkpoint_names import (
+    ExpertNames,
+    FusedNames,
+    Place,
+    convolution_parts,
+    text_names,
+)
 from tercet.scheduler.models.weights.kv_scales import SUFFIXES as KV_SCALES
 from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts
 from tercet.scheduler.models.weights.quantized_checkpoints import (
@@ -281,10 +288,10 @@ def _dummy_quantized(linear: Linear | ExpertLinear, block: torch.Tensor, quantiz
         linear.quantized = QuantizedExperts(concat_rows([weight] * experts), experts)
 
 
-def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[str, Place]:
+def checkpoint_tensors(model: nn.Module, stored: Mapping[str, StoredTensor] = {}) -> dict[str, Place]:
     """Map each name that a checkpoint must have to its destination: a parameter, or rows of a fused one.
 
-    If a tensor has several possible names, the checkpoint's `stored` names decide.
+    If a tensor has several possible names, the checkpoint's `stored` tensors decide.
     """
     tensors: dict[str, Place] = {}
     names, fused = ExpertNames.of(stored), FusedNames.of(stored)
@@ -302,6 +309,10 @@ def checkpoint_tensors(model: nn.Module, stored: Collection[str] = ()) -> dict[s
                 tensors |= {
                     f"{part}.{kind}": Place(row, cut) for (part, cut), row in zip(parts.items(), rows, strict=True)
                 }
+            elif isinstance(module, CausalConv):
+                channels = convolution_parts(path, module, stored)
+                rows = torch.split(parameter, list(channels.values()))
+                tensors |= {f"{part}.{kind}": Place(row) for part, row in zip(channels, rows, strict=True)}
             else:
                 cut = module.cuts.get(kind) if isinstance(module, OpsModule) else None
                 tensors[names.parameter(path, kind)] = Place(parameter, cut)
