@@ -10,8 +10,9 @@ namespace {
 constexpr int BLOCK = 4;  // vectors of columns whose sums stay in registers
 
 struct DeltaToken {
-    const float *q, *k, *v;
-    float factor, beta;
+    const float *q, *k, *v, *factor;
+    int64_t step;  // from a row's factor to the next one's: 1, or 0 if all rows have the same
+    float beta;
     float* out;
 };
 
@@ -20,23 +21,31 @@ template <int COUNT>
 void delta_columns(const DeltaToken& token, int64_t rows, int64_t n, float* state, int64_t stride) {
     auto part = [&](int i) { return n - i * LANES < LANES ? n - i * LANES : LANES; };
     F32 delta[COUNT] = {}, out[COUNT] = {};
-    for (int64_t row = 0; row < rows; row++)
-        for (int i = 0; i < COUNT; i++) delta[i] += token.k[row] * load_first(state + row * stride + i * LANES, part(i));
-    for (int i = 0; i < COUNT; i++)
-        delta[i] = token.beta * (load_first(token.v + i * LANES, part(i)) - token.factor * delta[i]);
-    for (int64_t row = 0; row < rows; row++)
+    for (int64_t row = 0; row < rows; row++) {
+        float decayed = token.factor[row * token.step] * token.k[row];
+        for (int i = 0; i < COUNT; i++) delta[i] += decayed * load_first(state + row * stride + i * LANES, part(i));
+    }
+    for (int i = 0; i < COUNT; i++) delta[i] = token.beta * (load_first(token.v + i * LANES, part(i)) - delta[i]);
+    for (int64_t row = 0; row < rows; row++) {
+        float factor = token.factor[row * token.step];
         for (int i = 0; i < COUNT; i++) {
             float* at = state + row * stride + i * LANES;
-            F32 next = token.factor * load_first(at, part(i)) + token.k[row] * delta[i];
+            F32 next = factor * load_first(at, part(i)) + token.k[row] * delta[i];
             store_first(at, next, part(i));
             out[i] += token.q[row] * next;
         }
+    }
     for (int i = 0; i < COUNT; i++) store_first(token.out + i * LANES, out[i], part(i));
 }
 
 void delta_token(const DeltaToken& token, int64_t rows, int64_t columns, float* state) {
     int64_t first = 0;
-    auto from = [&] { return DeltaToken{token.q, token.k, token.v + first, token.factor, token.beta, token.out + first}; };
+    auto from = [&] {
+        DeltaToken at = token;
+        at.v += first;
+        at.out += first;
+        return at;
+    };
     for (; first + BLOCK * LANES <= columns; first += BLOCK * LANES)
         delta_columns<BLOCK>(from(), rows, BLOCK * LANES, state + first, columns);
     for (; first < columns; first += LANES) delta_columns<1>(from(), rows, columns - first, state + first, columns);
@@ -78,7 +87,8 @@ void delta_rule(const Recurrence& recurrence, const Segment* segments, int64_t c
     for_segments(recurrence, segments, count, [&](int64_t token, int64_t head, float* state) {
         int64_t at = token * heads + head;
         int64_t key = (token * recurrence.groups + head / share) * recurrence.rows, value = at * recurrence.columns;
-        delta_token({q + key, k + key, v + value, recurrence.factor[at], beta[at], recurrence.out + value},
+        const float* factor = recurrence.factor + at * recurrence.factors;
+        delta_token({q + key, k + key, v + value, factor, recurrence.factors > 1, beta[at], recurrence.out + value},
                     recurrence.rows, recurrence.columns, state);
     });
 }

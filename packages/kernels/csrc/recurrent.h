@@ -12,13 +12,14 @@ struct Segment {
 struct Recurrence {
     int64_t heads, groups;  // a group of keys serves consecutive heads
     int64_t rows, columns;  // of a head's state
-    const float* factor;    // [tokens, heads], of the state
+    int64_t factors;        // of a head: 1, or for the delta rule one of each row
+    const float* factor;    // [tokens, heads, factors], of the state
     float* states;
     float* out;
 };
 
 // q and k [tokens, groups, rows], v and out [tokens, heads, columns], beta [tokens, heads]. With S the state before a
-// token: S = factor S + k (beta (v - k factor S)), out = q S.
+// token: S' = factor S, S = S' + k (beta (v - k S')), out = q S.
 void delta_rule(const Recurrence& recurrence, const Segment* segments, int64_t count, const float* q, const float* k,
                 const float* v, const float* beta);
 

@@ -12,17 +12,23 @@ SIZES = pytest.mark.parametrize(("rows", "columns"), [(16, 24), (5, 3), (12, 64)
 CUTS = {1: (100, 6), 4: (64, 7)}
 
 
-def delta_inputs(tokens: int, rows: int, columns: int, dtype: torch.dtype = torch.float32) -> DeltaInputs:
+BY_CHANNEL = pytest.mark.parametrize("by_channel", [False, True], ids=["by head", "by channel"])
+
+
+def delta_inputs(
+    tokens: int, rows: int, columns: int, dtype: torch.dtype = torch.float32, *, by_channel: bool = False
+) -> DeltaInputs:
     torch.manual_seed(0)
     q, k = (torch.randn(tokens, 2, rows, dtype=dtype) for _ in range(2))
-    v, rates = torch.randn(tokens, 6, columns, dtype=dtype), torch.rand(2, tokens, 6)
-    return DeltaInputs(q, k, v, -rates[0], rates[1].to(dtype))
+    v, beta = torch.randn(tokens, 6, columns, dtype=dtype), torch.rand(tokens, 6).to(dtype)
+    return DeltaInputs(q, k, v, -torch.rand(tokens, 6, rows) if by_channel else -torch.rand(tokens, 6), beta)
 
 
 @SIZES
+@BY_CHANNEL
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-def test_delta_rule(library: Library, rows: int, columns: int, dtype: torch.dtype) -> None:
-    given = delta_inputs(len(owners(LENGTHS)), rows, columns, dtype)
+def test_delta_rule(library: Library, rows: int, columns: int, dtype: torch.dtype, by_channel: bool) -> None:
+    given = delta_inputs(len(owners(LENGTHS)), rows, columns, dtype, by_channel=by_channel)
     states = torch.randn(STATES, 6, rows, columns)
     copies = states.clone()
     segments = segments_of(LENGTHS, CUTS)
@@ -49,8 +55,9 @@ def test_state_space_scan(library: Library, rows: int, columns: int) -> None:
     torch.testing.assert_close(copies, states, rtol=1e-4, atol=1e-4)
 
 
-def test_bits_do_not_depend_on_how_tokens_are_divided(library: Library) -> None:
-    native, given = NativeRecurrence(library), delta_inputs(130, 16, 24)
+@BY_CHANNEL
+def test_bits_do_not_depend_on_how_tokens_are_divided(library: Library, by_channel: bool) -> None:
+    native, given = NativeRecurrence(library), delta_inputs(130, 16, 24, by_channel=by_channel)
     states = torch.randn(STATES, 6, 16, 24)
     copies = states.clone()
     expected = native.gated_delta_rule(given, states, segments_of({1: 130}))

@@ -18,6 +18,9 @@ LENGTHS = {3: 1, 0: 1, 5: 1, 1: 130, 4: 64, 2: 7}
 STATES = 8
 
 
+DECAYS = pytest.mark.parametrize("factors", [(), (16,)], ids=["by head", "by channel"])
+
+
 def segments_of(lengths: dict[int, int], cuts: dict[int, tuple[int, int]] | None = None) -> Segments:
     """Return a step; `cuts` are snapshots: (tokens, snapshot) by state."""
     singles = [state for state, count in lengths.items() if count == 1]
@@ -57,16 +60,17 @@ def delta_loop(given: DeltaInputs, states: torch.Tensor, owner: list[int]) -> to
             key_head = head * k.shape[1] // v.shape[1]
             key = k[place, key_head] / (k[place, key_head].square().sum() + 1e-6).sqrt()
             query = q[place, key_head] / (q[place, key_head].square().sum() + 1e-6).sqrt() / k.shape[2] ** 0.5
-            old = states[state, head] * decay[place, head].exp()
+            old = states[state, head] * decay[place, head].exp().view(-1, 1)
             states[state, head] = old + torch.outer(key, beta[place, head] * (v[place, head] - key @ old))
             out.append(query @ states[state, head])
     return torch.stack(out).view_as(v)
 
 
-def inputs(tokens: int) -> DeltaInputs:
+def inputs(tokens: int, *factors: int) -> DeltaInputs:
+    """Return inputs for 4 heads of 16 rows and 24 columns; `factors` is empty, or the number of rows."""
     torch.manual_seed(0)
     q, k, v = torch.randn(tokens, 2, 16), torch.randn(tokens, 2, 16), torch.randn(tokens, 4, 24)
-    return DeltaInputs(q, k, v, -torch.rand(tokens, 4), torch.rand(tokens, 4))
+    return DeltaInputs(q, k, v, -torch.rand(tokens, 4, *factors), torch.rand(tokens, 4))
 
 
 def part_of(given: DeltaInputs, part: slice) -> DeltaInputs:
@@ -83,9 +87,10 @@ def test_convolution_equals_a_loop_over_tokens() -> None:
     assert torch.equal(states, expected_states)
 
 
-def test_the_delta_rule_equals_a_loop_over_tokens() -> None:
+@DECAYS
+def test_the_delta_rule_equals_a_loop_over_tokens(factors: tuple[int, ...]) -> None:
     owner = owners(LENGTHS)
-    given = inputs(len(owner))
+    given = inputs(len(owner), *factors)
     states = torch.randn(STATES, 4, 16, 24)
     expected_states = states.clone()
     expected = delta_loop(given, expected_states, owner)
@@ -111,9 +116,10 @@ def test_the_state_space_scan_equals_a_loop_over_tokens() -> None:
     assert torch.equal(states[7], states[2])
 
 
-def test_strong_decay_gives_no_infinite_values() -> None:
+@DECAYS
+def test_strong_decay_gives_no_infinite_values(factors: tuple[int, ...]) -> None:
     """The logarithms of what remains are differences of sums, which may be large in both directions."""
-    given = inputs(64)._replace(decay=torch.full((64, 4), -50.0))
+    given = inputs(64)._replace(decay=torch.full((64, 4, *factors), -50.0))
     states = torch.randn(STATES, 4, 16, 24)
     assert gated_delta_rule(given, states, segments_of({1: 64})).isfinite().all()
     assert states.isfinite().all()
@@ -129,9 +135,10 @@ def test_a_snapshot_is_the_state_after_its_tokens(tokens: int) -> None:
     assert torch.allclose(states[6], shorter[1], atol=1e-4)
 
 
-def test_parts_of_a_step_give_what_the_whole_gives() -> None:
+@DECAYS
+def test_parts_of_a_step_give_what_the_whole_gives(factors: tuple[int, ...]) -> None:
     owner = owners(LENGTHS)
-    given = inputs(len(owner))
+    given = inputs(len(owner), *factors)
     states = torch.randn(STATES, 4, 16, 24)
     copies = states.clone()
     segments = segments_of(LENGTHS, {4: (32, 7)})

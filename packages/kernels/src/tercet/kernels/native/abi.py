@@ -161,7 +161,7 @@ class ShmCollectives(Structure):
 class Recurrence(Structure):
     """`Recurrence` of recurrent.h."""
 
-    _fields_ = (*_ints("heads", "groups", "rows", "columns"), *_pointers("factor", "states", "out"))
+    _fields_ = (*_ints("heads", "groups", "rows", "columns", "factors"), *_pointers("factor", "states", "out"))
 
 
 class Segment(Structure):

@@ -19,7 +19,12 @@ class NativeRecurrence:
     def gated_delta_rule(self, inputs: DeltaInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
         """See `tercet.kernels.ops.recurrent.gated_delta_rule`."""
         q, k = (l2norm(each.float()) for each in inputs[:2])
-        q, v, factor, beta = q * q.shape[2] ** -0.5, _floats(inputs.v), inputs.decay.float().exp(), _floats(inputs.beta)
+        q, v, factor, beta = (
+            q * q.shape[2] ** -0.5,
+            _floats(inputs.v),
+            _floats(inputs.decay).exp(),
+            _floats(inputs.beta),
+        )
         out = torch.empty_like(v)
         recurrence = _recurrence(states, q.shape[1], factor, out)
         pointers = (each.data_ptr() for each in (q, k, v, beta))
@@ -28,7 +33,7 @@ class NativeRecurrence:
 
     def state_space_scan(self, inputs: ScanInputs, states: torch.Tensor, segments: Segments) -> torch.Tensor:
         """See `tercet.kernels.ops.recurrent.state_space_scan`."""
-        c, b, x, factor = *map(_floats, inputs[:3]), inputs.decay.float().exp()
+        c, b, x, factor = *map(_floats, inputs[:3]), _floats(inputs.decay).exp()
         out = torch.empty_like(x)
         recurrence = _recurrence(states, c.shape[1], factor, out)
         pointers = (each.data_ptr() for each in (c, b, x))
@@ -41,7 +46,9 @@ def _recurrence(states: torch.Tensor, groups: int, factor: torch.Tensor, out: to
     if states.dtype != torch.float32 or not states.is_contiguous():
         raise ValueError("native kernels advance contiguous states in float32")
     _, heads, rows, columns = states.shape
-    return abi.Recurrence(heads, groups, rows, columns, factor.data_ptr(), states.data_ptr(), out.data_ptr())
+    factors = 1 if factor.dim() == 2 else rows
+    pointers = (each.data_ptr() for each in (factor, states, out))
+    return abi.Recurrence(heads, groups, rows, columns, factors, *pointers)
 
 
 def _floats(x: torch.Tensor) -> torch.Tensor:

@@ -78,7 +78,7 @@ class DeltaInputs(NamedTuple):
     q: torch.Tensor  # [tokens, key_heads, key_dim]; a key head serves consecutive heads
     k: torch.Tensor  # [tokens, key_heads, key_dim]
     v: torch.Tensor  # [tokens, heads, value_dim]
-    decay: torch.Tensor  # [tokens, heads]: logarithm of the factor of the state
+    decay: torch.Tensor  # [tokens, heads] or [tokens, heads, key_dim]: logarithm of the factor of the state, or of rows
     beta: torch.Tensor  # [tokens, heads]: rate at which a value is replaced
 
 
@@ -86,15 +86,16 @@ def gated_delta_rule(inputs: DeltaInputs, states: torch.Tensor, segments: Segmen
     """Return the outputs [tokens, heads, value_dim] of the gated delta rule in float32, and advance the states.
 
     Queries and keys are normalized here. The states are [states, heads, key_dim, value_dim], float32. With S the state
-    before a token: S' = exp(decay) S; S = S' + k (beta (v - k S')); the output is q S / sqrt(key_dim). Source: Gated
-    Delta Networks (arXiv 2412.06464).
+    before a token: S' = exp(decay) S; S = S' + k (beta (v - k S')); the output is q S / sqrt(key_dim). Sources: Gated
+    Delta Networks (arXiv 2412.06464); Kimi Delta Attention, whose keys decay by channel (arXiv 2510.26692).
     """
     heads = inputs.v.shape[1]
     q, k = (l2norm(x.float()).repeat_interleave(heads // x.shape[1], 1) for x in inputs[:2])
     q, v, decay, beta = q * q.shape[2] ** -0.5, *(x.float() for x in inputs[2:])
+    decay = decay.view(*decay.shape[:2], -1)
     out = torch.empty_like(v)
     if count := len(segments.singles):
-        state = states[segments.singles] * decay[:count, :, None, None].exp()
+        state = states[segments.singles] * decay[:count, ..., None].exp()
         delta = (v[:count] - (state * k[:count, ..., None]).sum(2)) * beta[:count, :, None]
         state = state + k[:count, ..., None] * delta[:, :, None]
         states[segments.singles] = state
@@ -110,14 +111,21 @@ def _delta_chunk(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
     solve a lower triangular system (the WY form; Yang et al., arXiv 2406.06484).
     """
     q, k, v, decay, beta = inputs
-    total = decay.cumsum(1)  # [heads, tokens]
-    between = _between(total)
-    system = torch.eye(k.shape[1], device=k.device) + (beta[..., None] * (k @ k.mT) * between).tril(-1)
-    wanted = beta[..., None] * (v - total.exp()[..., None] * (k @ state))
+    total = decay.cumsum(1)
+    between, before = _between(total), total.exp()
+    system = torch.eye(k.shape[1], device=k.device) + (beta[..., None] * _products(k, k, between)).tril(-1)
+    wanted = beta[..., None] * (v - (before * k) @ state)
     delta: torch.Tensor = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
-    out: torch.Tensor = total.exp()[..., None] * (q @ state) + ((q @ k.mT) * between) @ delta
-    state.mul_(total[:, -1, None, None].exp()).add_((k * _after(total)).mT @ delta)
+    out: torch.Tensor = (before * q) @ state + _products(q, k, between) @ delta
+    state.mul_(before[:, -1, :, None]).add_((k * _after(total)).mT @ delta)
     return out.transpose(0, 1)
+
+
+def _products(a: torch.Tensor, b: torch.Tensor, between: torch.Tensor) -> torch.Tensor:
+    """Return the products of a at each token with what remains of b at earlier ones: [heads, tokens, tokens]."""
+    if between.shape[3] == 1:
+        return (a @ b.mT) * between[..., 0]
+    return torch.einsum("htc,hsc,htsc->hts", a, b, between)
 
 
 class ScanInputs(NamedTuple):
@@ -140,10 +148,10 @@ def state_space_scan(inputs: ScanInputs, states: torch.Tensor, segments: Segment
     """
     heads = inputs.x.shape[1]
     c, b = (each.float().repeat_interleave(heads // each.shape[1], 1) for each in inputs[:2])
-    x, decay = (each.float() for each in inputs[2:])
+    x, decay = inputs.x.float(), inputs.decay.float()[..., None]
     out = torch.empty_like(x)
     if count := len(segments.singles):
-        state = states[segments.singles] * decay[:count, :, None, None].exp()
+        state = states[segments.singles] * decay[:count, ..., None].exp()
         state = state + x[:count, ..., None] * b[:count, :, None]
         states[segments.singles] = state
         out[:count] = (state * c[:count, :, None]).sum(3)
@@ -158,8 +166,8 @@ def _scan_chunk(inputs: ScanInputs, state: torch.Tensor) -> torch.Tensor:
     """
     c, b, x, decay = inputs
     total = decay.cumsum(1)
-    out: torch.Tensor = total.exp()[..., None] * (c @ state.mT) + ((c @ b.mT) * _between(total)) @ x
-    state.mul_(total[:, -1, None, None].exp()).add_((x * _after(total)).mT @ b)
+    out: torch.Tensor = total.exp() * (c @ state.mT) + _products(c, b, _between(total)) @ x
+    state.mul_(total[:, -1, :, None].exp()).add_((x * _after(total)).mT @ b)
     return out.transpose(0, 1)
 
 
@@ -181,14 +189,18 @@ def _advance_rest(
 
 
 def _between(total: torch.Tensor) -> torch.Tensor:
-    """Return what remains at each token of what earlier ones added: [heads, tokens, tokens]."""
+    """Return what remains at each token of what earlier ones added: [heads, tokens, tokens, channels].
+
+    `total` [heads, tokens, channels] are sums of logarithms; all rows of a state decay equally if `channels` is 1.
+    """
     logs = total[:, :, None] - total[:, None]
-    return logs.masked_fill(torch.ones_like(logs[0], dtype=torch.bool).triu(1), -torch.inf).exp()
+    later = torch.ones(logs.shape[1:3], dtype=torch.bool, device=logs.device).triu(1)
+    return logs.masked_fill(later[..., None], -torch.inf).exp()
 
 
 def _after(total: torch.Tensor) -> torch.Tensor:
-    """Return what remains after the last token of what each added: [heads, tokens, 1]."""
-    return (total[:, -1:] - total).exp()[..., None]
+    """Return what remains after the last token of what each added: [heads, tokens, channels]."""
+    return (total[:, -1:] - total).exp()
 
 
 def l2norm(x: torch.Tensor) -> torch.Tensor:
