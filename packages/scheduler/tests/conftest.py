@@ -320,6 +320,33 @@ HYBRIDS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "qwen3_5_moe": ("Qwen3_5MoeText", {**_DELTA_NET, **_EXPERTS, "shared_expert_intermediate_size": 40}),
+    "kimi_linear": (
+        "KimiLinear",
+        {
+            **_LATENT,
+            "num_hidden_layers": 4,
+            "first_k_dense_replace": 1,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+            "linear_num_heads": 3,
+            "linear_head_dim": 12,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
+    "kimi_linear_dense": (
+        "KimiLinear",
+        {
+            **_LATENT,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense"] * 3,
+            "linear_num_heads": 2,
+            "linear_head_dim": 16,
+            "linear_conv_kernel_dim": 3,
+            "q_lora_rank": 20,
+            "attention_bias": True,
+        },
+    ),
     "olmo_hybrid": (
         "OlmoHybrid",
         {

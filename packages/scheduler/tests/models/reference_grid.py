@@ -99,6 +99,23 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             "head_dim": LEFT_OUT,
         },
     ),
+    "KimiLinearForCausalLM": (
+        "kimi_linear",
+        {
+            **{
+                name: value
+                for name, value in _LATENT.items()
+                if name not in ("n_routed_experts", "first_k_dense_replace")
+            },
+            "num_local_experts": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "linear_num_heads": 2,
+            "linear_head_dim": 6,
+            "linear_conv_kernel_dim": 4,
+            "rope_parameters": LEFT_OUT,
+        },
+    ),
     "LlamaForCausalLM": ("llama", _BIASES),
     "MiniMaxM2ForCausalLM": ("minimax_m2", {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4}),
     "MistralForCausalLM": ("mistral", {"sliding_window": 5}),

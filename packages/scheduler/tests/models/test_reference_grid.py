@@ -40,6 +40,7 @@ BLAMED = {
     "num_key_value_heads": "k_proj",
     "num_local_experts": "experts",
     "num_experts": "experts",
+    "num_shared_experts": "shared_experts",
     "num_mtp_layers": "num_nextn_predict_layers",
     "q_lora_rank": "attention_bias",
     "rotary_dim": "partial_rotary_factor",

@@ -29,6 +29,7 @@ MODULES = {
     "GraniteForCausalLM": "llama",
     "GraniteModel": "llama",
     "GraniteMoeHybridForCausalLM": "mamba/granite_hybrid",
+    "KimiLinearForCausalLM": "kimi_linear",
     "Lfm2ForCausalLM": "lfm2",
     "Lfm2MoeForCausalLM": "lfm2",
     "LlamaForCausalLM": "llama",

@@ -53,11 +53,10 @@ class Paged:
     def __init__(self, model: CausalLM, sequences: int) -> None:
         config = model.config
         pages = sequences * MAX_PAGES
-        attention: Any = model.model.layers[config.cached_layers[0]].self_attn
         latent = config.latent
         shape = KVShape(
             page_size=PAGE_SIZE,
-            kv_heads=attention.kv_heads if latent is None else 1,
+            kv_heads=len(model.shard.shared_span(config.kv_heads, "key-value heads")),
             head_dim=config.head_dim,
             dtype=config.dtype,
             rank=0 if latent is None else latent.rank,

@@ -50,6 +50,7 @@ class LatentDefaults:
     """transformers' defaults of a family."""
 
     query_rank: int = 1536
+    """0: queries are projected from the hidden state."""
     nope_dim: int = 128
     value_dim: int = 128
     interleaved: bool | None = True
@@ -58,7 +59,7 @@ class LatentDefaults:
 
 def parse_latent(fields: Fields, family: LatentDefaults) -> LatentConfig:
     """Parse the latent attention of a model. Raise ModelError."""
-    plain = "q_lora_rank" in fields.values and not fields.has("q_lora_rank")
+    plain = not fields.has("q_lora_rank") and ("q_lora_rank" in fields.values or not family.query_rank)
     latent = LatentConfig(
         rank=fields.count("kv_lora_rank", 512),
         query_rank=0 if plain else fields.count("q_lora_rank", family.query_rank),

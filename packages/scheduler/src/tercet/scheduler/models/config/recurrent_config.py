@@ -41,7 +41,9 @@ class RecurrentConfig(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaNetConfig:
-    """Gated DeltaNet layers: a convolution over queries, keys and values, then the gated delta rule."""
+    """Gated DeltaNet and Kimi Delta Attention layers: a convolution over queries, keys and values, then the gated delta
+    rule.
+    """
 
     layers: frozenset[int]
     key_heads: int
@@ -85,6 +87,23 @@ def parse_delta_net(fields: Fields, layers: int) -> DeltaNetConfig:
     if config.heads % config.key_heads:
         raise wrong("linear_num_value_heads", f"{config.heads} is no multiple of {config.key_heads} key heads")
     return config
+
+
+def parse_kimi_delta(fields: Fields, layers: int) -> DeltaNetConfig:
+    """Parse the Kimi Delta Attention layers of Kimi-Linear. Raise ModelError."""
+    heads, size = fields.count("linear_num_heads", 32), fields.count("linear_head_dim", 128)
+    kinds = [_FULL if layer and layer % 4 == 0 else _LINEAR for layer in range(layers)]
+    if fields.has("layer_types"):
+        kinds = fields.kinds("layer_types", (_LINEAR, _FULL), layers)
+    return DeltaNetConfig(
+        layers=frozenset(layer for layer, kind in enumerate(kinds) if kind == _LINEAR),
+        key_heads=heads,
+        heads=heads,
+        key_dim=size,
+        value_dim=size,
+        taps=fields.count("linear_conv_kernel_dim", 4, least=2),
+        norm_eps=fields.number("rms_norm_eps", 1e-5),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

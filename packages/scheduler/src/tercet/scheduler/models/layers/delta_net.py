@@ -1,7 +1,10 @@
-"""Layers that advance their states by the gated delta rule: Gated DeltaNet (arXiv 2412.06464)."""
+"""Layers that advance their states by the gated delta rule: Gated DeltaNet (arXiv 2412.06464), and Kimi Delta Attention
+(arXiv 2510.26692).
+"""
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -30,15 +33,17 @@ class DeltaNet(RecurrentLayer):
     """Linear attention with a state per value head: the gated delta rule, and a gate of the normalized output."""
 
     def __init__(self, config: ModelConfig, layer_id: int, net: DeltaNetConfig, *, separate: bool) -> None:
-        """Create the parts that all kinds have. If `separate`, checkpoints may store three convolutions."""
+        """Create the parts that all kinds have. If `separate`, checkpoints may store three convolutions, and name the
+        output as that of attention.
+        """
         super().__init__(layer_id)
         self.net = net
         dtype, quantized = config.dtype, config.quantization is not None
         convs = {name.replace("proj", "conv1d"): cut.held for name, cut in qkv_parts(net).items()} if separate else {}
         self.conv1d = CausalConv(net.channels, net.taps, dtype, bias=False, parts=convs)
         self.norm = RMSNorm(net.value_dim, net.norm_eps, dtype)
-        values = net.heads * net.value_dim
-        self.out_proj = Linear(values, config.hidden_size, bias=False, dtype=dtype, quantized=quantized)
+        output = {"o_proj" if separate else "out_proj": whole(config.hidden_size)}
+        self.out_proj = FusedLinear(net.heads * net.value_dim, output, bias=False, dtype=dtype, quantized=quantized)
 
     @abstractmethod
     def project(self, x: torch.Tensor) -> DeltaProjections:
@@ -103,6 +108,39 @@ class GatedDeltaNet(DeltaNet):
         b, a = self.in_proj_ba(x).chunk(2, 1)
         decay = -self.A_log.exp() * F.softplus(a.float() + self.dt_bias)
         return DeltaProjections(mixed, decay, b.sigmoid() * net.most_beta, F.silu(z.float()))
+
+
+class KimiDeltaAttention(DeltaNet):
+    """The layer of Kimi-Linear: each row of a state has its own decay, and decays and gates are of low rank."""
+
+    name = "self_attn"
+
+    def __init__(self, config: ModelConfig, layer_id: int, net: DeltaNetConfig) -> None:
+        super().__init__(config, layer_id, net, separate=True)
+        quantized = config.quantization is not None
+        values = net.heads * net.value_dim
+        rows = net.heads * net.key_dim
+        fused = partial(FusedLinear, config.hidden_size, bias=False, dtype=config.dtype, quantized=quantized)
+        self.qkvg_proj = fused({**qkv_parts(net), "g_a_proj": whole(net.value_dim)})
+        self.bf_proj = fused({"b_proj": whole(net.heads), "f_a_proj": whole(net.key_dim)})
+        self.g_b_proj = Linear(net.value_dim, values, bias=False, dtype=config.dtype, quantized=quantized)
+        self.f_b_proj = Linear(net.key_dim, rows, bias=False, dtype=config.dtype, quantized=quantized)
+        self.dt_bias = empty_parameter(rows, dtype=torch.float32)
+        self.A_log = empty_parameter(1, 1, net.heads, 1, dtype=torch.float32)
+
+    @property
+    def rates(self) -> Sequence[Linear]:
+        """See `RecurrentLayer`."""
+        return self.bf_proj, self.f_b_proj
+
+    def project(self, x: torch.Tensor) -> DeltaProjections:
+        """See `DeltaNet`."""
+        net = self.net
+        mixed, g = self.qkvg_proj(x).split_with_sizes((net.channels, net.value_dim), 1)
+        b, f = self.bf_proj(x).split_with_sizes((net.heads, net.key_dim), 1)
+        steps = F.softplus(self.f_b_proj(f).float() + self.dt_bias)
+        decay = -self.A_log[0].exp() * steps.view(-1, net.heads, net.key_dim)
+        return DeltaProjections(mixed, decay, b.sigmoid(), self.g_b_proj(g).float().sigmoid())
 
 
 def qkv_parts(net: DeltaNetConfig) -> dict[str, Cut]:

@@ -78,13 +78,21 @@ _OLMO_HYBRID = {
     ".linear_attn.b_proj.": ".linear_attn.in_proj_b.",
     ".linear_attn.g_proj.": ".linear_attn.in_proj_z.",
     ".linear_attn.o_norm.": ".linear_attn.norm.",
-    ".linear_attn.o_proj.": ".linear_attn.out_proj.",
+}
+_KIMI_LINEAR = {
+    ".self_attn.forget_gate.": ".self_attn.",
+    ".self_attn.o_norm.": ".self_attn.norm.",
+    ".block_sparse_moe.": ".mlp.",
+    ".w1.": ".gate_proj.",
+    ".w3.": ".up_proj.",
+    ".w2.": ".down_proj.",
 }
 _SCHEMES = {
     ".operator_norm.": _LFM2,
     ".mixer.": _SINGLE,
     ".pre_ff_layernorm.": _PRE_FF,
     ".linear_attn.g_proj.": _OLMO_HYBRID,
+    ".f_a_proj.": _KIMI_LINEAR,
 }
 """The names of a family by a part of a name that no other family has."""
 _SHARED = {".mlp.shared_experts.": ".mlp."}
