@@ -22,7 +22,7 @@ SCHEDULER, DETOKENIZER = "scheduler-joined", "detokenizer-joined"
 @pytest.fixture
 def in_turn() -> Iterator[Server]:
     """Yield a server of one of each part, whose frontend uses round robin."""
-    server = Server(*OPTIONS, "--frontend.routing-policy", "round_robin", env=ENVIRONMENT)
+    server = Server("embedded", *OPTIONS, "--frontend.routing-policy", "round_robin", env=ENVIRONMENT)
     try:
         yield server.wait()
     finally:
