@@ -26,7 +26,7 @@ from tercet.frontend.manager import series
 from tercet.frontend.parsers.families import FAMILIES
 from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 from tercet.frontend.supervisor.options import FrontendOptions, SchedulerOptions, ServeOptions
-from tercet.scheduler.architectures import MODULES, embedders, generators, is_encoder
+from tercet.scheduler.architectures import MODULES, WRAPPERS, embedders, generators, is_encoder
 from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
 from tools.sglang_names import ENDPOINTS
 
@@ -107,7 +107,9 @@ def _encodes(architecture: str) -> bool:
 
 
 def _module(architecture: str) -> str:
-    return f"`models/families/{MODULES[architecture]}.py`"
+    texts = WRAPPERS.get(architecture, {"": architecture})
+    modules = dict.fromkeys(f"`models/families/{MODULES[text]}.py`" for text in texts.values())
+    return ", ".join(modules)
 
 
 def encoders_table() -> str:

@@ -27,6 +27,7 @@ _WITHOUT_FIELDS = (
     "integrations",  # their relevant parts are above
     "integrations/accelerate",
     "models/auto",
+    "models/auto/modeling_auto",
     "modeling_flash_attention_utils",
     "modeling_outputs",
     "processing_utils",
@@ -38,7 +39,11 @@ _WITHOUT_FIELDS = (
     "vision_utils",  # of images, which are not read
 )
 """Modules that architectures import and that read no config field which changes an answer."""
-_MODELS = {"LLaMAForCausalLM": ("llama",), "MistralForCausalLM": ("mistral", "ministral")}
+_MODELS = {
+    "KimiK25ForConditionalGeneration": ("kimi_k25",),
+    "LLaMAForCausalLM": ("llama",),
+    "MistralForCausalLM": ("mistral", "ministral"),
+}
 """Folders of models for architectures with another one than their class: older names, and choices of `AutoConfig`."""
 
 

@@ -83,6 +83,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama_yarn": ("Llama", {"rope_parameters": _YARN}),
     "llama_tied": ("Llama", {"tie_word_embeddings": True, "num_attention_heads": 3, "num_key_value_heads": 1}),
     "mistral": ("Mistral", {"sliding_window": 11, "head_dim": 10}),
+    "ministral3": (
+        "Ministral3",
+        {"head_dim": 12, "pad_token_id": None, "rope_parameters": {**_SHARP_YARN, "llama_4_scaling_beta": 0.7}},
+    ),
     "qwen2": ("Qwen2", {}),
     "qwen2_sliding": ("Qwen2", {**_SLIDES, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 20, "num_attention_heads": 5, "num_key_value_heads": 1}),
@@ -511,7 +515,7 @@ def family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -
     return checkpoints(request.param)
 
 
-@pytest.fixture(params=[name for name in ALL if name not in ("minimax_m2", "olmoe", *LATENT)])
+@pytest.fixture(params=[name for name in ALL if name not in ("ministral3", "minimax_m2", "olmoe", *LATENT)])
 def native_family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
     """One checkpoint of each family that native kernels run."""
     return checkpoints(request.param)

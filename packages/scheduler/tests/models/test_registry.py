@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tercet.scheduler.architectures import MODULES, generators
+from tercet.scheduler.architectures import MODULES, WRAPPERS, generators
 from tercet.scheduler.models import families
 from tercet.scheduler.models.family import EncoderFamily, ModelFamily
 from tercet.scheduler.models.registry import family_of
@@ -26,9 +26,10 @@ def test_the_table_has_the_architectures_of_each_record(name: str) -> None:
 
 @pytest.mark.parametrize("architecture", generators())
 def test_the_record_of_an_architecture_is_found(architecture: str) -> None:
-    family = family_of(architecture)
-    assert isinstance(family, ModelFamily)
-    assert architecture in family.architectures
+    for text in WRAPPERS.get(architecture, {"": architecture}).values():
+        family = family_of(text)
+        assert isinstance(family, ModelFamily)
+        assert text in family.architectures
 
 
 @pytest.mark.parametrize(

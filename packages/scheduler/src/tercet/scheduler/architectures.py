@@ -20,7 +20,6 @@ MODULES = {
     "FalconH1ForCausalLM": "mamba/falcon_h1",
     "Gemma2ForCausalLM": "gemma",
     "Gemma3ForCausalLM": "gemma",
-    "Gemma3ForConditionalGeneration": "gemma",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Glm4MoeLiteForCausalLM": "deepseek",
     "GlmForCausalLM": "glm",
@@ -37,6 +36,7 @@ MODULES = {
     "LLaMAForCausalLM": "llama",
     "Mamba2ForCausalLM": "mamba/mamba2",
     "MiniMaxM2ForCausalLM": "minimax_m2",
+    "Ministral3ForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",
     "MistralModel": "mistral",
     "MixtralForCausalLM": "mistral",
@@ -52,14 +52,13 @@ MODULES = {
     "Qwen2MoeForCausalLM": "qwen2",
     "Qwen2MoeModel": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Qwen3VLForConditionalGeneration": "qwen3",
     "Qwen3Model": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3",
     "Qwen3MoeModel": "qwen3",
     "Qwen3NextForCausalLM": "qwen3_next",
     "Qwen3_5ForCausalLM": "qwen3_next",
-    "Qwen3_5ForConditionalGeneration": "qwen3_next",
     "Qwen3_5MoeForCausalLM": "qwen3_next",
-    "Qwen3_5MoeForConditionalGeneration": "qwen3_next",
     "SeedOssForCausalLM": "seed_oss",
     "SeedOssModel": "seed_oss",
     "SmolLM3ForCausalLM": "smollm3",
@@ -69,6 +68,20 @@ MODULES = {
 
 `XModel` stands for every architecture of X that gives vectors or scores, such as `XForSequenceClassification`. A model
 that has only that is an encoder.
+"""
+_KIMI = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
+WRAPPERS: Mapping[str, Mapping[str, str]] = {
+    "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Kimi_K25ForConditionalGeneration": _KIMI,
+    "KimiK25ForConditionalGeneration": _KIMI,
+    "Mistral3ForConditionalGeneration": {"mistral": "MistralForCausalLM", "ministral3": "Ministral3ForCausalLM"},
+    "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3VLForConditionalGeneration"},
+    "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
+    "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
+}
+"""Models that read more than text: the architecture of the text model by the `model_type` of its `text_config`.
+
+The first is the default.
 """
 
 
@@ -80,9 +93,20 @@ def named_architecture(config: Mapping[str, Any]) -> str:
     return str(names[0])
 
 
+def text_architecture(config: Mapping[str, Any]) -> str:
+    """Return the architecture of the model that generates text, which a `WRAPPERS` config describes within.
+
+    Raise ModelError if config.json names none.
+    """
+    name = named_architecture(config)
+    known, text = WRAPPERS.get(name, {}), config.get("text_config")
+    kind = text.get("model_type") if isinstance(text, Mapping) else None
+    return known.get(kind, name) if isinstance(kind, str) else next(iter(known.values()), name)
+
+
 def generators() -> list[str]:
     """Return the architectures that generate text."""
-    return [name for name in MODULES if not name.endswith("Model")]
+    return [name for name in dict.fromkeys((*MODULES, *WRAPPERS)) if not name.endswith("Model")]
 
 
 def embedders() -> list[str]:
@@ -91,8 +115,8 @@ def embedders() -> list[str]:
 
 
 def is_ours(architecture: str) -> bool:
-    """Return whether an architecture is implemented here and generates text."""
-    return architecture in generators()
+    """Return whether an architecture, not a wrapper, is implemented here and generates text."""
+    return architecture in MODULES and not architecture.endswith("Model")
 
 
 def is_encoder(prefix: str) -> bool:
@@ -115,7 +139,7 @@ def split_architecture(architecture: str) -> tuple[str, str]:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """Return the architecture that config.json names. Raise ModelError if it generates no text here."""
+    """Return the architecture of a text model. Raise ModelError if it generates no text here."""
     name = named_architecture(config)
     if not is_ours(name):
         raise ModelError(f"config.json: architectures: {name!r} is not one of {', '.join(generators())}")

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from tercet.protocol.system.process import gc_disabled_during_imports
-from tercet.scheduler.architectures import is_ours, named_architecture
+from tercet.scheduler.architectures import is_ours, text_architecture
 from tercet.scheduler.config import ConfigError, ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.model_files import ModelError, read_json
@@ -25,7 +25,7 @@ def build_torch(
     if options.kv_cache_bytes is not None and schedule.mem_fraction_static is not None:
         raise ConfigError("--mem-fraction-static and --kv-cache-bytes both size the KV cache: give one of them")
     size = options.tensor_parallel_size
-    architecture = named_architecture(read_json(found.path / "config.json"))
+    architecture = text_architecture(read_json(found.path / "config.json"))
     if size > 1 and not is_ours(architecture):
         raise ConfigError(f"--tensor-parallel-size {size}: {architecture} is transformers' own, and never shared")
     gpu = on_gpu(options)

@@ -28,6 +28,8 @@ _QWEN35 = (
 )
 _LFM2 = ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")
 _MISTRAL = ("MistralForCausalLM",)
+_MISTRAL3 = (*_MISTRAL, "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")
+_KIMI = ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration")
 _GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 _PHI = ("Phi3ForCausalLM",)
 _GRANITE = ("GraniteForCausalLM",)
@@ -49,7 +51,13 @@ FAMILIES = (
         (*_LLAMA, *_NEMOTRON),
     ),
     Family("Qwen2, Qwen2-MoE, Qwen2.5", "hermes", None, "Qwen/Qwen2.5-7B-Instruct", _QWEN2),
-    Family("Qwen3, Qwen3-MoE, Qwen3-Next", "hermes", "qwen3", "Qwen/Qwen3-8B", (*_QWEN3, "Qwen3NextForCausalLM")),
+    Family(
+        "Qwen3, Qwen3-VL, Qwen3-MoE, Qwen3-Next",
+        "hermes",
+        "qwen3",
+        "Qwen/Qwen3-8B",
+        (*_QWEN3, "Qwen3VLForConditionalGeneration", "Qwen3NextForCausalLM"),
+    ),
     Family("Qwen3-Coder", "qwen3_coder", None, "Qwen/Qwen3-Coder-30B-A3B-Instruct", _QWEN3),
     Family("Qwen3.5, MiMo-V2, Step 3.5", "qwen3_coder", "qwen3", "Qwen/Qwen3.5-27B", _QWEN35),
     Family("Nemotron 3", "qwen3_coder", "qwen3", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", _NEMOTRON),
@@ -61,8 +69,10 @@ FAMILIES = (
         "mistralai/Mistral-7B-Instruct-v0.3",
         (*_MISTRAL, "MixtralForCausalLM"),
     ),
-    Family("Mistral Small 3.2", "mistral", None, "mistralai/Mistral-Small-3.2-24B-Instruct-2506", _MISTRAL),
-    Family("Magistral", "mistral", "mistral", "mistralai/Magistral-Small-2509", _MISTRAL),
+    Family(
+        "Mistral Small 3.2, Ministral 3", "mistral", None, "mistralai/Mistral-Small-3.2-24B-Instruct-2506", _MISTRAL3
+    ),
+    Family("Magistral", "mistral", "mistral", "mistralai/Magistral-Small-2509", _MISTRAL3),
     Family("Gemma 2, Gemma 3", None, None, "google/gemma-3-4b-it", ("Gemma2ForCausalLM", *_GEMMA3)),
     Family("FunctionGemma", "functiongemma", None, "google/functiongemma-270m-it", _GEMMA3),
     Family("Gemma 4", "gemma4", "gemma4", "google/gemma-4-31B-it"),
@@ -100,7 +110,7 @@ FAMILIES = (
         "moonshotai/Kimi-K2-Instruct",
         (*_DEEPSEEK_V3, "KimiLinearForCausalLM"),
     ),
-    Family("Kimi K2 Thinking", "kimi_k2", "kimi_k2", "moonshotai/Kimi-K2-Thinking", _DEEPSEEK_V3),
+    Family("Kimi K2 Thinking, Kimi K2.5", "kimi_k2", "kimi_k2", "moonshotai/Kimi-K2-Thinking", _KIMI),
     Family("Command R7B, Command A (Cohere 2)", "cohere", "cohere", "CohereForAI/c4ai-command-r7b-12-2024"),
     Family("Command R and Command R+ of 2024", None, None, "CohereForAI/c4ai-command-r-plus"),
     Family("Apertus", "apertus", "apertus", "swiss-ai/Apertus-8B-Instruct-2509"),

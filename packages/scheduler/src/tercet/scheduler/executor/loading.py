@@ -13,7 +13,7 @@ from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampler_ops
 from tercet.kernels.triton import missing_triton
-from tercet.scheduler.architectures import is_ours, named_architecture
+from tercet.scheduler.architectures import is_ours, text_architecture
 from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.oom import lacks_memory, release_cached
 from tercet.scheduler.executor.kv_pool import KVShape
@@ -76,7 +76,7 @@ def shape_of(options: WorkerOptions, device: torch.device) -> DecoderShape:
 
 
 def _read_shape(directory: Path, dtype: str) -> DecoderShape:
-    ours = is_ours(named_architecture(read_json(directory / "config.json")))
+    ours = is_ours(text_architecture(read_json(directory / "config.json")))
     return (load_config if ours else hugging_face.read_shape)(directory, dtype)
 
 

@@ -22,6 +22,7 @@ from tercet.scheduler.models.config.config_fields import wrong
 from tercet.scheduler.models.config.config_parser import parse_family_config
 from tercet.scheduler.models.config.encoder_config import pad_of_decoder, parse_labels
 from tercet.scheduler.models.config.model_config import ModelConfig
+from tercet.scheduler.models.config.text_config import text_config
 from tercet.scheduler.models.decoder_encoder import DecoderClassifier, DecoderEncoder
 from tercet.scheduler.models.family import EncoderFamily, EncoderModel, ModelFamily
 from tercet.scheduler.models.layers.decoder import CausalLM
@@ -56,6 +57,7 @@ def load_config(directory: Path, dtype: str = "auto") -> ModelConfig:
 
 def parse_config(config: Mapping[str, Any], generation: Mapping[str, Any], dtype: str = "auto") -> ModelConfig:
     """Parse the contents of config.json and generation_config.json. Raise ModelError."""
+    config = text_config(config)
     return parse_family_config(family_of(architecture_of(config)), config, generation, dtype)
 
 

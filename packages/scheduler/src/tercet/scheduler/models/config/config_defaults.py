@@ -33,5 +33,7 @@ class ConfigDefaults:
     """The config may have `rotary_dim`, the same in elements of a head."""
     interleaved: bool = False
     """Adjacent elements are rotated as pairs."""
+    scales_queries: bool = False
+    """Rope parameters may have `llama_4_scaling_beta` (`QueryScaling`)."""
     mtp_layers: int = 0
     """Default number of multi-token-prediction layers after the others."""

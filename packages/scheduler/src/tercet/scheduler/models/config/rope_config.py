@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from tercet.kernels.ops.rope import ROPE_TYPES, RopeScaling
 from tercet.scheduler.models.config.attention_windows import LAYER_KINDS
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
@@ -12,12 +14,30 @@ from tercet.scheduler.models.config.config_fields import LARGEST, Fields, wrong
 from tercet.scheduler.models.config.field_support import names
 
 HONOURED_ROPE = names(
-    "attention_factor beta_fast beta_slow factor full_attention high_freq_factor long_factor low_freq_factor "
-    "mscale mscale_all_dim original_max_position_embeddings partial_rotary_factor rope_theta rope_type "
-    "short_factor sliding_attention truncate type"
+    "attention_factor beta_fast beta_slow factor full_attention high_freq_factor llama_4_scaling_beta "
+    "long_factor low_freq_factor mscale mscale_all_dim original_max_position_embeddings partial_rotary_factor "
+    "rope_theta rope_type short_factor sliding_attention truncate type"
 )
 """Keys of `rope_parameters` that are read here or in `families/gemma.py`."""
 REFUSED_ROPE = {"mrope_section": "positions of images, with several numbers each, are not supported"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueryScaling:
+    """Factors of queries that grow with their positions: 1 + strength * log(1 + floor((position + first) / length))."""
+
+    strength: float
+    length: int
+    first: int = 0
+
+    def factors(self, positions: int) -> torch.Tensor | None:
+        """Return the factors of positions 0, 1, ...: float32 [positions]; None if all are 1."""
+        if not self.strength or positions + self.first <= self.length:
+            return None
+        with torch.device("cpu"):  # equal for every device
+            steps = ((torch.arange(positions).float() + self.first) / self.length).floor()
+            factors = 1 + self.strength * torch.log1p(steps)
+        return factors.to(torch.get_default_device())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +50,8 @@ class RopeConfig:
     """The rotated share of each head, from its first element on."""
     interleaved: bool = False
     """Adjacent elements are rotated as pairs, not elements half a head apart."""
+    query_scaling: QueryScaling | None = None
+    """Factors of the queries that are rotated."""
 
     def rotated(self, head_dim: int) -> int:
         """Return the number of a head's elements that are rotated."""
@@ -43,6 +65,15 @@ class RopeConfig:
         is_long = length > scaling.original_max_position_embeddings
         factors = scaling.long_factor if is_long else scaling.short_factor
         return replace(self, scaling=replace(scaling, short_factor=factors, long_factor=factors))
+
+
+def text_positions(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config without the sections of a rotation: positions of text are equal in all of them."""
+    cut = dict(config)
+    for name in ("rope_parameters", "rope_scaling"):
+        if isinstance(rope := config.get(name), Mapping):
+            cut[name] = {key: value for key, value in rope.items() if not key.startswith("mrope_")}
+    return cut
 
 
 def parse_rope(config: Mapping[str, Any], defaults: ConfigDefaults, *, by_layer_types: bool = False) -> RopeConfig:
@@ -79,7 +110,15 @@ def parse_rope(config: Mapping[str, Any], defaults: ConfigDefaults, *, by_layer_
         scaling=_scaling(kind, fields, config, defaults),
         share=_rotated_share(fields, defaults),
         interleaved=defaults.interleaved,
+        query_scaling=_query_scaling(fields) if defaults.scales_queries else None,
     )
+
+
+def _query_scaling(fields: Fields) -> QueryScaling | None:
+    if not fields.has("llama_4_scaling_beta"):
+        return None
+    strength = fields.number("llama_4_scaling_beta", zero=True)
+    return QueryScaling(strength=strength, length=fields.count("original_max_position_embeddings"))
 
 
 def _rotated_share(fields: Fields, defaults: ConfigDefaults) -> float:

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3, and the text model of multimodal Gemma 3: norms before and after attention and MLP."""
+"""Gemma 2 and 3: norms before and after attention and MLP."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -7,18 +7,14 @@ from typing import Any, Literal
 
 import torch
 
-from tercet.scheduler.model_files import saved_dtype
 from tercet.scheduler.models.config.attention_windows import Windows, every_second_layer
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.field_support import (
     NOT_READ,
     WINDOWS,
-    FieldTable,
     Refused,
     field_table,
-    honoured_fields,
-    names,
 )
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.rope_config import parse_rope
@@ -51,7 +47,7 @@ class GemmaLayer(DecoderLayer):
 
 
 def build(config: ModelConfig, shard: Shard, qk_norm: Literal["none", "heads"] = "heads") -> CausalLM:
-    """Build Gemma2ForCausalLM, Gemma3ForCausalLM or Gemma3ForConditionalGeneration."""
+    """Build Gemma2ForCausalLM or Gemma3ForCausalLM."""
     scale = torch.tensor(config.embedding_scale, dtype=config.dtype, device="cpu")  # rounded as in transformers
     config = replace(config, embedding_scale=float(scale))
     local = None if config.local_rope is None else Rotary(config, config.local_rope)
@@ -97,28 +93,19 @@ _GEMMA3 = _GEMMA2 | {
 }
 _FIELDS = (
     WINDOWS + "attention_bias hidden_activation final_logit_softcapping query_pre_attn_scalar "
-    "sliding_window_pattern rope_local_base_freq text_config "
+    "sliding_window_pattern rope_local_base_freq "
 )
 _REFUSED = {
     "use_bidirectional_attention": Refused((False,), "attention to following tokens is not supported for Gemma")
 }
-_IMAGES = dict.fromkeys(
-    names(
-        "boi_token_id boi_token_index eoi_token_id eoi_token_index image_size image_token_id image_token_index "
-        "layer_norm_eps mm_tokens_per_image patch_size vision_config"
-    ),
-    "of images, which are not read",
-)
 _GEMMA2_FIELDS = field_table(
     _FIELDS + "attn_logit_softcapping", without_effect={"hidden_act": NOT_READ}, refused=_REFUSED
 )
 _GEMMA3_FIELDS = field_table(
     _FIELDS,
-    without_effect={"hidden_act": NOT_READ, "attn_logit_softcapping": NOT_READ, **_IMAGES},
+    without_effect={"hidden_act": NOT_READ, "attn_logit_softcapping": NOT_READ},
     refused=_REFUSED,
 )
-_ANYWHERE = ("eos_token_id", "tie_word_embeddings", "quantization_config")
-"""Fields that may be set for the whole model and then apply to the text model."""
 _BASES = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_local_base_freq", 1e4)}
 """Old field names and defaults of the rotary base, for each type of layer of Gemma 3."""
 _NULLS = "_softcapping", "is_causal"
@@ -128,7 +115,7 @@ _TANH_GELU = "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gel
 
 
 def _normalize_gemma2(config: Mapping[str, Any]) -> dict[str, Any]:
-    return _text_config(config, _GEMMA2, _GEMMA2_FIELDS, lambda _: 2)
+    return _with_defaults(config, _GEMMA2, lambda _: 2)
 
 
 def _normalize_gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,28 +123,18 @@ def _normalize_gemma3(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Those of layers with a window are in `local_rope`, as a config by itself.
     """
-    plain = _text_config(config, _GEMMA3, _GEMMA3_FIELDS, lambda fields: fields.count("sliding_window_pattern", 6))
+    plain = _with_defaults(config, _GEMMA3, lambda fields: fields.count("sliding_window_pattern", 6))
     return plain | _ropes(plain)
 
 
-def _text_config(
-    config: Mapping[str, Any], defaults: Mapping[str, Any], table: FieldTable, every: Callable[[Fields], int]
+def _with_defaults(
+    config: Mapping[str, Any], defaults: Mapping[str, Any], every: Callable[[Fields], int]
 ) -> dict[str, Any]:
-    """Return the config of the text model in the format of other families.
-
-    Models that read images have it in an object of its own. By default, every `every`th layer has full attention.
-    """
-    text = config.get("text_config", config) or {}
-    if not isinstance(text, dict):
-        raise wrong("text_config", "is not an object")
-    text = text if text is config else honoured_fields(text, table)
-    said = {name: value for name, value in text.items() if value is not None or name.endswith(_NULLS)}
-    said |= {name: config[name] for name in _ANYWHERE if config.get(name) is not None}
+    """Return the config in the format of other families. By default, every `every`th layer has full attention."""
+    said = {name: value for name, value in config.items() if value is not None or name.endswith(_NULLS)}
     plain = {**defaults, **said}
     fields = Fields(plain)
     fields.choice("hidden_activation", _TANH_GELU, _TANH_GELU[0])
-    plain.pop("torch_dtype", None)
-    plain["dtype"] = saved_dtype(config)
     if "layer_types" not in plain:
         full = every(fields)
         layers = range(1, fields.layers() + 1)
@@ -199,7 +176,7 @@ def _cap(fields: Fields, name: str) -> float:
     return fields.number(name) if fields.has(name) else 0.0
 
 
-_WINDOWS = Windows(usual=4096, pattern=every_second_layer)  # `_text_config` has set `layer_types`
+_WINDOWS = Windows(usual=4096, pattern=every_second_layer)  # `_with_defaults` has set `layer_types`
 FAMILIES = (
     ModelFamily(
         architectures=("Gemma2ForCausalLM",),
@@ -210,7 +187,7 @@ FAMILIES = (
         adapt=_adapt,
     ),
     ModelFamily(
-        architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        architectures=("Gemma3ForCausalLM",),
         build=build,
         fields=_GEMMA3_FIELDS,
         windows=_WINDOWS,

@@ -1,4 +1,4 @@
-"""Qwen3, which normalizes each head of queries and keys; and dots.llm1, which routes experts like DeepSeek-V3."""
+"""Qwen3 and Qwen3-VL's text model, which normalize heads of queries and keys; dots.llm1, routed like DeepSeek-V3."""
 
 from functools import partial
 
@@ -6,6 +6,7 @@ from tercet.scheduler.models.config.attention_windows import Windows, from_max_w
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.field_support import (
     DEEPSEEK_EXPERTS,
+    NOT_READ,
     QWEN_EXPERTS,
     QWEN_WINDOWS,
     ROUTED,
@@ -13,6 +14,7 @@ from tercet.scheduler.models.config.field_support import (
     field_table,
 )
 from tercet.scheduler.models.config.moe_config import DeepSeekMoeDefaults, MoeDefaults
+from tercet.scheduler.models.config.rope_config import text_positions
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import build_decoder
 
@@ -23,6 +25,13 @@ FAMILIES = (
         fields=field_table(QWEN_WINDOWS + "attention_bias"),
         defaults=ConfigDefaults(head_dim=128),
         windows=Windows(usual=4096, switched=True, pattern=from_max_window_layers(28)),
+    ),
+    ModelFamily(
+        architectures=("Qwen3VLForConditionalGeneration",),
+        build=partial(build_decoder, qk_norm="heads"),
+        fields=field_table("attention_bias", without_effect={"layer_types": NOT_READ}),
+        defaults=ConfigDefaults(head_dim=128, rope_theta=5e5),
+        normalize=text_positions,
     ),
     ModelFamily(
         architectures=("Qwen3MoeForCausalLM", "Qwen3MoeModel"),

@@ -5,20 +5,17 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tercet.scheduler.model_files import saved_dtype
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields
 from tercet.scheduler.models.config.field_support import (
     EXPERTS,
     QWEN_EXPERTS,
-    FieldTable,
     field_table,
-    honoured_fields,
-    names,
 )
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeDefaults
 from tercet.scheduler.models.config.recurrent_config import DeltaNetConfig, parse_delta_net
+from tercet.scheduler.models.config.rope_config import text_positions
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import CausalLM, build_hybrid
 from tercet.scheduler.models.layers.delta_net import GatedDeltaNet
@@ -61,36 +58,17 @@ _MODEL = {
     "max_position_embeddings": 32_768,
 }
 """transformers' defaults of Qwen3.5."""
-_IMAGES = dict.fromkeys(
-    names(
-        "depth image_token_id in_channels num_heads num_position_embeddings out_hidden_size patch_size "
-        "spatial_merge_size temporal_patch_size video_token_id vision_config vision_end_token_id "
-        "vision_start_token_id"
-    ),
-    "of images, which are not read",
-)
-_ANYWHERE = ("eos_token_id", "tie_word_embeddings", "quantization_config")
-"""Fields that may be set for the whole model and then apply to the text model."""
-_DENSE = field_table(_LINEAR + "text_config", without_effect=_IMAGES)
-_MIXTURE = field_table(
-    _LINEAR + EXPERTS + "moe_intermediate_size shared_expert_intermediate_size text_config", without_effect=_IMAGES
-)
+_DENSE = field_table(_LINEAR)
+_MIXTURE = field_table(_LINEAR + EXPERTS + "moe_intermediate_size shared_expert_intermediate_size")
 _NEXT = field_table(_LINEAR + QWEN_EXPERTS + "shared_expert_intermediate_size")
 _DEFAULTS = ConfigDefaults(head_dim=256, rotated_share=0.25)
 
 
-def _normalizer(table: FieldTable, defaults: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
-    """Return a function that takes the config of the text model out of that of a model that reads images."""
+def _normalizer(defaults: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Mapping[str, Any]]:
+    """Return a function that adds defaults to a config, and removes what distinguishes positions of images."""
 
     def normalize(config: Mapping[str, Any]) -> Mapping[str, Any]:
-        text = config.get("text_config")
-        if isinstance(text, Mapping):
-            above = {name: config[name] for name in ("architectures", *_ANYWHERE) if config.get(name) is not None}
-            config = {**honoured_fields(text, table), **above, "dtype": saved_dtype(config)}
-        rope = config.get("rope_parameters")
-        if isinstance(rope, Mapping):  # positions of text are equal in all sections
-            config = {**config, "rope_parameters": {k: v for k, v in rope.items() if not k.startswith("mrope_")}}
-        return {**defaults, **config}
+        return {**defaults, **text_positions(config)}
 
     return normalize
 
@@ -105,28 +83,27 @@ FAMILIES = (
         build=partial(build, grouped=True),
         fields=_NEXT,
         defaults=_DEFAULTS,
-        normalize=_normalizer(_NEXT, {"norm_topk_prob": True}),
+        normalize=_normalizer({"norm_topk_prob": True}),
         moe=MoeDefaults(
             experts=512, top_k=10, size=("moe_intermediate_size", 512), shared_size=512, chooses_layers=True
         ),
         adapt=_with_delta_net,
     ),
     ModelFamily(
-        architectures=("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+        architectures=("Qwen3_5ForCausalLM",),
         build=build,
         fields=_DENSE,
         defaults=_DEFAULTS,
-        normalize=_normalizer(_DENSE, _MODEL),
+        normalize=_normalizer(_MODEL),
         adapt=_with_delta_net,
     ),
     ModelFamily(
-        architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+        architectures=("Qwen3_5MoeForCausalLM",),
         build=build,
         fields=_MIXTURE,
         defaults=_DEFAULTS,
         moe=MoeDefaults(experts=256, top_k=8, size=("moe_intermediate_size", 512), shared_size=512, renormalizes=True),
         normalize=_normalizer(
-            _MIXTURE,
             {**_MODEL, "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2, "intermediate_size": 1},
         ),
         adapt=_with_delta_net,

@@ -27,6 +27,7 @@ class Rotary(nn.Module):
     """
 
     cache: torch.Tensor
+    query_factors: torch.Tensor | None
 
     def __init__(self, config: ModelConfig, rope: RopeConfig | None = None) -> None:
         """Create the table; `rope` replaces the config's."""
@@ -36,6 +37,16 @@ class Rotary(nn.Module):
         size = config.rotated_head_dim
         self.register_buffer("cache", pad_to_heads(table, size), persistent=False)
         self.order = head_order(size, config.rotary_dim, interleaved=rope.interleaved)
+        scaling = rope.query_scaling
+        factors = None if scaling is None else scaling.factors(config.context_length)
+        self.register_buffer("query_factors", factors, persistent=False)
+
+    def scaled(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """Multiply queries [tokens, ...] by the factors of their positions."""
+        if self.query_factors is None:
+            return q
+        factors = self.query_factors[positions].to(q.dtype)
+        return q * factors.view(-1, *[1] * (q.dim() - 1))
 
 
 class Unrotated(Rotary):
@@ -134,6 +145,7 @@ class Attention(OpsModule):
         """Attend with the output of `qkv_proj`. Return the input of `o_proj`."""
         heads = qkv.view(len(qkv), -1, self.head_dim)
         q, k, v, gates = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads, self.gates), 1)
+        q = self.rotary.scaled(q, positions)
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             if self.norms_heads:

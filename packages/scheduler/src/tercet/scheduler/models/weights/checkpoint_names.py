@@ -28,7 +28,9 @@ _TEXT = {"language_model.": "", "model.language_model.": "model."}
 _CORRECTION = ".e_score_correction_bias"
 """Suffix of the router's score correction in checkpoints that store it outside the router."""
 _VISION = tuple(
-    prefix + part for prefix in ("", "model.") for part in ("vision_tower.", "multi_modal_projector.", "visual.")
+    prefix + part
+    for prefix in ("", "model.")
+    for part in ("vision_tower.", "multi_modal_projector.", "mm_projector.", "visual.")
 )
 
 

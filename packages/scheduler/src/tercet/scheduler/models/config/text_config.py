@@ -1,0 +1,45 @@
+"""The config of the text model in a config.json of a model that reads more than text."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from tercet.scheduler.architectures import WRAPPERS, named_architecture, text_architecture
+from tercet.scheduler.model_files import saved_dtype
+from tercet.scheduler.models.config.config_fields import wrong
+from tercet.scheduler.models.config.field_support import field_table, honoured_fields, names
+
+_ANYWHERE = ("auto_map", "eos_token_id", "tie_word_embeddings", "quantization_config")
+"""Fields that may be set for the whole model and then apply to the text model."""
+WRAPPER_FIELDS = field_table(
+    "auto_map text_config",
+    without_effect=dict.fromkeys(
+        names(
+            "boi_token_id boi_token_index deepstack_visual_indexes depth eoi_token_id eoi_token_index image_size "
+            "image_token_id image_token_index in_channels layer_norm_eps merge_kernel_size mm_tokens_per_image "
+            "multimodal_projector_bias num_heads num_position_embeddings out_hidden_size patch_size "
+            "pos_emb_height pos_emb_time pos_emb_width projection_hidden_size projection_layer_norm_eps "
+            "projector_hidden_act spatial_merge_size temporal_patch_size video_token_id vision_config "
+            "vision_end_token_id vision_feature_layer vision_start_token_id"
+        ),
+        "of images, which are not read",
+    ),
+)
+"""Fields of models that read more than text, beside those of the text model."""
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the text model, and any other model's config unchanged. Raise ModelError."""
+    if named_architecture(config) not in WRAPPERS or "text_config" not in config:
+        return config
+    architecture = text_architecture(config)
+    honoured = honoured_fields(config, WRAPPER_FIELDS)
+    text = honoured["text_config"] or {}
+    if not isinstance(text, Mapping):
+        raise wrong("text_config", "is not an object")
+    above = {name: honoured[name] for name in _ANYWHERE if honoured.get(name) is not None}
+    return {
+        **{name: value for name, value in text.items() if name != "torch_dtype"},
+        **above,
+        "architectures": [architecture],
+        "dtype": saved_dtype(config),
+    }
