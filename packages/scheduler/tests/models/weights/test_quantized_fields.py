@@ -60,6 +60,8 @@ HONOURED: list[tuple[str, dict[str, Any]]] = [
     ("awq", {"bits": 4, "zero_point": None}),
     ("deepseek", {"activation_scheme": "static", "ignored_layers": ["lm_head"], "fmt": "e4m3", "scale_fmt": "ue8m0"}),
     ("tensor", {"format": "float-quantized", "ignore": ["lm_head"], "kv_cache_scheme": {"num_bits": 8}}),
+    ("packed", {"ignore": ["lm_head"], "quantization_status": "compressed"}),
+    ("packed zeros", {"version": "0.13.0"}),
 ]
 
 
@@ -107,7 +109,12 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("tensor", group(group_size=32), r"config_groups\.a\.weights\.group_size: 32"),
     ("tensor", group(strategy="group"), r"config_groups\.a\.weights\.strategy: 'group'"),
     ("tensor", group(strategy="block"), r"config_groups\.a\.weights\.block_structure: is missing"),
-    ("tensor", group(num_bits=4, type="int"), r"config_groups\.a\.weights: only 8-bit floats"),
+    ("tensor", group(num_bits=4), r"config_groups\.a\.weights: only 8-bit floats and 4-bit integers"),
+    ("tensor", group(num_bits=4, type="int"), "format: None is not one of pack-quantized"),
+    ("packed", group(num_bits=4, type="int", strategy="tensor"), r"config_groups\.a\.weights\.strategy: 'tensor'"),
+    ("packed", group(num_bits=4, type="int", strategy="group"), r"config_groups\.a\.weights\.group_size: None"),
+    ("packed", {"format": "int-quantized"}, "format: 'int-quantized'"),
+    ("packed", {"format": "float-quantized"}, "format: 'float-quantized' is not one of pack-quantized"),
 ]
 
 

@@ -1,8 +1,9 @@
 """Quantized checkpoints of random weights, as the public tools write them, each beside its dequantized weights.
 
 The layouts are those of AutoAWQ (awq/modules/linear/gemm.py), AutoGPTQ (qlinear_cuda_old.py), compressed-tensors'
-float-quantized format, and DeepSeek-V3's fp8 checkpoints (inference/kernel.py, weight_dequant). The code is independent
-of the readers it tests. Weights are of a size that keeps a model of any width well-behaved.
+float-quantized and pack-quantized formats (compressors/), and DeepSeek-V3's fp8 checkpoints (inference/kernel.py,
+weight_dequant). The code is independent of the readers it tests. Weights are of a size that keeps a model of any width
+well-behaved.
 """
 
 import json
@@ -18,8 +19,10 @@ Tensors = dict[str, torch.Tensor]
 _Stored = tuple[Tensors, torch.Tensor]
 """Stored tensors of a linear layer, and its weight as float32 [n, k]."""
 
-KINDS = ("awq", "gptq", "gptq row", "channel", "tensor", "deepseek")
-"""Formats. `gptq row` has one group for a whole row and unpacked zeros; three are fp8 with different scale blocks."""
+KINDS = ("awq", "gptq", "gptq row", "packed", "packed zeros", "channel", "tensor", "deepseek")
+"""Formats. `gptq row` has one group for a whole row and unpacked zeros; three are fp8 with different scale blocks.
+`packed` is compressed-tensors' int4, with or without zero points.
+"""
 
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
@@ -29,7 +32,7 @@ class Grain:
     """Shape of the weights that share a scale."""
 
     group: int = 128
-    """Columns of a group, in awq and gptq."""
+    """Columns of a group, in four-bit integers."""
     block: tuple[int, int] = (128, 128)
     """Rows and columns of a block, in deepseek."""
 
@@ -47,6 +50,10 @@ def quantization_config(kind: str, grain: Grain) -> dict[str, Any]:
             return {"quant_method": "gptq", "bits": 4, "group_size": grain.group, "desc_act": False, "sym": False}
         case "gptq row":
             return {"quant_method": "gptq", "bits": 4, "group_size": -1, "checkpoint_format": "gptq_v2"}
+        case "packed" | "packed zeros":
+            four = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": grain.group}
+            groups = {"group_0": {"weights": {**four, "symmetric": kind == "packed"}}}
+            return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": groups}
         case "channel" | "tensor":
             weights = {"num_bits": 8, "type": "float", "strategy": kind}
             return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"weights": weights}}}
@@ -150,6 +157,8 @@ def _linear(kind: str, name: str, n: int, k: int, grain: Grain, chance: torch.Ge
             return _gptq(name, n, k, grain.group, 1, chance)
         case "gptq row":
             return _gptq(name, n, k, k, 0, chance)
+        case "packed" | "packed zeros":
+            return _packed(name, n, k, grain.group, chance, zeros=kind == "packed zeros")
         case "channel":
             return _fp8(f"{name}.weight", "_scale", (n, k), (n, 1), (1, k), chance)
         case "tensor":
@@ -176,6 +185,19 @@ def _gptq(name: str, n: int, k: int, group: int, first_zero: int, chance: torch.
         f"{name}.g_idx": torch.arange(k, dtype=torch.int32) // group,
     }
     return tensors, weight
+
+
+def _packed(name: str, n: int, k: int, group: int, chance: torch.Generator, *, zeros: bool) -> _Stored:
+    codes, zero_points, scales, weight = _codes(n, k, k // group, chance)
+    tensors = {
+        f"{name}.weight_packed": _words(codes.reshape(n, k // 8, 8)),
+        f"{name}.weight_scale": scales,
+        f"{name}.weight_shape": torch.tensor([n, k]),
+    }
+    if zeros:
+        tensors[f"{name}.weight_zero_point"] = _words(zero_points.reshape(n // 8, 8, -1).transpose(1, 2))
+        return tensors, weight
+    return tensors, (codes - 8) * scales.float().repeat_interleave(group, 1)
 
 
 def _fp8(

@@ -27,16 +27,18 @@ class StoredQuantization:
     (`tercet.kernels.native.linear.Quantization`).
     """
 
-    method: Literal["fp8", "awq", "gptq", "mxfp4"]
-    """mxfp4 applies to experts only."""
+    method: Literal["fp8", "awq", "gptq", "packed", "mxfp4"]
+    """`packed` is compressed-tensors' int4; mxfp4 applies to experts only."""
     group: int = 0
-    """Columns that share a scale in awq and gptq; 0 is a whole row."""
+    """Columns that share a scale in four-bit integers; 0 is a whole row."""
     block: tuple[int, int] = (0, 0)
     """Rows and columns that share a scale in fp8; zeros if the scales' shape tells."""
     scales: str = "weight_scale"
     """Name of fp8 scales after the layer's name, unless only their other name is stored."""
     first_zero: int = 0
     """The meaning of a stored zero point of 0: old gptq checkpoints store zero points minus one."""
+    zeros: bool = True
+    """Zero points are stored. Without them, packed codes are 8 more than what they stand for."""
 
 
 def parse_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
@@ -68,25 +70,47 @@ def parse_quantization(config: Mapping[str, Any]) -> StoredQuantization | None:
 
 
 def _compressed_tensors(given: Mapping[str, Any]) -> StoredQuantization:
-    """Return the storage of fp8 weights that all have one scheme."""
+    """Return the storage of weights that all have one scheme: fp8, or four bits packed in words."""
     groups = given.get("config_groups")
     if not isinstance(groups, dict) or len(groups) != 1:
         raise _wrong("config_groups", "must be one group")
     [(name, group)] = groups.items()
     where = f"config_groups.{name}"
     weights = group.get("weights") if isinstance(group, dict) else None
-    if not isinstance(weights, dict) or (weights.get("num_bits"), weights.get("type")) != (8, "float"):
-        raise _wrong(f"{where}.weights", "only 8-bit floats are supported")
+    kind = (weights.get("num_bits"), weights.get("type", "int")) if isinstance(weights, dict) else None
+    if not isinstance(weights, dict) or kind not in ((8, "float"), (4, "int")):
+        raise _wrong(f"{where}.weights", "only 8-bit floats and 4-bit integers are supported")
     quantized_fields.COMPRESSED_GROUP.check(group, f"{_WHERE}{where}.")
     quantized_fields.COMPRESSED_WEIGHTS.check(weights, f"{_WHERE}{where}.weights.")
-    _require(weights, "symmetric", True, f"{where}.weights.")
+    where = f"{where}.weights."
+    form = group.get("format") or given.get("format")
+    if kind == (4, "int"):
+        _require_one(form, ("pack-quantized",), "format")
+        return _packed(weights, where)
+    _require_one(form, (None, "float-quantized", "naive-quantized"), "format")
+    _require(weights, "symmetric", True, where)
     strategy = weights.get("strategy") or ("tensor" if weights.get("group_size") is None else "channel")
-    if strategy not in ("tensor", "channel", "block"):
-        raise _wrong(f"{where}.weights.strategy", f"{strategy!r} is not one of tensor, channel, block")
+    _require_one(strategy, ("tensor", "channel", "block"), f"{where}strategy")
+    if weights.get("group_size") not in (None, -1):
+        raise unsupported(f"{_WHERE}{where}group_size", weights["group_size"], "fp8 has no groups of columns here")
     block = weights.get("block_structure") if strategy == "block" else None
     if strategy == "block" and block is None:
-        raise _wrong(f"{where}.weights.block_structure", "is missing")
-    return _fp8(block, f"{where}.weights.block_structure", inverse=False)
+        raise _wrong(f"{where}block_structure", "is missing")
+    return _fp8(block, f"{where}block_structure", inverse=False)
+
+
+def _packed(weights: Mapping[str, Any], where: str) -> StoredQuantization:
+    """Return the storage of four-bit integers."""
+    size = weights.get("group_size")
+    strategy = weights.get("strategy") or ("channel" if size is None else "group")
+    _require_one(strategy, ("channel", "group"), f"{where}strategy")
+    columns = _columns(size, f"{where}group_size") if strategy == "group" else 0
+    return StoredQuantization(method="packed", group=columns, zeros=weights.get("symmetric") is False)
+
+
+def _require_one(value: Any, known: tuple[str | None, ...], name: str) -> None:
+    if value not in known:
+        raise _wrong(name, f"{value!r} is not one of {', '.join(filter(None, known))}")
 
 
 def _fp8(block: Any, name: str, *, inverse: bool) -> StoredQuantization:
@@ -114,9 +138,13 @@ def _group(given: Mapping[str, Any]) -> int:
     if type(bits) is not int or bits != 4:
         raise unsupported(f"{_WHERE}bits", bits, "only 4 is read")
     sizes = (given.get("group_size"), given.get("q_group_size"), _DEFAULT_GROUP)
-    group = next(size for size in sizes if size is not None)
+    return _columns(next(size for size in sizes if size is not None), "group_size")
+
+
+def _columns(group: Any, name: str) -> int:
+    """Return the columns of a group; 0 for a whole row."""
     if type(group) is not int or (group != -1 and (group < 32 or group & (group - 1))):
-        raise _wrong("group_size", f"{group!r} is neither -1 nor a power of two of at least 32")
+        raise _wrong(name, f"{group!r} is neither -1 nor a power of two of at least 32")
     return max(group, 0)
 
 

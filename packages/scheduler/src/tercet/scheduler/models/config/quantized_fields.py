@@ -113,7 +113,7 @@ COMPRESSED_TENSORS = FileFields(
         "version": _NOTE,
     },
     refused={
-        "format": Only("only weights stored in fp8 are read", ("float-quantized", "naive-quantized")),
+        "format": Only("only fp8 and packed int4 are read", ("float-quantized", "naive-quantized", "pack-quantized")),
         "moe_sparsity_config": Only("sparse experts are not computed"),
         "sparsity_config": Only("sparse weights are not read"),
         "transform_config": Only("transforms of weights and activations are not computed"),
@@ -123,21 +123,20 @@ COMPRESSED_GROUP = FileFields(
     honoured=frozenset({"weights"}),
     no_effect={"input_activations": _ACTIVATIONS, "targets": _BY_TENSORS},
     refused={
-        "format": Only("only weights stored in fp8 are read", ("float-quantized", "naive-quantized")),
+        "format": Only("only fp8 and packed int4 are read", ("float-quantized", "naive-quantized", "pack-quantized")),
         "output_activations": Only("outputs are not rounded here"),
     },
 )
 COMPRESSED_WEIGHTS = FileFields(
-    honoured=frozenset({"num_bits", "type", "strategy", "block_structure", "symmetric"}),
+    honoured=frozenset({"num_bits", "type", "strategy", "block_structure", "group_size", "symmetric"}),
     no_effect={
         "observer": _CALIBRATION,
         "observer_kwargs": _CALIBRATION,
         "scale_dtype": _STORED,
-        "zp_dtype": "the weights have no zero points",
+        "zp_dtype": "zero points are read as stored",
     },
     refused={
         "actorder": Only("columns that are reordered are not read"),
         "dynamic": Only("weights are quantized once"),
-        "group_size": Only("groups of columns are not read in fp8", (-1,)),
     },
 )

@@ -5,6 +5,8 @@ These tensors are stored under a layer's name, for a weight of n outputs and k i
 output [n, 1], or for blocks of 128 x 128. They are called weight_scale or weight_scale_inv; both multiply.
 - AWQ (AutoAWQ's "gemm"): qweight int32 [k, n / 8], qzeros int32 [k / g, n / 8], scales [k / g, n]. A word holds eight
 outputs, nibble by nibble in the order 0 2 4 6 1 3 5 7.
+- packed (compressed-tensors' "pack-quantized"): weight_packed int32 [n, k / 8], of eight inputs in order; weight_scale
+[n, k / g]; weight_zero_point int32 [n / 8, k / g], of eight outputs in order, if there are any; weight_shape.
 - mxfp4, for experts only: see `mxfp4_experts`.
 - GPTQ (AutoGPTQ): qweight int32 [k / 8, n], of eight inputs in order; qzeros int32 [k / g, n / 8], of eight outputs in
 order, each stored minus one modulo 16; scales [k / g, n]; g_idx, the group of each input, which must be ascending here.
@@ -29,8 +31,11 @@ from tercet.scheduler.models.weights.mxfp4_experts import Mxfp4Experts, Read
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 _FP8_SCALES = ("weight_scale", "weight_scale_inv")
 _FLOATS = ("F32", "BF16", "F16")
-_UNUSED = ("input_scale", "activation_scale")
-"""Scales of activations, which are ignored because activations are not quantized here."""
+_UNUSED = {"fp8": ("input_scale", "activation_scale"), "packed": ("weight_shape",)}
+"""Scales of activations, which are not quantized here, and shapes, which config.json implies."""
+_WORD_TENSORS = (".qweight", ".qzeros", ".weight_packed", ".weight_zero_point")
+_PACKED_ZERO = 8
+"""Zero point of packed codes without stored ones."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +72,12 @@ class QuantizedLinear:
                     result[f"{prefix}.qweight"] = (inputs, outputs // 8)
                 case "gptq":
                     result[f"{prefix}.qweight"] = (inputs // 8, outputs)
-            if method != "fp8":
+                case "packed":
+                    result[f"{prefix}.weight_packed"] = (outputs, inputs // 8)
+                    result[f"{prefix}.weight_scale"] = (outputs, groups)
+                    if self.quantization.zeros:
+                        result[f"{prefix}.weight_zero_point"] = (outputs // 8, groups)
+            if method in ("awq", "gptq"):
                 result[f"{prefix}.qzeros"] = (groups, outputs // 8)
                 result[f"{prefix}.scales"] = (groups, outputs)
         return result
@@ -90,7 +100,7 @@ class QuantizedLinear:
         """Raise ModelError for tensors of an unexpected dtype."""
         for name in self.shapes(self.stored):
             kinds = ("F8_E4M3",) if name.endswith(".weight") else _FLOATS
-            kinds = ("I32",) if name.endswith((".qweight", ".qzeros")) else kinds
+            kinds = ("I32",) if name.endswith(_WORD_TENSORS) else kinds
             if name in self.stored and self.stored[name].dtype not in kinds:
                 raise ModelError(f"{name}: stored as {self.stored[name].dtype}, and only {', '.join(kinds)} is read")
 
@@ -111,7 +121,7 @@ class QuantizedLinear:
 
     def extras(self) -> list[str]:
         """Return names that may be stored in addition to those of `shapes`."""
-        unused = _UNUSED if self.quantization.method == "fp8" else ()
+        unused = _UNUSED.get(self.quantization.method, ())
         return [*self.orders(), *(f"{prefix}.{name}" for prefix in self.parts for name in unused)]
 
     def missing_biases(self) -> list[str]:
@@ -161,7 +171,13 @@ class QuantizedLinear:
             case "gptq":
                 codes = _words(read(f"{prefix}.qweight"), 0).T
                 zeros = (_words(read(f"{prefix}.qzeros"), 1).T + quantization.first_zero) & 15
-        scales = read(f"{prefix}.scales").T.float()
+            case "packed":
+                codes, scales = _words(read(f"{prefix}.weight_packed"), 1), read(f"{prefix}.weight_scale").float()
+                zeros = torch.full_like(scales, _PACKED_ZERO)
+                if quantization.zeros:
+                    zeros = _words(read(f"{prefix}.weight_zero_point"), 0)
+        if quantization.method != "packed":
+            scales = read(f"{prefix}.scales").T.float()
         group = quantization.group or self.inputs.whole
         return QuantizedWeight(
             format="int4",
