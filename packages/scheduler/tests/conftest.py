@@ -204,6 +204,23 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LATENT, **_ROUTED, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "q_lora_rank": 20},
     ),
     "glm_flash_moe": ("Glm4MoeLite", {**_LATENT, **_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 20}),
+    "llama4": (
+        "Llama4Text",
+        {
+            "head_dim": 12,
+            "intermediate_size": 32,
+            "intermediate_size_mlp": 72,
+            "num_hidden_layers": 4,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_layers": [1, 3],
+            "no_rope_layer_interval": 3,
+            "attention_chunk_size": 16,
+            "floor_scale": 8,
+            "attn_scale": 0.4,
+            "pad_token_id": None,
+        },
+    ),
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24}),
 }
 """The same of models with experts."""
@@ -515,7 +532,7 @@ def family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -
     return checkpoints(request.param)
 
 
-@pytest.fixture(params=[name for name in ALL if name not in ("ministral3", "minimax_m2", "olmoe", *LATENT)])
+@pytest.fixture(params=[name for name in ALL if name not in ("llama4", "ministral3", "minimax_m2", "olmoe", *LATENT)])
 def native_family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
     """One checkpoint of each family that native kernels run."""
     return checkpoints(request.param)

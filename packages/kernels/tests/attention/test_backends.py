@@ -8,6 +8,7 @@ import torch
 from packages.kernels.tests.attention.freed_pages import poison_freed_pages
 from tercet.kernels.attention import torch_native
 from tercet.kernels.attention.api import AttentionBatch, AttentionParams
+from tercet.kernels.attention.chunked import ChunkedAttention, split_at_chunks
 from tercet.kernels.attention.reference import ReferenceAttention
 from tercet.kernels.attention.select import attention_backend, backend_names
 from tercet.kernels.errors import UnavailableBackendError
@@ -31,6 +32,7 @@ class Case:
     kv_heads: int = 2
     head_dim: int = 8
     window: int = 0
+    chunk: int = 0
     softcap: float = 0.0
     sinks: bool = False
     dtype: torch.dtype = torch.float32
@@ -53,6 +55,9 @@ CASES = {
     "window": Case(MIXED, window=4),
     "window of one": Case(MIXED, window=1),
     "window beyond all": Case(MIXED, window=1000),
+    "chunks": Case(MIXED, chunk=8),
+    "chunks of one page": Case(DECODES, chunk=PAGE),
+    "chunks in everything": Case(((1, 128), (1, 129), (90, 200)), chunk=64, softcap=3.0, sinks=True),
     "softcap": Case(MIXED, softcap=2.0),
     "sinks": Case(MIXED, sinks=True),
     "everything": Case(MIXED, heads=6, window=7, softcap=3.0, sinks=True),
@@ -98,8 +103,9 @@ def test_equals_the_reference(name: str, case: Case) -> None:
     q = torch.randn(sum(batch.host_query_lens), case.heads, case.head_dim).to(case.dtype)
     poison_freed_pages(batch, case.window, k, v)
     sinks = torch.randn(case.heads) if case.sinks else None
-    reference, backend = ReferenceAttention(), attention_backend(name, CPU)()
-    params = AttentionParams(scale=0.4, window=case.window, softcap=case.softcap, sinks=sinks)
+    plain = attention_backend(name, CPU)
+    reference, backend = ReferenceAttention(), ChunkedAttention(plain) if case.chunk else plain()
+    params = AttentionParams(scale=0.4, window=case.window, chunk=case.chunk, softcap=case.softcap, sinks=sinks)
     outputs = []
     for attention in (backend, reference):
         attention.plan(batch)
@@ -107,6 +113,11 @@ def test_equals_the_reference(name: str, case: Case) -> None:
     assert outputs[0].dtype == case.dtype
     step = torch.finfo(case.dtype).eps
     torch.testing.assert_close(outputs[0], outputs[1], rtol=2 * step, atol=max(4e-6, step))
+
+
+def test_chunks_that_split_pages_are_refused() -> None:
+    with pytest.raises(ValueError, match="chunks of 6 tokens are no multiple of the page size 4"):
+        split_at_chunks(make_batch(MIXED, 64), 6)
 
 
 @pytest.mark.parametrize("name", [*BACKENDS, "reference"])

@@ -46,6 +46,8 @@ FAMILIES = [
 ]
 families = pytest.mark.parametrize("family", FAMILIES)
 HYBRID = [*HYBRIDS]
+OTHERS = ["ministral3", "llama4"]
+"""Families whose layers differ in more than their weights: each case of those above, in one test."""
 with_hybrids = pytest.mark.parametrize("family", [*FAMILIES, *HYBRID])
 
 WITH_EXPERTS = [
@@ -319,3 +321,38 @@ def test_choices_of_a_hybrid_model_share_its_prompt(
     server.run()
     assert [server.output["greedy", choice] for choice in range(3)] == [expected(family, "long")] * 3
     assert sum(len(plan.restores) for plan in server.plans) == 2
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_families_whose_layers_differ_in_every_case(
+    family: str, serve: Serve, checkpoints: Callable[[str], Path], reference: Reference
+) -> None:
+    server = serve(family, pages=44, token_budget=23, draft_rows=8, reserve=0.0, reserve_floor=0.0)
+    server.ask("long", "long", max_new_tokens=70)
+    for _ in range(9):
+        server.step()
+    server.ask("short", "short", n=3, max_new_tokens=70)
+    server.ask("branch", "branch", max_new_tokens=70)
+    server.run()
+    whole = server.output["branch", 0]
+    told = [token if position % 7 else (token + 1) % VOCAB_SIZE for position, token in enumerate(whole, start=1)]
+    server.ask("told", "branch", prediction=told, max_new_tokens=70)
+    server.output["resumed", 0] = whole[:47]
+    server.ask("resumed", "branch", attempt=1, resume=[Resume(0, pack_ints(whole[:47]))], max_new_tokens=70)
+    server.run()
+    model = reference(checkpoints(family))
+    for name, prompt in PROMPTS.items():
+        said = server.output[name, 0]
+        with torch.inference_mode():  # every token is the likeliest one after those before it
+            likeliest = model(torch.tensor([prompt + said])).logits[0].argmax(1).tolist()
+        assert said == likeliest[len(prompt) - 1 : -1]
+        assert len({*said}) > 20  # a model that repeats itself would hide mistakes
+    assert server.output["told", 0] == server.output["resumed", 0] == whole
+    assert server.output["short", 1] == server.output["short", 2] == server.output["short", 0]
+    counters = server.core.counters
+    assert counters.mixed_steps > 0
+    assert counters.chunks >= 5
+    assert counters.forks >= 1
+    assert counters.cached_tokens >= 88
+    assert counters.retractions > 0
+    assert 0 < counters.accepted_tokens < counters.drafted_tokens

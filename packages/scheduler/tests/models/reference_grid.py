@@ -117,6 +117,33 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "LlamaForCausalLM": ("llama", _BIASES),
+    "Llama4ForCausalLM": (
+        "llama4_text",
+        {
+            "intermediate_size_mlp": 20,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_layers": [1],
+            "no_rope_layers": [1, 0, 1],
+            "attention_chunk_size": 8,
+            "floor_scale": 4,
+            "attn_scale": 0.4,
+            "attention_bias": True,
+        },
+    ),
+    "Ministral3ForCausalLM": (
+        "ministral3",
+        {
+            "sliding_window": 5,
+            "rope_parameters": {
+                **_ROPE,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
     "MiniMaxM2ForCausalLM": ("minimax_m2", {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4}),
     "MistralForCausalLM": ("mistral", {"sliding_window": 5}),
     "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}),
@@ -185,6 +212,7 @@ _WORDS: dict[str, list[Any]] = {
     "hidden_act": ["gelu", "swish", "relu"],
     "hidden_activation": ["gelu", "gelu_new", "silu"],
     "topk_method": ["group_limited_greedy", "noaux_tc"],
+    "attention_chunk_size": [4, 16],
     "layer_types": [
         _TYPES["layer_types"],
         ["full_attention", "sliding_attention", "full_attention"],

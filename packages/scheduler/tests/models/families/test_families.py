@@ -11,6 +11,7 @@ import torch
 
 from packages.scheduler.tests.conftest import HYBRIDS
 from tercet.kernels.attention.api import AttentionBatch
+from tercet.kernels.attention.chunked import ChunkedAttention
 from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNativeLatent
 from tercet.kernels.ops.lora import LoRARows
 from tercet.kernels.ops.recurrent import Segment, Segments
@@ -61,7 +62,7 @@ class Paged:
             dtype=config.dtype,
             rank=0 if latent is None else latent.rank,
         )
-        self.backend = TorchNativeAttention() if latent is None else TorchNativeLatent()
+        self.backend = ChunkedAttention(TorchNativeAttention) if latent is None else TorchNativeLatent()
         self.pool = KVPool([KVGroup(name="full", layers=config.cached_layers, pages=pages)], shape, CPU)
         self.states = StatePool(state_layers(config), sequences, 0, CPU) if config.recurrent is not None else None
         shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(0))

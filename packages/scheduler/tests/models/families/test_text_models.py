@@ -53,6 +53,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5}},
         {"model_type": "pixtral", "head_dim": 16, "image_size": 28},
     ),
+    "llama4": (
+        "Llama4",
+        "llama4_text",
+        {"intermediate_size_mlp": 72, "num_local_experts": 4, "interleave_moe_layer_step": 2},
+        {"image_size": 28, "patch_size": 14, "vision_output_dim": 32, "projector_input_dim": 32},
+    ),
     "qwen3_vl": (
         "Qwen3VL",
         "qwen3_vl_text",

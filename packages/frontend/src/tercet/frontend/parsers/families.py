@@ -20,6 +20,7 @@ class Family(msgspec.Struct, frozen=True):
 
 
 _LLAMA = ("LlamaForCausalLM",)
+_LLAMA4 = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 _QWEN2 = ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM")
 _QWEN3 = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 _QWEN35 = (
@@ -41,7 +42,7 @@ _DEEPSEEK_V3 = ("DeepseekV3ForCausalLM",)
 FAMILIES = (
     Family("Llama 2, Llama 3", None, None, "meta-llama/Meta-Llama-3-8B-Instruct", ("LLaMAForCausalLM", *_LLAMA)),
     Family("Llama 3.1, 3.2, 3.3", "llama3_json", None, "meta-llama/Llama-3.1-8B-Instruct", _LLAMA),
-    Family("Llama 4", "llama_pythonic", None, "meta-llama/Llama-4-Scout-17B-16E-Instruct"),
+    Family("Llama 4", "llama_pythonic", None, "meta-llama/Llama-4-Scout-17B-16E-Instruct", _LLAMA4),
     Family("Hermes 2 Pro, Hermes 3, Hermes 4", "hermes", None, "NousResearch/Hermes-2-Pro-Llama-3-8B", _LLAMA),
     Family(
         "Llama Nemotron Super 1.5, Nemotron Nano 2",

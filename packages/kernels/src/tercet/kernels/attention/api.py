@@ -51,11 +51,12 @@ class AttentionParams:
 
     A token sees all tokens up to itself, or with `window` > 0 itself and the `window - 1` tokens before it.
     `softcap` > 0 turns a score s into softcap * tanh(s / softcap). `sinks` adds a score without a value to each head's
-    softmax.
+    softmax. `chunk` > 0 is for `ChunkedAttention` alone.
     """
 
     scale: float
     window: int = 0
+    chunk: int = 0
     softcap: float = 0.0
     sinks: torch.Tensor | None = None  # [heads]
 

@@ -40,6 +40,7 @@ class ReferenceAttention:
             row_keys, row_values = (_gather(each, batch, row, range(earliest, kv_len)) for each in (k_cache, v_cache))
             for position in range(kv_len - query_len, kv_len):
                 first = max(0, position - window + 1) if window else 0
+                first = max(first, position // params.chunk * params.chunk) if params.chunk else first
                 seen = slice(first - earliest, position + 1 - earliest)
                 keys, values = row_keys[seen], row_values[seen]
                 for head in range(q.shape[1]):

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend
+from tercet.kernels.attention.chunked import ChunkedAttention
 from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.select import attention_backend, graph_backend
@@ -88,8 +89,7 @@ class TpModelWorker:
         config = replace(config, context_length=context_length)
         native = backend is CpuAttention
         shape = kv_shape(options, config, shard)
-        if shape.rank:
-            backend = _latent_backend(options, device, shape, config.dtype)
+        backend = _backend_of(options, device, config, shape, backend)
         budget = KVBudget(options, config, shape, device, shard)
         if (longest := budget.longest_context()) < context_length:
             logger.warning("context length lowered to fit memory: wanted=%d served=%d", context_length, longest)
@@ -300,6 +300,22 @@ def _graphs(
     return partial(CudaGraphRunner, model, pool, backends, recorder, decode_rows=rows, chained_rows=chained)
 
 
+def _backend_of(
+    options: WorkerOptions,
+    device: torch.device,
+    config: DecoderShape,
+    shape: KVShape,
+    plain: Callable[[], AttentionBackend],
+) -> Callable[[], AttentionBackend]:
+    """Return the factory of a model's backends, from that of `plain` attention. Raise ValueError if there is none."""
+    if shape.rank:
+        return _latent_backend(options, device, shape, config.dtype)
+    if chunks := _chunks(options, config):
+        logger.info("chunked attention: sizes=%s", chunks)
+        return partial(ChunkedAttention, plain)
+    return plain
+
+
 def _latent_backend(
     options: WorkerOptions, device: torch.device, shape: KVShape, dtype: torch.dtype
 ) -> Callable[[], AttentionBackend]:
@@ -324,6 +340,14 @@ def _log_cache(pool: KVPool, states: StatePool | None, options: WorkerOptions) -
         logger.info(
             "recurrent states: slots=%d snapshots=%d memory=%.2f GiB", options.slots, states.snapshots, gibibytes
         )
+def _chunks(options: WorkerOptions, config: DecoderShape) -> Sequence[int]:
+    """Return the sizes of a model's chunks. Raise ValueError for one that is no multiple of the page size."""
+    if not isinstance(config, ModelConfig):
+        return []
+    sizes = sorted({*map(config.chunk_of, config.chunks)} - {0})
+    if uneven := [size for size in sizes if size % options.page_size]:
+        raise ValueError(f"page_size {options.page_size} does not divide attention_chunk_size {uneven[0]}")
+    return sizes
 
 
 def _capacity(

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +78,8 @@ class ModelConfig(DecoderShape):
     """The rotation of layers with a window, if it differs from that of the rest."""
     unrotated: frozenset[int] = frozenset()
     """Layers without rotary embedding."""
+    chunks: Mapping[int, int] = field(default_factory=dict)
+    """Tokens of a chunk in layers with chunked attention."""
     embedding_scale: float = 1.0
     """Factor of the token embeddings."""
     attention_scale: float | None = None
@@ -109,6 +111,11 @@ class ModelConfig(DecoderShape):
     def window_of(self, layer: int) -> int:
         """Return the tokens of sliding window in a layer; 0 is full attention."""
         return self.windows[layer]
+
+    def chunk_of(self, layer: int) -> int:
+        """Return the tokens of a chunk in a layer; 0 for none, or if all served lengths are within the first chunk."""
+        chunk = self.chunks.get(layer, 0)
+        return chunk if self.context_length > chunk else 0
 
 
 def with_context_length(config: DecoderShape, length: int) -> DecoderShape:

@@ -32,6 +32,8 @@ class MoeConfig:
     """The checkpoint has a correction that is added to scores to choose experts (see `route`)."""
     float32_router: bool = False
     """The router computes in float32 for every dtype of the model."""
+    scales_inputs: bool = False
+    """Weights of experts multiply their inputs, not their outputs."""
 
 
 @dataclass(frozen=True, kw_only=True)

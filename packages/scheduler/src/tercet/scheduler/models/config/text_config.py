@@ -16,10 +16,12 @@ WRAPPER_FIELDS = field_table(
         names(
             "boi_token_id boi_token_index deepstack_visual_indexes depth eoi_token_id eoi_token_index image_size "
             "image_token_id image_token_index in_channels layer_norm_eps merge_kernel_size mm_tokens_per_image "
-            "multimodal_projector_bias num_heads num_position_embeddings out_hidden_size patch_size "
-            "pos_emb_height pos_emb_time pos_emb_width projection_hidden_size projection_layer_norm_eps "
-            "projector_hidden_act spatial_merge_size temporal_patch_size video_token_id vision_config "
-            "vision_end_token_id vision_feature_layer vision_start_token_id"
+            "multi_modal_projector_bias multimodal_projector_bias norm_eps num_channels num_heads "
+            "num_position_embeddings out_hidden_size patch_size pixel_shuffle_ratio pos_emb_height pos_emb_time "
+            "pos_emb_width projection_hidden_size projection_layer_norm_eps projector_dropout projector_hidden_act "
+            "projector_input_dim projector_output_dim spatial_merge_size temporal_patch_size video_token_id "
+            "vision_config vision_end_token_id vision_feature_layer vision_feature_select_strategy vision_output_dim "
+            "vision_start_token_id"
         ),
         "of images, which are not read",
     ),

@@ -113,6 +113,7 @@ class Attention(OpsModule):
         self.params = AttentionParams(
             scale=self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
             window=config.window_of(layer_id),
+            chunk=config.chunk_of(layer_id),
             softcap=config.softcap,
             sinks=self.sinks,
         )

@@ -134,6 +134,7 @@ class MixtureOfExperts(OpsModule):
         self._shard = shard
         self.routing = moe.routing
         self.expert_gate = moe.gate
+        self.scales_inputs = moe.scales_inputs
         self.gate = Router(config, moe)
         self.experts = Experts(config, moe, shard)
         kind = SquaredReLUMLP if moe.gate is None else GatedMLP
@@ -165,7 +166,13 @@ class MixtureOfExperts(OpsModule):
         projections = self.experts.gate_up_proj.value, self.experts.down_proj.value
         biases, gate = self.experts.biases, self.expert_gate
         inner = x if self.fc1_latent_proj is None else self.fc1_latent_proj(x)
-        out = self.ops.fused_moe(inner, weights, experts, *projections, gate=gate, biases=biases)
+        if self.scales_inputs:  # a row for each expert of each token
+            scaled = (inner[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
+            ones, each = torch.ones_like(weights.view(-1, 1)), experts.view(-1, 1)
+            out = self.ops.fused_moe(scaled, ones, each, *projections, gate=gate, biases=biases)
+            out = out.view(*weights.shape, -1).sum(1)
+        else:
+            out = self.ops.fused_moe(inner, weights, experts, *projections, gate=gate, biases=biases)
         out = out if self.fc2_latent_proj is None else self.fc2_latent_proj(out)
         if self.shared_expert is not None and self.shared_expert_gate is not None:
             out = out + self.shared_expert_gate(x).sigmoid() * self.shared_expert.partial(x)

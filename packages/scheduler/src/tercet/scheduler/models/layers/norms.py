@@ -40,3 +40,12 @@ class CenteredNorm(RMSNorm):
     def process_weights_after_loading(self) -> None:
         """Add 1 to the stored weight."""
         self.weight.data += 1
+
+
+class WeightlessNorm(RMSNorm):
+    """An RMSNorm without a stored weight: all factors are 1."""
+
+    def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
+        super().__init__(size, eps, dtype)
+        del self.weight
+        self.register_buffer("weight", torch.ones(size, dtype=dtype), persistent=False)

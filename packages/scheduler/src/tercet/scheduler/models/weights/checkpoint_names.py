@@ -3,8 +3,9 @@
 Projections of the same input are one fused module here. Most checkpoints store them separately, Phi-3's fused.
 
 transformers 5 stores all experts of a layer in one tensor, as they are here. Most checkpoints store three tensors for
-each expert, and Mixtral's have other names for these and for the layer. gpt-oss stores all experts in one tensor, too,
-but with outputs as the last dimension, and gates and ups interleaved: they are reordered after reading.
+each expert, and Mixtral's have other names for these and for the layer. gpt-oss and Llama 4 store all experts in one
+tensor, too, but with outputs as the last dimension, and gpt-oss's gates and ups are interleaved: they are reordered
+after reading.
 
 Of models that also read images, only the text part is served, and its names have another prefix.
 """
@@ -30,7 +31,7 @@ _CORRECTION = ".e_score_correction_bias"
 _VISION = tuple(
     prefix + part
     for prefix in ("", "model.")
-    for part in ("vision_tower.", "multi_modal_projector.", "mm_projector.", "visual.")
+    for part in ("vision_tower.", "multi_modal_projector.", "mm_projector.", "vision_model.", "visual.")
 )
 
 
@@ -54,6 +55,7 @@ _GRANITE_HYBRID = {
     ".shared_mlp.input_linear.": ".mlp.shared_experts.gate_up_proj.",
     ".shared_mlp.output_linear.": ".mlp.shared_experts.down_proj.",
 }
+_LLAMA4 = {".feed_forward.shared_expert.": ".mlp.shared_experts.", ".feed_forward.": ".mlp."}
 _PRE_FF = {
     ".pre_ff_layernorm.": ".post_attention_layernorm.",
     ".feed_forward.": ".mlp.",
@@ -95,8 +97,9 @@ _SCHEMES = {
     ".pre_ff_layernorm.": _PRE_FF,
     ".linear_attn.g_proj.": _OLMO_HYBRID,
     ".f_a_proj.": _KIMI_LINEAR,
+    ".feed_forward.": _LLAMA4,
 }
-"""The names of a family by a part of a name that no other family has."""
+"""The names of a family by a part of a name that no later family has."""
 _SHARED = {".mlp.shared_experts.": ".mlp."}
 """Names of other families' parts, and the names here. Granite's only MLP has the name of a shared expert."""
 
@@ -191,15 +194,17 @@ class ExpertNames:
     router: str = "gate"
     correction: str = ".gate.e_score_correction_bias"
     """Suffix of the name of the router's score correction."""
+    transposed: bool = False
+    """Unquantized weights are stored transposed."""
     interleaved: bool = False
-    """Gates and ups are stored interleaved, and unquantized weights transposed."""
+    """Gates and ups are stored interleaved."""
 
     @classmethod
     def of(cls, stored: Collection[str]) -> "ExpertNames":
         """Detect the scheme from the names of a checkpoint's tensors."""
-        for name in stored:
-            if ".mlp.router." in name or name.endswith(".experts.gate_up_proj_blocks"):
-                return cls(parts=None, router="router", interleaved=True)
+        ends = tuple(f".{end}" for end in ("mlp.router.weight", "mlp.router.bias", "experts.gate_up_proj_blocks"))
+        if found := {end for name in stored for end in ends if name.endswith(end)}:
+            return cls(parts=None, router="router", transposed=True, interleaved=found != {ends[0]})
         beside = any(name.endswith((".mlp" + _CORRECTION, ".block_sparse_moe" + _CORRECTION)) for name in stored)
         correction = _CORRECTION if beside else cls.correction
         for name in stored:
@@ -245,7 +250,7 @@ class ExpertNames:
             if linear.weight.is_meta:
                 continue
             whole, turned = Place(linear.weight.data, cut), Place(linear.weight.data.mT, cut.along(3 - cut.dim))
-            places[f"{path}.{name}"] = turned if self.interleaved else whole
+            places[f"{path}.{name}"] = turned if self.transposed else whole
         return places
 
     def gate_up_rows(self, experts: Experts) -> Cut:
@@ -290,7 +295,7 @@ class ExpertNames:
         }
 
     def _set_all_mapped(self, linear: ExpertLinear, mapped: MappedRows) -> None:
-        if self.interleaved and isinstance(mapped.rows, torch.Tensor):
+        if self.transposed and isinstance(mapped.rows, torch.Tensor):
             mapped = mapped._replace(rows=mapped.rows.transpose(1, 2))
         linear.set_all_mapped(mapped, interleaved=self.interleaved)
 
