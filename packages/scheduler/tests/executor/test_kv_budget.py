@@ -138,6 +138,8 @@ def test_layers_with_a_window_leave_room_for_more_tokens(
     used = sum(group.pages * len(group.layers) for group in groups) * budget.shape.page_bytes
     assert 0.999 * 24 * 10**9 < used <= 24 * 10**9
     assert (24 * 10**9 // budget.shape.page_bytes // config.layers * 16, sizes.pages * 16) == tokens
+
+
 def test_without_attention_pages_cost_records_and_snapshots_get_the_rest() -> None:
     given = {"architectures": ["Mamba2ForCausalLM"], "hidden_size": 32, "num_heads": 1, "num_hidden_layers": 2}
     config = replace(parse_config({**given, "n_groups": 1, "dtype": "float32"}, {}), context_length=800)

@@ -340,6 +340,8 @@ def _log_cache(pool: KVPool, states: StatePool | None, options: WorkerOptions) -
         logger.info(
             "recurrent states: slots=%d snapshots=%d memory=%.2f GiB", options.slots, states.snapshots, gibibytes
         )
+
+
 def _chunks(options: WorkerOptions, config: DecoderShape) -> Sequence[int]:
     """Return the sizes of a model's chunks. Raise ValueError for one that is no multiple of the page size."""
     if not isinstance(config, ModelConfig):
