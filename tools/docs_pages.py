@@ -23,6 +23,7 @@ from tercet.frontend.api.docs.operations import OPERATIONS
 from tercet.frontend.cli.launch_server.translation import ServerArg, server_args
 from tercet.frontend.config.config import HttpConfig, LinkConfig, ServingConfig, StoreConfig, TelemetryOptions
 from tercet.frontend.manager import series
+from tercet.frontend.manager.gateway_series import GATEWAY_SERIES, ModelTotals
 from tercet.frontend.parsers.families import FAMILIES
 from tercet.frontend.parsers.registry import REASONING_FORMATS, TOOL_FORMATS
 from tercet.frontend.supervisor.options import FrontendOptions, SchedulerOptions, ServeOptions
@@ -159,6 +160,15 @@ def scheduler_metrics_table() -> str:
     return table("series, type, labels, description", rows)
 
 
+def gateway_metrics_table() -> str:
+    """Return the series under other servers' names."""
+    rows = [
+        [f"`{name}`", ", ".join(f"`{label}`" for label in ("model_name", *each.labels(ModelTotals()))), each.text]
+        for name, each in GATEWAY_SERIES.items()
+    ]
+    return table("series, labels, description", rows)
+
+
 def _series_row(name: str, family: str, labels: tuple[str, ...], text: str) -> list[str]:
     kind = family.removesuffix("MetricFamily").lower()
     suffix = "_total" if kind == "counter" else ""
@@ -255,6 +265,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "notations": notations_table,
     "metrics-frontend": frontend_metrics_table,
     "metrics-scheduler": scheduler_metrics_table,
+    "metrics-gateway": gateway_metrics_table,
     "routes": routes_table,
     "sglang-options": sglang_options_table,
     "sglang-endpoints": sglang_endpoints_table,

@@ -69,6 +69,6 @@ def test_a_request_has_waited_and_its_scheduler_has_its_model(server: Server, te
 def test_the_api_page_lists_every_series(series: dict[str, set[str]]) -> None:
     table = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
     names = {re.sub(r"_(bucket|sum|count)$", "", name).removeprefix("tercet_") for name in series}
-    listed = {name for line in table for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    listed = {name for line in table for name in re.findall(r"`([\w:]+)`", line.split("|")[1])}
     assert names
     assert names <= listed

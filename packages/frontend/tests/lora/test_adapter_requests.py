@@ -37,7 +37,7 @@ def read(path: str) -> LoRAAdapter:
 
 async def learnt(served: Served) -> None:
     async with asyncio.timeout(10):
-        while served.manager.adapters.loading:  # noqa: ASYNC110 - they tell nobody
+        while served.manager.adapters.pending:  # noqa: ASYNC110 - they tell nobody
             await asyncio.sleep(0.001)
 
 

@@ -1,5 +1,6 @@
 """Prometheus metrics, built on request from the last heartbeats and from counters."""
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tercet.frontend.http.route import Route
+from tercet.frontend.manager.gateway_series import ModelTotals, gateway_series
 from tercet.frontend.manager.series import Kind, families_of, family_of
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
@@ -52,7 +54,7 @@ class _Collector(NamedTuple):
 
 
 class Metrics:
-    """The /metrics endpoint. Names begin with `tercet_`.
+    """The /metrics endpoint. Names begin with `tercet_`, except those of `GATEWAY_SERIES`.
 
     All frontends report the same values of schedulers. A frontend's own counters carry its name. Frontends that share a
     socket all appear in the response, no matter which one answers.
@@ -70,8 +72,23 @@ class Metrics:
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         frontends = await self._manager.peer_metrics.series()
         frontends[self._manager.peer] = self._manager.series()
-        collector = _Collector([*self._of_schedulers(), *families_of(dict(sorted(frontends.items())))])
+        models = await self._model_totals()
+        own = families_of(dict(sorted(frontends.items())))
+        collector = _Collector([*self._of_schedulers(), *own, *gateway_series(models)])
         return Response(encode(collector), headers={"content-type": media_type})
+
+    async def _model_totals(self) -> dict[str, ModelTotals]:
+        """Return the totals of every model that a scheduler has announced."""
+        models: defaultdict[str, ModelTotals] = defaultdict(ModelTotals)
+        for each in self._manager.fleet.schedulers.values():
+            if name := self._manager.models.name_of(each):
+                models[name].add(each)
+        for adapter in await self._manager.adapters.all():
+            if adapter.base in models:  # not an alias of --served-model-name
+                models[adapter.base].adapters.append(adapter.name)
+        for totals in models.values():
+            totals.pending_adapters = self._manager.adapters.pending if totals.max_loras else []
+        return models
 
     def _of_schedulers(self) -> Iterator[Metric]:
         labels = ["scheduler", "model"]

@@ -154,13 +154,13 @@ class AdapterRegistry:
     # Adapters from the options.
 
     @property
-    def loading(self) -> bool:
-        """Return whether an adapter from the options has been neither loaded nor refused."""
-        return any(each.adapter is None and not each.refusal for each in self._configured.values())
+    def pending(self) -> list[str]:
+        """Return the names of the adapters from the options that have been neither loaded nor refused."""
+        return [name for name, each in self._configured.items() if each.adapter is None and not each.refusal]
 
     async def refusals(self) -> dict[str, str]:
         """Wait for all adapters from the options and return the refusals, by name."""
-        while self.loading:
+        while self.pending:
             if self._bases and not any(map(self._runs_adapters, self._models)):
                 return dict.fromkeys(self._configured, _NONE_RUN)
             await asyncio.sleep(_POLL)  # polled: loading sends no event
