@@ -7,12 +7,13 @@ import pytest
 
 from tercet.frontend.supervisor.options import CHOICES, ConfigError, SchedulerOptions
 from tercet.scheduler.config import ConfigError as SchedulerConfigError
-from tercet.scheduler.config import ModelOptions, ScheduleOptions
+from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
 from tercet.scheduler.core.config import PolicyName
 from tools.docs_pages import attribute_docstrings
 
-PARTS: dict[str, Any] = {option.name: part for part in (ModelOptions, ScheduleOptions) for option in fields(part)}
-HINTS = get_type_hints(ModelOptions) | get_type_hints(ScheduleOptions)
+KINDS: list[Any] = [ProcessOptions, ModelOptions, ScheduleOptions]
+PARTS: dict[str, Any] = {option.name: part for part in KINDS for option in fields(part)}
+HINTS = {name: hint for part in KINDS for name, hint in get_type_hints(part).items()}
 OPTIONS = [option.name for option in fields(SchedulerOptions)]
 NUMBERS = [option.name for option in fields(SchedulerOptions) if option.type == int | None]
 NAMED = {"schedule_policy": [str(name) for name in PolicyName]}

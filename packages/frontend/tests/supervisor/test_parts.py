@@ -24,7 +24,8 @@ def test_options_become_flags_of_the_part_they_belong_to() -> None:
     scheduler, detokenizer, frontend = parts["scheduler-1"], parts["detokenizer-0"], parts["frontend-0"]
     assert scheduler.command == (
         *(sys.executable, "-m", "tercet.scheduler", "--model=some/model", "--dtype=float32"),
-        *("--kv-cache-bytes=2147483648", "--disable-radix-cache", "--device=auto:1", "--seed=7"),
+        *("--kv-cache-bytes=2147483648", "--disable-radix-cache", "--device=auto:1"),
+        *("--data-parallel-rank=1", "--seed=7"),
     )
     assert detokenizer.command == (sys.executable, "-m", "tercet.detokenizer", "--max-states=9")
     assert frontend.command == (

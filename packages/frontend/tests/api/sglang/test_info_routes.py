@@ -68,11 +68,13 @@ async def test_loads_are_those_of_the_last_heartbeats(engine_of: EngineOf, http_
         "num_waiting_reqs": 3,
         "num_used_tokens": 80,
         "num_total_tokens": 80,
+        "num_active_tokens": 80,
         "max_total_num_tokens": 160,
         "max_running_requests": 8,
         "token_usage": 0.5,
         "cache_hit_rate": 0.25,
         "utilization": 0.25,
+        "total_prefill_uncached_tokens": 75,
     }
     assert older[1] == {"dp_rank": 1, "num_reqs": 5, "num_waiting_reqs": 3, "num_tokens": 80}
 

@@ -41,10 +41,16 @@ class ProcessOptions(NodeOptions):
     """Directory of other weights for the model, such as it had come to before its process died."""
     event_log: str = ""
     """File to write every event and plan to, for tools/replay.py."""
+    kv_events_config: str = ""
+    """JSON object that has changes of the prefix cache published, with the keys of vLLM's and SGLang's."""
+    data_parallel_rank: int = 0
+    """Number of this scheduler in its KV events, added to the ports of --kv-events-config."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.drain_grace < 1e6:
             raise ConfigError(f"--drain-grace must be some number of seconds, not {self.drain_grace}")
+        if not 0 <= self.data_parallel_rank < MOST_PROCESSES:
+            raise ConfigError(f"--data-parallel-rank must be 0 to {MOST_PROCESSES - 1}, not {self.data_parallel_rank}")
 
 
 @Parameter(name="*")

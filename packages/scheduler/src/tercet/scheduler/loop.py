@@ -75,11 +75,13 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         weights: AsyncLoader[str, None] | None = None,
         prepare: Callable[[], bool] = lambda: False,
         on_weights_loaded: Callable[[str], None] = lambda _: None,
+        on_turn: Callable[[], None] = lambda: None,
     ) -> None:
         """Create the loop.
 
         `prepare` does part of the work that makes later steps faster; it returns whether more is left.
-        `on_weights_loaded` is called with the directory of other weights that serve from now on.
+        `on_weights_loaded` is called with the directory of other weights that serve from now on, `on_turn` at the end
+        of each turn.
         """
         self._core = core
         self._executor = executor
@@ -94,6 +96,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._weights = weights
         self._prepare = prepare
         self._on_weights_loaded = on_weights_loaded
+        self._on_turn = on_turn
         self._in_flight: deque[tuple[PlanT, Pending[ResultT]]] = deque()
         self._published = float("-inf")
         self._stuck = False
@@ -128,6 +131,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
             outbox.send(self._commit(*in_flight.popleft()))
             self._board.end_step(more=bool(in_flight))
         self._publish()
+        self._on_turn()
 
     def _commit(self, plan: PlanT, pending: Pending[ResultT]) -> list[Outgoing]:
         """Commit a step, and announce the weights that it loaded before peers get the answers to the update."""

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from tercet.protocol.errors import ChannelError
 from tercet.protocol.messages.messages import (
     Heartbeat,
     Message,
@@ -30,11 +31,14 @@ from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, S
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.embedding.plan import EncodePlan, EncodeResult
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
+from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.encoder_factory import ENCODERS
 from tercet.scheduler.event_log import RecordingScheduler
 from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes
+from tercet.scheduler.kv_events.config import KVEventsConfig, read_kv_events_config
+from tercet.scheduler.kv_events.publisher import KVEventPublisher
 from tercet.scheduler.loop import PlanT, ResultT, SchedulerLoop
 from tercet.scheduler.model_files import ModelError, file_hashes, tokenizer_files
 from tercet.scheduler.ports import Core, Runner
@@ -60,6 +64,7 @@ class SchedulerProcess:
         self._process = process
         self._model = model
         self._schedule = schedule
+        self._kv_events = _kv_events_config(process.kv_events_config)
         self._found: ResolvedModel | None = None
         self._early_file_requests: dict[str, TokenizerFilesReq] = {}
         """Requests for the model's files, by peer, that arrived before the model was resolved."""
@@ -136,8 +141,11 @@ class SchedulerProcess:
             if backend not in (names := backend_names()):
                 raise ConfigError(f"--attention-backend {backend}: must be auto, {', '.join(names)}")
         found = resolve_served_model(self._model, self._process.weights)
-        if found.task is not Task.GENERATE and self._process.event_log:
-            raise ConfigError("--event-log: what an encoder does is not recorded")
+        if found.task is not Task.GENERATE:
+            if self._process.event_log:
+                raise ConfigError("--event-log: what an encoder does is not recorded")
+            if self._kv_events is not None:
+                raise ConfigError(f"--kv-events-config: {found.name} has no prefix cache")
         self._found = found
         for source, request in list(self._early_file_requests.items()):
             if answer := _files_of(found, request):
@@ -154,6 +162,7 @@ class SchedulerProcess:
         )
         stack.callback(executor.close)
         core = Scheduler(self._core_config(), executor.capacity)
+        kv_events = self._publish_kv_events(core.memory, stack)
         tokens = core.memory.tokens
         self._send_progress(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}"))
         limits = _limits(found, executor.capacity, tokens)
@@ -166,8 +175,22 @@ class SchedulerProcess:
             weights=executor.weights,
             prepare=executor.prepare,
             on_weights_loaded=lambda path: self._announce(replace(found, weights=Path(path)), limits),
+            on_turn=(lambda: None) if kv_events is None else kv_events.flush,
         )
         return loop, limits
+
+    def _publish_kv_events(self, memory: KVMemory, stack: ExitStack) -> KVEventPublisher | None:
+        """Publish the changes of the prefix cache, if this is configured. Raises ConfigError."""
+        if self._kv_events is None:
+            return None
+        try:
+            publisher = KVEventPublisher(self._kv_events, memory.page_size, self._process.data_parallel_rank)
+        except ChannelError as error:
+            raise ConfigError(f"--kv-events-config: {error}") from error
+        stack.callback(publisher.close)
+        logger.info("KV events are published without authentication and hold prompts: endpoint=%s", publisher.endpoint)
+        memory.observe(publisher.record)
+        return publisher
 
     def _announce(self, found: ResolvedModel, limits: ModelLimits) -> None:
         """Send peers the model and weights that are served from now on."""
@@ -265,6 +288,15 @@ def _files_of(found: ResolvedModel, request: TokenizerFilesReq) -> tuple[Message
         return None
     sha256 = list(file_hashes(files).values())
     return TokenizerFiles(id=request.id, model=found.name, names=list(files), sha256=sha256), *files.values()
+
+
+def _kv_events_config(text: str) -> KVEventsConfig | None:
+    """Return the configuration, None if events are off. Raises ConfigError."""
+    try:
+        config = read_kv_events_config(text or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--kv-events-config: {error}") from error
+    return config if config.enabled else None
 
 
 def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimits:

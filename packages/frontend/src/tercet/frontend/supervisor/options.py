@@ -136,6 +136,8 @@ class SchedulerOptions:
     """LoRA adapters that can run side by side: 0 unless --lora is given, and 8 then."""
     max_lora_rank: int | None = None
     """The highest rank of an adapter: 64 when not given."""
+    kv_events_config: str | None = None
+    """JSON object, as vLLM and SGLang have it, to publish changes of the prefix cache for cache-aware gateways."""
 
     def __post_init__(self) -> None:
         for option in fields(self):
@@ -223,6 +225,7 @@ def extra_flags(extra: Mapping[str, str]) -> list[str]:
         "scheduler",
         "detokenizer",
         "sibling",
+        "data-parallel-rank",
     }
     names = {name: name.replace("_", "-") for name in extra}
     for name in names.values():

@@ -42,6 +42,7 @@ def local_parts(config: ServeConfig, directory: Path, *, frontends: bool = True)
                 *config.scheduler.flags(),
                 *_lora_flags(config),
                 *_device_flags(config, number),
+                *([f"--data-parallel-rank={number}"] if config.serve.dp_size > 1 else []),
                 *extra_flags(config.scheduler_extra),
             ),
         )

@@ -12,6 +12,7 @@ from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.core.cache.page_pools import PagePools
 from tercet.scheduler.core.cache.prefix_cache import ChunkCache, Node, PageLists, PrefixCache, RadixCache
 from tercet.scheduler.core.cache.state_cache import StateRadixCache
+from tercet.scheduler.core.cache.tree_changes import TreeObserver
 from tercet.scheduler.core.cache.window_cache import WindowRadixCache
 from tercet.scheduler.core.plan import AdapterLoad, Capacity, PageCopy, PageUpdate, Plan
 from tercet.scheduler.core.request import Req
@@ -113,6 +114,11 @@ class KVMemory:
         self.deferred_free: deque[tuple[int, PageLists]] = deque()
         """(last step that names them, pages), to be freed when that step has committed."""
         self.evicted = 0
+
+    def observe(self, observer: TreeObserver) -> None:
+        """Call `observer` with each change of the radix tree from now on."""
+        if isinstance(self.cache, RadixCache):
+            self.cache.observer = observer
 
     @property
     def available(self) -> int:

@@ -210,18 +210,21 @@ def _core_load(rank: int, scheduler: SchedulerPeer) -> dict[str, Any]:
     load = scheduler.load
     used = (load.pages_total - load.pages_free - load.pages_cached) * load.page_size
     most = load.pages_total * load.page_size
+    total = load.running_tokens + load.queued_tokens
     return {
         "timestamp": time.time(),
         "dp_rank": rank,
         "num_running_reqs": load.running,
         "num_waiting_reqs": load.queued,
         "num_used_tokens": used,
-        "num_total_tokens": load.running_tokens + load.queued_tokens,
+        "num_total_tokens": total,
+        "num_active_tokens": total,
         "max_total_num_tokens": most,
         "max_running_requests": load.slots_total,
         "token_usage": round(used / most, 4) if most else 0.0,
         "cache_hit_rate": round(load.cached_prompt_tokens / load.prompt_tokens, 4) if load.prompt_tokens else 0.0,
         "utilization": round(load.running / load.slots_total, 4) if load.slots_total else 0.0,
+        "total_prefill_uncached_tokens": load.prompt_tokens - load.cached_prompt_tokens,
     }
 
 

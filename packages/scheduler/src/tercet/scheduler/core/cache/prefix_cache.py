@@ -16,6 +16,7 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from tercet.protocol.messages.internal_state import PrefixRow
+from tercet.scheduler.core.cache.tree_changes import BlocksRemoved, BlocksStored, TreeObserver
 
 PageLists = list[list[int]]
 """Page ids, one list for each cache group."""
@@ -35,12 +36,13 @@ class Node:
 
     `key` is the int32 bytes of a whole number of pages. `locks` counts the choices that use this node or one below.
     `snapshot` is that of the recurrent state at the end of the edge; -1 for none. `window` has the edge's pages in the
-    group of layers with a sliding window; empty if they are not cached.
+    group of layers with a sliding window; empty if they are not cached. `first` is the number of its first block, as in
+    `tree_changes`.
     """
 
-    __slots__ = ("children", "key", "locks", "pages", "parent", "salt", "snapshot", "window")
+    __slots__ = ("children", "first", "key", "locks", "pages", "parent", "salt", "snapshot", "window")
 
-    def __init__(self, parent: "Node | None", key: bytes, pages: PageLists, salt: str) -> None:
+    def __init__(self, parent: "Node | None", key: bytes, pages: PageLists, salt: str, first: int = 0) -> None:
         self.parent = parent
         self.key = key
         self.pages = pages
@@ -49,6 +51,7 @@ class Node:
         self.locks = 0
         self.snapshot = -1
         self.window: list[int] = []
+        self.first = first
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,6 +183,10 @@ class RadixCache:
         self._cached = 0
         self._evictable = 0
         self._version = 0
+        self._blocks = 0
+        """Blocks stored since the start."""
+        self.observer: TreeObserver | None = None
+        """Called with each change of the tree."""
 
     @property
     def evictable(self) -> int:
@@ -256,13 +263,18 @@ class RadixCache:
         node, start = self._descend(salt, key)
         existing = start // self._stride
         if start < len(key):
-            leaf = Node(node, key[start:], [group[existing : len(key) // self._stride] for group in pages], salt)
+            pages = [group[existing : len(key) // self._stride] for group in pages]
+            leaf = Node(node, key[start:], pages, salt, self._blocks)
+            self._blocks += len(leaf.key) // self._stride
             node.children[leaf.key[: self._stride]] = leaf
             self._unlocked[leaf] = None
             self._cached += len(leaf.pages[0])
             self._evictable += len(leaf.pages[0])
             self._touch(leaf)
             self._version += 1
+            if self.observer is not None:
+                parent = node.first + len(node.key) // self._stride - 1
+                self.observer(BlocksStored(salt, parent, leaf.first, leaf.key))
             node = leaf
         return Inserted(node, existing)
 
@@ -284,6 +296,8 @@ class RadixCache:
             self._cached -= cut
             self._evictable -= cut
             self._cut(leaf, size - cut)
+            if self.observer is not None:
+                self.observer(BlocksRemoved(leaf.first + size - cut, cut))
             if cut == size:
                 self._remove(leaf)
             else:
@@ -363,10 +377,10 @@ class RadixCache:
         if parent is None:
             raise ValueError("a root has no edge to split")
         count = at // self._stride
-        upper = Node(parent, node.key[:at], [pages[:count] for pages in node.pages], node.salt)
+        upper = Node(parent, node.key[:at], [pages[:count] for pages in node.pages], node.salt, node.first)
         upper.locks = node.locks
         parent.children[upper.key[: self._stride]] = upper
-        node.parent, node.key = upper, node.key[at:]
+        node.parent, node.key, node.first = upper, node.key[at:], node.first + count
         node.pages = [pages[count:] for pages in node.pages]
         upper.children[node.key[: self._stride]] = node
         if not upper.locks:

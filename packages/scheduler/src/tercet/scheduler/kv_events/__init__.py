@@ -1,0 +1,1 @@
+"""KV events: changes of the prefix cache, published for cache-aware routers."""

@@ -1,0 +1,36 @@
+"""Publisher of KV events, which observes the radix tree of a core."""
+
+import time
+
+import msgspec
+
+from tercet.protocol.transport.replay_publisher import ReplayPublisher
+from tercet.scheduler.core.cache.tree_changes import TreeChange
+from tercet.scheduler.kv_events.config import KVEventsConfig
+from tercet.scheduler.kv_events.events import BatchEncoder
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class KVEventPublisher:
+    """Publisher of the changes that `record` was called with. All methods run in the loop's thread."""
+
+    def __init__(self, config: KVEventsConfig, page_size: int, rank: int) -> None:
+        """Open the sockets, and publish that the cache is empty. Raises ChannelError."""
+        encoder = BatchEncoder(page_size, rank, time.time)
+        self._publisher = ReplayPublisher(config.settings(rank), encoder.encode)
+        self.endpoint = self._publisher.endpoint
+        self._changes: list[TreeChange] = []
+        self._publisher.submit(_ENCODER.encode(self._changes))
+
+    def record(self, change: TreeChange) -> None:
+        """Add a change to the next batch."""
+        self._changes.append(change)
+
+    def flush(self) -> None:
+        """Publish the changes since the last call as one batch, or later if the publisher's queue is full."""
+        if self._changes and self._publisher.submit(_ENCODER.encode(self._changes)):
+            self._changes.clear()
+
+    def close(self) -> None:
+        self._publisher.close()
