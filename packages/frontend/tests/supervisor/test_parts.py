@@ -7,6 +7,7 @@ import pytest
 
 from tercet.frontend.supervisor.options import ConfigError, FrontendOptions, SchedulerOptions, ServeConfig, ServeOptions
 from tercet.frontend.supervisor.parts import local_parts
+from tercet.frontend.supervisor.serve import parse_frontend_config
 from tercet.protocol.messages.values import Role
 
 
@@ -37,6 +38,18 @@ def test_options_become_flags_of_the_part_they_belong_to() -> None:
         *(Role.SCHEDULER, Role.SCHEDULER, Role.DETOKENIZER, Role.FRONTEND)
     ]
     assert [part.inherits_listener for part in parts.values()] == [False, False, False, True]
+
+
+def test_grpc_takes_the_port_and_http_the_next_one() -> None:
+    pytest.importorskip("grpc_health.v1", reason="gRPC is an optional extra")
+    config = ServeConfig(serve=ServeOptions(host="::1", port=30000, grpc_mode=True))
+    frontend = local_parts(config, Path("/run/x"))[-1]
+    assert "--grpc-listen=[::1]:30000" in frontend.command
+    assert parse_frontend_config(config).http.grpc_listen == "[::1]:30000"
+    assert (config.serve.http_port, ServeOptions().http_port) == (30001, 30000)
+    for port in (0, 65535):
+        with pytest.raises(ConfigError, match="--grpc-mode needs --port"):
+            ServeOptions(port=port, grpc_mode=True)
 
 
 def test_a_template_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

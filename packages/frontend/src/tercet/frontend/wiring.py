@@ -34,6 +34,7 @@ from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.transport.endpoints import check_peer_id, is_supervised_id
 
 if TYPE_CHECKING:
+    from tercet.frontend.grpc.server import GrpcServer
     from tercet.frontend.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -51,6 +52,15 @@ def _start_tracing(endpoint: str, requests: RequestTable) -> "Tracing | None":
     tracing = Tracing(endpoint, requests.peer, requests.counters.telemetry_failures)
     requests.reports.add(tracing.report)
     return tracing
+
+
+def _grpc_server(manager: TokenizerManager, config: FrontendConfig) -> "GrpcServer | None":
+    """Return the gRPC server, if an address is configured. Without one, gRPC is not imported."""
+    if not config.http.grpc_listen:
+        return None
+    from tercet.frontend.grpc.server import GrpcServer
+
+    return GrpcServer(manager, ChatPlanner(config.serving), config.http)
 
 
 class Frontend:
@@ -112,6 +122,7 @@ class Frontend:
         app = build_app(self._manager, config.http, serving, self._stores, local=is_local(self._listener))
         app = app if self._tracing is None else self._tracing.wrap(app)
         self._server = HttpServer(app, config.http, self._listener, self._on_started)
+        self._grpc = _grpc_server(self._manager, config)
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT; requests in flight may finish first."""
@@ -122,6 +133,8 @@ class Frontend:
         self._manager.start(self._on_servable)
         if self._stores is not None:
             self._stores.start()
+        if self._grpc is not None:
+            await self._grpc.start()
         completing = None if self._adapters_ready else asyncio.create_task(self._require_adapters())
         try:
             if self._shares_socket:
@@ -133,6 +146,8 @@ class Frontend:
         finally:
             if completing is not None:
                 completing.cancel()
+            if self._grpc is not None:
+                await self._grpc.close()
             if self._stores is not None:
                 await self._stores.close()
             await self._manager.close()

@@ -10,6 +10,7 @@ from cyclopts.validators import Number
 from tercet.frontend.config.validation import (
     AdminKeys,
     ApiKeys,
+    check_grpc_listen,
     check_keys,
     check_notations,
     check_origins,
@@ -122,6 +123,8 @@ class HttpConfig(HttpOptions):
     """Port to listen on; 0 takes any that is free."""
     fd: int | None = None
     """A listening socket inherited from the parent."""
+    grpc_listen: str = ""
+    """HOST:PORT where SGLang's gRPC service is served beside HTTP; needs the extra `grpc`."""
     api_key_file: Path | None = None
     """A file of such keys, separated by white space, which keeps them out of the process list."""
     max_requests_per_key: Annotated[int, Parameter(validator=Number(gte=0))] = 0
@@ -145,6 +148,8 @@ class HttpConfig(HttpOptions):
     def __post_init__(self) -> None:
         if not self.host.strip():
             raise ValueError("--host is given and empty, which would be every address: give one, such as 127.0.0.1")
+        if self.grpc_listen:
+            check_grpc_listen(self.grpc_listen)
         super().__post_init__()
 
     def api_keys(self) -> tuple[str, ...]:

@@ -108,12 +108,24 @@ def check_otlp_endpoint(url: str) -> None:
     parts = urlsplit(url)
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         raise ValueError(f"--otlp-endpoint must be like http://127.0.0.1:4318, not {url!r}")
-    try:
-        installed = find_spec("opentelemetry.exporter.otlp.proto.http") is not None
-    except ModuleNotFoundError:  # a package above it is missing
-        installed = False
-    if not installed:
+    if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
         raise ValueError("--otlp-endpoint: OpenTelemetry is not installed: pip install 'tercet-frontend[traces]'")
+
+
+def check_grpc_listen(address: str) -> None:
+    """Raise ValueError for an address that is not HOST:PORT, or without the packages that gRPC needs."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"--grpc-listen must be like 127.0.0.1:30001, not {address!r}")
+    if not (_is_installed("grpc_health.v1") and _is_installed("grpc_reflection.v1alpha")):
+        raise ValueError("--grpc-listen: gRPC is not installed: pip install 'tercet-frontend[grpc]'")
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # a package above it is missing
+        return False
 
 
 AUTOMATIC = "auto"

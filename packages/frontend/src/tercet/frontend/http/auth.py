@@ -58,12 +58,17 @@ class Keys:
 def set_caller(scope: Scope, caller: Caller) -> None:
     """Store the caller in the scope and in the context of the current task."""
     scope[_SCOPE] = caller
+    set_current_caller(caller)
+
+
+def set_current_caller(caller: Caller) -> None:
+    """Store the caller in the context of the current task."""
     _current.set(caller)
 
 
 def set_resumed_caller(owner: str) -> None:
     """Let the current task work for a caller whose request came earlier; its client may have disconnected since."""
-    _current.set(Caller(owner, resumed=True))
+    set_current_caller(Caller(owner, resumed=True))
 
 
 def current_caller() -> Caller:

@@ -57,6 +57,8 @@ class ServeOptions:
     """Detokenizer processes."""
     frontend_workers: int = 1
     """Frontend processes, all on the one port."""
+    grpc_mode: Annotated[bool, Parameter(negative="")] = False
+    """Serve SGLang's gRPC service on the port, and HTTP on the next one."""
     log_level: LogLevel = "info"
     """How much every part logs."""
     log_format: LogFormat = "text"
@@ -69,11 +71,24 @@ class ServeOptions:
             raise ConfigError("--host is given and empty: give an address, such as 127.0.0.1")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"--port must be 0 to 65535, not {self.port}")
+        if self.grpc_mode and not 0 < self.port < 65535:
+            raise ConfigError(f"--grpc-mode needs --port to be 1 to 65534, not {self.port}: HTTP has the next port")
         for option in ("dp_size", "detokenizer_workers", "frontend_workers"):
             if not 1 <= (number := getattr(self, option)) <= _PARTS_AT_MOST:
                 raise ConfigError(f"--{option.replace('_', '-')} must be 1 to {_PARTS_AT_MOST}, not {number}")
         if not 0 < self.startup_timeout < float("inf"):
             raise ConfigError(f"--startup-timeout must be a number of seconds above 0, not {self.startup_timeout}")
+
+    @property
+    def http_port(self) -> int:
+        """Return the port of the HTTP server."""
+        return self.port + self.grpc_mode
+
+    @property
+    def grpc_address(self) -> str:
+        """Return HOST:PORT of the gRPC server; empty without --grpc-mode."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}" if self.grpc_mode else ""
 
 
 @Parameter(name="*")
@@ -226,6 +241,7 @@ def extra_flags(extra: Mapping[str, str]) -> list[str]:
         "detokenizer",
         "sibling",
         "data-parallel-rank",
+        "grpc-listen",
     }
     names = {name: name.replace("_", "-") for name in extra}
     for name in names.values():

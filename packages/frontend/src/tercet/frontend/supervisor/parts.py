@@ -89,6 +89,8 @@ def frontend_flags(config: ServeConfig) -> list[str]:
             value = value.expanduser().absolute()
         values = value if isinstance(value, tuple) else (value,)
         flags += [f"--{option.name.replace('_', '-')}={each}" for each in values]
+    if config.serve.grpc_mode:
+        flags.append(f"--grpc-listen={config.serve.grpc_address}")
     return [*flags, f"--response-store={config.frontend.response_store}", *extra_flags(config.frontend_extra)]
 
 

@@ -112,7 +112,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
     http = parse_frontend_config(config).http
     locked = bool(config.frontend.api_key or http.api_keys())
     display = choose_terminal(config.serve)
-    with listen(config.serve.host, config.serve.port) as listener, run_directory() as directory:
+    with listen(config.serve.host, config.serve.http_port) as listener, run_directory() as directory:
         if config.model == DEFAULT_MODEL:
             config = replace(config, model=_default_model())
         parts = make_parts(config, directory)

@@ -134,7 +134,7 @@ class InfoRoutes:
         if not _LOAD_SECTIONS.issuperset(map(str.strip, sections)):
             raise BadRequestError(f"'include' has some of {', '.join(sorted(_LOAD_SECTIONS))}.", param="include")
         chosen = number(request, "dp_rank", -1, lowest=0, highest=2**31 - 1)
-        loads = [_core_load(rank, each) for rank, each in enumerate(self._schedulers()) if chosen in (-1, rank)]
+        loads = [core_load(rank, each) for rank, each in enumerate(self._schedulers()) if chosen in (-1, rank)]
         head = {"timestamp": datetime.now(UTC).isoformat(), "version": __version__}
         return json_response({**head, "loads": loads})
 
@@ -205,7 +205,7 @@ class InfoRoutes:
             raise UnavailableError("No scheduler or no detokenizer is ready.", retry_after=1)
 
 
-def _core_load(rank: int, scheduler: SchedulerPeer) -> dict[str, Any]:
+def core_load(rank: int, scheduler: SchedulerPeer) -> dict[str, Any]:
     """Return the load of a scheduler under SGLang's names."""
     load = scheduler.load
     used = (load.pages_total - load.pages_free - load.pages_cached) * load.page_size

@@ -95,6 +95,7 @@ ALIASES = (
     Alias("--tokenizer-worker-num", "--frontend-workers"),
     Alias("--detokenizer-worker-num", "--detokenizer-workers"),
     Alias("--admin-api-key", "--admin-key"),
+    Alias("--smg-grpc-mode", "--grpc-mode"),
     Alias("--lora-paths", "--lora", _adapter, "`NAME=PATH`; a path alone is its own name"),
     Alias("--max-loras-per-batch", "--max-loras"),
     Alias("--enable-lora", "--max-loras=8", fallback=True),

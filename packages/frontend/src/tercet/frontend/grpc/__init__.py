@@ -1,0 +1,1 @@
+"""SGLang's gRPC service, for gateways that tokenize by themselves. Needs the extra `grpc`."""
