@@ -210,7 +210,6 @@ SGLANG_ABSENT = {
     "/get_weights_by_name": "`/weights_checker`",
     "/*_weights_*": "`/update_weights_from_disk`",
     "/*_weight_update": "`/update_weights_from_disk`",
-    "/*_memory_occupation": "end the server, and start it again",
     "/slow_down": "`--max-running-requests`",
     "/pd_role_switch": "prefill and decode run in one scheduler",
     "/load_lora_adapter_from_tensors": "`/load_lora_adapter`",

@@ -130,7 +130,7 @@ def scored(answer: dict[str, Any], side: str) -> tuple[list[int], list[float]]:
 
 
 def test_a_round_of_reinforcement_learning(served: Server, checkpoint: Path, trained: Path) -> None:
-    """Rollouts, a pause with partial ones, new weights, and their continuations: token ids in and out, and scores."""
+    """Rollouts, partial ones, new weights while memory is released, and continuations: token ids and scores."""
     update(served, checkpoint)
     prompt = list(range(20, 36))
     ids, scores = scored(rollout(served, prompt, 24), "output")
@@ -148,9 +148,14 @@ def test_a_round_of_reinforcement_learning(served: Server, checkpoint: Path, tra
     assert 0 < len(begun) < 5 * TOKENS
     assert begun[:24] == ids[: len(begun)], "the seed is the same"
 
-    assert ordered(served, "/pause_generation", mode="retract").status_code == 200
-    assert ordered(served, UPDATE, model_path=str(trained), weight_version="step-1").status_code == 200
-    assert ordered(served, "/continue_generation").status_code == 200
+    assert ordered(served, "/release_memory_occupation").status_code == 200
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(rollout, served, prompt, 24)
+        assert ordered(served, UPDATE, model_path=str(trained), weight_version="step-1").status_code == 200
+        assert not waiting.done()
+        assert ordered(served, "/resume_memory_occupation", tags=["kv_cache"]).status_code == 200
+        late, scores = scored(waiting.result(), "output")
+    assert scores == pytest.approx(logprobs_of(trained, prompt + late, len(prompt)), abs=2e-4)
     assert httpx.get(f"{served.url}/get_weight_version").json() == {"weight_version": "step-1"}
 
     longer = prompt + begun[:24]

@@ -33,19 +33,20 @@ def test_other_weights_are_those_of_new_graphs(monkeypatch: pytest.MonkeyPatch) 
 
 def test_graphs_of_old_weights_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with_graphs(monkeypatch, Tape())
-    replace = TpModelWorker._replace
+    change = TpModelWorker._change
 
-    def keep(self: TpModelWorker, path: Any) -> None:
+    def keep(self: TpModelWorker, *given: Any) -> str:
         graphs = self._runner.graphs
-        replace(self, path)
+        fault = change(self, *given)
         self._runner.graphs = graphs
+        return fault
 
-    monkeypatch.setattr(TpModelWorker, "_replace", keep)
+    monkeypatch.setattr(TpModelWorker, "_change", keep)
     assert not replaced()["right"]
 
 
 def test_weights_that_stay_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TpModelWorker, "_replace", lambda *_: None)
+    monkeypatch.setattr(TpModelWorker, "_change", lambda *_: "")
     result = replaced()
     assert not result["right"]
     assert result["far"] == pytest.approx(result["moved"], rel=0.1)

@@ -1,11 +1,12 @@
 import platform
 import resource
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tercet.kernels.memory import give_back, zeros
+from tercet.kernels.memory import discard, give_back, zeros
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (4, 1 << 20)])
@@ -35,6 +36,19 @@ def test_free_heap_memory_is_returned_to_the_system() -> None:
     give_back()
     assert before - resident() > 150e6
     assert len(last) == 100_000
+
+
+@pytest.mark.parametrize("make", [zeros, lambda shape, dtype: torch.zeros(*shape, dtype=dtype)])
+def test_discarded_memory_returns_to_the_system_and_is_zero(make: Callable[..., torch.Tensor]) -> None:
+    made = make((1 << 10, 1 << 14), torch.float32)  # 64 MiB
+    made.fill_(7)
+    address, before = made.data_ptr(), resident()
+    discard(made)
+    assert before - resident() > 60 << 20
+    assert made.data_ptr() == address
+    assert not made[1:-1].any()  # the ends may share a page with other memory
+    made.fill_(3)
+    assert float(made.sum()) == 3 * made.numel()
 
 
 def resident() -> int:

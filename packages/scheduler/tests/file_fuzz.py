@@ -20,6 +20,7 @@ from tercet.protocol.damage import damaged, damaged_json, damaged_safetensors, r
 from tercet.protocol.messages.values import LoRAAdapter, Task
 from tercet.scheduler.config import ModelOptions
 from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.executor.encoder_worker import EncoderOptions, EncoderWorker
 from tercet.scheduler.executor.lora.adapter_files import AdapterError
 from tercet.scheduler.executor.tp_worker import TpModelWorker
@@ -85,11 +86,14 @@ class Running:
         while not desk.pop_loaded():
             time.sleep(0.001)
         fault = desk.error_of(str(directory))
-        told = self._worker._replace(directory) if not fault or random.random() < 0.2 else fault
+        told = self._load(directory) if not fault or random.random() < 0.2 else fault
         if not told:
-            assert self._worker._replace(self._sample) == ""
+            assert self._load(self._sample) == ""
         assert self._ask() == self._first
         return told
+
+    def _load(self, weights: Path) -> str:
+        return self._worker.submit(Plan(step=0, weights=str(weights), rows=[])).result().fault
 
     def adapter(self, directory: Path, random: Random) -> str:
         """Give a damaged adapter."""

@@ -24,6 +24,8 @@ from tercet.protocol.messages.messages import (
     ExclusiveReady,
     FlushCacheReq,
     PauseGenerationReq,
+    ReleaseMemoryReq,
+    ResumeMemoryReq,
     TokenizedGenerateReqInput,
 )
 from tercet.protocol.messages.values import (
@@ -32,6 +34,7 @@ from tercet.protocol.messages.values import (
     GrammarKind,
     LogprobParams,
     LoRAAdapter,
+    MemoryTag,
     Resume,
     pack_ints,
     unpack_ints,
@@ -272,6 +275,9 @@ class World(Driver):
             ContinueGenerationReq(id="c"),
             ContinueGenerationReq(id="c"),
             FlushCacheReq(id="f"),
+            ReleaseMemoryReq(id="m", tags=[chance.choice([*MemoryTag])]),
+            ResumeMemoryReq(id="m", tags=[*MemoryTag]),
+            ResumeMemoryReq(id="m", tags=[*MemoryTag]),
             AdapterPending(ADAPTERS[0]),
             AdapterRead(ADAPTERS[0]),
             AdapterRead(ADAPTERS[0]),
@@ -287,7 +293,8 @@ class World(Driver):
 
     def finish(self) -> None:
         """Let everything go its way, and look at every answer."""
-        self.send(ContinueGenerationReq(id="c"), AdapterRead(ADAPTERS[0]), *map(PeerDrained, DETOKENIZERS))
+        self.send(ContinueGenerationReq(id="c"), ResumeMemoryReq(id="m", tags=[*MemoryTag]))
+        self.send(AdapterRead(ADAPTERS[0]), *map(PeerDrained, DETOKENIZERS))
         self.run()
         while self.offers:
             self.take_offers()

@@ -14,8 +14,14 @@ from safetensors.torch import load_file, save_file
 
 from packages.scheduler.tests.models.test_hugging_face import make
 from tercet.kernels.native.library import missing_library
-from tercet.protocol.messages.messages import ControlReply, PauseGenerationReq, UpdateWeightsFromDiskReq
-from tercet.protocol.messages.values import Task
+from tercet.protocol.messages.messages import (
+    ControlReply,
+    PauseGenerationReq,
+    ReleaseMemoryReq,
+    ResumeMemoryReq,
+    UpdateWeightsFromDiskReq,
+)
+from tercet.protocol.messages.values import MemoryTag, Task
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import WeightsRead
@@ -109,13 +115,15 @@ def test_they_are_rounded_as_the_old_ones_were(checkpoints: Callable[[str], Path
         assert ask(run, "after") == alone(new, quantization="int8")
 
 
-def test_all_ranks_load_them(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
+def test_all_ranks_load_them_and_release_memory(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:
     model = checkpoints("llama")
     new = other_weights(model, tmp_path / "new")
     with serving(model, size=2) as run:
         before = ask(run, "before")
         update(run, new)
-        assert ask(run, "after") == alone(new) != before
+        assert (after := ask(run, "after")) == alone(new) != before
+        run.send(ReleaseMemoryReq(id="", tags=[*MemoryTag]), ResumeMemoryReq(id="", tags=[*MemoryTag]))
+        assert ask(run, "resumed") == after
 
 
 def test_a_dummy_model_restarts_with_its_replaced_weights(checkpoints: Callable[[str], Path], tmp_path: Path) -> None:

@@ -14,8 +14,11 @@ from tercet.protocol.messages.messages import (
     ContinueGenerationReq,
     FlushCacheReq,
     PauseGenerationReq,
+    ReleaseMemoryReq,
+    ResumeMemoryReq,
     UpdateWeightsFromDiskReq,
 )
+from tercet.protocol.messages.values import MemoryTag
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
@@ -104,6 +107,34 @@ async def test_the_check_of_weights_has_a_fingerprint_for_each_scheduler(engine_
         assert later["weights"] != checked["weights"]
         refused = await http.post("/weights_checker", json={"action": "snapshot"})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "action")
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+async def test_slime_releases_and_resumes_memory_by_tags(engine_of: EngineOf, http_of: HttpOf, method: str) -> None:
+    async with serving(engine_of(schedulers=["scheduler-0", "scheduler-1"]), OPEN) as served:
+        http = http_of(served)
+        answer = await ok(await http.request(method, "/release_memory_occupation"))
+        assert answer == {"success": True, "schedulers": {"scheduler-0": "done", "scheduler-1": "done"}}
+        for tags in (["weights"], ["kv_cache", "cuda_graph"]):
+            await ok(await http.request(method, "/resume_memory_occupation", json={"tags": tags}))
+        orders = [each for peer, each in served.engine.sent if peer == "scheduler-1"]
+    memory = [(type(each), each.tags) for each in orders if isinstance(each, ReleaseMemoryReq | ResumeMemoryReq)]
+    assert memory == [
+        (ReleaseMemoryReq, [MemoryTag.WEIGHTS, MemoryTag.KV_CACHE]),
+        (ResumeMemoryReq, [MemoryTag.WEIGHTS]),
+        (ResumeMemoryReq, [MemoryTag.KV_CACHE]),
+    ]
+
+
+async def test_memory_belongs_to_administrators_and_has_known_tags(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of()
+    async with serving(engine, HttpConfig(api_key=("user",), admin_key=("boss",))) as served:
+        http = http_of(served)
+        for path in ("/release_memory_occupation", "/resume_memory_occupation"):
+            assert (await http.post(path, headers={"authorization": "Bearer user"})).status_code == 403
+            refused = await http.post(path, json={"tags": ["disk"]}, headers={"authorization": "Bearer boss"})
+            assert refused.status_code == 400
+    assert not any(isinstance(each, ReleaseMemoryReq | ResumeMemoryReq) for _, each in engine.sent)
 
 
 @pytest.mark.parametrize("name", ["is_async", "keep_pause", "recapture_cuda_graph", "manifest"])

@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import math
 import mmap
+import os
 from collections.abc import Sequence
 
 import torch
@@ -24,6 +25,20 @@ def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     with contextlib.suppress(OSError):  # the kernel has no huge pages
         region.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(region, dtype=dtype).view(*shape)
+
+
+def discard(tensor: torch.Tensor) -> None:
+    """Return the memory of a CPU tensor to the system, which gives zeroed memory where the tensor is written again.
+
+    The tensor stays where it is. Parts of pages at its ends keep their values.
+    """
+    first = -(-tensor.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+    end = (tensor.data_ptr() + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+    if first >= end:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
 def give_back() -> None:

@@ -13,6 +13,8 @@ from tercet.protocol.messages.messages import (
     GetInternalStateReq,
     LoadLoRAAdapterReq,
     PauseGenerationReq,
+    ReleaseMemoryReq,
+    ResumeMemoryReq,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     UnloadLoRAAdapterReq,
@@ -221,6 +223,8 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                     | FlushCacheReq()
                     | PauseGenerationReq()
                     | ContinueGenerationReq()
+                    | ReleaseMemoryReq()
+                    | ResumeMemoryReq()
                 ):
                     arrivals.append(Arrival(source, message, at))
                 case GetInternalStateReq(id=number):

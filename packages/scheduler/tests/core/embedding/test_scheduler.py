@@ -13,8 +13,9 @@ from tercet.protocol.messages.messages import (
     ExclusiveReady,
     FlushCacheReq,
     PauseGenerationReq,
+    ReleaseMemoryReq,
 )
-from tercet.protocol.messages.values import FinishReason, FinishType, unpack_floats, unpack_ints
+from tercet.protocol.messages.values import FinishReason, FinishType, MemoryTag, unpack_floats, unpack_ints
 from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.embedding.plan import EncoderCapacity, EncodeResult
 from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
@@ -252,6 +253,13 @@ def test_control_requests_are_answered() -> None:
     run = Run()
     run.send(PauseGenerationReq(id="p"), ContinueGenerationReq(id="c"), FlushCacheReq(id="f"))
     assert [(reply.id, reply.ok) for reply in run.replies] == [("p", True), ("c", True), ("f", True)]
+
+
+def test_an_encoder_keeps_its_memory() -> None:
+    run = Run()
+    run.send(ReleaseMemoryReq(id="m", tags=[*MemoryTag]), embedding_request("a", [1]))
+    assert [(reply.ok, reply.message) for reply in run.replies] == [(False, "an encoder keeps its memory")]
+    assert run.run() == [[[1]]]
 
 
 def test_a_draining_scheduler_finishes_running_and_refuses_waiting() -> None:

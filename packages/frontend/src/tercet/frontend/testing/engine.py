@@ -26,6 +26,8 @@ from tercet.protocol.messages.messages import (
     MetricsReq,
     PauseGenerationReq,
     Ready,
+    ReleaseMemoryReq,
+    ResumeMemoryReq,
     Series,
     TokenizedGenerateReqInput,
     TokenizerFiles,
@@ -139,7 +141,14 @@ class FakeEngine:
                 self._abort(peer, message)
             case TokenizedGenerateReqInput():
                 self._generate(peer, message)
-            case FlushCacheReq() | PauseGenerationReq() | ContinueGenerationReq() | UnloadLoRAAdapterReq():
+            case (
+                FlushCacheReq()
+                | PauseGenerationReq()
+                | ContinueGenerationReq()
+                | ReleaseMemoryReq()
+                | ResumeMemoryReq()
+                | UnloadLoRAAdapterReq()
+            ):
                 self._answer(peer, ControlReply(id=message.id, ok=True))
             case LoadLoRAAdapterReq():
                 self._answer(peer, self._read(peer, message))

@@ -20,6 +20,7 @@ from tercet.protocol.messages.values import (
     LogprobParams,
     Logprobs,
     LoRAAdapter,
+    MemoryTag,
     ModelIdentity,
     ModelLimits,
     Phase,
@@ -201,6 +202,26 @@ class UpdateWeightsFromDiskReq(Message, frozen=True, kw_only=True):
     id: str
     path: str
     """A directory on the scheduler's machine."""
+
+
+class ReleaseMemoryReq(Message, frozen=True, kw_only=True):
+    """Gives memory back to the system once the steps in flight have ended. Since 1.1.
+
+    Requests are kept, and wait until all memory is there again. No prefix stays cached. A restart ends the release.
+    """
+
+    id: str
+    tags: list[MemoryTag]
+
+
+class ResumeMemoryReq(Message, frozen=True, kw_only=True):
+    """Allocates memory again, and loads the weights from their directory. Since 1.1.
+
+    The reply is sent when the memory is there, or when it cannot be had, and then nothing has changed.
+    """
+
+    id: str
+    tags: list[MemoryTag]
 
 
 class LoadLoRAAdapterReq(Message, frozen=True, kw_only=True):
@@ -388,7 +409,10 @@ class Series(Message, frozen=True, kw_only=True):
 
 Membership = Hello | Introduce | Ready | Progress | Heartbeat | Goodbye
 AdapterReq = LoadLoRAAdapterReq | UnloadLoRAAdapterReq
-ControlReq = FlushCacheReq | PauseGenerationReq | ContinueGenerationReq | UpdateWeightsFromDiskReq | AdapterReq
+MemoryReq = ReleaseMemoryReq | ResumeMemoryReq
+ControlReq = (
+    FlushCacheReq | PauseGenerationReq | ContinueGenerationReq | UpdateWeightsFromDiskReq | MemoryReq | AdapterReq
+)
 FrontendToScheduler = (
     TokenizedGenerateReqInput
     | TokenizedEmbeddingReqInput

@@ -90,6 +90,13 @@ class Phase(StrEnum):
     DRAINING = "draining"
 
 
+class MemoryTag(StrEnum):
+    """Memory of a scheduler that can be released by itself."""
+
+    WEIGHTS = "weights"
+    KV_CACHE = "kv_cache"
+
+
 class FinishType(StrEnum):
     """Reason why a choice ended."""
 
@@ -329,6 +336,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Draft tokens verified since the start."""
     accepted_tokens: int = 0
     """Draft tokens accepted, which saved a step each."""
+    released: list[MemoryTag] = []
+    """Memory that was given back to the system; requests wait while there is any."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):

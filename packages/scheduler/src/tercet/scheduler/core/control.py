@@ -1,9 +1,16 @@
-"""Control requests of frontends that are answered later: adapters to load, and a weight update from disk."""
+"""Control requests of frontends that are answered later: adapters to load, weight updates, memory to release."""
 
+from collections import deque
 from collections.abc import Iterator
 
-from tercet.protocol.messages.messages import ControlReply, LoadLoRAAdapterReq, UpdateWeightsFromDiskReq
-from tercet.protocol.messages.values import LoRAAdapter
+from tercet.protocol.messages.messages import (
+    ControlReply,
+    LoadLoRAAdapterReq,
+    MemoryReq,
+    ResumeMemoryReq,
+    UpdateWeightsFromDiskReq,
+)
+from tercet.protocol.messages.values import LoRAAdapter, MemoryTag
 from tercet.scheduler.core.events import AdapterRead, WeightsRead
 from tercet.scheduler.core.outputs import Outputs
 
@@ -84,3 +91,49 @@ class WeightUpdate:
         for source, number in self._asked:
             outputs.send(source, ControlReply(id=number, ok=not fault, message=fault))
         self._asked.clear()
+
+
+class MemoryOccupation:
+    """Memory that the executor has released, and requests to release or resume some, in order.
+
+    Each has a plan of its own. No step is planned between the plan that releases memory and the commit of the one that
+    resumes the last of it.
+    """
+
+    def __init__(self) -> None:
+        self._released: frozenset[MemoryTag] = frozenset()
+        self._planned: frozenset[MemoryTag] | None = None
+        """Memory that is released once the plan in flight has run."""
+        self._asked: deque[tuple[str, MemoryReq]] = deque()
+
+    @property
+    def released(self) -> frozenset[MemoryTag]:
+        """Return the memory that a plan must not use."""
+        return self._released | (self._planned or frozenset())
+
+    @property
+    def due(self) -> bool:
+        """Return whether a request waits for its plan."""
+        return bool(self._asked) and self._planned is None
+
+    def note(self, source: str, order: MemoryReq) -> None:
+        self._asked.append((source, order))
+
+    def plan(self) -> list[MemoryTag]:
+        """Return the memory that the executor is without after the next plan."""
+        order = self._asked[0][1]
+        tags = frozenset(order.tags)
+        self._planned = self._released - tags if isinstance(order, ResumeMemoryReq) else self._released | tags
+        return sorted(self._planned)
+
+    def changed(self, outputs: Outputs, fault: str) -> None:
+        """Answer after the plan has committed, with its `fault` if there was not the memory."""
+        source, order = self._asked.popleft()
+        if self._planned is not None and not fault:
+            self._released = self._planned
+        self._planned = None
+        outputs.send(source, ControlReply(id=order.id, ok=not fault, message=fault))
+
+    def weights_loaded(self) -> None:
+        """Note that the executor has weights, because a plan loaded others."""
+        self._released -= {MemoryTag.WEIGHTS}

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tercet.protocol.messages.values import Logprobs, LoRAAdapter, SamplingParams
+from tercet.protocol.messages.values import Logprobs, LoRAAdapter, MemoryTag, SamplingParams
 
 
 class CacheGroup(msgspec.Struct, frozen=True):
@@ -119,13 +119,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     A choice may have several rows that decode, at consecutive positions. All but the first compute a draft token in
     `draft_tokens`: their output counts only if that token is the one that the row before sampled.
 
-    A plan with `weights` is not a step: it has no other content, and loading voids all slots and adapters of the
+    A plan with `weights` or `released` is not a step: it has no other content, and voids all slots and adapters of the
     executor.
     """
 
     step: int
     weights: str = ""
     """Directory of the weights to load."""
+    released: list[MemoryTag] | None = None
+    """Memory that the executor is without from now on; it has all other memory."""
     adapters: list[AdapterLoad] = []
     introduce: list[SlotInit] = []
     pages: list[PageUpdate] = []
@@ -155,6 +157,6 @@ class StepResult(msgspec.Struct, frozen=True, kw_only=True):
     errors: dict[int, str] = {}
     """Rows whose choice its grammar ends with an error, and the message for the client."""
     fault: str = ""
-    """Reason why the plan's weights could not be loaded, in one line. The model keeps its previous weights."""
+    """Reason why the plan's weights or memory are not there, in one line. The executor keeps those from before."""
     deferred: list[int] = []
     """Rows that sampled nothing because the grammar's mask was late. Their choices sit out until a `MaskReady`."""

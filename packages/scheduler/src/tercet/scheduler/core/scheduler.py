@@ -17,6 +17,7 @@ from tercet.protocol.messages.messages import (
     FlushCacheReq,
     InternalState,
     LoadLoRAAdapterReq,
+    MemoryReq,
     PauseGenerationReq,
     Rejected,
     TokenizedEmbeddingReqInput,
@@ -36,19 +37,14 @@ from tercet.protocol.messages.values import (
 )
 from tercet.scheduler.core.admission import RequestIntake
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.core.control import AdapterLoadRequests, WeightUpdate
+from tercet.scheduler.core.control import AdapterLoadRequests, MemoryOccupation, WeightUpdate
 from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.events import (
-    AdapterPending,
     AdapterRead,
     Arrival,
     Drain,
-    GrammarPending,
     GrammarRead,
-    MaskReady,
     Obstacle,
-    PeerBlocked,
-    PeerDrained,
     PeerGone,
     WeightsRead,
 )
@@ -84,18 +80,19 @@ class Scheduler:
         """The frontend that paused generation. Any frontend's continue, or the end of this frontend, ends the pause."""
         self.orders = AdapterLoadRequests()
         self.weights = WeightUpdate()
+        self.occupation = MemoryOccupation()
         self._steps = 0
         self._fast_path = FastPathRows()
 
     @property
     def paused(self) -> bool:
-        """Return whether generation is paused."""
-        return bool(self.paused_by)
+        """Return whether generation is paused, or has no memory."""
+        return bool(self.paused_by or self.occupation.released)
 
     @property
     def runnable(self) -> bool:
         """Return whether `schedule` might have a plan."""
-        if self._loads_weights:
+        if self._loads_weights or self.occupation.due:
             return True
         if self.paused:
             return False
@@ -113,6 +110,12 @@ class Scheduler:
         """Handle messages. Return the answers that are known at once."""
         outputs = Outputs()
         for source, message, at in arrivals:
+            if isinstance(message, ControlReq):
+                self._handle_control(source, message, outputs)
+                continue
+            if isinstance(message, Obstacle):
+                self._apply_availability(message, outputs)
+                continue
             match message:
                 case TokenizedGenerateReqInput():
                     self.intake.accept(source, message, outputs, at)
@@ -121,30 +124,11 @@ class Scheduler:
                     outputs.send(source, Rejected(rid=rid, attempt=attempt, code="invalid_request", message=why))
                 case AbortReq():
                     self.intake.abort(source, message, outputs)
-                case (
-                    FlushCacheReq()
-                    | PauseGenerationReq()
-                    | ContinueGenerationReq()
-                    | UpdateWeightsFromDiskReq()
-                    | LoadLoRAAdapterReq()
-                    | UnloadLoRAAdapterReq()
-                ):
-                    self._handle_control(source, message, outputs)
                 case PeerGone():
                     self.intake.drop_frontend(message.peer)
                     self.orders.drop_frontend(message.peer)
                     if self.paused_by == message.peer:
                         self.paused_by = ""
-                case (
-                    PeerBlocked()
-                    | PeerDrained()
-                    | GrammarPending()
-                    | GrammarRead()
-                    | MaskReady()
-                    | AdapterPending()
-                    | AdapterRead()
-                ):
-                    self._apply_availability(message, outputs)
                 case WeightsRead():
                     self.weights.read(message, outputs)
                     self.planner.closed = bool(self.weights.due)
@@ -161,6 +145,9 @@ class Scheduler:
             return
         if isinstance(order, UpdateWeightsFromDiskReq):
             self.weights.note(source, order, outputs)
+            return
+        if isinstance(order, MemoryReq):
+            self.occupation.note(source, order)
             return
         ok, reply = True, ""
         match order:
@@ -188,7 +175,14 @@ class Scheduler:
         """Plan the next step, if there is one. `now` changes no decision: it measures how long choices have waited."""
         planned: tuple[Plan, list[Req]] | None = None
         if self._loads_weights:
-            planned = self._load_weights(), []
+            self._retract_all()
+            self.planner.closed = False
+            planned = Plan(step=self._steps, weights=self.weights.load(), rows=[]), []
+        elif self.occupation.due:
+            if self.in_flight:
+                return None
+            self._retract_all()
+            planned = Plan(step=self._steps, released=self.occupation.plan(), rows=[]), []
         elif not self.paused:
             planned = self.planner.plan(self._steps, now)
         if planned is None:
@@ -207,16 +201,11 @@ class Scheduler:
             return False
         return self.paused or not any(req.slot >= 0 or req.output_tokens for req in self.roster)
 
-    def _load_weights(self) -> Plan:
-        """Return a plan that loads the weights that are due.
-
-        Running choices are retracted and recomputed afterwards.
-        """
+    def _retract_all(self) -> None:
+        """Retract running choices, to be recomputed, and drop cached prefixes and adapters."""
         for req in list(self.planner.running):
             self.planner.retract(req)
         self.memory.forget()
-        self.planner.closed = False
-        return Plan(step=self._steps, weights=self.weights.load(), rows=[])
 
     def commit(self, result: StepResult) -> list[Outgoing]:
         """Apply the result of the oldest plan in flight. Return its tokens and final answers."""
@@ -254,6 +243,10 @@ class Scheduler:
         self.memory.on_step_committed(plan, reqs)
         if plan.weights:
             self.weights.loaded(outputs, result.fault)
+            if not result.fault:
+                self.occupation.weights_loaded()
+        if plan.released is not None:
+            self.occupation.changed(outputs, result.fault)
         self._offer_exclusive(outputs)
         return outputs.collect()
 
@@ -302,6 +295,7 @@ class Scheduler:
             updating=self.weights.coming,
             drafted_tokens=self.counters.drafted_tokens,
             accepted_tokens=self.counters.accepted_tokens,
+            released=sorted(self.occupation.released),
         )
 
     def internal_state(self, number: str, now: float) -> InternalState:

@@ -89,6 +89,11 @@ class KVPool:
         """Size of the pool in bytes."""
         return sum(self.shape.page_bytes * (group.pages + self._spare) * len(group.layers) for group in self.groups)
 
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Tensors of the pool. Values that are views of the keys are left out."""
+        return [*self._keys.values(), *(() if self.shape.rank else self._values.values())]
+
     def layer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the key and value caches of a layer."""
         return self._keys[layer_id], self._values[layer_id]

@@ -24,9 +24,14 @@ class StatePool:
         }
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Tensors of the pool."""
+        return [tensor for tensors in self._layers.values() for tensor in tensors]
+
+    @property
     def bytes(self) -> int:
         """Size of the pool in bytes."""
-        return sum(tensor.nbytes for tensors in self._layers.values() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def layer(self, layer_id: int) -> tuple[torch.Tensor, ...]:
         """Return the state tensors of a layer."""

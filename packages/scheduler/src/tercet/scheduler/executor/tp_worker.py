@@ -16,8 +16,10 @@ from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.select import attention_backend, graph_backend
 from tercet.kernels.errors import UnavailableBackendError
+from tercet.kernels.memory import give_back
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.protocol.json_files import error_line
+from tercet.protocol.messages.values import MemoryTag
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
 from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import release_cached, require_memory
@@ -34,6 +36,7 @@ from tercet.scheduler.executor.loading import (
 )
 from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
+from tercet.scheduler.executor.pool_memory import allocate_tensors, release_tensors
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.sampler import Sampler
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
@@ -97,13 +100,14 @@ class TpModelWorker:
             budget = replace(budget, config=config)
         scales = _kv_scales(options, config, shape)
         self._options, self._config, self._shape, self._device = options, config, shape, device
+        self._released: frozenset[MemoryTag] = frozenset()
         self._backend, self._native, self._shard = backend, native, shard
         self._strategy, self._advance, self._progress = rank_strategy_of(shard), advance, progress
         budget.check()
         ends = _end_ids(options, config)
         self._grammars = _grammars(options, config, ends)
         with require_memory("the model's weights"), reading_model(options.checkpoint):
-            loaded = self._load(options)
+            self._loaded: LoadedModel | None = (loaded := self._load(options))
         ops = sampling_ops(loaded.model, device, native=self._native)
         sizes = budget.sizes(loaded.model, backend, ops)
         tokens = sizes.pages * options.page_size
@@ -162,18 +166,21 @@ class TpModelWorker:
     @property
     def records(self) -> bool:
         """Return whether `prepare` may have something to do."""
-        return self._runner.graphs is not None
+        return not self._released and self._runner.graphs is not None
 
     def prepare(self) -> bool:
         """Capture the next graph. See `Executor.prepare`."""
-        return self._runner.graphs is not None and self._runner.graphs.capture_next()
+        return not self._released and self._runner.graphs is not None and self._runner.graphs.capture_next()
 
     def _execute(self, plan: Plan) -> StepOutput:
         """Run a plan, then capture a graph. A failed plan is not followed by a capture, because ranks must capture
         together.
         """
         if plan.weights:
-            return StepOutput(plan, [], None, [], fault=self._replace(Path(plan.weights)))
+            options = replace(self._options, weights=Path(plan.weights), load_format="safetensors")
+            return StepOutput(plan, [], None, [], fault=self._change(options, self._released - {MemoryTag.WEIGHTS}))
+        if plan.released is not None:
+            return StepOutput(plan, [], None, [], fault=self._change(self._options, frozenset(plan.released)))
         output = self._runner.execute(plan)
         self.prepare()
         return output
@@ -239,35 +246,44 @@ class TpModelWorker:
         check_replacement(Path(path), options, self._config, self._shard)
         _kv_scales(options, self._config, self._shape)
 
-    def _replace(self, weights: Path) -> str:
-        """Release the model, because memory does not hold two, and load it with other weights.
+    def _change(self, options: WorkerOptions, released: frozenset[MemoryTag]) -> str:
+        """Load the weights of `options`, and release the memory with these tags, or allocate what has other tags.
 
-        If loading fails in any rank, restore the previous weights and return the reason. Raise if these cannot be
-        loaded.
+        If that fails in any rank, restore what was before and return the reason. Raise if that fails, too.
         """
-        options = replace(self._options, weights=weights, load_format="safetensors")
+        before = self._options, self._released
         gc.unfreeze()  # in case the process froze its objects after start
         fault = ""
         try:
-            self._load_again(options)
+            self._set_memory(options, released)
         except Exception as error:  # any error in the files; or lack of memory, for which the previous weights may fit
-            logger.error("weights: loading failed: path=%s", weights, exc_info=True)
+            logger.error("weights: loading failed: path=%s", options.checkpoint, exc_info=True)
             fault = error_line(error)
-        if self._shard.collectives.all_reduce_min(0 if fault else 1):
-            self._options = options
-        else:
+        if not self._shard.collectives.all_reduce_min(0 if fault else 1):
             fault = fault or "another process of this model cannot load them"
             logger.error("weights: restoring the previous weights")
-            self._load_again(self._options)
+            self._set_memory(*before)
         gc.freeze()
         return fault
 
-    def _load_again(self, options: WorkerOptions) -> None:
-        """Load the weights of `options` in place of the current ones, if any."""
+    def _set_memory(self, options: WorkerOptions, released: frozenset[MemoryTag]) -> None:
+        """Change to these weights and this released memory. The model goes first: memory does not hold two."""
         vars(self).pop("_runner", None)
+        if MemoryTag.WEIGHTS in released or options is not self._options:
+            self._loaded = None
+        pools = [*self._pool.tensors, *(() if self._states is None else self._states.tensors)]
+        if MemoryTag.KV_CACHE in released:
+            release_tensors(pools)
         release_cached()
-        self._pool.set_scales(_kv_scales(options, self._config, self._shape))
-        self._runner = self._runner_of(self._load(options))
+        give_back()
+        if MemoryTag.KV_CACHE not in released:
+            allocate_tensors(pools)
+        if MemoryTag.WEIGHTS not in released and self._loaded is None:
+            self._pool.set_scales(_kv_scales(options, self._config, self._shape))
+            self._loaded = self._load(options)
+        self._options, self._released = options, released
+        if self._loaded is not None and not released:
+            self._runner = self._runner_of(self._loaded)
 
     def close(self) -> None:
         """Let submitted steps finish, and start no more."""

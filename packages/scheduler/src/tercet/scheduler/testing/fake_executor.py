@@ -7,7 +7,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tercet.protocol.messages.values import Logprobs, LoRAAdapter, SamplingParams, pack_floats, pack_ints, unpack_ints
+from tercet.protocol.messages.values import (
+    Logprobs,
+    LoRAAdapter,
+    MemoryTag,
+    SamplingParams,
+    pack_floats,
+    pack_ints,
+    unpack_ints,
+)
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, Row, SlotInit, StateSnapshot, StepResult
 from tercet.scheduler.executor.weights_loader import weights_loader
@@ -160,6 +168,7 @@ class FakeExecutor:
         self.weights = weights_loader(_check_directory)
         self.adapters = AsyncLoader(_load_adapter, _InlineExecutor()) if capacity.adapters else None
         self._loaded = weights
+        self._released: set[MemoryTag] = set()
         self._capacity = capacity
         self._verify = verify
         self._before_step = before_step
@@ -194,10 +203,7 @@ class FakeExecutor:
         """Run a plan at once."""
         if self._before_step is not None:
             self._before_step(plan)
-        if plan.weights:
-            self._loaded = plan.weights
-            for void in (self._slots, self._adapters, self._cache, self._snapshots):
-                void.clear()
+        self._set_memory(plan)
         for load in plan.adapters:
             if not 0 <= load.place < self._capacity.adapters:
                 raise IndexError(f"there is no place {load.place}")
@@ -225,6 +231,18 @@ class FakeExecutor:
             late.clear()
 
         return Done(result, tell)
+
+    def _set_memory(self, plan: Plan) -> None:
+        if plan.weights:
+            self._loaded = plan.weights
+            self._released.discard(MemoryTag.WEIGHTS)
+        if plan.released is not None:
+            self._released = {*plan.released}
+        if plan.weights or plan.released is not None:
+            for void in (self._slots, self._adapters, self._cache, self._snapshots):
+                void.clear()
+        elif self._released:
+            raise StaleCacheError(f"step {plan.step} uses released memory")
 
     def close(self) -> None:
         """Stop the thread that checks weights."""

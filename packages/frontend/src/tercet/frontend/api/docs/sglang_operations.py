@@ -20,6 +20,7 @@ from tercet.frontend.api.sglang.generate import DETOKENIZE_PATHS, TOKENIZE_PATHS
 from tercet.frontend.api.sglang.generate_schema import Detokenize, NativeGenerate, Tokenize
 from tercet.frontend.api.sglang.parse_routes import ParseFunctionCall, SeparateReasoning
 from tercet.frontend.api.sglang.session_schema import CloseSession, OpenSession
+from tercet.frontend.api.sglang.training_routes import MemoryOccupation
 
 
 def _control(
@@ -66,6 +67,20 @@ _FREEZE = _control(
     summary="Exclude the present objects of a frontend from garbage collections.",
     answer="A confirmation.",
     response={"success": True},
+)
+_RELEASE = _control(
+    summary="Give memory of the schedulers back to the system; requests are kept until it is resumed.",
+    answer="The reply of each scheduler.",
+    body=MemoryOccupation,
+    example={"tags": ["kv_cache", "weights"]},
+    response=_OBEYED,
+)
+_RESUME = _control(
+    summary="Allocate released memory again, and load the weights again.",
+    answer="The reply of each scheduler.",
+    body=MemoryOccupation,
+    example={"tags": ["weights"]},
+    response=_OBEYED,
 )
 _VECTOR = {"embedding": [0.5, -0.5], "meta_info": {"id": RID, "prompt_tokens": 5}}
 _TOKENIZE = Operation(
@@ -216,6 +231,8 @@ SGLANG: dict[MethodAndPath, Operation] = {
         example={"new_version": "step-700", "abort_all_requests": False},
         response={"success": True, "message": "The weights have the version step-700.", "new_version": "step-700"},
     ),
+    **{(method, "/release_memory_occupation"): _RELEASE for method in ("GET", "POST")},
+    **{(method, "/resume_memory_occupation"): _RESUME for method in ("GET", "POST")},
     **{("POST", path): _LOAD for path in LOAD_PATHS},
     **{("POST", path): _UNLOAD for path in UNLOAD_PATHS},
 }

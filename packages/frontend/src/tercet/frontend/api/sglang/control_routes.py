@@ -16,7 +16,7 @@ from tercet.frontend.http.json_response import json_response
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
-from tercet.frontend.routing.control import Order
+from tercet.frontend.routing.control import Control, Order
 from tercet.protocol.messages.messages import ContinueGenerationReq, FlushCacheReq, PauseGenerationReq
 
 _PREFIXES = ("chatcmpl-", "cmpl-", "msg_", "resp_", "rerank-", "score-", "classify-")
@@ -120,7 +120,7 @@ class ControlRoutes:
     async def flush_cache(self, request: Request) -> Response:
         """Drop all cached prefixes that running requests do not use."""
         require_admin(request)
-        return await self._send_control(lambda number: FlushCacheReq(id=number))
+        return await send_control(self._manager.control, lambda number: FlushCacheReq(id=number))
 
     async def pause_generation(self, request: Request) -> Response:
         """Pause generation. Requests are kept unless the mode is `abort`, and new ones are queued."""
@@ -128,13 +128,13 @@ class ControlRoutes:
         body = await read_model(request, PauseGeneration, self._body_limit, optional=True)
         if body.mode == "abort":
             self._manager.requests.abort_all()
-        return await self._send_control(lambda number: PauseGenerationReq(id=number))
+        return await send_control(self._manager.control, lambda number: PauseGenerationReq(id=number))
 
     async def continue_generation(self, request: Request) -> Response:
         """Resume generation."""
         require_admin(request)
         await read_model(request, ContinueGeneration, self._body_limit, optional=True)
-        return await self._send_control(lambda number: ContinueGenerationReq(id=number))
+        return await send_control(self._manager.control, lambda number: ContinueGenerationReq(id=number))
 
     async def update_weights(self, request: Request) -> Response:
         """Replace the weights of all schedulers."""
@@ -174,18 +174,18 @@ class ControlRoutes:
         gc.freeze()
         return json_response({"success": True})
 
-    async def _send_control(self, message_for: Order) -> Response:
-        """Send a control message to all schedulers and return their replies. Raises UnavailableError if one refuses."""
-        acknowledgements = await self._manager.control.broadcast(message_for)
-        accepted = all(acknowledgement.ok for acknowledgement in acknowledgements.values())
-        replies = {
-            peer: acknowledgement.message or ("done" if acknowledgement.ok else "refused")
-            for peer, acknowledgement in acknowledgements.items()
-        }
-        if not accepted:
-            details = ", ".join(f"{peer}: {what}" for peer, what in sorted(replies.items()))
-            raise UnavailableError(f"Not every scheduler obeyed. {details}.", retry_after=1)
-        return json_response({"success": True, "schedulers": replies})
+
+async def send_control(control: Control, message_for: Order, seconds: float | None = None) -> Response:
+    """Send a control message to all schedulers and return their replies. Raises UnavailableError if one refuses."""
+    acknowledgements = await control.broadcast(message_for, seconds=seconds)
+    replies = {
+        peer: acknowledgement.message or ("done" if acknowledgement.ok else "refused")
+        for peer, acknowledgement in acknowledgements.items()
+    }
+    if not all(acknowledgement.ok for acknowledgement in acknowledgements.values()):
+        details = ", ".join(f"{peer}: {what}" for peer, what in sorted(replies.items()))
+        raise UnavailableError(f"Not every scheduler obeyed. {details}.", retry_after=1)
+    return json_response({"success": True, "schedulers": replies})
 
 
 def _rid_of(response_id: str) -> str:

@@ -9,6 +9,7 @@ from tercet.frontend.api.sglang.info_routes import InfoRoutes
 from tercet.frontend.api.sglang.parse_routes import ParseRoutes
 from tercet.frontend.api.sglang.session_routes import SessionRoutes
 from tercet.frontend.api.sglang.session_store import SessionStore
+from tercet.frontend.api.sglang.training_routes import TrainingRoutes
 from tercet.frontend.chat.planner import ChatPlanner
 from tercet.frontend.http.route import Route
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -25,5 +26,6 @@ def sglang_routes(
         *ParseRoutes(manager.adapters, planner, body_limit).routes,
         *InfoRoutes(manager, planner).routes,
         *ControlRoutes(manager, ids, body_limit).routes,
+        *TrainingRoutes(manager, body_limit).routes,
         *AdapterRoutes(manager.adapters, body_limit).routes,
     ]

@@ -21,6 +21,8 @@ from tercet.protocol.messages.messages import (
     LoadLoRAAdapterReq,
     PauseGenerationReq,
     Rejected,
+    ReleaseMemoryReq,
+    ResumeMemoryReq,
     TokenizedEmbeddingReqInput,
     TokenizedGenerateReqInput,
     UnloadLoRAAdapterReq,
@@ -93,6 +95,9 @@ class EmbeddingScheduler:
         """Handle messages. Return the answers that are known at once."""
         outputs = EmbeddingOutputs(self.capacity.width)
         for source, message, at in arrivals:
+            if isinstance(message, ControlReq):
+                self._handle_control(source, message, outputs)
+                continue
             match message:
                 case TokenizedEmbeddingReqInput():
                     self._accept(source, message, outputs, at)
@@ -100,15 +105,6 @@ class EmbeddingScheduler:
                     self._refuse(source, message, "invalid_request", "this model generates no text", outputs)
                 case AbortReq():
                     self._abort(source, message, outputs)
-                case (
-                    FlushCacheReq()
-                    | PauseGenerationReq()
-                    | ContinueGenerationReq()
-                    | UpdateWeightsFromDiskReq()
-                    | LoadLoRAAdapterReq()
-                    | UnloadLoRAAdapterReq()
-                ):
-                    self._handle_control(source, message, outputs)
                 case PeerGone(peer):
                     self._drop_frontend(peer)
                 case PeerBlocked(peer):
@@ -135,6 +131,8 @@ class EmbeddingScheduler:
                 ok, reply = False, "an encoder runs no adapters"
             case UpdateWeightsFromDiskReq():
                 ok, reply = False, "an encoder keeps the weights that it was started with"
+            case ReleaseMemoryReq() | ResumeMemoryReq():
+                ok, reply = False, "an encoder keeps its memory"
             case _:
                 assert_never(order)
         outputs.send(source, ControlReply(id=order.id, ok=ok, message=reply))
