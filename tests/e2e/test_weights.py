@@ -1,5 +1,6 @@
 """A model gets other weights while it is served, and keeps them when its scheduler dies."""
 
+import base64
 import shutil
 import signal
 import threading
@@ -12,7 +13,7 @@ import httpx
 import pytest
 import torch
 from openai import OpenAI
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.e2e.administration import ADMIN_KEY, ordered, scheduler, wait_until_served
@@ -45,10 +46,14 @@ def trained(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def served(start: Callable[..., Server], checkpoint: Path) -> Iterator[Server]:
-    server = start(str(checkpoint), *OPTIONS).wait()
+def served(
+    start: Callable[..., Server], checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    state = tmp_path_factory.mktemp("state")
+    server = start(str(checkpoint), *OPTIONS, "--scheduler.state-dir", str(state)).wait()
     yield server
     assert server.stop() == 0, "\n".join(server.lines)
+    assert not list((state / "weights").iterdir()), "a stopped server leaves no weights behind"
 
 
 @pytest.fixture
@@ -166,6 +171,35 @@ def test_a_round_of_reinforcement_learning(served: Server, checkpoint: Path, tra
     assert again == longer
     assert scores[1:] == pytest.approx(logprobs_of(trained, longer, 1), abs=2e-4)
     assert logprobs_of(checkpoint, longer, 1) != pytest.approx(logprobs_of(trained, longer, 1), abs=1e-2)
+
+
+def test_tensors_of_a_trainer_survive_the_death_of_the_scheduler(
+    served: Server, client: OpenAI, checkpoint: Path, trained: Path
+) -> None:
+    """Two parts, of which a restart keeps the first, and then another death, which keeps the weights."""
+    name, prompt = checkpoint.name, list(range(20, 36))
+    update(served, checkpoint)
+    tensors = load_file(trained / "model.safetensors")
+    names = sorted(tensors)
+    parts = [{each: tensors[each] for each in names[half::2]} for half in (0, 1)]
+
+    def send(part: dict[str, torch.Tensor], **more: object) -> None:
+        coded = base64.b64encode(save(part)).decode()
+        answer = ordered(served, "/update_weights_from_tensor", serialized_named_tensors=[coded], **more)
+        assert answer.status_code == 200, answer.text
+
+    send(parts[0], flush_cache=False)
+    before = long_answer(client, name, TOKENS)
+    assert long_answer(client, name, TOKENS, 20, lambda: scheduler(served).send_signal(signal.SIGKILL)) == before
+    wait_until_served(served)
+    send(parts[1], weight_version="step-2")
+    row = ordered(served, "/get_weights_by_name", name="model.norm.weight", truncate_size=5).json()
+    assert row == tensors["model.norm.weight"][:5].tolist()
+    new = long_answer(client, name, TOKENS)
+    assert long_answer(client, name, TOKENS, 20, lambda: scheduler(served).send_signal(signal.SIGKILL)) == new != before
+    ids, scores = scored(rollout(served, prompt, 24), "output")
+    assert scores == pytest.approx(logprobs_of(trained, prompt + ids, len(prompt)), abs=2e-4)
+    assert httpx.get(f"{served.url}/get_weight_version").json() == {"weight_version": "step-2"}
 
 
 def test_weights_of_another_model_are_refused(served: Server, client: OpenAI, checkpoint: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import re
 import sqlite3
 
-from tercet.frontend.database import state_directory
+from tercet.protocol.system.private_files import state_directory
 from tools.attacks.attack import Attack
 from tools.attacks.http import again, at_once, head, model_of, post, send
 

@@ -20,12 +20,12 @@ from tercet.protocol.messages.messages import (
     FrontendInbox,
     Heartbeat,
     Message,
-    SchedulerInbox,
     SupervisorInbox,
 )
 from tercet.protocol.messages.values import Phase, pack_floats, pack_ints, unpack_array, unpack_floats, unpack_ints
+from tercet.protocol.messages.weight_transfers import FullSchedulerInbox
 
-INBOXES = [FrontendInbox, SchedulerInbox, DetokenizerInbox, SupervisorInbox]
+INBOXES = [FrontendInbox, FullSchedulerInbox, DetokenizerInbox, SupervisorInbox]
 CODECS = [Codec(inbox) for inbox in INBOXES]
 BEAT = Heartbeat(phase=Phase.IDLE)
 

@@ -22,16 +22,16 @@ from tercet.protocol.messages.messages import (
     FrontendInbox,
     Heartbeat,
     Message,
-    SchedulerInbox,
     SupervisorInbox,
 )
 from tercet.protocol.messages.values import Phase, Role
+from tercet.protocol.messages.weight_transfers import FullSchedulerInbox
 from tercet.protocol.node_core import NodeCore
 from tercet.protocol.testing import INBOXES, ScriptedClock
 from tercet.protocol.transport.channel import Received
 
 GOLDEN = golden()
-CODECS = [Codec(inbox) for inbox in (FrontendInbox, SchedulerInbox, DetokenizerInbox, SupervisorInbox)]
+CODECS = [Codec(inbox) for inbox in (FrontendInbox, FullSchedulerInbox, DetokenizerInbox, SupervisorInbox)]
 DECODERS: list[Callable[[bytes], object]] = [*(codec.decode for codec in CODECS), decode_envelope, decode_spec]
 
 ODD: list[Any] = [

@@ -36,6 +36,13 @@ from tercet.protocol.messages.values import (
     pack_floats,
     pack_ints,
 )
+from tercet.protocol.messages.weight_transfers import (
+    DestroyWeightsUpdateGroupReq,
+    GetWeightsByNameReq,
+    InitWeightsUpdateGroupReq,
+    UpdateWeightsFromDistributedReq,
+    UpdateWeightsFromTensorReq,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 MINORS = range(WIRE_VERSION[1] + 1)
@@ -145,6 +152,21 @@ MESSAGES: list[m.Message] = [
     m.UpdateWeightsFromDiskReq(id="c7", path="/ckpt/7"),
     m.ReleaseMemoryReq(id="c8", tags=[MemoryTag.WEIGHTS, MemoryTag.KV_CACHE]),
     m.ResumeMemoryReq(id="c9", tags=[MemoryTag.WEIGHTS]),
+    UpdateWeightsFromTensorReq(id="c10", part=1, last=True),
+    InitWeightsUpdateGroupReq(
+        id="c11",
+        group="trainer",
+        address="10.0.0.1",
+        port=29_500,
+        world_size=3,
+        ranks={"scheduler-0": 1, "scheduler-1": 2},
+        backend="gloo",
+    ),
+    DestroyWeightsUpdateGroupReq(id="c12", group="trainer"),
+    UpdateWeightsFromDistributedReq(
+        id="c13", part=0, last=False, group="trainer", names=["lm_head.weight"], dtypes=["bfloat16"], shapes=[[400, 64]]
+    ),
+    GetWeightsByNameReq(id="c14", name="lm_head.weight", rows=100),
     m.LoadLoRAAdapterReq(id="c5", adapter=LoRAAdapter("/adapters/sql")),
     m.UnloadLoRAAdapterReq(id="c6", adapter=LoRAAdapter("/adapters/sql", "0f" * 32)),
     m.TokenizerFilesReq(id="c4"),

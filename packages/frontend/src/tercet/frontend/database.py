@@ -14,7 +14,7 @@ from typing import TypeVar
 from tercet.frontend.config.config import StoreConfig
 from tercet.frontend.http.auth import current_caller
 from tercet.frontend.round_robin import RoundRobinQueue
-from tercet.protocol.system.private_files import make_private_directory, open_private
+from tercet.protocol.system.private_files import make_private_directory, open_private, state_directory
 
 logger = logging.getLogger(__name__)
 
@@ -331,14 +331,3 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
     other = next((name for (name,) in there if name not in ours and not name.startswith("sqlite_")), None)
     if found == 0 and other is not None:
         raise ValueError(f"{path} is another program's database: it has a table {other!r}")
-
-
-def state_directory() -> Path:
-    """Return the directory for persistent state of this user's programs. Raises OSError for a user without a home."""
-    place = Path(os.environ.get("XDG_STATE_HOME", ""))
-    if not place.is_absolute():  # the XDG specification says to ignore a relative path
-        try:
-            place = Path.home() / ".local" / "state"
-        except RuntimeError:
-            raise OSError("this user has no home directory, and neither HOME nor XDG_STATE_HOME is set") from None
-    return place / "tercet"

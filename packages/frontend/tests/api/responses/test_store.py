@@ -16,8 +16,9 @@ from tercet.frontend.api.responses import store as store_module
 from tercet.frontend.api.responses.store import LEASE_SECONDS, LeaseLostError, ResponseStore
 from tercet.frontend.api.sglang.session_store import SessionStore, Turn
 from tercet.frontend.config.config import StoreConfig
-from tercet.frontend.database import Database, StoreError, state_directory
+from tercet.frontend.database import Database, StoreError
 from tercet.frontend.errors import BadRequestError, NotFoundError
+from tercet.protocol.system.private_files import state_directory
 
 MANY = 1 << 30
 DAY = 86400.0

@@ -1,6 +1,7 @@
 """Calls of verl (HttpServerAdapter) and slime (SGLangEngine, rollouts), with the bodies that they send."""
 
 import asyncio
+import base64
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ import httpx2
 import pytest
 
 from packages.frontend.tests.polling import until
+from tercet.frontend.api.sglang.training_routes import TrainingRoutes
 from tercet.frontend.config.config import HttpConfig
 from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.protocol.messages.messages import (
@@ -19,6 +21,14 @@ from tercet.protocol.messages.messages import (
     UpdateWeightsFromDiskReq,
 )
 from tercet.protocol.messages.values import MemoryTag
+from tercet.protocol.messages.weight_transfers import (
+    DestroyWeightsUpdateGroupReq,
+    GetWeightsByNameReq,
+    InitWeightsUpdateGroupReq,
+    UpdateWeightsFromDistributedReq,
+    UpdateWeightsFromTensorReq,
+    WeightTransferReq,
+)
 
 EngineOf = Callable[..., FakeEngine]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
@@ -126,15 +136,86 @@ async def test_slime_releases_and_resumes_memory_by_tags(engine_of: EngineOf, ht
     ]
 
 
+def safetensors(*values: int) -> bytes:
+    """A safetensors file of one int8 tensor."""
+    header = f'{{"a":{{"dtype":"I8","shape":[{len(values)}],"data_offsets":[0,{len(values)}]}}}}'.encode()
+    return len(header).to_bytes(8, "little") + header + bytes(values)
+
+
+async def test_tensors_are_sent_in_parts_and_served_with_the_last(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(schedulers=["scheduler-0", "scheduler-1"])
+    files = [safetensors(1), safetensors(1, 2), safetensors(3)]
+    coded = [base64.b64encode(file).decode() for file in files]
+    async with serving(engine, OPEN) as served:
+        http = http_of(served)
+        path = "/update_weights_from_tensor"
+        before = (await ok(await http.post("/weights_checker")))["weights"]
+        part = await ok(await http.post(path, json={"serialized_named_tensors": coded[:2], "flush_cache": False}))
+        assert part["weights"] == before
+        last = {"serialized_named_tensors": coded[2:], "weight_version": "7"}
+        weights = (await ok(await http.post(path, json=last)))["weights"]
+        assert weights != before
+        assert (await ok(await http.get("/get_weight_version")))["weight_version"] == "7"
+        await ok(await http.post(path, json={"serialized_named_tensors": []}))
+    sent = [(peer, each.part, each.last) for peer, each in engine.sent if isinstance(each, UpdateWeightsFromTensorReq)]
+    assert sorted(sent) == [(peer, *part) for peer in engine.schedulers for part in [(0, False), (0, True), (1, True)]]
+    assert engine.frames == [*files[:2], *files[:2], files[2], files[2]]
+
+
+async def test_broadcast_tensors_and_their_group(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(schedulers=["scheduler-1", "scheduler-0"])
+    async with serving(engine, OPEN) as served:
+        http = http_of(served)
+        group = {"master_address": "10.0.0.1", "master_port": 29500, "rank_offset": 1, "world_size": 3}
+        await ok(await http.post("/init_weights_update_group", json={**group, "group_name": "g", "backend": "gloo"}))
+        body = {"names": ["a", "b"], "dtypes": ["torch.bfloat16", "float32"], "shapes": [[2, 3], []], "group_name": "g"}
+        await ok(await http.post("/update_weights_from_distributed", json=body))
+        await ok(await http.post("/destroy_weights_update_group", json={"group_name": "g"}))
+        values = await http.request("GET", "/get_weights_by_name", json={"name": "a", "truncate_size": 2})
+        assert await ok(values) == [1.0, 2.0]
+    orders = [each for peer, each in engine.sent if peer == "scheduler-0" and isinstance(each, WeightTransferReq)]
+    join, update, leave, get = orders
+    assert isinstance(join, InitWeightsUpdateGroupReq)
+    assert join.ranks == {"scheduler-0": 1, "scheduler-1": 2}
+    assert isinstance(update, UpdateWeightsFromDistributedReq)
+    assert (update.dtypes, update.shapes, update.last) == (["bfloat16", "float32"], [[2, 3], []], True)
+    assert leave == DestroyWeightsUpdateGroupReq(id=leave.id, group="g")
+    assert get == GetWeightsByNameReq(id=get.id, name="a", rows=2)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/update_weights_from_tensor", {"serialized_named_tensors": ["gASVAAAAAAA="]}, "serialized_named_tensors"),
+        ("/update_weights_from_tensor", {"serialized_named_tensors": ["?"]}, "serialized_named_tensors"),
+        ("/update_weights_from_tensor", {"serialized_named_tensors": [], "load_format": "direct"}, "load_format"),
+        ("/update_weights_from_distributed", {"names": ["a"], "dtypes": [], "shapes": []}, "names"),
+        ("/update_weights_from_distributed", {"names": ["a"], "dtypes": ["object"], "shapes": [[1]]}, "dtypes"),
+        ("/get_weights_by_name", {"name": "a", "truncate_size": 0}, "truncate_size"),
+    ],
+)
+async def test_weights_that_cannot_be_sent_are_refused(
+    engine_of: EngineOf, http_of: HttpOf, path: str, body: dict[str, Any], param: str
+) -> None:
+    engine = engine_of()
+    async with serving(engine, OPEN) as served:
+        refused = await http_of(served).post(path, json=body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"].startswith(param)
+    assert not any(isinstance(each, WeightTransferReq) for _, each in engine.sent)
+
+
 async def test_memory_belongs_to_administrators_and_has_known_tags(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of()
     async with serving(engine, HttpConfig(api_key=("user",), admin_key=("boss",))) as served:
         http = http_of(served)
         for path in ("/release_memory_occupation", "/resume_memory_occupation"):
-            assert (await http.post(path, headers={"authorization": "Bearer user"})).status_code == 403
             refused = await http.post(path, json={"tags": ["disk"]}, headers={"authorization": "Bearer boss"})
             assert refused.status_code == 400
-    assert not any(isinstance(each, ReleaseMemoryReq | ResumeMemoryReq) for _, each in engine.sent)
+        for route in TrainingRoutes(served.manager, 0).routes:
+            refused = await http.request(route.method, route.path, headers={"authorization": "Bearer user"})
+            assert refused.status_code == 403
+    assert not any(isinstance(each, ReleaseMemoryReq | ResumeMemoryReq | WeightTransferReq) for _, each in engine.sent)
 
 
 @pytest.mark.parametrize("name", ["is_async", "keep_pause", "recapture_cuda_graph", "manifest"])

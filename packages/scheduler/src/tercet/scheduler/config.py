@@ -2,12 +2,14 @@
 
 import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from tercet.protocol.messages.values import Role
 from tercet.protocol.options import NodeOptions
+from tercet.protocol.system.private_files import state_directory
 from tercet.protocol.transport.endpoints import default_peer
 from tercet.scheduler.core.config import PolicyName
 
@@ -39,12 +41,22 @@ class ProcessOptions(NodeOptions):
     """Seconds that requests held get to finish after SIGTERM."""
     weights: str = ""
     """Directory of other weights for the model, such as it had come to before its process died."""
+    state_dir: str = ""
+    """Directory for weights that arrive in messages; by default tercet in XDG_STATE_HOME or ~/.local/state."""
     event_log: str = ""
     """File to write every event and plan to, for tools/replay.py."""
     kv_events_config: str = ""
     """JSON object that has changes of the prefix cache published, with the keys of vLLM's and SGLang's."""
     data_parallel_rank: int = 0
     """Number of this scheduler in its KV events, added to the ports of --kv-events-config."""
+
+    @property
+    def state(self) -> Path:
+        """The directory for state. Raises ConfigError for a user without a home."""
+        try:
+            return Path(self.state_dir) if self.state_dir else state_directory()
+        except OSError as error:
+            raise ConfigError(f"--state-dir: {error}") from error
 
     def __post_init__(self) -> None:
         if not 0 <= self.drain_grace < 1e6:

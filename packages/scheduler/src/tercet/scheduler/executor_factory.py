@@ -9,6 +9,7 @@ from tercet.scheduler.core.plan import CacheGroup, Capacity
 from tercet.scheduler.model_files import ModelError, read_json
 from tercet.scheduler.ports import Advance, Executor
 from tercet.scheduler.resolved_model import ResolvedModel, on_gpu
+from tercet.scheduler.weight_transfer.weight_transfers import NoUpdateGroups, UpdateGroups
 
 ReportBytes = Callable[[int, int], None]
 """Called with (bytes loaded, bytes in total) while weights load."""
@@ -58,6 +59,19 @@ def build_torch(
     from tercet.scheduler.executor.ranks.ranks import Ranks
 
     return Ranks(worker, size, report, advance)
+
+
+def update_groups_of(options: ModelOptions, peer: str) -> UpdateGroups:
+    """Return the process groups in which a scheduler can get weights."""
+    if options.executor == "fake":
+        return NoUpdateGroups("the fake executor joins no process group")
+    if options.tensor_parallel_size > 1:
+        why = f"--tensor-parallel-size {options.tensor_parallel_size}: no trainer can broadcast to several ranks"
+        return NoUpdateGroups(f"{why}, use /update_weights_from_tensor")
+    from tercet.scheduler.device.devices import select_device
+    from tercet.scheduler.weight_transfer.update_groups import TorchUpdateGroups
+
+    return TorchUpdateGroups(peer, select_device(options.device))
 
 
 def build_fake(

@@ -2,16 +2,19 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from tercet.protocol.backlog import BacklogSender, Outgoing, Send
+from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.messages import (
     AbortReq,
     ContinueGenerationReq,
+    ControlReply,
     FlushCacheReq,
     GetInternalStateReq,
     LoadLoRAAdapterReq,
+    Message,
     PauseGenerationReq,
     ReleaseMemoryReq,
     ResumeMemoryReq,
@@ -21,7 +24,8 @@ from tercet.protocol.messages.messages import (
     UpdateWeightsFromDiskReq,
 )
 from tercet.protocol.messages.values import Grammar, LoRAAdapter, Phase
-from tercet.protocol.node import Delivery, PeerDown, PeerUp
+from tercet.protocol.messages.weight_transfers import WeightTransferReq
+from tercet.protocol.node import Delivery, PeerDown, PeerEvent, PeerUp
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.events import (
     AdapterPending,
@@ -39,6 +43,7 @@ from tercet.scheduler.core.events import (
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.ports import Core, LateMasks, LoadedAdapter, Pending, Runner
 from tercet.scheduler.status import StatusBoard
+from tercet.scheduler.weight_transfer.weight_transfers import WeightTransfers
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +80,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         late_masks: LateMasks | None = None,
         adapters: AsyncLoader[LoRAAdapter, LoadedAdapter] | None = None,
         weights: AsyncLoader[str, None] | None = None,
+        transfers: WeightTransfers | None = None,
         prepare: Callable[[], bool] = lambda: False,
         on_weights_loaded: Callable[[str], None] = lambda _: None,
         on_turn: Callable[[], None] = lambda: None,
@@ -96,6 +102,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._late_masks = late_masks
         self._adapters = adapters
         self._weights = weights
+        self._transfers = transfers
         self._prepare = prepare
         self._on_weights_loaded = on_weights_loaded
         self._on_turn = on_turn
@@ -159,7 +166,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     @property
     def _loading(self) -> bool:
         """Return whether something is being loaded, so that the loop must poll it."""
-        loaders = (self._grammars, self._adapters, self._late_masks, self._weights)
+        loaders = (self._grammars, self._adapters, self._late_masks, self._weights, self._transfers)
         return any(each is not None and each.busy for each in loaders)
 
     def _loaded(self) -> list[Arrival]:
@@ -174,6 +181,12 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         if self._weights is not None and self._weights.busy:
             weights = self._weights
             events += [Arrival("", WeightsRead(each, weights.error_of(each))) for each in weights.pop_loaded()]
+        if self._transfers is not None and self._transfers.busy:
+            for source, outcome in self._transfers.pop_finished():
+                if isinstance(outcome, ControlReply):
+                    self.outbox.send([(source, outcome)])
+                else:
+                    events.append(self._check_weights(source, outcome))
         return events
 
     def _request(self, grammar: Grammar | None, adapter: LoRAAdapter | None) -> list[Arrival]:
@@ -186,6 +199,21 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
             loaded = adapters.request(adapter)
             events.append(_adapter_read(adapters, adapter) if loaded else Arrival("", AdapterPending(adapter)))
         return events
+
+    def _check_weights(self, source: str, order: UpdateWeightsFromDiskReq) -> Arrival:
+        if self._weights is not None:
+            self._weights.request(order.path)
+        return Arrival(source, order)
+
+    def _handle_beside_core(self, source: str, message: Message | PeerEvent, frames: Sequence[Frame]) -> None:
+        """Handle a message that is no event of the core. Membership messages have been handled by the node."""
+        if isinstance(message, GetInternalStateReq):
+            self.outbox.send([(source, self._core.internal_state(message.id, self._clock()))])
+        elif isinstance(message, WeightTransferReq) and self._transfers is not None:
+            self._transfers.request(source, message, frames)
+        elif isinstance(message, WeightTransferReq):
+            why = "an encoder keeps the weights that it was started with"
+            self.outbox.send([(source, ControlReply(id=message.id, ok=False, message=why))])
 
     def _publish(self, *, now: bool = False) -> None:
         time = self._clock()
@@ -202,17 +230,15 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def _arrivals(self, wait: float | None) -> list[Arrival]:
         """Convert deliveries into arrivals for the core, and request the loading of grammars, adapters and weights."""
         arrivals = []
-        for source, message, _, at in self._drain(wait):
+        for source, message, frames, at in self._drain(wait):
             match message:
                 case TokenizedGenerateReqInput():
                     arrivals.append(Arrival(source, message, at))
                     arrivals += self._request(message.sampling.grammar, message.lora)
                 case LoadLoRAAdapterReq(adapter=adapter):
                     arrivals += [Arrival(source, message), *self._request(None, adapter)]
-                case UpdateWeightsFromDiskReq(path=path):
-                    arrivals.append(Arrival(source, message))
-                    if self._weights is not None:
-                        self._weights.request(path)
+                case UpdateWeightsFromDiskReq():
+                    arrivals.append(self._check_weights(source, message))
                 case UnloadLoRAAdapterReq(adapter=adapter):
                     if self._adapters is not None:
                         self._adapters.unload(adapter)
@@ -227,8 +253,6 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                     | ResumeMemoryReq()
                 ):
                     arrivals.append(Arrival(source, message, at))
-                case GetInternalStateReq(id=number):
-                    self.outbox.send([(source, self._core.internal_state(number, self._clock()))])
                 case PeerDown(peer, _, reason):
                     logger.info("peer %s disconnected: reason=%s", peer, reason)
                     self.outbox.forget(peer)
@@ -236,7 +260,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                 case PeerUp(peer):
                     logger.info("peer %s connected", peer)
                 case _:
-                    pass  # membership messages, which the node has handled
+                    self._handle_beside_core(source, message, frames)
         return arrivals
 
 

@@ -17,11 +17,11 @@ from tercet.protocol.messages.messages import (
     Message,
     Progress,
     Ready,
-    SchedulerInbox,
     TokenizerFiles,
     TokenizerFilesReq,
 )
 from tercet.protocol.messages.values import ModelLimits, Role, Task
+from tercet.protocol.messages.weight_transfers import FullSchedulerInbox
 from tercet.protocol.node import Answer, ThreadNode, unanswered
 from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.system.private_files import open_private
@@ -36,7 +36,7 @@ from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.encoder_factory import ENCODERS
 from tercet.scheduler.event_log import RecordingScheduler
-from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes
+from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes, update_groups_of
 from tercet.scheduler.kv_events.config import KVEventsConfig, read_kv_events_config
 from tercet.scheduler.kv_events.publisher import KVEventPublisher
 from tercet.scheduler.loop import PlanT, ResultT, SchedulerLoop
@@ -44,6 +44,8 @@ from tercet.scheduler.model_files import ModelError, file_hashes, tokenizer_file
 from tercet.scheduler.ports import Core, Runner
 from tercet.scheduler.resolved_model import ResolvedModel, identity_of, on_gpu, resolve_served_model
 from tercet.scheduler.status import StatusBoard
+from tercet.scheduler.weight_transfer.staged_weights import StagedWeights
+from tercet.scheduler.weight_transfer.weight_transfers import WeightTransfers
 
 logger = logging.getLogger(__name__)
 
@@ -66,11 +68,12 @@ class SchedulerProcess:
         self._schedule = schedule
         self._kv_events = _kv_events_config(process.kv_events_config)
         self._found: ResolvedModel | None = None
+        self._stage = StagedWeights(lambda: process.state, process.peer)
         self._early_file_requests: dict[str, TokenizerFilesReq] = {}
         """Requests for the model's files, by peer, that arrived before the model was resolved."""
         self._board = StatusBoard(SuspendAwareClock())
         answers: dict[type[Message], Answer] = {TokenizerFilesReq: self._answer_files, Heartbeat: unanswered}
-        self._node = ThreadNode(process.node_config(Role.SCHEDULER), SchedulerInbox, self._board.heartbeat, answers)
+        self._node = ThreadNode(process.node_config(Role.SCHEDULER), FullSchedulerInbox, self._board.heartbeat, answers)
         self._stopped = False
         self._exit_thread: threading.Thread | None = None
         self._loop: AnyLoop | None = None
@@ -85,6 +88,7 @@ class SchedulerProcess:
             log = self._open_log(stack)
             self._node.start()
             stack.callback(lambda: self._node.close("stopped" if self._stopped else "failed"))
+            stack.callback(self._remove_stage)
             found = self._resolve_model()
             if found.task is Task.GENERATE:
                 self._loop, limits = self._build_generation_loop(found, stack, log)
@@ -117,6 +121,7 @@ class SchedulerProcess:
     def _exit_while_loading(self) -> None:
         """End the process while its main thread loads. An exception raised there would be lost inside some import."""
         self._node.close("stopped")
+        self._remove_stage()
         os._exit(0)
 
     def _join_exit_thread(self) -> None:
@@ -161,11 +166,20 @@ class SchedulerProcess:
             lambda: build(self._model, self._schedule, found, self._report_loading(), self._board.advance)
         )
         stack.callback(executor.close)
+        transfers = WeightTransfers(
+            self._stage, found.weights or found.path, update_groups_of(self._model, self._process.peer)
+        )
+        stack.callback(transfers.close)
         core = Scheduler(self._core_config(), executor.capacity)
         kv_events = self._publish_kv_events(core.memory, stack)
         tokens = core.memory.tokens
         self._send_progress(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}"))
         limits = _limits(found, executor.capacity, tokens)
+
+        def on_weights_loaded(path: str) -> None:
+            transfers.on_loaded(Path(path))
+            self._announce(replace(found, weights=Path(path)), limits)
+
         loop = self._build_loop(
             core if log is None else RecordingScheduler(core, log),
             executor,
@@ -173,8 +187,9 @@ class SchedulerProcess:
             late_masks=executor.late_masks,
             adapters=executor.adapters,
             weights=executor.weights,
+            transfers=transfers,
             prepare=executor.prepare,
-            on_weights_loaded=lambda path: self._announce(replace(found, weights=Path(path)), limits),
+            on_weights_loaded=on_weights_loaded,
             on_turn=(lambda: None) if kv_events is None else kv_events.flush,
         )
         return loop, limits
@@ -234,6 +249,11 @@ class SchedulerProcess:
             protection=schedule.protection(gpu=on_gpu(self._model)),
             draft_rows=schedule.draft_rows(gpu=on_gpu(self._model)),
         )
+
+    def _remove_stage(self) -> None:
+        """Remove weights that arrived in messages, if the process ends on purpose: no successor loads them."""
+        if self._stopped:
+            self._stage.remove()
 
     def _open_log(self, stack: ExitStack) -> BinaryIO | None:
         if not self._process.event_log:

@@ -2,15 +2,17 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
 from tercet.frontend.routing.peers import PeerRegistry
+from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.messages import ControlReply, ControlReq
+from tercet.protocol.messages.weight_transfers import WeightTransferReq
 from tercet.protocol.node import Sender
 
-Order = Callable[[str], ControlReq]
+Order = Callable[[str], ControlReq | WeightTransferReq]
 """Creates the message from the request id."""
 
 _TIMEOUT = 10.0
@@ -57,9 +59,13 @@ class Control:
         self._pending: dict[str, _PendingControl] = {}
 
     async def broadcast(
-        self, order: Order, peers: Iterable[str] | None = None, seconds: float | None = None
+        self,
+        order: Order,
+        peers: Iterable[str] | None = None,
+        seconds: float | None = None,
+        frames: Sequence[Frame] = (),
     ) -> dict[str, Answer]:
-        """Send a request to the given schedulers, by default all, and collect their answers.
+        """Send a request with its frames to the given schedulers, by default all, and collect their answers.
 
         A scheduler that leaves or does not reply in time counts as failed, with `answered` unset.
         """
@@ -67,7 +73,7 @@ class Control:
         message = order(number)
         pending = self._pending[number] = _PendingControl(set(self._fleet.schedulers if peers is None else peers))
         for peer in list(pending.waiting):
-            if not self._outbox.send(peer, message):
+            if not self._outbox.send(peer, message, *frames):
                 pending.record(peer, _failure("it cannot be reached"))
         try:
             if pending.waiting:

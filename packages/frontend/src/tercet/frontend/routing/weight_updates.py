@@ -2,15 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.routing.control import Answer, Control
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.peers import PeerRegistry
+from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.messages import UpdateWeightsFromDiskReq
+from tercet.protocol.messages.weight_transfers import WeightTransferReq
 
 logger = logging.getLogger(__name__)
+
+PartOrder = Callable[[str, int, bool], WeightTransferReq]
+"""Creates the message of a part from the request id, the number of parts before it, and whether it is the last."""
+PeersOrder = Callable[[str, Sequence[str]], WeightTransferReq]
+"""Creates a message from the request id and the schedulers that get it."""
 
 UPDATE_TIMEOUT = 3600.0
 """Seconds for running requests to finish with the old weights, and for the new ones to load."""
@@ -27,6 +34,8 @@ class WeightUpdates:
         self._control = control
         self._updates: dict[str, asyncio.Task[None]] = {}
         self._versions: dict[str, str] = {}
+        self._parts: dict[str, int] = {}
+        """Parts that were sent of an unfinished update, by model."""
 
     async def close(self) -> None:
         """Cancel updates of outdated schedulers."""
@@ -50,6 +59,43 @@ class WeightUpdates:
             before = self._identities(group)
             _check(await self._broadcast(path, group))
             await self._wait_for_identities(group, before)
+        return self._loaded(peers, version)
+
+    async def transfer(
+        self,
+        order: PartOrder,
+        model: str | None = None,
+        *,
+        frames: Sequence[Frame] = (),
+        last: bool = True,
+        version: str = "",
+    ) -> dict[str, str]:
+        """Send all schedulers of a model a part of new weights, which they load with the last part.
+
+        Returns the fingerprints and raises as `update` does. After an error, the next part is the first of an update.
+        """
+        peers = self._schedulers(model)
+        before, key = self._identities(peers), model or ""
+        part = self._parts.pop(key, 0)
+        _check(
+            await self._control.broadcast(lambda number: order(number, part, last), peers, UPDATE_TIMEOUT, frames),
+            param=None,
+        )
+        if not last:
+            self._parts[key] = part + 1
+            return before
+        await self._wait_for_identities(peers, before)
+        return self._loaded(peers, version)
+
+    async def ask(self, order: PeersOrder, model: str | None = None) -> dict[str, str]:
+        """Send the schedulers of a model a request about transfers. Return their messages; raise as `update` does."""
+        peers = self._schedulers(model)
+        answers = await self._control.broadcast(lambda number: order(number, peers), peers, UPDATE_TIMEOUT)
+        _check(answers, param=None, what="A scheduler refuses")
+        return {peer: answer.message for peer, answer in answers.items()}
+
+    def _loaded(self, peers: Sequence[str], version: str) -> dict[str, str]:
+        """Return the fingerprints of loaded weights, and give these weights the client's name for them."""
         loaded = self._identities(peers)
         if version:
             self._versions |= dict.fromkeys(loaded.values(), version)
@@ -125,7 +171,10 @@ class WeightUpdates:
             await asyncio.sleep(0.01)
 
 
-def _check(answers: dict[str, Answer]) -> None:
+def _check(
+    answers: dict[str, Answer], param: str | None = "model_path", what: str = "The weights cannot be loaded"
+) -> None:
+    """Raise ApiError that says what no scheduler, or not every one, could do, and why."""
     for refused in (True, False):
         failures = [
             f"{peer}: {each.message.rstrip('.')}"
@@ -133,7 +182,7 @@ def _check(answers: dict[str, Answer]) -> None:
             if not each.ok and each.answered is refused
         ]
         if failures and refused:
-            message = f"The weights cannot be loaded. {', '.join(failures)}."
-            raise BadRequestError(message, param="model_path", code="invalid_weights")
+            message = f"{what}. {', '.join(failures)}."
+            raise BadRequestError(message, param=param, code="invalid_weights")
         if failures:
-            raise UnavailableError(f"Not every scheduler has loaded them. {', '.join(failures)}.", retry_after=1)
+            raise UnavailableError(f"Not every scheduler has answered. {', '.join(failures)}.", retry_after=1)

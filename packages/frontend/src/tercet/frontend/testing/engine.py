@@ -48,6 +48,7 @@ from tercet.protocol.messages.values import (
     pack_ints,
     unpack_ints,
 )
+from tercet.protocol.messages.weight_transfers import GetWeightsByNameReq, WeightTransferReq
 
 DETOKENIZER = "detokenizer-0"
 
@@ -108,6 +109,8 @@ class FakeEngine:
     schedulers: list[str] = field(default_factory=lambda: ["scheduler-0"])
     deliver: Callable[[list[Delivery]], None] = _nowhere
     sent: list[tuple[str, Message]] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    """Raw frames of messages so far."""
     running: list[Running] = field(default_factory=list)
     reject: Callable[[TokenizedGenerateReqInput], Message | None] = _accept
     full: set[str] = field(default_factory=set)
@@ -127,7 +130,7 @@ class FakeEngine:
 
     # The frontend's node.
 
-    def send(self, peer: str, message: Message, *frames: Frame) -> bool:  # noqa: ARG002
+    def send(self, peer: str, message: Message, *frames: Frame) -> bool:
         """Handle a message of the frontend; the reply is sent from the loop, never at once."""
         if peer in self.full or peer not in {*self.schedulers, *self.other_frontends}:
             return False
@@ -154,6 +157,8 @@ class FakeEngine:
                 self._answer(peer, self._read(peer, message))
             case UpdateWeightsFromDiskReq():
                 self._update(peer, message)
+            case _ if isinstance(message, WeightTransferReq):
+                self._transfer(peer, message, frames)
             case GetInternalStateReq():
                 assert self.state is not None
                 self._answer(peer, msgspec.structs.replace(self.state, id=message.id))
@@ -186,6 +191,15 @@ class FakeEngine:
         self._answer(peer, ControlReply(id=order.id, ok=True))
         if peer not in self.silent:
             asyncio.get_running_loop().call_soon(self._from, peer, PeerReady(peer, Role.SCHEDULER, ready))
+
+    def _transfer(self, peer: str, order: WeightTransferReq, frames: Sequence[Frame]) -> None:
+        """Update the weights with the last part, and answer everything else."""
+        self.frames += frames
+        if getattr(order, "last", False):
+            self._update(peer, UpdateWeightsFromDiskReq(id=order.id, path=f"/staged/{len(self.frames)}"))
+            return
+        message = "[1.0, 2.0]" if isinstance(order, GetWeightsByNameReq) else ""
+        self._answer(peer, ControlReply(id=order.id, ok=True, message=message))
 
     def detokenizer_up(self, peer: str, incarnation: str = "1") -> None:
         """Make one detokenizer ready."""

@@ -30,3 +30,14 @@ def make_private_directory(path: Path) -> None:
 def open_private(path: Path, flags: int) -> int:
     """Open a file and return its descriptor; a new file gets mode 0600. Raises OSError."""
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+
+
+def state_directory() -> Path:
+    """Return the directory for persistent state of this user's programs. Raises OSError for a user without a home."""
+    place = Path(os.environ.get("XDG_STATE_HOME", ""))
+    if not place.is_absolute():  # the XDG specification says to ignore a relative path
+        try:
+            place = Path.home() / ".local" / "state"
+        except RuntimeError:
+            raise OSError("this user has no home directory, and neither HOME nor XDG_STATE_HOME is set") from None
+    return place / "tercet"

@@ -20,9 +20,10 @@ from tercet.kernels.memory import give_back
 from tercet.kernels.ops.store_kv import E4M3
 from tercet.protocol.json_files import error_line
 from tercet.protocol.messages.values import MemoryTag
-from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, StepResult
+from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import release_cached, require_memory
+from tercet.scheduler.device.pool_memory import allocate_tensors, release_tensors
 from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape, state_layers
 from tercet.scheduler.executor.kv_pool import KVPool, KVShape
@@ -36,7 +37,6 @@ from tercet.scheduler.executor.loading import (
 )
 from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
-from tercet.scheduler.executor.pool_memory import allocate_tensors, release_tensors
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.sampler import Sampler
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
@@ -45,16 +45,15 @@ from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.warmup import compile_mask_kernels, ordinary_plans
 from tercet.scheduler.executor.weights_loader import weights_loader
+from tercet.scheduler.executor.worker_limits import capacity_of, end_ids, served_context_length
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.cache import GrammarLoader
-from tercet.scheduler.model_files import tokenizer_files
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, with_context_length
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.weights import Progress
 from tercet.scheduler.ports import Advance
-from tercet.scheduler.tokenizer_files import tokenizer_end_ids
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +87,7 @@ class TpModelWorker:
                 backend = attention_backend(options.attention_backend, device)
         except UnavailableBackendError as error:
             raise ValueError(str(error)) from error
-        context_length = _context_length(options, config)
+        context_length = served_context_length(options, config)
         config = replace(config, context_length=context_length)
         native = backend is CpuAttention
         shape = kv_shape(options, config, shard)
@@ -104,7 +103,7 @@ class TpModelWorker:
         self._backend, self._native, self._shard = backend, native, shard
         self._strategy, self._advance, self._progress = rank_strategy_of(shard), advance, progress
         budget.check()
-        ends = _end_ids(options, config)
+        ends = end_ids(options, config)
         self._grammars = _grammars(options, config, ends)
         with require_memory("the model's weights"), reading_model(options.checkpoint):
             self._loaded: LoadedModel | None = (loaded := self._load(options))
@@ -123,7 +122,7 @@ class TpModelWorker:
             if device.type == "cuda":
                 self._warm_up(loaded.model)
         self.weights = weights_loader(self._check)
-        self._capacity = _capacity(options, config, ends, self._pool, self._states, self._grammars)
+        self._capacity = capacity_of(options, config, ends, self._pool, self._states, self._grammars)
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
 
@@ -368,46 +367,11 @@ def _chunks(options: WorkerOptions, config: DecoderShape) -> Sequence[int]:
     return sizes
 
 
-def _capacity(
-    options: WorkerOptions,
-    config: DecoderShape,
-    ends: Sequence[int],
-    pool: KVPool,
-    states: StatePool | None,
-    grammars: SlotGrammars | None,
-) -> Capacity:
-    """Return the limits that the core must know."""
-    return Capacity(
-        page_size=options.page_size,
-        groups=[CacheGroup(group.name, group.pages, group.window) for group in pool.groups],
-        slots=options.slots,
-        snapshots=None if states is None else states.snapshots,
-        context_length=config.context_length,
-        vocab_size=config.vocab_size,
-        eos_token_ids=list(ends),
-        grammars=grammars.name if grammars else "",
-        adapters=options.max_loras,
-    )
-
-
-def _end_ids(options: WorkerOptions, config: DecoderShape) -> list[int]:
-    """Return the ids that end a text: those of the model's configuration, and the tokenizer's own end token."""
-    ends = [*config.eos_token_ids, *tokenizer_end_ids(tokenizer_files(options.model))]
-    return [*dict.fromkeys(token for token in ends if token < config.vocab_size)]
-
-
 def _grammars(options: WorkerOptions, config: DecoderShape, ends: Sequence[int]) -> SlotGrammars | None:
     backend = grammar_backend(options.grammar_backend, options.model, config.vocab_size, ends)
     if backend is None:
         return None
     return SlotGrammars(backend, options.slots, config.vocab_size, fast_forward=options.fast_forward)
-
-
-def _context_length(options: WorkerOptions, config: DecoderShape) -> int:
-    wanted = options.context_length or config.context_length
-    if wanted > config.context_length:
-        raise ValueError(f"context_length {wanted} is beyond the model's {config.context_length}")
-    return wanted
 
 
 def _kv_scales(options: WorkerOptions, config: DecoderShape, shape: KVShape) -> Mapping[int, Scales] | None:

@@ -11,6 +11,7 @@ from tercet.frontend.api.docs.score_operations import SCORES
 from tercet.frontend.api.docs.server_operations import SERVER
 from tercet.frontend.api.docs.sglang_operations import SGLANG
 from tercet.frontend.api.docs.stored_chat_operations import STORED_CHATS
+from tercet.frontend.api.docs.training_operations import TRAINING
 
 OPERATIONS: dict[MethodAndPath, Operation] = {
     **OPENAI,
@@ -19,5 +20,6 @@ OPERATIONS: dict[MethodAndPath, Operation] = {
     **SCORES,
     **ANTHROPIC,
     **SGLANG,
+    **TRAINING,
     **SERVER,
 }

@@ -20,10 +20,9 @@ from tercet.frontend.api.sglang.generate import DETOKENIZE_PATHS, TOKENIZE_PATHS
 from tercet.frontend.api.sglang.generate_schema import Detokenize, NativeGenerate, Tokenize
 from tercet.frontend.api.sglang.parse_routes import ParseFunctionCall, SeparateReasoning
 from tercet.frontend.api.sglang.session_schema import CloseSession, OpenSession
-from tercet.frontend.api.sglang.training_routes import MemoryOccupation
 
 
-def _control(
+def control(
     summary: str,
     answer: str,
     response: object,
@@ -42,15 +41,15 @@ def _control(
     )
 
 
-_OBEYED = {"success": True, "schedulers": {"scheduler-0": "done"}}
-_LOAD = _control(
+OBEYED = {"success": True, "schedulers": {"scheduler-0": "done"}}
+_LOAD = control(
     summary="Load a LoRA adapter under a name that requests can use.",
     answer="The paths of all adapters, by name.",
     body=LoadAdapter,
     example={"lora_name": "haiku", "lora_path": "/adapters/haiku"},
     response={"success": True, "loaded_adapters": {"haiku": "/adapters/haiku"}},
 )
-_UNLOAD = _control(
+_UNLOAD = control(
     summary="Unload a LoRA adapter.",
     answer="The paths of the remaining adapters, by name.",
     body=UnloadAdapter,
@@ -58,29 +57,15 @@ _UNLOAD = _control(
     response={"success": True, "loaded_adapters": {}},
 )
 
-_FLUSH = _control(
+_FLUSH = control(
     summary="Remove the cached prefixes that no running request uses.",
     answer="The reply of each scheduler.",
-    response=_OBEYED,
+    response=OBEYED,
 )
-_FREEZE = _control(
+_FREEZE = control(
     summary="Exclude the present objects of a frontend from garbage collections.",
     answer="A confirmation.",
     response={"success": True},
-)
-_RELEASE = _control(
-    summary="Give memory of the schedulers back to the system; requests are kept until it is resumed.",
-    answer="The reply of each scheduler.",
-    body=MemoryOccupation,
-    example={"tags": ["kv_cache", "weights"]},
-    response=_OBEYED,
-)
-_RESUME = _control(
-    summary="Allocate released memory again, and load the weights again.",
-    answer="The reply of each scheduler.",
-    body=MemoryOccupation,
-    example={"tags": ["weights"]},
-    response=_OBEYED,
 )
 _VECTOR = {"embedding": [0.5, -0.5], "meta_info": {"id": RID, "prompt_tokens": 5}}
 _TOKENIZE = Operation(
@@ -192,21 +177,21 @@ SGLANG: dict[MethodAndPath, Operation] = {
     ),
     **{(method, "/flush_cache"): _FLUSH for method in ("GET", "POST")},
     **{(method, "/freeze_gc"): _FREEZE for method in ("GET", "POST")},
-    ("POST", "/pause_generation"): _control(
+    ("POST", "/pause_generation"): control(
         summary="Pause generation; requests are kept unless the mode is `abort`.",
         answer="The reply of each scheduler.",
         body=PauseGeneration,
         example={"mode": "in_place"},
-        response=_OBEYED,
+        response=OBEYED,
     ),
-    ("POST", "/continue_generation"): _control(
+    ("POST", "/continue_generation"): control(
         summary="Resume generation after a pause.",
         answer="The reply of each scheduler.",
         body=ContinueGeneration,
         example={"torch_empty_cache": True},
-        response=_OBEYED,
+        response=OBEYED,
     ),
-    ("POST", "/update_weights_from_disk"): _control(
+    ("POST", "/update_weights_from_disk"): control(
         summary="Load new weights of a model after running requests have finished.",
         answer="The fingerprint of each scheduler's weights.",
         body=UpdateWeights,
@@ -217,22 +202,20 @@ SGLANG: dict[MethodAndPath, Operation] = {
             "weights": {"scheduler-0": "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"},
         },
     ),
-    ("POST", "/weights_checker"): _control(
+    ("POST", "/weights_checker"): control(
         summary="Get the fingerprint of each scheduler's weights.",
         answer="The fingerprints.",
         body=CheckWeights,
         example={"action": "checksum"},
         response={"success": True, "message": "", "weights": {"scheduler-0": "9f86d081884c7d659a2feaa0c55ad015"}},
     ),
-    ("POST", "/update_weight_version"): _control(
+    ("POST", "/update_weight_version"): control(
         summary="Give the present weights a name, which is their version.",
         answer="The name.",
         body=UpdateWeightVersion,
         example={"new_version": "step-700", "abort_all_requests": False},
         response={"success": True, "message": "The weights have the version step-700.", "new_version": "step-700"},
     ),
-    **{(method, "/release_memory_occupation"): _RELEASE for method in ("GET", "POST")},
-    **{(method, "/resume_memory_occupation"): _RESUME for method in ("GET", "POST")},
     **{("POST", path): _LOAD for path in LOAD_PATHS},
     **{("POST", path): _UNLOAD for path in UNLOAD_PATHS},
 }

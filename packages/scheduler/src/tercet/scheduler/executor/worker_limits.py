@@ -1,0 +1,47 @@
+"""Limits of a worker that follow from its options and its model."""
+
+from collections.abc import Sequence
+
+from tercet.scheduler.core.plan import CacheGroup, Capacity
+from tercet.scheduler.executor.kv_pool import KVPool
+from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
+from tercet.scheduler.executor.state_pool import StatePool
+from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.model_files import tokenizer_files
+from tercet.scheduler.models.config.model_config import DecoderShape
+from tercet.scheduler.tokenizer_files import tokenizer_end_ids
+
+
+def capacity_of(
+    options: WorkerOptions,
+    config: DecoderShape,
+    ends: Sequence[int],
+    pool: KVPool,
+    states: StatePool | None,
+    grammars: SlotGrammars | None,
+) -> Capacity:
+    """Return the limits that the core must know."""
+    return Capacity(
+        page_size=options.page_size,
+        groups=[CacheGroup(group.name, group.pages, group.window) for group in pool.groups],
+        slots=options.slots,
+        snapshots=None if states is None else states.snapshots,
+        context_length=config.context_length,
+        vocab_size=config.vocab_size,
+        eos_token_ids=list(ends),
+        grammars=grammars.name if grammars else "",
+        adapters=options.max_loras,
+    )
+
+
+def end_ids(options: WorkerOptions, config: DecoderShape) -> list[int]:
+    """Return the ids that end a text: those of the model's configuration, and the tokenizer's own end token."""
+    ends = [*config.eos_token_ids, *tokenizer_end_ids(tokenizer_files(options.model))]
+    return [*dict.fromkeys(token for token in ends if token < config.vocab_size)]
+
+
+def served_context_length(options: WorkerOptions, config: DecoderShape) -> int:
+    wanted = options.context_length or config.context_length
+    if wanted > config.context_length:
+        raise ValueError(f"context_length {wanted} is beyond the model's {config.context_length}")
+    return wanted

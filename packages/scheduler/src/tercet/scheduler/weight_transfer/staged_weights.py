@@ -1,0 +1,158 @@
+"""Weights that arrive in parts, staged as a checkpoint on disk: a restart, other ranks and other schedulers read it."""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.system.private_files import make_private_directory
+from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, reading, weight_files
+
+_COPY_BYTES = 16 << 20
+_MOST_VALUES = 1 << 20
+"""Most values of a tensor in one reply."""
+
+_Place = tuple[Path, StoredTensor]
+
+
+class StagedWeights:
+    """Parts of one update, and the checkpoints made of them. Parts survive a restart of the process.
+
+    A checkpoint's directory and file are named by a hash of its content, so that its fingerprint covers every byte.
+    """
+
+    def __init__(self, state: Callable[[], Path], peer: str) -> None:
+        """Create the stage of a scheduler. `state` returns the state directory, or raises ValueError.
+
+        It is called when the first part arrives, because it fails for a user without a home.
+        """
+        self._state = state
+        self._name = re.sub(r"[^\w.-]", "_", peer)
+
+    @property
+    def _directory(self) -> Path:
+        return self._state() / "weights" / self._name
+
+    @property
+    def _parts(self) -> Path:
+        return self._directory / "parts"
+
+    def add(self, part: int, files: Sequence[Frame]) -> None:
+        """Store a part: safetensors files. Part 0 begins an update. Raises ModelError, and then adds nothing."""
+        with reading(str(self._parts)):
+            if part == 0:
+                shutil.rmtree(self._parts, ignore_errors=True)
+            held = sum(1 for _ in self._parts.glob("part-*"))
+            if part != held:
+                raise ModelError(f"it has {held} of the {part} parts before this one: send all parts again")
+            new = _emptied(self._parts / "new")
+            for number, content in enumerate(files):
+                path = new / f"{number}.safetensors"
+                path.write_bytes(content)
+                read_header(path)
+            new.rename(self._parts / f"part-{part}")
+
+    def complete(self, base: Path) -> Path:
+        """Return the directory of a checkpoint: the tensors of all parts, and those of `base` without a replacement.
+
+        The parts are removed. Raises ModelError.
+        """
+        with reading(str(self._directory)):
+            arrived = sorted(self._parts.glob("part-*/*.safetensors"), key=_arrival)
+            before = weight_files(base) if any(base.glob("*.safetensors")) else []
+            places = {
+                name: (path, tensor) for path in (*before, *arrived) for name, tensor in read_header(path).items()
+            }
+            new = _emptied(self._parts / "new")
+            sha256 = _write(new / "weights", places)[:16]
+            file = (new / "weights").rename(new / f"weights-{sha256}.safetensors")
+            index = {"weight_map": dict.fromkeys(places, file.name)}
+            (new / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+            final = self._directory / sha256
+            if final.exists():
+                shutil.rmtree(new)
+            else:
+                new.rename(final)
+            shutil.rmtree(self._parts)
+            return final
+
+    def remove_others(self, *kept: Path) -> None:
+        """Remove the checkpoints except these."""
+        with suppress(ValueError):
+            for path in self._directory.glob("*"):
+                if path not in (self._parts, *kept):
+                    shutil.rmtree(path, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Remove everything."""
+        with suppress(ValueError):
+            shutil.rmtree(self._directory, ignore_errors=True)
+
+
+def rows_of(directory: Path, name: str, rows: int) -> str:
+    """Return the JSON of the first rows of a tensor in the files of a model, as float32. Raises ModelError."""
+    from tercet.scheduler.models.weights.tensor_files import open_tensors
+
+    for path in weight_files(directory):
+        tensor = read_header(path).get(name)
+        if tensor is None:
+            continue
+        rows = min(rows, *tensor.shape[:1])
+        if math.prod((rows, *tensor.shape[1:])) > _MOST_VALUES:
+            raise ModelError(f"{rows} rows of {name} are more than {_MOST_VALUES} values: lower truncate_size")
+        with open_tensors(path) as file:
+            return json.dumps(file.get_tensor(name)[:rows].float().tolist())
+    raise ModelError(f"the weights have no tensor {name!r}")
+
+
+def _emptied(directory: Path) -> Path:
+    shutil.rmtree(directory, ignore_errors=True)
+    make_private_directory(directory)
+    return directory
+
+
+def _arrival(path: Path) -> tuple[int, int]:
+    return int(path.parent.name.removeprefix("part-")), int(path.stem)
+
+
+def _write(target: Path, places: Mapping[str, _Place]) -> str:
+    """Write tensors into one safetensors file. Return the SHA-256 of its content.
+
+    The largest items come first, and the header's length is a multiple of 8, so that every tensor is aligned.
+    """
+    digest, end, header = hashlib.sha256(), 0, {}
+    ordered = sorted(places.items(), key=lambda item: (-_item_bytes(item[1][1]), item[0]))
+    for name, (_, tensor) in ordered:
+        start, end = end, end + tensor.end - tensor.start
+        header[name] = {"dtype": tensor.dtype, "shape": tensor.shape, "data_offsets": (start, end)}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with target.open("xb") as file:
+        for piece in chain((len(text).to_bytes(8, "little"), text), _pieces(place for _, place in ordered)):
+            digest.update(piece)
+            file.write(piece)
+    return digest.hexdigest()
+
+
+def _item_bytes(tensor: StoredTensor) -> float:
+    return (tensor.end - tensor.start) / max(math.prod(tensor.shape), 1)
+
+
+def _pieces(places: Iterable[_Place]) -> Iterator[bytes]:
+    """Yield the bytes of tensors, in pieces."""
+    for path, tensor in places:
+        with path.open("rb") as file:
+            file.seek(tensor.start)
+            left = tensor.end - tensor.start
+            while left:
+                piece = file.read(min(left, _COPY_BYTES))
+                if not piece:
+                    raise ModelError(f"{path} was cut off while it was read")
+                left -= len(piece)
+                yield piece
