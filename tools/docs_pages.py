@@ -202,7 +202,6 @@ SGLANG_ABSENT = {
     "/*_external_corpus": "tokens are drafted from the prompt and the output alone",
     "/list_external_corpora": "tokens are drafted from the prompt and the output alone",
     "/*hicache*": "there is one KV cache, in the memory of the model",
-    "/*_profile": "`tercet-kernels bench`",
     "/set_trace_level": "`--log-level`",
     "/configure_logging": "`--log-level`",
     "/*expert_distribution_record": "`/metrics`",

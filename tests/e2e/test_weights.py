@@ -1,9 +1,12 @@
-"""A model gets other weights while it is served, and keeps them when its scheduler dies."""
+"""A model gets other weights while it is served, and keeps them when its scheduler dies; an administrator's routes."""
 
 import base64
+import gzip
+import json
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -53,7 +56,7 @@ def served(
     server = start(str(checkpoint), *OPTIONS, "--scheduler.state-dir", str(state)).wait()
     yield server
     assert server.stop() == 0, "\n".join(server.lines)
-    assert not list((state / "weights").iterdir()), "a stopped server leaves no weights behind"
+    assert not list(state.glob("weights/*")), "a stopped server leaves no weights behind"
 
 
 @pytest.fixture
@@ -200,6 +203,21 @@ def test_tensors_of_a_trainer_survive_the_death_of_the_scheduler(
     ids, scores = scored(rollout(served, prompt, 24), "output")
     assert scores == pytest.approx(logprobs_of(trained, prompt + ids, len(prompt)), abs=2e-4)
     assert httpx.get(f"{served.url}/get_weight_version").json() == {"weight_version": "step-2"}
+
+
+def test_a_profile_has_the_steps_of_requests(served: Server) -> None:
+    started = ordered(served, "/start_profile", num_steps=8, activities=["CPU"])
+    assert started.status_code == 200, started.text
+    rollout(served, list(range(20, 36)), 24)
+    path = Path(started.json()["schedulers"]["scheduler-0"])
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    assert sum(event.get("name") == "step" and event["ph"] == "X" for event in events) == 8
+    assert ordered(served, "/stop_profile").json()["schedulers"] == {"scheduler-0": str(path)}
 
 
 def test_weights_of_another_model_are_refused(served: Server, client: OpenAI, checkpoint: Path, tmp_path: Path) -> None:

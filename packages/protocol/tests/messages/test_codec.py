@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from packages.protocol.tests.extents import extents
 from tercet.protocol.errors import DecodeError
 from tercet.protocol.messages.codec import Codec, Envelope, decode_envelope, encode, encode_envelope, tag_of
+from tercet.protocol.messages.full_inbox import FullSchedulerInbox
 from tercet.protocol.messages.messages import (
     BatchTokenIDOutput,
     DetokenizerInbox,
@@ -23,7 +24,6 @@ from tercet.protocol.messages.messages import (
     SupervisorInbox,
 )
 from tercet.protocol.messages.values import Phase, pack_floats, pack_ints, unpack_array, unpack_floats, unpack_ints
-from tercet.protocol.messages.weight_transfers import FullSchedulerInbox
 
 INBOXES = [FrontendInbox, FullSchedulerInbox, DetokenizerInbox, SupervisorInbox]
 CODECS = [Codec(inbox) for inbox in INBOXES]

@@ -16,6 +16,7 @@ from packages.protocol.tests.messages.test_golden import golden
 from tercet.protocol.config import NodeConfig
 from tercet.protocol.errors import DecodeError
 from tercet.protocol.messages.codec import Codec, Envelope, decode_envelope, decode_spec, encode_envelope
+from tercet.protocol.messages.full_inbox import FullSchedulerInbox
 from tercet.protocol.messages.messages import (
     DecodeSpec,
     DetokenizerInbox,
@@ -25,7 +26,6 @@ from tercet.protocol.messages.messages import (
     SupervisorInbox,
 )
 from tercet.protocol.messages.values import Phase, Role
-from tercet.protocol.messages.weight_transfers import FullSchedulerInbox
 from tercet.protocol.node_core import NodeCore
 from tercet.protocol.testing import INBOXES, ScriptedClock
 from tercet.protocol.transport.channel import Received

@@ -10,6 +10,7 @@ import pytest
 from tercet.protocol.messages import messages as m
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, tag_of
 from tercet.protocol.messages.internal_state import ChoicePhase, ChoiceRow, PrefixRow
+from tercet.protocol.messages.profiles import StartProfileReq, StopProfileReq
 from tercet.protocol.messages.values import (
     WIRE_VERSION,
     Exemplar,
@@ -167,6 +168,8 @@ MESSAGES: list[m.Message] = [
         id="c13", part=0, last=False, group="trainer", names=["lm_head.weight"], dtypes=["bfloat16"], shapes=[[400, 64]]
     ),
     GetWeightsByNameReq(id="c14", name="lm_head.weight", rows=100),
+    StartProfileReq(id="c15", name="slow", steps=30, cpu=True, gpu=False, stacks=True, shapes=False),
+    StopProfileReq(id="c16"),
     m.LoadLoRAAdapterReq(id="c5", adapter=LoRAAdapter("/adapters/sql")),
     m.UnloadLoRAAdapterReq(id="c6", adapter=LoRAAdapter("/adapters/sql", "0f" * 32)),
     m.TokenizerFilesReq(id="c4"),

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx2
+import msgspec
 import pytest
 
 from packages.frontend.tests.polling import until
+from tercet.frontend.api.sglang.profile_routes import ProfileRoutes
 from tercet.frontend.api.sglang.training_routes import TrainingRoutes
 from tercet.frontend.config.config import HttpConfig
 from tercet.frontend.testing import FakeEngine, Served, serving
@@ -20,6 +22,7 @@ from tercet.protocol.messages.messages import (
     ResumeMemoryReq,
     UpdateWeightsFromDiskReq,
 )
+from tercet.protocol.messages.profiles import ProfileReq, StartProfileReq, StopProfileReq
 from tercet.protocol.messages.values import MemoryTag
 from tercet.protocol.messages.weight_transfers import (
     DestroyWeightsUpdateGroupReq,
@@ -205,6 +208,23 @@ async def test_weights_that_cannot_be_sent_are_refused(
     assert not any(isinstance(each, WeightTransferReq) for _, each in engine.sent)
 
 
+async def test_profiles_are_started_and_stopped_and_never_placed(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of()
+    async with serving(engine, OPEN) as served:
+        http = http_of(served)
+        await ok(await http.post("/start_profile", json={"num_steps": 5, "activities": ["CPU"], "profile_prefix": "a"}))
+        await ok(await http.get("/start_profile"))
+        await ok(await http.post("/stop_profile"))
+        for name, value in {"output_dir": "/etc", "profile_prefix": "../a", "num_steps": 1001, "start_step": 3}.items():
+            refused = await http.post("/start_profile", json={name: value})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, name)
+    orders = [each for _, each in engine.sent if isinstance(each, StartProfileReq | StopProfileReq)]
+    first = StartProfileReq(id=orders[0].id, name="a", steps=5, cpu=True, gpu=False, stacks=False, shapes=False)
+    assert orders[0] == first
+    assert orders[1] == msgspec.structs.replace(first, id=orders[1].id, name="", steps=1000, gpu=True)
+    assert orders[2:] == [StopProfileReq(id=orders[2].id)]
+
+
 async def test_memory_belongs_to_administrators_and_has_known_tags(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of()
     async with serving(engine, HttpConfig(api_key=("user",), admin_key=("boss",))) as served:
@@ -212,10 +232,11 @@ async def test_memory_belongs_to_administrators_and_has_known_tags(engine_of: En
         for path in ("/release_memory_occupation", "/resume_memory_occupation"):
             refused = await http.post(path, json={"tags": ["disk"]}, headers={"authorization": "Bearer boss"})
             assert refused.status_code == 400
-        for route in TrainingRoutes(served.manager, 0).routes:
+        for route in [*TrainingRoutes(served.manager, 0).routes, *ProfileRoutes(served.manager, 0).routes]:
             refused = await http.request(route.method, route.path, headers={"authorization": "Bearer user"})
             assert refused.status_code == 403
-    assert not any(isinstance(each, ReleaseMemoryReq | ResumeMemoryReq | WeightTransferReq) for _, each in engine.sent)
+    refused_kinds = ReleaseMemoryReq | ResumeMemoryReq | WeightTransferReq | ProfileReq
+    assert not any(isinstance(each, refused_kinds) for _, each in engine.sent)
 
 
 @pytest.mark.parametrize("name", ["is_async", "keep_pause", "recapture_cuda_graph", "manifest"])

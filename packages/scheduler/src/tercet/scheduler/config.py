@@ -42,7 +42,7 @@ class ProcessOptions(NodeOptions):
     weights: str = ""
     """Directory of other weights for the model, such as it had come to before its process died."""
     state_dir: str = ""
-    """Directory for weights that arrive in messages; by default tercet in XDG_STATE_HOME or ~/.local/state."""
+    """Directory for weights in messages and for profiles; otherwise tercet in XDG_STATE_HOME or ~/.local/state."""
     event_log: str = ""
     """File to write every event and plan to, for tools/replay.py."""
     kv_events_config: str = ""

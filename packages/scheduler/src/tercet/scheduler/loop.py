@@ -23,6 +23,7 @@ from tercet.protocol.messages.messages import (
     UnloadLoRAAdapterReq,
     UpdateWeightsFromDiskReq,
 )
+from tercet.protocol.messages.profiles import ProfileReq
 from tercet.protocol.messages.values import Grammar, LoRAAdapter, Phase
 from tercet.protocol.messages.weight_transfers import WeightTransferReq
 from tercet.protocol.node import Delivery, PeerDown, PeerEvent, PeerUp
@@ -81,6 +82,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         adapters: AsyncLoader[LoRAAdapter, LoadedAdapter] | None = None,
         weights: AsyncLoader[str, None] | None = None,
         transfers: WeightTransfers | None = None,
+        profile: Callable[[ProfileReq], ControlReply] | None = None,
         prepare: Callable[[], bool] = lambda: False,
         on_weights_loaded: Callable[[str], None] = lambda _: None,
         on_turn: Callable[[], None] = lambda: None,
@@ -103,6 +105,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._adapters = adapters
         self._weights = weights
         self._transfers = transfers
+        self._profile = profile
         self._prepare = prepare
         self._on_weights_loaded = on_weights_loaded
         self._on_turn = on_turn
@@ -209,6 +212,8 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         """Handle a message that is no event of the core. Membership messages have been handled by the node."""
         if isinstance(message, GetInternalStateReq):
             self.outbox.send([(source, self._core.internal_state(message.id, self._clock()))])
+        elif isinstance(message, ProfileReq) and self._profile is not None:
+            self.outbox.send([(source, self._profile(message))])
         elif isinstance(message, WeightTransferReq) and self._transfers is not None:
             self._transfers.request(source, message, frames)
         elif isinstance(message, WeightTransferReq):

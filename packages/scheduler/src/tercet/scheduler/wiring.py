@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tercet.protocol.errors import ChannelError
+from tercet.protocol.messages.full_inbox import FullSchedulerInbox
 from tercet.protocol.messages.messages import (
     Heartbeat,
     Message,
@@ -21,7 +22,6 @@ from tercet.protocol.messages.messages import (
     TokenizerFilesReq,
 )
 from tercet.protocol.messages.values import ModelLimits, Role, Task
-from tercet.protocol.messages.weight_transfers import FullSchedulerInbox
 from tercet.protocol.node import Answer, ThreadNode, unanswered
 from tercet.protocol.system.clock import SuspendAwareClock
 from tercet.protocol.system.private_files import open_private
@@ -34,6 +34,7 @@ from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.diagnostics.profiler import ProfiledRunner
 from tercet.scheduler.encoder_factory import ENCODERS
 from tercet.scheduler.event_log import RecordingScheduler
 from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes, update_groups_of
@@ -236,8 +237,11 @@ class SchedulerProcess:
         self, core: Core[PlanT, ResultT], executor: Runner[PlanT, ResultT], **more: Any
     ) -> SchedulerLoop[PlanT, ResultT]:
         overlap = self._schedule.steps_ahead(gpu=on_gpu(self._model))
-        node, board = self._node, self._board
-        return SchedulerLoop(core, executor, node.drain, node.send, board, time.monotonic, overlap=overlap, **more)
+        node, board, process = self._node, self._board, self._process
+        refusal = "" if self._model.executor == "torch" else "the fake executor computes nothing"
+        profiled = ProfiledRunner(executor, lambda: process.state, process.peer, refusal)
+        more["profile"] = profiled.answer
+        return SchedulerLoop(core, profiled, node.drain, node.send, board, time.monotonic, overlap=overlap, **more)
 
     def _core_config(self) -> CoreConfig:
         schedule = self._schedule

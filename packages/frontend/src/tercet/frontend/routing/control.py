@@ -9,10 +9,11 @@ import msgspec
 from tercet.frontend.routing.peers import PeerRegistry
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.messages import ControlReply, ControlReq
+from tercet.protocol.messages.profiles import ProfileReq
 from tercet.protocol.messages.weight_transfers import WeightTransferReq
 from tercet.protocol.node import Sender
 
-Order = Callable[[str], ControlReq | WeightTransferReq]
+Order = Callable[[str], ControlReq | WeightTransferReq | ProfileReq]
 """Creates the message from the request id."""
 
 _TIMEOUT = 10.0

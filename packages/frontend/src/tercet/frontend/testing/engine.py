@@ -35,6 +35,7 @@ from tercet.protocol.messages.messages import (
     UnloadLoRAAdapterReq,
     UpdateWeightsFromDiskReq,
 )
+from tercet.protocol.messages.profiles import StartProfileReq, StopProfileReq
 from tercet.protocol.messages.values import (
     FinishReason,
     FinishType,
@@ -145,7 +146,9 @@ class FakeEngine:
             case TokenizedGenerateReqInput():
                 self._generate(peer, message)
             case (
-                FlushCacheReq()
+                StartProfileReq()
+                | StopProfileReq()
+                | FlushCacheReq()
                 | PauseGenerationReq()
                 | ContinueGenerationReq()
                 | ReleaseMemoryReq()

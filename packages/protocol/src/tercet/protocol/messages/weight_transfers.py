@@ -1,6 +1,6 @@
 """Weights that reach a scheduler in messages or by torch.distributed. Since 1.1; not every scheduler decodes these."""
 
-from tercet.protocol.messages.messages import Message, SchedulerInbox
+from tercet.protocol.messages.messages import Message
 
 
 class UpdateWeightsFromTensorReq(Message, frozen=True, kw_only=True):
@@ -65,5 +65,3 @@ WeightTransferReq = (
     | DestroyWeightsUpdateGroupReq
     | GetWeightsByNameReq
 )
-FullSchedulerInbox = SchedulerInbox | WeightTransferReq
-"""Messages that the scheduler of this version decodes."""

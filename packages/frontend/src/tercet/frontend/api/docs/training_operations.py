@@ -1,7 +1,8 @@
-"""Documentation of SGLang's routes for training loops."""
+"""Documentation of SGLang's routes for training loops and profiles."""
 
 from tercet.frontend.api.docs.openapi import MethodAndPath, Operation
 from tercet.frontend.api.docs.sglang_operations import OBEYED, control
+from tercet.frontend.api.sglang.profile_routes import StartProfile
 from tercet.frontend.api.sglang.training_schema import (
     DestroyWeightsUpdateGroup,
     GetWeightsByName,
@@ -38,10 +39,25 @@ _GET_WEIGHTS = control(
     response=[1.0, 1.0],
 )
 
+_START_PROFILE = control(
+    summary="Record the next steps of all schedulers for Perfetto.",
+    answer="The file that each scheduler will write.",
+    body=StartProfile,
+    example={"num_steps": 30, "with_stack": True},
+    response={"success": True, "schedulers": {"scheduler-0": "/state/profiles/scheduler-0.trace.json.gz"}},
+)
+_STOP_PROFILE = control(
+    summary="End the profiles of all schedulers, which then write their files.",
+    answer="The file of each scheduler.",
+    response={"success": True, "schedulers": {"scheduler-0": "/state/profiles/scheduler-0.trace.json.gz"}},
+)
+
 TRAINING: dict[MethodAndPath, Operation] = {
     **{(method, "/release_memory_occupation"): _RELEASE for method in ("GET", "POST")},
     **{(method, "/resume_memory_occupation"): _RESUME for method in ("GET", "POST")},
     **{(method, "/get_weights_by_name"): _GET_WEIGHTS for method in ("GET", "POST")},
+    **{(method, "/start_profile"): _START_PROFILE for method in ("GET", "POST")},
+    **{(method, "/stop_profile"): _STOP_PROFILE for method in ("GET", "POST")},
     ("POST", "/update_weights_from_tensor"): control(
         summary="Replace tensors of the served weights by those in the body.",
         answer="The fingerprint of each scheduler's weights.",

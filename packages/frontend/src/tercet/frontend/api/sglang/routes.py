@@ -7,6 +7,7 @@ from tercet.frontend.api.sglang.encode import EncodeRoutes
 from tercet.frontend.api.sglang.generate import GenerateRoutes
 from tercet.frontend.api.sglang.info_routes import InfoRoutes
 from tercet.frontend.api.sglang.parse_routes import ParseRoutes
+from tercet.frontend.api.sglang.profile_routes import ProfileRoutes
 from tercet.frontend.api.sglang.session_routes import SessionRoutes
 from tercet.frontend.api.sglang.session_store import SessionStore
 from tercet.frontend.api.sglang.training_routes import TrainingRoutes
@@ -27,5 +28,6 @@ def sglang_routes(
         *InfoRoutes(manager, planner).routes,
         *ControlRoutes(manager, ids, body_limit).routes,
         *TrainingRoutes(manager, body_limit).routes,
+        *ProfileRoutes(manager, body_limit).routes,
         *AdapterRoutes(manager.adapters, body_limit).routes,
     ]

@@ -1,0 +1,1 @@
+"""Profiles of steps and dumps of crashes."""
