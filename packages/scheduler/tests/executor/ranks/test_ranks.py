@@ -178,9 +178,12 @@ def test_a_cpu_and_its_memory_are_divided(options: WorkerOptions, monkeypatch: p
 
 
 def test_the_fewest_pages_of_any_process_are_those_of_all(options: WorkerOptions) -> None:
+    config = load_config(options.model)
+    page = kv_shape(options, config, WHOLE).page_bytes * config.layers
+
     class Poor(SingleRankCollectives):
         def all_reduce_min(self, number: int) -> int:
-            return min(number, 3)
+            return min(number, 3 * page)
 
     worker = TpModelWorker(options, shard=Shard(0, 2, Poor()))
     assert [group.pages for group in worker.capacity.groups] == [3]

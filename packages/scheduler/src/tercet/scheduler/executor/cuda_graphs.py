@@ -21,12 +21,13 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple, Protocol
 
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
+from tercet.kernels.attention.select import graph_backend
 from tercet.scheduler.device.oom import SuppressOom, release_cached
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.graph_inputs import DecodeInputViews
@@ -357,3 +358,19 @@ class CudaGraphRunner:
             lora=self._adapters.decode_rows(kind.rows) if kind.variant.adapted and self._adapters is not None else None,
             chained=kind.variant.chained,
         )
+
+
+def graph_runners(
+    model: Model,
+    pool: KVPool,
+    backend: Callable[[], AttentionBackend],
+    recorder: Recorder,
+    *,
+    decode_rows: int,
+    chained_rows: int,
+) -> Callable[[SlotTables, Sampler, StepAdapters | None], CudaGraphRunner] | None:
+    """Return a factory of graph runners; None if the attention backend cannot be captured."""
+    backends = [made for _ in pool.groups if (made := graph_backend(backend))]
+    if not backends:
+        return None
+    return partial(CudaGraphRunner, model, pool, backends, recorder, decode_rows=decode_rows, chained_rows=chained_rows)

@@ -14,7 +14,7 @@ from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.attention.chunked import ChunkedAttention
 from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.latent import LatentSizes
-from tercet.kernels.attention.select import attention_backend, graph_backend
+from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.memory import give_back
 from tercet.kernels.ops.store_kv import E4M3
@@ -24,7 +24,7 @@ from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import release_cached, require_memory
 from tercet.scheduler.device.pool_memory import allocate_tensors, release_tensors
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, CudaRecorder, Recorder
+from tercet.scheduler.executor.cuda_graphs import CudaRecorder, graph_runners
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape, state_layers
 from tercet.scheduler.executor.kv_pool import KVPool, KVShape
 from tercet.scheduler.executor.loading import (
@@ -38,14 +38,12 @@ from tercet.scheduler.executor.loading import (
 from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
-from tercet.scheduler.executor.sampling.sampler import Sampler
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
-from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import StepOutput
 from tercet.scheduler.executor.warmup import compile_mask_kernels, ordinary_plans
 from tercet.scheduler.executor.weights_loader import weights_loader
-from tercet.scheduler.executor.worker_limits import capacity_of, end_ids, served_context_length
+from tercet.scheduler.executor.worker_limits import capacity_of, end_ids, log_cache, served_context_length
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.cache import GrammarLoader
@@ -115,7 +113,7 @@ class TpModelWorker:
             self._states = None
             if sizes.snapshots is not None:
                 self._states = StatePool(state_layers(config), options.rows, sizes.snapshots, device)
-        _log_cache(self._pool, self._states, options)
+        log_cache(self._pool, self._states, options)
         self._adapter_loader = None if loaded.adapters is None else adapter_loader_of(loaded.adapters)
         with require_memory("steps beside the KV cache, lower kv_cache_bytes or the slots"):
             self._runner = self._runner_of(loaded)
@@ -201,7 +199,8 @@ class TpModelWorker:
         graphs = None
         if device.type == "cuda" and self._states is None:
             recorder = strategy.wrap_recorder(CudaRecorder(check_sync=not isinstance(self._config, ModelConfig)))
-            graphs = _graphs(options, model, self._pool, self._backend, recorder)
+            rows, chained = options.slots, options.draft_rows
+            graphs = graph_runners(model, self._pool, self._backend, recorder, decode_rows=rows, chained_rows=chained)
         bank = loaded.adapters
         adapters = None if bank is None else StepAdapters(bank, options.rows, device, self._adapter_loader)
         return ModelRunner(
@@ -304,17 +303,6 @@ def _run(execute: Callable[[Plan], StepOutput], plan: Plan) -> Callable[[], Step
     return lambda: output
 
 
-def _graphs(
-    options: WorkerOptions, model: Model, pool: KVPool, backend: Callable[[], AttentionBackend], recorder: Recorder
-) -> Callable[[SlotTables, Sampler, StepAdapters | None], CudaGraphRunner] | None:
-    """Return a factory of graph runners; None if the attention backend cannot be captured."""
-    backends = [made for _ in pool.groups if (made := graph_backend(backend))]
-    if not backends:
-        return None
-    rows, chained = options.slots, options.draft_rows
-    return partial(CudaGraphRunner, model, pool, backends, recorder, decode_rows=rows, chained_rows=chained)
-
-
 def _backend_of(
     options: WorkerOptions,
     device: torch.device,
@@ -322,7 +310,7 @@ def _backend_of(
     shape: KVShape,
     plain: Callable[[], AttentionBackend],
 ) -> Callable[[], AttentionBackend]:
-    """Return the factory of a model's backends, from that of `plain` attention. Raise ValueError if there is none."""
+    """Return the factory of a model's backends, from that of `plain` attention. Raise ValueError for unsupported ones."""
     if shape.rank:
         return _latent_backend(options, device, shape, config.dtype)
     if chunks := _chunks(options, config):
@@ -343,18 +331,6 @@ def _latent_backend(
         return attention_backend(options.attention_backend, device, sizes)
     except UnavailableBackendError as error:
         raise ValueError(str(error)) from error
-
-
-def _log_cache(pool: KVPool, states: StatePool | None, options: WorkerOptions) -> None:
-    tokens = [group.pages * options.page_size for group in pool.groups]
-    logger.info("KV cache: %d tokens, %.2f GiB", tokens[0], pool.bytes / 2**30)
-    for group, held in zip(pool.groups[1:], tokens[1:], strict=True):
-        logger.info("KV cache of layers with a window: window=%d tokens=%d", group.window, held)
-    if states is not None:
-        gibibytes = states.bytes / 2**30
-        logger.info(
-            "recurrent states: slots=%d snapshots=%d memory=%.2f GiB", options.slots, states.snapshots, gibibytes
-        )
 
 
 def _chunks(options: WorkerOptions, config: DecoderShape) -> Sequence[int]:

@@ -1,5 +1,6 @@
-"""Limits of a worker that follow from its options and its model."""
+"""Limits of a worker that follow from its options and its model, and its log of them."""
 
+import logging
 from collections.abc import Sequence
 
 from tercet.scheduler.core.plan import CacheGroup, Capacity
@@ -10,6 +11,8 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import tokenizer_files
 from tercet.scheduler.models.config.model_config import DecoderShape
 from tercet.scheduler.tokenizer_files import tokenizer_end_ids
+
+logger = logging.getLogger(__name__)
 
 
 def capacity_of(
@@ -45,3 +48,16 @@ def served_context_length(options: WorkerOptions, config: DecoderShape) -> int:
     if wanted > config.context_length:
         raise ValueError(f"context_length {wanted} is beyond the model's {config.context_length}")
     return wanted
+
+
+def log_cache(pool: KVPool, states: StatePool | None, options: WorkerOptions) -> None:
+    """Log the sizes of the KV cache and of the recurrent states."""
+    tokens = [group.pages * options.page_size for group in pool.groups]
+    logger.info("KV cache: %d tokens, %.2f GiB", tokens[0], pool.bytes / 2**30)
+    for group, held in zip(pool.groups[1:], tokens[1:], strict=True):
+        logger.info("KV cache of layers with a window: window=%d tokens=%d", group.window, held)
+    if states is not None:
+        gibibytes = states.bytes / 2**30
+        logger.info(
+            "recurrent states: slots=%d snapshots=%d memory=%.2f GiB", options.slots, states.snapshots, gibibytes
+        )

@@ -63,10 +63,11 @@ class ScaledMLP(GatedMLP):
         self._gate, self._out = multipliers
 
     def forward(
-        self, norm: RMSNorm, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
+        self, norm: RMSNorm | None, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """See `GatedMLP`."""
-        x, residual = norm.add(x, residual)
+        if norm is not None:
+            x, residual = norm.add(x, residual)
         out = self.partial(x)
         return out if after is None else after(out), residual
 

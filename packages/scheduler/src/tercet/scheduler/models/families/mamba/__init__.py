@@ -1,1 +1,0 @@
-"""Families with Mamba 2 layers."""
