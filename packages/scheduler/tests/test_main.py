@@ -1,13 +1,13 @@
 """The command line: what cannot work ends the process with one line and status 2."""
 
-import subprocess
-import sys
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from packages.kernels.tests.forks import Forks
 from tercet.kernels.device import missing_gpu
 from tercet.scheduler.__main__ import EXIT_CONFIG, EXIT_SHORTAGE, app, main
 from tercet.scheduler.config import ConfigError, ModelOptions, ProcessOptions, ScheduleOptions
@@ -194,11 +194,19 @@ def test_limits_are_checked_however_the_options_are_made() -> None:
             make()
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Yield a process that has imported what a scheduler imports."""
+    forks = Forks("tercet.scheduler.wiring", "tercet.scheduler.executor.tp_worker", env=os.environ)
+    yield forks
+    forks.close()
+
+
 @pytest.mark.skipif(not missing_gpu(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there_is_refused_before_a_model_is_fetched(listen: str) -> None:
+def test_a_gpu_that_is_not_there_is_refused_before_a_model_is_fetched(listen: str, forks: Forks) -> None:
     """In a process of its own: it leaves a thread."""
-    command = [sys.executable, "-m", "tercet.scheduler", "--listen", listen, "--model", "nobody/nothing"]
-    ended = subprocess.run([*command, "--device", "cuda"], capture_output=True, text=True, check=False)
+    options = ["--listen", listen, "--model", "nobody/nothing", "--device", "cuda"]
+    ended = forks.run("-m", "tercet.scheduler", *options, check=False)
     assert ended.returncode == EXIT_CONFIG
     assert ended.stderr.splitlines()[-1] == f"tercet-scheduler: --device cuda: {missing_gpu()}"
 
@@ -236,10 +244,10 @@ main()
     ],
 )
 def test_what_the_machine_does_not_give_now_is_worth_another_start(
-    program: str, device: str, said: str, checkpoints: Callable[[str], Path], listen: str
+    program: str, device: str, said: str, checkpoints: Callable[[str], Path], listen: str, forks: Forks
 ) -> None:
     """It may be a process that is about to leave which holds the GPU, or its memory."""
     options = ["--listen", listen, "--model", str(checkpoints("llama")), "--device", device]
-    ended = subprocess.run([sys.executable, "-c", program, *options], capture_output=True, text=True, check=False)
+    ended = forks.run("-c", program, *options, check=False)
     assert ended.stderr.splitlines()[-1] == f"tercet-scheduler: {said}"
     assert ended.returncode == EXIT_SHORTAGE

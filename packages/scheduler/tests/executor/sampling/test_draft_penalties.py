@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from packages.kernels.tests.pairwise import pairwise
 from packages.scheduler.tests.executor.sampling.test_sampler import KINDS, VOCAB, init, logits_of
 from tercet.scheduler.device.staging import HostToDevice
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
@@ -18,6 +17,11 @@ from tercet.scheduler.executor.sampling.sampler import Sampler, join_sampled
 CPU = torch.device("cpu")
 PENALISED = ["repetition", "frequency", "presence", "everything"]
 STEPS = 14
+CASES = [
+    pytest.param(kind, parts, seed, marks=() if number % 3 == seed else pytest.mark.slow)
+    for number, (kind, parts) in enumerate(itertools.product(PENALISED, [1, 2]))
+    for seed in range(3)
+]
 
 
 @cache
@@ -27,7 +31,7 @@ def one_by_one(kind: str, ops: Any) -> list[int]:
     return [int(sampler.sample(logits_of(step, 1), [0], [step]).tokens) for step in range(STEPS)]
 
 
-@pytest.mark.parametrize(("kind", "parts", "seed"), pairwise(PENALISED, [1, 2], range(3)))
+@pytest.mark.parametrize(("kind", "parts", "seed"), CASES)
 def test_tokens_that_are_assumed_rightly_change_nothing(kind: str, parts: int, seed: int, ops: Any) -> None:
     """Beside a choice without penalties that assumes some, too, and one that assumes none. Some tokens are wrong."""
     chance = random.Random(seed)
