@@ -26,7 +26,7 @@ Reference = Callable[..., Any]
 Expected = Callable[[str, str], list[int]]
 Serve = Callable[..., "Server"]
 
-TOKENS = 120
+TOKENS = 80
 PAGE_SIZE = 8
 VOCAB_SIZE = 389
 
@@ -186,7 +186,7 @@ def test_a_cache_of_8_bits_gives_again_what_it_gave(serve: Serve, expected: Expe
 
 @with_hybrids
 def test_after_retraction(family: str, serve: Serve, expected: Expected) -> None:
-    server = serve(family, pages=60, radix_cache=False, reserve=0.0, reserve_floor=0.0)
+    server = serve(family, pages=48, radix_cache=False, reserve=0.0, reserve_floor=0.0)
     for name in PROMPTS:
         server.ask(name, name)
     server.run()
@@ -274,11 +274,11 @@ def test_guesses_change_nothing_that_is_sampled(family: str, penalties: dict[str
 def test_resumed_elsewhere(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family)
     whole = expected(family, "branch")
-    server.output["a", 0] = whole[:77]
-    server.ask("a", "branch", attempt=1, resume=[Resume(0, pack_ints(whole[:77]))])
+    server.output["a", 0] = whole[:47]
+    server.ask("a", "branch", attempt=1, resume=[Resume(0, pack_ints(whole[:47]))])
     server.run()
     assert server.output["a", 0] == whole
-    assert server.core.counters.steps == TOKENS - 77
+    assert server.core.counters.steps == TOKENS - 47
 
 
 @pytest.mark.parametrize("family", HYBRID)
@@ -291,10 +291,10 @@ def test_prompts_and_turns_start_from_snapshots(family: str, serve: Serve, expec
     server.run()
     assert server.output["first", 0] == server.output["again", 0] == whole
     assert server.core.counters.cached_tokens == 144, "the end of the prompt, in whole pages"
-    server.ask("turn", LONG + whole[:110], max_new_tokens=10)
+    server.ask("turn", LONG + whole[:70], max_new_tokens=10)
     server.run()
-    assert server.output["turn", 0] == whole[110:]
-    assert server.core.counters.cached_tokens == 144 + 256, "the last snapshot of the output, one every 64 tokens"
+    assert server.output["turn", 0] == whole[70:]
+    assert server.core.counters.cached_tokens == 144 + 192, "the last snapshot of the output, one every 64 tokens"
 
 
 @pytest.mark.parametrize("family", HYBRID)
