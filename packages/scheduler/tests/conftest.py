@@ -471,8 +471,9 @@ def make_checkpoint(family: str, directory: Path, variant: str = "") -> Path:
     return directory
 
 
-def write_tokenizer(directory: Path) -> None:
-    """A byte-level BPE trained on SENTENCES, with a chat template; id 0 ends a text."""
+@cache
+def trained_tokenizer() -> str:
+    """Return a byte-level BPE trained on SENTENCES."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -485,7 +486,13 @@ def write_tokenizer(directory: Path) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator(SENTENCES, trainer)
-    tokenizer.save(str(directory / "tokenizer.json"))
+    serialized: str = tokenizer.to_str(pretty=True)
+    return serialized
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Write the trained tokenizer, with a chat template; id 0 ends a text."""
+    (directory / "tokenizer.json").write_text(trained_tokenizer(), encoding="utf-8")
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|end|>", "model_max_length": 512}
     (directory / "tokenizer_config.json").write_text(json.dumps(config))
     (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)

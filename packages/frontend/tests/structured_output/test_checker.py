@@ -95,12 +95,12 @@ async def test_what_takes_too_long_costs_a_worker_and_nobody_else_anything(
 
 
 async def test_all_the_bombs_of_one_key_leave_a_worker_to_the_others(model: ServedModel) -> None:
-    checker = GrammarChecker(workers=2, max_waiting=18, seconds=0.4)
+    checker = GrammarChecker(workers=2, max_waiting=10, seconds=0.4)
     await checker.check(DIGITS, model)
 
     async def throw() -> list[BaseException | None]:
         set_resumed_caller("bomber")
-        bombs = [Grammar(GrammarKind.JSON_SCHEMA, f'{{"multipleOf":{99999900 + number}}}') for number in range(12)]
+        bombs = [Grammar(GrammarKind.JSON_SCHEMA, f'{{"multipleOf":{99999900 + number}}}') for number in range(8)]
         return await asyncio.gather(*(checker.check(each, model) for each in bombs), return_exceptions=True)
 
     bombs = asyncio.create_task(throw())
@@ -112,7 +112,7 @@ async def test_all_the_bombs_of_one_key_leave_a_worker_to_the_others(model: Serv
         waits.append(time.monotonic() - began)
     assert sorted(waits)[len(waits) * 9 // 10] < 1
     told = [type(each).__name__ for each in await bombs]
-    assert (told.count("BadRequestError"), told.count("UnavailableError")) == (10, 2), "half of the line is its own"
+    assert (told.count("BadRequestError"), told.count("UnavailableError")) == (6, 2), "half of the line is its own"
     await checker.close()
 
 
