@@ -15,6 +15,8 @@ from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.protocol.messages.profiles import StartProfileReq, StopProfileReq
 
 _MOST_STEPS = 1000
+_TIMEOUT = 60.0
+"""Seconds to wait for a reply. The first profile of a process loads torch's profiler."""
 
 
 class StartProfile(Strict):
@@ -63,9 +65,10 @@ class ProfileRoutes:
                 stacks=bool(body.with_stack),
                 shapes=bool(body.record_shapes),
             ),
+            _TIMEOUT,
         )
 
     async def stop_profile(self, request: Request) -> Response:
         """End the profiles of all schedulers, which then write their files."""
         require_admin(request)
-        return await send_control(self._manager.control, lambda number: StopProfileReq(id=number))
+        return await send_control(self._manager.control, lambda number: StopProfileReq(id=number), _TIMEOUT)
