@@ -18,6 +18,7 @@ from tercet.scheduler.models.layers.layers import (
     GatedMLP,
     Rotary,
     SquaredReLUMLP,
+    Unrotated,
     VocabParallelEmbedding,
 )
 from tercet.scheduler.models.layers.linear import Linear
@@ -106,7 +107,7 @@ class Decoder(nn.Module):
         norm: type[RMSNorm],
     ) -> None:
         super().__init__()
-        rotary = Rotary(config)
+        rotary = Unrotated(config) if len(config.unrotated) == config.layers else Rotary(config)
         self.embed_tokens = VocabParallelEmbedding(config, shard)
         self.layers = nn.ModuleList(layer(number, rotary) for number in range(config.layers))
         self.norm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)

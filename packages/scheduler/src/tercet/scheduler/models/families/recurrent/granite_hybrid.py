@@ -15,18 +15,18 @@ from tercet.scheduler.models.config.multipliers import MULTIPLIERS, with_multipl
 from tercet.scheduler.models.config.recurrent_config import Mamba2Config, mamba_layers, parse_mamba2
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import CausalLM, build_hybrid
-from tercet.scheduler.models.layers.layers import Attention, Rotary, Unrotated
+from tercet.scheduler.models.layers.layers import Attention, Rotary
 from tercet.scheduler.models.layers.mamba2 import Mamba2
 from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
     """Build GraniteMoeHybridForCausalLM or BambaForCausalLM."""
-    unrotated = Unrotated(config)
 
     def attention(number: int, rotary: Rotary) -> Attention:
-        table = unrotated if number in config.unrotated else rotary
-        return Attention(config, number, table, shard, input_bias=config.attention_bias, output_bias=config.output_bias)
+        return Attention(
+            config, number, rotary, shard, input_bias=config.attention_bias, output_bias=config.output_bias
+        )
 
     return build_hybrid(config, shard, Mamba2Config, partial(Mamba2, config), attention)
 

@@ -13,7 +13,7 @@ from tercet.scheduler.models.config.moe_config import DeepSeekMoeDefaults
 from tercet.scheduler.models.config.recurrent_config import ATTENTION_KINDS, MAMBA_KINDS, Mamba2Config, parse_mamba2
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import CausalLM, SingleLayer, states_of
-from tercet.scheduler.models.layers.layers import Attention, Rotary, SquaredReLUMLP, Unrotated
+from tercet.scheduler.models.layers.layers import Attention, Rotary, SquaredReLUMLP
 from tercet.scheduler.models.layers.mamba2 import Mamba2
 from tercet.scheduler.models.layers.moe import MixtureOfExperts
 from tercet.scheduler.models.layers.shard import Shard
@@ -37,13 +37,13 @@ _DEFAULTS = {
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
     """Build NemotronHForCausalLM."""
-    mamba, unrotated = states_of(config, shard, Mamba2Config), Unrotated(config)
+    mamba = states_of(config, shard, Mamba2Config)
 
-    def layer(number: int, rotary: Rotary) -> SingleLayer:  # noqa: ARG001
+    def layer(number: int, rotary: Rotary) -> SingleLayer:
         if number in mamba.layers:
             return SingleLayer(config, Mamba2(config, number, mamba))
         if number in config.cached_layers:
-            return SingleLayer(config, Attention(config, number, unrotated, shard))
+            return SingleLayer(config, Attention(config, number, rotary, shard))
         if config.moe is not None and config.moe.layers[number]:
             return SingleLayer(config, MixtureOfExperts(config, config.moe, shard))
         return SingleLayer(config, SquaredReLUMLP(config, shard, bias=config.mlp_bias))
@@ -91,6 +91,7 @@ def _adapt(config: ModelConfig, fields: Fields) -> ModelConfig:
         config,
         moe=moe,
         recurrent=parse_mamba2(fields, mamba, inner, config.rms_norm_eps),
+        unrotated=frozenset(range(config.layers)),
         attention_layers=[layer for layer, kind in enumerate(kinds) if kind in ATTENTION_KINDS],
     )
 
