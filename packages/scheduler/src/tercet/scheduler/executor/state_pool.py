@@ -76,12 +76,10 @@ class StatePool:
 
     def _copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy states: (source, target) each. No target is a source."""
-        if not pairs:
-            return
-        sources, targets = ([pair[side] for pair in pairs] for side in (0, 1))
-        for tensors in self._layers.values():
-            for tensor in tensors:
-                tensor[targets] = tensor[sources]
+        for source, target in pairs:
+            for tensors in self._layers.values():
+                for tensor in tensors:
+                    tensor[target].copy_(tensor[source])
 
 
 def _leading_singles(rows: Sequence[Row]) -> int:
