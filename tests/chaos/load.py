@@ -4,7 +4,7 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -193,7 +193,7 @@ class Load:
 
     async def _read(self, response: httpx2.Response, outcome: Outcome) -> None:
         done = False
-        async for line in response.aiter_lines():
+        async for line in _lines(response):
             if not line.startswith("data: "):
                 outcome.error = outcome.error or (f"{response.status_code}: {line}" if line else "")
             elif line == "data: [DONE]":
@@ -218,6 +218,17 @@ class Load:
             return
         for choice in answer if isinstance(answer, list) else [answer]:
             outcome.take(choice)
+
+
+async def _lines(response: httpx2.Response) -> AsyncIterator[str]:
+    """Yield the lines of a stream of events. `aiter_lines` also ends one at U+2028, which a text may have."""
+    rest = ""
+    async for text in response.aiter_text():
+        *lines, rest = (rest + text).split("\n")
+        for line in lines:
+            yield line.removesuffix("\r")
+    if rest:
+        yield rest
 
 
 def quantile(values: Sequence[float], part: float) -> float:
