@@ -158,6 +158,20 @@ _ROUTED = {
     "pad_token_id": None,
 }
 _GROUPS = {**_ROUTED, "n_group": 4, "topk_group": 2}
+_GEMMA4 = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "sliding_window": 7,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "tie_word_embeddings": False,
+    "final_logit_softcapping": 9.0,
+    "pad_token_id": None,
+}
 MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": (
         "Qwen3Moe",
@@ -204,6 +218,21 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
         {**_LATENT, **_ROUTED, "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "q_lora_rank": 20},
     ),
     "glm_flash_moe": ("Glm4MoeLite", {**_LATENT, **_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 20}),
+    "gemma4": ("Gemma4Text", _GEMMA4),
+    "gemma4_moe": (
+        "Gemma4Text",
+        {
+            **_GEMMA4,
+            "hidden_size_per_layer_input": 0,
+            "num_kv_shared_layers": 0,
+            "attention_k_eq_v": True,
+            "num_global_key_value_heads": 1,
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+        },
+    ),
     "llama4": (
         "Llama4Text",
         {
@@ -524,10 +553,19 @@ def old_form(directory: Path, target: Path) -> Path:
 
 
 ALL = [*FAMILIES, *MIXTURES]
+NEW = ["gemma4", "gemma4_moe"]
+"""Those without configs in the form of transformers 4."""
 SHARDED = ["llama/sharded", "llama_tied/sharded", "mixtral/sharded"]
 
 
-@pytest.fixture(params=[*ALL, *SHARDED, *(f"{name}/old" for name in ALL), *(f"{name}/fused" for name in MIXTURES)])
+@pytest.fixture(
+    params=[
+        *ALL,
+        *SHARDED,
+        *(f"{name}/old" for name in ALL if name not in NEW),
+        *(f"{name}/fused" for name in MIXTURES),
+    ]
+)
 def checkpoint(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
     """Each checkpoint there is, in each form of config.json."""
     return checkpoints(request.param)
@@ -539,7 +577,13 @@ def family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -
     return checkpoints(request.param)
 
 
-@pytest.fixture(params=[name for name in ALL if name not in ("llama4", "ministral3", "minimax_m2", "olmoe", *LATENT)])
+@pytest.fixture(
+    params=[
+        name
+        for name in ALL
+        if name not in ("gemma4", "gemma4_moe", "llama4", "ministral3", "minimax_m2", "olmoe", *LATENT)
+    ]
+)
 def native_family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
     """One checkpoint of each family that native kernels run."""
     return checkpoints(request.param)

@@ -53,7 +53,7 @@ class Steps:
 
     def __init__(self, backend: Callable[[], AttentionBackend] = TorchNativeAttention, *, head_dim: int = 4) -> None:
         shape = KVShape(page_size=PAGE, kv_heads=1, head_dim=head_dim, dtype=torch.float32)
-        self.pool = KVPool([KVGroup(name="full", layers=[0], pages=PAGES)], shape, torch.device("cpu"), spare=True)
+        self.pool = KVPool([KVGroup(name="full", layers={0: shape}, pages=PAGES)], torch.device("cpu"), spare=True)
         self.tables = torch.randperm(PAGES, generator=torch.Generator().manual_seed(1)).view(-1, WIDTH).int()
         self.backend = backend()
 

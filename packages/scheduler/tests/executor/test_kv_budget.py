@@ -10,7 +10,7 @@ import torch
 
 from tercet.kernels.ops import sampler_ops
 from tercet.scheduler.executor import kv_budget
-from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape
+from tercet.scheduler.executor.kv_budget import KVBudget, kv_shapes
 from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape
@@ -55,7 +55,8 @@ def pages(device: torch.device, **given: Any) -> int:
         eos_token_ids=(),
         dtype=torch.float32,
     )
-    return KVBudget(options, config, SHAPE, device, WHOLE).sizes(None, None, sampler_ops).pages  # type: ignore[arg-type]
+    budget = KVBudget(options, config, dict.fromkeys(range(LAYERS), SHAPE), device, WHOLE)
+    return budget.sizes(None, None, sampler_ops).pages  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("memory")
@@ -132,12 +133,13 @@ def test_layers_with_a_window_leave_room_for_more_tokens(
     (tmp_path / "config.json").write_text(json.dumps({**fields, "dtype": "bfloat16", "max_position_embeddings": 32768}))
     options = WorkerOptions(model=tmp_path, page_size=16, slots=32, step_tokens=4096, kv_cache_bytes=24 * 10**9)
     config = load_config(tmp_path)
-    budget = KVBudget(options, config, kv_shape(options, config, WHOLE), CPU, WHOLE)
+    budget = KVBudget(options, config, kv_shapes(options, config, WHOLE), CPU, WHOLE)
     sizes = budget.sizes(None, None, sampler_ops)  # type: ignore[arg-type]
     groups = budget.groups(sizes)
-    used = sum(group.pages * len(group.layers) for group in groups) * budget.shape.page_bytes
+    used = sum(group.pages * shape.page_bytes for group in groups for shape in group.layers.values())
     assert 0.999 * 24 * 10**9 < used <= 24 * 10**9
-    assert (24 * 10**9 // budget.shape.page_bytes // config.layers * 16, sizes.pages * 16) == tokens
+    page = sum(shape.page_bytes for shape in budget.shapes.values())
+    assert (24 * 10**9 // page * 16, sizes.pages * 16) == tokens
 
 
 def test_without_attention_pages_cost_records_and_snapshots_get_the_rest() -> None:
@@ -146,7 +148,7 @@ def test_without_attention_pages_cost_records_and_snapshots_get_the_rest() -> No
     [tensors, _] = kv_budget.state_layers(config).values()
     state = 2 * sum(tensor.bytes for tensor in tensors)
     options = WorkerOptions(model=Path("model"), page_size=8, slots=10, kv_cache_bytes=50 * state + 100_000)
-    budget = KVBudget(options, config, kv_budget.kv_shape(options, config, WHOLE), CPU, WHOLE)
+    budget = KVBudget(options, config, kv_shapes(options, config, WHOLE), CPU, WHOLE)
     rows = options.rows
     sizes = budget.sizes(None, None, sampler_ops)  # type: ignore[arg-type]
     assert sizes.pages == 10 * 800 // 8

@@ -91,11 +91,14 @@ class Play:
     copies: list[PageCopy] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        groups = [KVGroup(name=f"g{i}", layers=layers, pages=PAGES) for i, layers in enumerate(self.groups)]
         shape = KVShape(page_size=PAGE, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=torch.float32)
+        groups = [
+            KVGroup(name=f"g{i}", layers=dict.fromkeys(layers, shape), pages=PAGES)
+            for i, layers in enumerate(self.groups)
+        ]
         self.runner = ModelRunner(
             self.model,
-            KVPool(groups, shape, CPU),
+            KVPool(groups, CPU),
             TorchNativeAttention,
             slots=SLOTS,
             context_length=CONTEXT,

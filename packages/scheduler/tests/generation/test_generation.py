@@ -16,9 +16,10 @@ from packages.scheduler.tests.conftest import HYBRIDS
 from tercet.kernels.native.library import missing_library
 from tercet.protocol.messages.values import FinishReason, FinishType, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.executor.kv_budget import state_layers
+from tercet.scheduler.executor.kv_budget import kv_shapes, state_layers
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
+from tercet.scheduler.models.layers.shard import WHOLE
 from tercet.scheduler.models.registry import load_config
 from tercet.scheduler.testing import Driver, request
 
@@ -46,7 +47,7 @@ FAMILIES = [
 ]
 families = pytest.mark.parametrize("family", FAMILIES)
 HYBRID = [*HYBRIDS]
-OTHERS = ["ministral3", "llama4"]
+OTHERS = ["ministral3", "llama4", "gemma4", "gemma4_moe"]
 """Families whose layers differ in more than their weights: each case of those above, in one test."""
 with_hybrids = pytest.mark.parametrize("family", [*FAMILIES, *HYBRID])
 
@@ -89,8 +90,8 @@ class Server(Driver):
         **config: Any,
     ) -> None:
         shape, settings = load_config(directory), CoreConfig(**config)
-        caches = 2 if shape.latent is None else 1
-        page = caches * PAGE_SIZE * shape.kv_heads * shape.head_dim * 4 * len(shape.cached_layers)  # in float32
+        paged = WorkerOptions(model=directory, page_size=PAGE_SIZE)
+        page = sum(layer.page_bytes for layer in kv_shapes(paged, shape, WHOLE).values())
         state = sum(tensor.bytes for tensors in state_layers(shape).values() for tensor in tensors)
         # as in `KVBudget`: the states of the slots, a snapshot of each, and a quarter of the rest for more snapshots
         size = pages * page if not state else 2 * 4 * state + pages * max(page, 1024) * 4 // 3

@@ -84,10 +84,10 @@ class Served:
         self.model = NativeCausalLM(self.plain, load_library(), quantization=quantization)
         shape = KVShape(page_size=PAGE_SIZE, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=config.dtype)
         groups = [
-            KVGroup(name=f"{first}", layers=range(first, config.layers, 2), pages=PAGES)
+            KVGroup(name=f"{first}", layers=dict.fromkeys(range(first, config.layers, 2), shape), pages=PAGES)
             for first in range(min(2, config.layers))
         ]
-        self.pool = KVPool(groups, shape, torch.device("cpu"))
+        self.pool = KVPool(groups, torch.device("cpu"))
 
     @torch.inference_mode()
     def logits(self, tokens: torch.Tensor, chunks: list[int]) -> torch.Tensor:

@@ -20,6 +20,7 @@ MODULES = {
     "FalconH1ForCausalLM": "recurrent/falcon_h1",
     "Gemma2ForCausalLM": "gemma",
     "Gemma3ForCausalLM": "gemma",
+    "Gemma4ForCausalLM": "gemma4",
     "Glm4MoeForCausalLM": "glm4_moe",
     "Glm4MoeLiteForCausalLM": "deepseek",
     "GlmForCausalLM": "glm",
@@ -73,6 +74,7 @@ that has only that is an encoder.
 _KIMI = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausalLM"}
 WRAPPERS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
+    "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
     "Kimi_K25ForConditionalGeneration": _KIMI,
     "KimiK25ForConditionalGeneration": _KIMI,
     "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},

@@ -66,7 +66,7 @@ def runner_of(directory: Path, places: int) -> ModelRunner:
     rank = 0 if config.latent is None else config.latent.rank
     backend: Any = triton_latent.TritonLatent if rank else triton.TritonAttention
     shape = KVShape(page_size=16, kv_heads=config.kv_heads, head_dim=config.head_dim, dtype=torch.bfloat16, rank=rank)
-    pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=1)], shape, CPU, spare=True)
+    pool = KVPool([KVGroup(name="full", layers=dict.fromkeys(range(config.layers), shape), pages=1)], CPU, spare=True)
     runner = ModelRunner(
         model,
         pool,

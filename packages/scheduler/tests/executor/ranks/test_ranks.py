@@ -18,13 +18,15 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.device.cpu_threads import core_share
 from tercet.scheduler.executor import kv_budget
+from tercet.scheduler.executor.kv_budget import kv_shapes
 from tercet.scheduler.executor.ranks.rank_messages import Forced, Order, RankStep
 from tercet.scheduler.executor.ranks.ranks import PendingRankStep, Ranks, forced_tokens, shared_options
 from tercet.scheduler.executor.ranks.worker_main import follow
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions, decode_options, encode_options
 from tercet.scheduler.models.config.model_config import computed_dtype
-from tercet.scheduler.models.layers.shard import Shard, SingleRankCollectives
+from tercet.scheduler.models.layers.shard import WHOLE, Shard, SingleRankCollectives
+from tercet.scheduler.models.registry import load_config
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.thread_ranks import on_ranks
 
@@ -179,7 +181,7 @@ def test_a_cpu_and_its_memory_are_divided(options: WorkerOptions, monkeypatch: p
 
 def test_the_fewest_pages_of_any_process_are_those_of_all(options: WorkerOptions) -> None:
     config = load_config(options.model)
-    page = kv_shape(options, config, WHOLE).page_bytes * config.layers
+    page = sum(shape.page_bytes for shape in kv_shapes(options, config, WHOLE).values())
 
     class Poor(SingleRankCollectives):
         def all_reduce_min(self, number: int) -> int:

@@ -193,7 +193,7 @@ def run(model: Any, tape: Tape | None) -> list[StepResult]:
     """Three rows that come one after another, and decode, through graphs if there is a tape for them."""
     config = model.config
     shape = KVShape(page_size=4, kv_heads=1, head_dim=config.head_dim, dtype=config.dtype, rank=config.latent.rank)
-    pool = KVPool([KVGroup(name="full", layers=range(config.layers), pages=24)], shape, CPU, spare=True)
+    pool = KVPool([KVGroup(name="full", layers=dict.fromkeys(range(config.layers), shape), pages=24)], CPU, spare=True)
     backends = [LateReading]
     runner = ModelRunner(
         model,
@@ -236,12 +236,12 @@ def test_the_worst_step_is_rehearsed(checkpoints: Checkpoints) -> None:
     model = load(checkpoints("deepseek_v3"))
     config = model.config
     assert config.latent is not None
+    shape = KVShape(page_size=4, kv_heads=1, head_dim=config.head_dim, dtype=config.dtype, rank=config.latent.rank)
     profile_run(
         model,
         TorchNativeLatent,
         sampler_ops,
-        KVShape(page_size=4, kv_heads=1, head_dim=config.head_dim, dtype=config.dtype, rank=config.latent.rank),
-        layers=range(config.layers),
+        dict.fromkeys(range(config.layers), shape),
         slots=3,
         tokens=40,
         context_length=64,

@@ -16,12 +16,13 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention, TorchNat
 from tercet.kernels.ops.lora import LoRARows
 from tercet.kernels.ops.recurrent import Segment, Segments
 from tercet.scheduler.executor.forward_batch import ForwardBatch
-from tercet.scheduler.executor.kv_budget import state_layers
-from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
+from tercet.scheduler.executor.kv_budget import kv_shapes, state_layers
+from tercet.scheduler.executor.kv_pool import KVGroup, KVPool
 from tercet.scheduler.executor.state_pool import StatePool
+from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.models.config.rope_config import RopeConfig
 from tercet.scheduler.models.layers.decoder import CausalLM
-from tercet.scheduler.models.layers.norms import CenteredNorm
+from tercet.scheduler.models.layers.norms import FloatNorm
 from tercet.scheduler.models.registry import build_model, load_config
 from tercet.scheduler.models.weights.weights import load_weights
 
@@ -55,15 +56,10 @@ class Paged:
         config = model.config
         pages = sequences * MAX_PAGES
         latent = config.latent
-        shape = KVShape(
-            page_size=PAGE_SIZE,
-            kv_heads=len(model.shard.shared_span(config.kv_heads, "key-value heads")),
-            head_dim=config.head_dim,
-            dtype=config.dtype,
-            rank=0 if latent is None else latent.rank,
-        )
+        options = WorkerOptions(model=Path(), page_size=PAGE_SIZE)
+        shapes = kv_shapes(options, config, model.shard)
         self.backend = ChunkedAttention(TorchNativeAttention) if latent is None else TorchNativeLatent()
-        self.pool = KVPool([KVGroup(name="full", layers=config.cached_layers, pages=pages)], shape, CPU)
+        self.pool = KVPool([KVGroup(name="full", layers=shapes, pages=pages)], CPU, page_size=PAGE_SIZE)
         self.states = StatePool(state_layers(config), sequences, 0, CPU) if config.recurrent is not None else None
         shuffled = torch.randperm(pages, generator=torch.Generator().manual_seed(0))
         self.pages = shuffled.view(sequences, MAX_PAGES).to(torch.int32)
@@ -172,7 +168,7 @@ def test_bfloat16(family: Path, reference: Reference) -> None:
     tokens = some_tokens(41, 4)
     model = load(family, "bfloat16")
     dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
-    sums = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, CenteredNorm)}
+    sums = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, FloatNorm)}
     full = model.config.moe is not None and model.config.moe.float32_router
     routers = {name for name in dtypes if full and ".mlp.gate." in name}
     assert {name for name, dtype in dtypes.items() if dtype != torch.bfloat16} == sums | routers

@@ -61,7 +61,9 @@ def generate(
     scales = {0: (0.7, 1.3)} if cached else None
     runner = ModelRunner(
         model,
-        KVPool([KVGroup(name="full", layers=range(config.layers), pages=8)], shape, DEVICE, scales=scales),
+        KVPool(
+            [KVGroup(name="full", layers=dict.fromkeys(range(config.layers), shape), pages=8)], DEVICE, scales=scales
+        ),
         whole if latent is None else of_latents,
         slots=2,
         context_length=16,

@@ -32,6 +32,7 @@ _MISTRAL = ("MistralForCausalLM",)
 _MISTRAL3 = (*_MISTRAL, "Ministral3ForCausalLM", "Mistral3ForConditionalGeneration")
 _KIMI = ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration")
 _GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
+_GEMMA4 = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
 _PHI = ("Phi3ForCausalLM",)
 _GRANITE = ("GraniteForCausalLM",)
 _NEMOTRON = ("NemotronHForCausalLM",)
@@ -76,7 +77,7 @@ FAMILIES = (
     Family("Magistral", "mistral", "mistral", "mistralai/Magistral-Small-2509", _MISTRAL3),
     Family("Gemma 2, Gemma 3", None, None, "google/gemma-3-4b-it", ("Gemma2ForCausalLM", *_GEMMA3)),
     Family("FunctionGemma", "functiongemma", None, "google/functiongemma-270m-it", _GEMMA3),
-    Family("Gemma 4", "gemma4", "gemma4", "google/gemma-4-31B-it"),
+    Family("Gemma 4", "gemma4", "gemma4", "google/gemma-4-31B-it", _GEMMA4),
     Family("Phi-3, Phi-3.5, Phi-4", None, None, "microsoft/phi-4", _PHI),
     Family("Phi-4-mini", "phi4_mini", None, "microsoft/Phi-4-mini-instruct", _PHI),
     Family("Phi-4-reasoning", None, "qwen3", "microsoft/Phi-4-reasoning", _PHI),

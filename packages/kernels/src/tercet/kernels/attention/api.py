@@ -89,7 +89,7 @@ class AttentionBackend(Protocol):
 
         The caches already contain the keys and values of the new tokens. Their dtype may differ from that of q and may
         be float8_e4m3fn; cached keys are multiplied by `key_scale`, values are not scaled. The result is [tokens,
-        heads, head_dim] in q's dtype.
+        heads, head_dim] in q's dtype. Plain torch also takes values of another size, which is then that of the result.
         """
         ...
 

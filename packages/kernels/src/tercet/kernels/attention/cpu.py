@@ -12,7 +12,10 @@ from tercet.kernels.native.library import Library, load_library
 
 
 class CpuAttention:
-    """Native CPU backend, an `AttentionBackend`. Caches of other dtypes go to plain torch."""
+    """Native CPU backend, an `AttentionBackend`.
+
+    Caches of other dtypes, or with values of another size than keys, go to plain torch.
+    """
 
     capturable = False
 
@@ -39,7 +42,7 @@ class CpuAttention:
         """Compute `AttentionBackend.attend`. Raises ValueError for pages that are not in the cache."""
         if self._batch is None:
             raise RuntimeError("attend was called before plan")
-        if k_cache.dtype not in (torch.float32, torch.bfloat16):
+        if k_cache.dtype not in (torch.float32, torch.bfloat16) or v_cache.shape != k_cache.shape:
             self._torch.plan(self._batch)
             return self._torch.attend(q, k_cache, v_cache, params, key_scale)
         tokens, heads, _ = q.shape

@@ -30,7 +30,7 @@ class ReferenceAttention:
         batch = self._batch
         if batch is None:
             raise RuntimeError("attend was called before plan")
-        out = torch.empty(q.shape, dtype=torch.float64)
+        out = torch.empty(*q.shape[:2], v_cache.shape[3], dtype=torch.float64)
         group = q.shape[1] // k_cache.shape[2]
         scale, window, softcap, sinks = params.scale * key_scale, params.window, params.softcap, params.sinks
         token = 0

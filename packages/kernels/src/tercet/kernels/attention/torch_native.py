@@ -93,7 +93,7 @@ class TorchNativeAttention:
         if key_scale != 1.0:
             params = replace(params, scale=params.scale * key_scale)
         gather = self._scratch.gather
-        out = torch.empty_like(q)
+        out = q.new_empty(*q.shape[:2], v_cache.shape[3])
         for decodes in self._padded_decodes(k_cache, params.window):
             k, v = gather("k", k_cache, decodes.index), gather("v", v_cache, decodes.index)
             out[decodes.rows] = _decode(q[decodes.rows], k, v, decodes.padding, params).to(q.dtype)

@@ -342,7 +342,7 @@ class CudaGraphRunner:
                 kv_lens=views.kv_lens,
                 page_table=page_table,
                 slot_mapping=slot_mapping,
-                page_size=self._pool.shape.page_size,
+                page_size=self._pool.page_size,
                 host_query_lens=[*ones],
                 host_kv_lens=[*ones],
             )

@@ -15,7 +15,7 @@ from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.warmup import measured_kv_bytes, profile_run
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
-from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig
+from tercet.scheduler.models.config.model_config import DecoderShape, HeadShape, ModelConfig
 from tercet.scheduler.models.config.recurrent_config import StateTensor
 from tercet.scheduler.models.layers.shard import Shard
 
@@ -35,16 +35,21 @@ _SLOT_BYTES = 8
 """Bytes per position and slot: a token id and a share of a page id."""
 
 
-def kv_shape(options: WorkerOptions, config: DecoderShape, shard: Shard) -> KVShape:
-    """Return the shape of this rank's KV pages."""
+def kv_shapes(options: WorkerOptions, config: DecoderShape, shard: Shard) -> Mapping[int, KVShape]:
+    """Return the shape of this rank's KV pages in each layer that caches keys and values."""
     latent = config.latent if isinstance(config, ModelConfig) else None
-    return KVShape(
-        page_size=options.page_size,
-        kv_heads=len(shard.shared_span(config.kv_heads, "key-value heads")),
-        head_dim=config.head_dim,
-        dtype=KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
-        rank=0 if latent is None else latent.rank,
-    )
+
+    def shape(heads: HeadShape) -> KVShape:
+        return KVShape(
+            page_size=options.page_size,
+            kv_heads=len(shard.shared_span(heads.kv_heads, "key-value heads")),
+            head_dim=heads.head_dim,
+            value_dim=heads.value_dim,
+            dtype=KV_DTYPES.get(options.kv_cache_dtype, config.dtype),
+            rank=0 if latent is None else latent.rank,
+        )
+
+    return {layer: shape(config.heads_of(layer)) for layer in config.cached_layers}
 
 
 def state_layers(config: DecoderShape) -> Mapping[int, Sequence[StateTensor]]:
@@ -78,7 +83,7 @@ class KVBudget:
 
     options: WorkerOptions
     config: DecoderShape
-    shape: KVShape
+    shapes: Mapping[int, KVShape]
     device: torch.device
     shard: Shard
 
@@ -102,7 +107,7 @@ class KVBudget:
         if given is None:
             return
         sizes = self._sizes_in(given)
-        wanted = sum(group.pages * len(group.layers) for group in self.groups(sizes)) * self.shape.page_bytes
+        wanted = sum(group.pages * shape.page_bytes for group in self.groups(sizes) for shape in group.layers.values())
         if sizes.snapshots is not None:
             wanted += (self.options.rows + sizes.snapshots) * self._state_bytes
         if self.device.type != "cuda":
@@ -121,10 +126,10 @@ class KVBudget:
 
     def groups(self, sizes: CacheSizes) -> list[KVGroup]:
         """Return the cache groups of a pool with these sizes."""
-        layers, windowed = self.config.cached_layers, windowed_layers(self.config)
         if sizes.window_pages is None:
-            return [KVGroup(name="full", layers=layers, pages=sizes.pages)]
-        full = [layer for layer in layers if layer not in windowed]
+            return [KVGroup(name="full", layers=self.shapes, pages=sizes.pages)]
+        windowed = {layer: self.shapes[layer] for layer in windowed_layers(self.config)}
+        full = {layer: shape for layer, shape in self.shapes.items() if layer not in windowed}
         window = KVGroup(name="window", layers=windowed, pages=sizes.window_pages, window=self._window)
         return [KVGroup(name="full", layers=full, pages=sizes.pages), window]
 
@@ -145,8 +150,7 @@ class KVBudget:
             model,
             backend,
             ops,
-            self.shape,
-            layers=config.cached_layers,
+            self.shapes,
             states=state_layers(config),
             slots=options.rows,
             tokens=options.step_tokens,
@@ -170,7 +174,7 @@ class KVBudget:
     @property
     def _page_bytes(self) -> int:
         """Bytes of a page in all layers."""
-        return max(_PAGE_RECORD, self.shape.page_bytes * len(self.config.cached_layers))
+        return max(_PAGE_RECORD, sum(shape.page_bytes for shape in self.shapes.values()))
 
     @property
     def _state_bytes(self) -> int:
@@ -214,7 +218,7 @@ class KVBudget:
         alike = CacheSizes(given // self._page_bytes)
         if not windowed or alike.pages >= self._most_pages:
             return alike
-        window_bytes = self.shape.page_bytes * len(windowed)
+        window_bytes = sum(self.shapes[layer].page_bytes for layer in windowed)
         step_tokens = max(options.step_tokens, options.slots)
         least, most = (
             window_pages(self._window, options.page_size, choices, step_tokens) for choices in (1, options.slots)

@@ -21,6 +21,8 @@ class KVShape:
     kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    value_dim: int | None = None
+    """Elements of a value; None: as many as of a key."""
     rank: int = 0
     """Elements of each key that also serve as its value (latent attention, MLA) and are not cached twice; 0 if
     values are cached.
@@ -29,16 +31,21 @@ class KVShape:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page's keys and values in one layer."""
-        caches = 1 if self.rank else 2
-        return caches * self.page_size * self.kv_heads * self.head_dim * self.dtype.itemsize
+        value_dim = 0 if self.rank else self.value_size
+        return self.page_size * self.kv_heads * (self.head_dim + value_dim) * self.dtype.itemsize
+
+    @property
+    def value_size(self) -> int:
+        """Elements of a value."""
+        return self.rank or (self.head_dim if self.value_dim is None else self.value_dim)
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVGroup:
-    """A cache group: its layers and the number of pages of each."""
+    """A cache group: its layers with the shapes of their pages, and the number of pages of each."""
 
     name: str
-    layers: Sequence[int]
+    layers: Mapping[int, KVShape]
     pages: int
     window: int = 0
 
@@ -46,8 +53,9 @@ class KVGroup:
 class KVPool:
     """Keys and values [pages, page_size, kv_heads, head_dim] of every layer. A page id means one page in each layer.
 
-    If the shape has a `rank`, values are views of the keys. In float8_e4m3fn, keys and values are divided by a layer's
-    `scales` (default 1); other dtypes have no scales.
+    Layers may differ in heads and their sizes, but not in the page size or dtype. If a shape has a `rank`, values are
+    views of the keys. In float8_e4m3fn, keys and values are divided by a layer's `scales` (default 1); other dtypes
+    have no scales.
 
     Memory is zeroed: padding is weighted with 0, and 0 times NaN is NaN. If `spare`, each group has one page more,
     with the id `pages`, to which padding is written.
@@ -56,14 +64,19 @@ class KVPool:
     def __init__(
         self,
         groups: Sequence[KVGroup],
-        shape: KVShape,
         device: torch.device,
         *,
         spare: bool = False,
         scales: Mapping[int, Scales] | None = None,
+        page_size: int = 0,
     ) -> None:
+        """Allocate the pages. A pool without layers needs the `page_size`."""
         self.groups = groups
-        self.shape = shape
+        self.shapes = {layer: shape for group in groups for layer, shape in group.layers.items()}
+        if len({(shape.page_size, shape.dtype) for shape in self.shapes.values()}) > 1:
+            raise ValueError("layers differ in page size or dtype")
+        self.page_size = next((shape.page_size for shape in self.shapes.values()), page_size)
+        """Tokens of a page."""
         self.device = device
         self.set_scales(scales)
         self._spare = spare
@@ -71,11 +84,11 @@ class KVPool:
         self._keys: dict[int, torch.Tensor] = {}
         self._values: dict[int, torch.Tensor] = {}
         for group in groups:
-            for layer in group.layers:
-                size = (group.pages + spare, shape.page_size, shape.kv_heads, shape.head_dim)
-                keys = self._keys[layer] = zeros(size, shape.dtype, device)
+            for layer, shape in group.layers.items():
+                size = (group.pages + spare, shape.page_size, shape.kv_heads)
+                keys = self._keys[layer] = zeros((*size, shape.head_dim), shape.dtype, device)
                 if not shape.rank:
-                    self._values[layer] = zeros(size, shape.dtype, device)
+                    self._values[layer] = zeros((*size, shape.value_size), shape.dtype, device)
                 else:
                     self._values[layer] = keys[..., : shape.rank]
 
@@ -87,12 +100,14 @@ class KVPool:
     @property
     def bytes(self) -> int:
         """Size of the pool in bytes."""
-        return sum(self.shape.page_bytes * (group.pages + self._spare) * len(group.layers) for group in self.groups)
+        return sum(
+            (group.pages + self._spare) * shape.page_bytes for group in self.groups for shape in group.layers.values()
+        )
 
     @property
     def tensors(self) -> list[torch.Tensor]:
         """Tensors of the pool. Values that are views of the keys are left out."""
-        return [*self._keys.values(), *(() if self.shape.rank else self._values.values())]
+        return [*self._keys.values(), *(self._values[layer] for layer, shape in self.shapes.items() if not shape.rank)]
 
     def layer(self, layer_id: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the key and value caches of a layer."""
@@ -100,8 +115,8 @@ class KVPool:
 
     def set_scales(self, scales: Mapping[int, Scales] | None) -> None:
         """Set the scales of keys and values that are stored from now on."""
-        if scales and self.shape.dtype != E4M3:
-            raise ValueError(f"keys and values in {self.shape.dtype} have no scales")
+        if scales and (wide := {shape.dtype for shape in self.shapes.values()} - {E4M3}):
+            raise ValueError(f"keys and values in {wide.pop()} have no scales")
         self._scales = scales or {}
 
     def scales_of(self, layer_id: int) -> Scales:
@@ -110,7 +125,7 @@ class KVPool:
 
     def store(self, layer_id: int, k: torch.Tensor, v: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Write the new tokens' k and v [tokens, kv_heads, head_dim]; k alone if v is a part of it."""
-        if self.shape.rank:
+        if self.shapes[layer_id].rank:
             cache = self._keys[layer_id]
             cache.flatten(0, 1).index_copy_(0, slot_mapping, k.to(cache.dtype))
             return
@@ -135,11 +150,10 @@ class KVPool:
             mine = [copy for copy in copies if copy.group == index]
             if not mine or not group.layers:
                 continue
-            device = self._keys[group.layers[0]].device
             places = [copy.source for copy in mine], [copy.target for copy in mine]
-            source, target = HostToDevice(device).send([np.array(each, dtype=np.int64) for each in places])
-            for layer in group.layers:
-                for cache in self.layer(layer)[: 1 if self.shape.rank else 2]:
+            source, target = HostToDevice(self.device).send([np.array(each, dtype=np.int64) for each in places])
+            for layer, shape in group.layers.items():
+                for cache in self.layer(layer)[: 1 if shape.rank else 2]:
                     cache[target] = cache[source]
 
 

@@ -16,7 +16,6 @@ from tercet.kernels.triton import missing_triton
 from tercet.scheduler.architectures import is_ours, text_architecture
 from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.oom import lacks_memory, release_cached
-from tercet.scheduler.executor.kv_pool import KVShape
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.smoke_test import run_smoke_test
@@ -106,14 +105,16 @@ def check_replacement(weights: Path, options: WorkerOptions, config: DecoderShap
 def load_model(
     options: WorkerOptions,
     config: DecoderShape,
-    shape: KVShape,
+    cached: torch.dtype,
     device: torch.device,
     *,
     native: bool,
     progress: Progress | None,
     shard: Shard = WHOLE,
 ) -> LoadedModel:
-    """Load the model, or this rank's shard, with its weights, on native kernels if they support it."""
+    """Load the model, or this rank's shard, with its weights, on native kernels if they support it and a KV cache of
+    dtype `cached`.
+    """
     if device.type == "cpu":
         limit_torch_threads(options.threads)
     if device.type == "cuda" and (missing := missing_triton(device)):
@@ -125,7 +126,7 @@ def load_model(
         load_library().set_threads(options.threads)
     if not isinstance(config, ModelConfig):
         return LoadedModel(_load_hugging_face(options, config, device, native=not no_linears))
-    why_torch = no_linears or unsupported_natively(config, shape.dtype, shard)
+    why_torch = no_linears or unsupported_natively(config, cached, shard)
     model = build_model(config, device, shard)
     in_full = _in_full(config, device)
     if options.load_format == "dummy":

@@ -118,7 +118,7 @@ class ModelRunner:
         self._tables = SlotTables(
             slots,
             context_length + 1,
-            page_size=pool.shape.page_size,
+            page_size=pool.page_size,
             groups=len(pool.groups),
             device=device,
             spare_pages=pool.spare_pages,

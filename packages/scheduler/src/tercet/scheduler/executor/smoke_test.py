@@ -103,7 +103,7 @@ def _pool(shape: DecoderShape, texts: Sequence[torch.Tensor], device: torch.devi
     """Return a pool with pages for the texts, which alternate."""
     pages = KVShape(page_size=_PAGE, kv_heads=shape.kv_heads, head_dim=shape.head_dim, dtype=shape.dtype)
     most = len(texts) * -(-max(map(len, texts)) // _PAGE)
-    return KVPool([KVGroup(name="trial", layers=range(shape.layers), pages=most)], pages, device)
+    return KVPool([KVGroup(name="trial", layers=dict.fromkeys(range(shape.layers), pages), pages=most)], device)
 
 
 def _hidden(

@@ -25,7 +25,7 @@ from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import release_cached, require_memory
 from tercet.scheduler.device.pool_memory import allocate_tensors, release_tensors
 from tercet.scheduler.executor.cuda_graphs import CudaRecorder, graph_runners
-from tercet.scheduler.executor.kv_budget import KVBudget, kv_shape, state_layers
+from tercet.scheduler.executor.kv_budget import KVBudget, kv_shapes, state_layers
 from tercet.scheduler.executor.kv_pool import KVPool, KVShape
 from tercet.scheduler.executor.loading import (
     LoadedModel,
@@ -88,15 +88,16 @@ class TpModelWorker:
         context_length = served_context_length(options, config)
         config = replace(config, context_length=context_length)
         native = backend is CpuAttention
-        shape = kv_shape(options, config, shard)
-        backend = _backend_of(options, device, config, shape, backend)
-        budget = KVBudget(options, config, shape, device, shard)
+        shapes = kv_shapes(options, config, shard)
+        cached = KV_DTYPES.get(options.kv_cache_dtype, config.dtype)
+        backend = _backend_of(options, device, config, shapes, backend)
+        budget = KVBudget(options, config, shapes, device, shard)
         if (longest := budget.longest_context()) < context_length:
             logger.warning("context length lowered to fit memory: wanted=%d served=%d", context_length, longest)
             context_length, config = longest, with_context_length(config, longest)
             budget = replace(budget, config=config)
-        scales = _kv_scales(options, config, shape)
-        self._options, self._config, self._shape, self._device = options, config, shape, device
+        scales = _kv_scales(options, config, cached)
+        self._options, self._config, self._cached, self._device = options, config, cached, device
         self._released: frozenset[MemoryTag] = frozenset()
         self._backend, self._native, self._shard = backend, native, shard
         self._strategy, self._advance, self._progress = rank_strategy_of(shard), advance, progress
@@ -107,9 +108,10 @@ class TpModelWorker:
             self._loaded: LoadedModel | None = (loaded := self._load(options))
         ops = sampling_ops(loaded.model, device, native=self._native)
         sizes = budget.sizes(loaded.model, backend, ops)
-        tokens = sizes.pages * options.page_size
+        groups, tokens = budget.groups(sizes), sizes.pages * options.page_size
         with require_memory(f"a KV cache of {tokens} tokens, lower kv_cache_bytes"):
-            self._pool = KVPool(budget.groups(sizes), shape, device, spare=device.type == "cuda", scales=scales)
+            spare, page_size = device.type == "cuda", options.page_size
+            self._pool = KVPool(groups, device, spare=spare, scales=scales, page_size=page_size)
             self._states = None
             if sizes.snapshots is not None:
                 self._states = StatePool(state_layers(config), options.rows, sizes.snapshots, device)
@@ -186,7 +188,7 @@ class TpModelWorker:
         return load_model(
             options,
             self._config,
-            self._shape,
+            self._cached,
             self._device,
             native=self._native,
             progress=self._progress,
@@ -242,7 +244,7 @@ class TpModelWorker:
         """Check weights in a thread. Raise for weights that cannot replace those of the model."""
         options = replace(self._options, weights=Path(path), load_format="safetensors")
         check_replacement(Path(path), options, self._config, self._shard)
-        _kv_scales(options, self._config, self._shape)
+        _kv_scales(options, self._config, self._cached)
 
     def _change(self, options: WorkerOptions, released: frozenset[MemoryTag]) -> str:
         """Load the weights of `options`, and release the memory with these tags, or allocate what has other tags.
@@ -277,7 +279,7 @@ class TpModelWorker:
         if MemoryTag.KV_CACHE not in released:
             allocate_tensors(pools)
         if MemoryTag.WEIGHTS not in released and self._loaded is None:
-            self._pool.set_scales(_kv_scales(options, self._config, self._shape))
+            self._pool.set_scales(_kv_scales(options, self._config, self._cached))
             self._loaded = self._load(options)
         self._options, self._released = options, released
         if self._loaded is not None and not released:
@@ -307,12 +309,14 @@ def _backend_of(
     options: WorkerOptions,
     device: torch.device,
     config: DecoderShape,
-    shape: KVShape,
+    shapes: Mapping[int, KVShape],
     plain: Callable[[], AttentionBackend],
 ) -> Callable[[], AttentionBackend]:
-    """Return the factory of a model's backends, from that of `plain` attention. Raise ValueError for unsupported ones."""
-    if shape.rank:
-        return _latent_backend(options, device, shape, config.dtype)
+    """Return the factory of a model's backends, from that of `plain` attention. Raise ValueError for an
+    unsupported one.
+    """
+    if latents := [shape for shape in shapes.values() if shape.rank]:
+        return _latent_backend(options, device, latents[0], config.dtype)
     if chunks := _chunks(options, config):
         logger.info("chunked attention: sizes=%s", chunks)
         return partial(ChunkedAttention, plain)
@@ -350,9 +354,9 @@ def _grammars(options: WorkerOptions, config: DecoderShape, ends: Sequence[int])
     return SlotGrammars(backend, options.slots, config.vocab_size, fast_forward=options.fast_forward)
 
 
-def _kv_scales(options: WorkerOptions, config: DecoderShape, shape: KVShape) -> Mapping[int, Scales] | None:
+def _kv_scales(options: WorkerOptions, config: DecoderShape, cached: torch.dtype) -> Mapping[int, Scales] | None:
     """Return the checkpoint's scales for an 8-bit KV cache; None for other caches."""
-    if shape.dtype != E4M3 or options.load_format == "dummy":
+    if cached != E4M3 or options.load_format == "dummy":
         return None
     scales = read_kv_scales(options.checkpoint, config.layers)
     if not scales:

@@ -127,9 +127,8 @@ def profile_run(
     model: Model,
     backend: Callable[[], AttentionBackend],
     ops: SamplingOps,
-    shape: KVShape,
+    layers: Mapping[int, KVShape],
     *,
-    layers: Sequence[int],
     slots: int,
     tokens: int,
     context_length: int,
@@ -141,7 +140,7 @@ def profile_run(
 
     The step is not split. Raise torch.OutOfMemoryError if it does not fit.
     """
-    pool = KVPool([KVGroup(name="rehearsal", layers=layers, pages=1)], shape, device)
+    pool = KVPool([KVGroup(name="rehearsal", layers=layers, pages=1)], device)
     runner = ModelRunner(
         model,
         pool,

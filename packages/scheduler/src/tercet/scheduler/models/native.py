@@ -38,6 +38,8 @@ def unsupported_natively(config: ModelConfig, cached: torch.dtype, shard: Shard 
     scalings = [rope.query_scaling for rope in (config.rope, config.local_rope) if rope is not None]
     if any(each is not None and each.factors(config.context_length) is not None for each in scalings):
         return "native kernels scale no queries by their positions"
+    if config.shared_caches or len({*map(config.heads_of, range(config.layers))}) > 1:
+        return "native kernels run layers of one shape"
     if reason := family_of(config.architecture).not_native:
         return reason
     if config.moe is not None and config.quantization is not None and config.quantization.method == "mxfp4":

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -20,6 +20,14 @@ from tercet.scheduler.models.config.rope_config import RopeConfig
 logger = logging.getLogger(__name__)
 
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+class HeadShape(NamedTuple):
+    """The heads of keys and values of a layer."""
+
+    kv_heads: int
+    head_dim: int
+    value_dim: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +49,10 @@ class DecoderShape:
     def cached_layers(self) -> Sequence[int]:
         """The layers that cache keys and values."""
         return range(self.layers)
+
+    def heads_of(self, layer: int) -> HeadShape:  # noqa: ARG002
+        """Return the heads of keys and values of a layer."""
+        return HeadShape(self.kv_heads, self.head_dim, self.head_dim)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +92,18 @@ class ModelConfig(DecoderShape):
     """Layers without rotary embedding."""
     chunks: Mapping[int, int] = field(default_factory=dict)
     """Tokens of a chunk in layers with chunked attention."""
+    own_heads: Mapping[int, HeadShape] = field(default_factory=dict)
+    """Heads of keys and values in layers in which they differ."""
+    shared_caches: Mapping[int, int] = field(default_factory=dict)
+    """Layers without keys and values of their own, and the layers whose they read."""
+    keys_as_values: bool = False
+    """Layers without a window have values that are their keys before norm and rotation."""
+    wide_sharing_mlps: bool = False
+    """Layers in `shared_caches` have MLPs of twice the size."""
+    layer_input_size: int = 0
+    """Elements of the input that each layer has of its own; 0 for none."""
+    layer_input_vocab: int = 0
+    """Tokens with embeddings for these inputs."""
     embedding_scale: float = 1.0
     """Factor of the token embeddings."""
     attention_scale: float | None = None
@@ -96,7 +120,12 @@ class ModelConfig(DecoderShape):
         if self.attention_layers is not None:
             return self.attention_layers
         recurrent = frozenset() if self.recurrent is None else self.recurrent.layers
-        return [layer for layer in range(self.layers) if layer not in recurrent]
+        return [layer for layer in range(self.layers) if layer not in recurrent and layer not in self.shared_caches]
+
+    def heads_of(self, layer: int) -> HeadShape:
+        """Return the heads of keys and values of a layer, which it may read of another."""
+        layer = self.shared_caches.get(layer, layer)
+        return self.own_heads.get(layer, HeadShape(self.kv_heads, self.head_dim, self.head_dim))
 
     @property
     def rotated_head_dim(self) -> int:

@@ -50,6 +50,8 @@ class RopeConfig:
     """The rotated share of each head, from its first element on."""
     interleaved: bool = False
     """Adjacent elements are rotated as pairs, not elements half a head apart."""
+    proportion: float = 1.0
+    """Share of a head's pairs that rotate, from the fastest on."""
     query_scaling: QueryScaling | None = None
     """Factors of the queries that are rotated."""
 

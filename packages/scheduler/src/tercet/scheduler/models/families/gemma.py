@@ -110,7 +110,7 @@ _BASES = {"full_attention": ("rope_theta", 1e6), "sliding_attention": ("rope_loc
 """Old field names and defaults of the rotary base, for each type of layer of Gemma 3."""
 _NULLS = "_softcapping", "is_causal"
 """Suffixes of fields whose null differs from leaving them out."""
-_TANH_GELU = "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"
+TANH_GELU = "gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu_accurate", "gelu_python_tanh"
 """Names of the same function."""
 
 
@@ -134,7 +134,7 @@ def _with_defaults(
     said = {name: value for name, value in config.items() if value is not None or name.endswith(_NULLS)}
     plain = {**defaults, **said}
     fields = Fields(plain)
-    fields.choice("hidden_activation", _TANH_GELU, _TANH_GELU[0])
+    fields.choice("hidden_activation", TANH_GELU, TANH_GELU[0])
     if "layer_types" not in plain:
         full = every(fields)
         layers = range(1, fields.layers() + 1)

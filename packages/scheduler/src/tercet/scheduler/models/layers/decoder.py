@@ -131,11 +131,12 @@ class CausalLM(OpsModule):
         shard: Shard,
         layer: Callable[[int, Rotary], DecoderLayer | SingleLayer],
         norm: type[RMSNorm] = RMSNorm,
+        decoder: type[Decoder] = Decoder,
     ) -> None:
         super().__init__()
         self.config = config
         self.shard = shard
-        self.model = Decoder(config, shard, layer, norm)
+        self.model = decoder(config, shard, layer, norm)
         self.lm_head: Linear | None = None
         if not config.tie_word_embeddings:
             ids = shard.uneven_span(config.vocab_size)

@@ -3,21 +3,28 @@
 There is no batch dimension: every tensor is [tokens, ...], and `Batch.attend` knows the sequence of each token.
 """
 
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import nn
 
 from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.ops.activation import Gate, squared_relu
-from tercet.kernels.ops.rope import rope_cache
+from tercet.kernels.ops.rope import apply_rope, rope_cache
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.config.rope_config import RopeConfig
-from tercet.scheduler.models.layers.layer_ops import Batch, OpsModule
+from tercet.scheduler.models.layers.layer_ops import Batch, CachedBatch, OpsModule
 from tercet.scheduler.models.layers.linear import FusedLinear, Matrix, RowParallelLinear
-from tercet.scheduler.models.layers.norms import RMSNorm
+from tercet.scheduler.models.layers.norms import RMSNorm, WeightlessNorm
 from tercet.scheduler.models.layers.parameters import empty_parameter
-from tercet.scheduler.models.layers.rotation import gates_last, head_order, identity_table, pad_to_heads, row_order
+from tercet.scheduler.models.layers.rotation import (
+    gates_last,
+    head_order,
+    identity_table,
+    keep_pairs,
+    pad_to_heads,
+    row_order,
+)
 from tercet.scheduler.models.layers.shard import WHOLE, Cut, Shard
 
 
@@ -29,14 +36,17 @@ class Rotary(nn.Module):
     cache: torch.Tensor
     query_factors: torch.Tensor | None
 
-    def __init__(self, config: ModelConfig, rope: RopeConfig | None = None) -> None:
-        """Create the table; `rope` replaces the config's."""
+    def __init__(self, config: ModelConfig, rope: RopeConfig | None = None, head_dim: int | None = None) -> None:
+        """Create the table; `rope` and `head_dim` replace the config's."""
         super().__init__()
         rope = rope or config.rope
-        table = rope_cache(config.context_length, config.rotary_dim, rope.theta, rope.scaling)
-        size = config.rotated_head_dim
-        self.register_buffer("cache", pad_to_heads(table, size), persistent=False)
-        self.order = head_order(size, config.rotary_dim, interleaved=rope.interleaved)
+        size = head_dim or config.rotated_head_dim
+        rotary_dim = rope.rotated(size)
+        table = pad_to_heads(rope_cache(config.context_length, rotary_dim, rope.theta, rope.scaling), size)
+        if rope.proportion < 1:
+            table = keep_pairs(table, int(rope.proportion * size // 2))
+        self.register_buffer("cache", table, persistent=False)
+        self.order = head_order(size, rotary_dim, interleaved=rope.interleaved)
         scaling = rope.query_scaling
         factors = None if scaling is None else scaling.factors(config.context_length)
         self.register_buffer("query_factors", factors, persistent=False)
@@ -62,6 +72,10 @@ class Attention(OpsModule):
 
     `qk_norm` is over each head, or over all heads of a projection at once; `norm` is its class. `sinks` has one value
     per head. If `gated`, the output is multiplied by the sigmoid of a gate, which checkpoints store with the queries.
+
+    A layer without keys and values of its own (`ModelConfig.shared_caches`) reads those of another. `value_norm` is
+    over each head of values; if `keys_as_values`, values are the keys before norm and rotation. Values are multiplied
+    by `value_scale`.
     """
 
     def __init__(
@@ -77,29 +91,43 @@ class Attention(OpsModule):
         norm: type[RMSNorm] = RMSNorm,
         sinks: bool = False,
         gated: bool = False,
+        value_norm: bool = False,
+        keys_as_values: bool = False,
+        value_scale: float = 1.0,
     ) -> None:
         super().__init__()
-        self.layer_id = layer_id
+        self.shares = layer_id in config.shared_caches
+        self.layer_id = config.shared_caches.get(layer_id, layer_id)
         if shard.size > 1 and qk_norm == "projections":
             raise ValueError("heads that are normalised as one cannot be split over processes")
         held = shard.span(config.heads, "attention heads")
-        kv_held = shard.shared_span(config.kv_heads, "key-value heads")
+        shape = config.heads_of(layer_id)
+        kv_held = shard.shared_span(shape.kv_heads, "key-value heads")
         self.heads, self.kv_heads = len(held), len(kv_held)
-        self.head_dim = config.head_dim
+        self.head_dim, self.value_dim = shape.head_dim, shape.value_dim
         self.rotary = rotary
         queries = Cut.span(config.heads, held, self.head_dim)
-        keys = Cut.span(config.kv_heads, kv_held, self.head_dim)
+        keys = Cut.span(shape.kv_heads, kv_held, self.head_dim)
+        values = Cut.span(shape.kv_heads, kv_held, self.value_dim)
         quantized = config.quantization is not None
         self.gates = self.heads if gated else 0
         stored = Cut.span(config.heads, held, 2 * self.head_dim) if gated else queries
-        parts = {"q_proj": stored, "k_proj": keys, "v_proj": keys}
+        parts = {"q_proj": stored, "k_proj": keys, "v_proj": values}
+        for name in ("k_proj", "v_proj") if self.shares else ("v_proj",) if keys_as_values else ():
+            del parts[name]
+        self.sizes = [self.heads * self.head_dim, *(parts[name].held for name in parts if name != "q_proj")]
         self.qkv_proj = FusedLinear(config.hidden_size, parts, bias=input_bias, dtype=config.dtype, quantized=quantized)
         if rotary.order is not None:
-            self.qkv_proj.order = row_order(rotary.order, self.heads + self.kv_heads, keys.held)
+            self.qkv_proj.order = row_order(rotary.order, self.heads + self.kv_heads, values.held)
         if gated:
             self.qkv_proj.order = gates_last(self.qkv_proj.order, self.heads, self.kv_heads, self.head_dim)
         self.o_proj = RowParallelLinear(
-            queries, config.hidden_size, shard, bias=output_bias, dtype=config.dtype, quantized=quantized
+            Cut.span(config.heads, held, self.value_dim),
+            config.hidden_size,
+            shard,
+            bias=output_bias,
+            dtype=config.dtype,
+            quantized=quantized,
         )
         self.norms_heads = qk_norm == "heads"
         self.q_norm, self.k_norm = (
@@ -108,6 +136,11 @@ class Attention(OpsModule):
             else norm(self.head_dim if self.norms_heads else size.held, config.rms_norm_eps, config.dtype)
             for size in (queries, keys)
         )
+        if self.shares:
+            self.k_norm = None
+        has_norm = value_norm and not self.shares
+        self.v_norm = WeightlessNorm(self.value_dim, config.rms_norm_eps, config.dtype) if has_norm else None
+        self.value_scale = value_scale
         self.sinks = empty_parameter(self.heads, dtype=config.dtype) if sinks else None
         self.cuts = {"sinks": Cut.span(config.heads, held)}
         self.params = AttentionParams(
@@ -120,8 +153,8 @@ class Attention(OpsModule):
 
     def process_weights_after_loading(self) -> None:
         """Reorder the norms of heads for half-split rotation (see `rotation`); `qkv_proj` reorders the heads."""
-        if self.rotary.order is not None and self.q_norm is not None and self.k_norm is not None:
-            for norm in (self.q_norm, self.k_norm):
+        for norm in (self.q_norm, self.k_norm):
+            if self.rotary.order is not None and norm is not None:
                 heads = len(norm.weight) // self.head_dim
                 norm.weight.data = norm.weight.data[row_order(self.rotary.order, heads)]
 
@@ -144,19 +177,38 @@ class Attention(OpsModule):
 
     def attend(self, qkv: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Attend with the output of `qkv_proj`. Return the input of `o_proj`."""
-        heads = qkv.view(len(qkv), -1, self.head_dim)
-        q, k, v, gates = heads.split_with_sizes((self.heads, self.kv_heads, self.kv_heads, self.gates), 1)
-        q = self.rotary.scaled(q, positions)
+        q, *others = qkv.split_with_sizes([*self.sizes, self.gates * self.head_dim], 1)
+        q = self.rotary.scaled(q.view(len(qkv), self.heads, self.head_dim), positions)
+        if self.shares:
+            out = self._attend_shared(q, positions, batch)
+        else:
+            out = self._attend(q, others[0], others[-2], positions, batch)
+        if self.gates:
+            out = out * others[-1].view_as(out).sigmoid()
+        return out.flatten(1)
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, positions: torch.Tensor, batch: Batch
+    ) -> torch.Tensor:
+        """Attend with q [tokens, heads, head_dim] and new k and v [tokens, kv_heads * dim]."""
+        k, v = k.view(len(q), self.kv_heads, -1), v.view(len(q), self.kv_heads, -1)
         norms = None
+        if self.v_norm is not None:
+            v = self.v_norm(v)
+        if self.value_scale != 1:
+            v = v * self.value_scale
         if self.q_norm is not None and self.k_norm is not None:
             if self.norms_heads:
                 norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps
             else:
                 q, k = self.q_norm(q.flatten(1)).view_as(q), self.k_norm(k.flatten(1)).view_as(k)
-        out = self.ops.attend(batch, self.layer_id, (q, k, v), positions, self.rotary.cache, norms, self.params)
-        if self.gates:
-            out = out * gates.sigmoid()
-        return out.flatten(1)
+        return self.ops.attend(batch, self.layer_id, (q, k, v), positions, self.rotary.cache, norms, self.params)
+
+    def _attend_shared(self, q: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """Attend with q [tokens, heads, head_dim] to the keys and values that another layer has cached."""
+        q = q if self.q_norm is None else self.q_norm(q)
+        q = apply_rope(q, q[:, :1], positions, self.rotary.cache)[0]
+        return cast("CachedBatch", batch).attend_cached(self.layer_id, q, self.params)
 
 
 class GatedMLP(OpsModule):

@@ -1,6 +1,7 @@
 """Mixtures of experts: MLPs in which a router chooses a few of many experts for each token."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import nn
@@ -137,7 +138,7 @@ class MixtureOfExperts(OpsModule):
         self.scales_inputs = moe.scales_inputs
         self.gate = Router(config, moe)
         self.experts = Experts(config, moe, shard)
-        kind = SquaredReLUMLP if moe.gate is None else GatedMLP
+        kind = SquaredReLUMLP if moe.gate is None else partial(GatedMLP, gate=moe.gate)
         shared = kind(config, shard, bias=config.mlp_bias, size=moe.shared_size) if moe.shared_size else None
         self.shared_expert = shared if moe.gates_shared else None
         self.shared_experts = None if moe.gates_shared else shared

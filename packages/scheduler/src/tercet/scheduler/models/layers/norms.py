@@ -31,11 +31,15 @@ class RMSNorm(OpsModule):
         return self.ops.add_rmsnorm(x, residual, self.weight, self.eps)
 
 
-class CenteredNorm(RMSNorm):
-    """An RMSNorm whose checkpoints store weight - 1. The weight is kept in float32, so that the sum is exact."""
+class FloatNorm(RMSNorm):
+    """An RMSNorm whose weight is kept in float32, so that products are rounded once."""
 
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:  # noqa: ARG002
         super().__init__(size, eps, torch.float32)
+
+
+class CenteredNorm(FloatNorm):
+    """A norm whose checkpoints store weight - 1."""
 
     def process_weights_after_loading(self) -> None:
         """Add 1 to the stored weight."""

@@ -23,6 +23,13 @@ def identity_table(table: torch.Tensor) -> torch.Tensor:
     return torch.cat([torch.ones_like(cos), torch.zeros_like(sin)], dim=1)
 
 
+def keep_pairs(table: torch.Tensor, pairs: int) -> torch.Tensor:
+    """Return a table that rotates only the first pairs of each head."""
+    cos, sin = (half.clone() for half in table.chunk(2, dim=1))
+    cos[:, pairs:], sin[:, pairs:] = 1.0, 0.0
+    return torch.cat([cos, sin], dim=1)
+
+
 def head_order(head_dim: int, rotary_dim: int, *, interleaved: bool = False) -> torch.Tensor | None:
     """Return the stored element of each element of a head, int64 [head_dim]; None if the order is unchanged.
 

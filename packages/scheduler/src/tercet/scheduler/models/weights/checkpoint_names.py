@@ -31,7 +31,10 @@ _CORRECTION = ".e_score_correction_bias"
 _VISION = tuple(
     prefix + part
     for prefix in ("", "model.")
-    for part in ("vision_tower.", "multi_modal_projector.", "mm_projector.", "vision_model.", "visual.")
+    for part in (
+        *("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "mm_projector.", "embed_vision."),
+        *("audio_tower.", "embed_audio."),
+    )
 )
 
 
@@ -56,6 +59,19 @@ _GRANITE_HYBRID = {
     ".shared_mlp.output_linear.": ".mlp.shared_experts.down_proj.",
 }
 _LLAMA4 = {".feed_forward.shared_expert.": ".mlp.shared_experts.", ".feed_forward.": ".mlp."}
+_GEMMA4 = {
+    ".router.proj.": ".mlp.gate.",
+    ".router.scale": ".mlp.gate_scale",
+    ".router.per_expert_scale": ".mlp.expert_scale",
+    ".post_feedforward_layernorm_1.": ".mlp.shared_norm.",
+    ".post_feedforward_layernorm_2.": ".mlp.experts_norm.",
+    ".pre_feedforward_layernorm_2.": ".mlp.experts_input_norm.",
+    ".mlp.gate_proj.": ".mlp.shared_experts.gate_proj.",
+    ".mlp.up_proj.": ".mlp.shared_experts.up_proj.",
+    ".mlp.down_proj.": ".mlp.shared_experts.down_proj.",
+    ".experts.gate_up_proj": ".mlp.experts.gate_up_proj",
+    ".experts.down_proj": ".mlp.experts.down_proj",
+}
 _PRE_FF = {
     ".pre_ff_layernorm.": ".post_attention_layernorm.",
     ".feed_forward.": ".mlp.",
@@ -97,6 +113,7 @@ _SCHEMES = {
     ".pre_ff_layernorm.": _PRE_FF,
     ".linear_attn.g_proj.": _OLMO_HYBRID,
     ".f_a_proj.": _KIMI_LINEAR,
+    ".router.per_expert_scale": _GEMMA4,
     ".feed_forward.": _LLAMA4,
 }
 """The names of a family by a part of a name that no later family has."""

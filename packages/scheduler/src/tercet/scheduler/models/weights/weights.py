@@ -49,6 +49,8 @@ _Quantized = QuantizedLinear | Mxfp4Experts
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _ELSEWHERE = (".rotary_emb.inv_freq", *KV_SCALES)
 """Suffixes of tensors that old versions of transformers saved and that are computed here, and of KV scales."""
+_OF_CACHES = ("k_proj.", "v_proj.", "k_norm.", "v_norm.")
+"""Prefixes of tensors that layers in `shared_caches` may have and that are not read."""
 _DUMMY_BLOCK = 1_048_573  # a prime, so that repeats of the block fall differently on every row
 
 
@@ -127,7 +129,11 @@ def _fitting(model: CausalLM, directory: Path) -> _Fitting:
 
 def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str, StoredTensor]]:
     """Return each file's tensors by their names here, without those of images and multi-token prediction."""
-    ahead = ("mtp.", *(f"model.layers.{config.layers + number}." for number in range(config.mtp_layers)))
+    ahead = (
+        "mtp.",
+        *(f"model.layers.{config.layers + number}." for number in range(config.mtp_layers)),
+        *(f"model.layers.{layer}.self_attn.{name}" for layer in config.shared_caches for name in _OF_CACHES),
+    )
     files = {
         path: {name: tensor for name, tensor in read_header(path).items() if not name.startswith(ahead)}
         for path in weight_files(directory)
