@@ -219,6 +219,23 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm_flash_moe": ("Glm4MoeLite", {**_LATENT, **_ROUTED, "n_group": 1, "topk_group": 1, "q_lora_rank": 20}),
     "gemma4": ("Gemma4Text", _GEMMA4),
+    "mimo_v2": (
+        "MiMoV2Flash",
+        {
+            **_GROUPS,
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "num_attention_heads": 4,
+            "head_dim": 12,
+            "v_head_dim": 8,
+            "sliding_window": 7,
+            "attention_bias": True,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 100.0, "partial_rotary_factor": 0.35},
+            },
+        },
+    ),
     "gemma4_moe": (
         "Gemma4Text",
         {
@@ -553,7 +570,7 @@ def old_form(directory: Path, target: Path) -> Path:
 
 
 ALL = [*FAMILIES, *MIXTURES]
-NEW = ["gemma4", "gemma4_moe"]
+NEW = ["gemma4", "gemma4_moe", "mimo_v2"]
 """Those without configs in the form of transformers 4."""
 SHARDED = ["llama/sharded", "llama_tied/sharded", "mixtral/sharded"]
 
@@ -581,7 +598,7 @@ def family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -
     params=[
         name
         for name in ALL
-        if name not in ("gemma4", "gemma4_moe", "llama4", "ministral3", "minimax_m2", "olmoe", *LATENT)
+        if name not in ("gemma4", "gemma4_moe", "llama4", "mimo_v2", "ministral3", "minimax_m2", "olmoe", *LATENT)
     ]
 )
 def native_family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:

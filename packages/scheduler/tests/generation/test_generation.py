@@ -47,7 +47,7 @@ FAMILIES = [
 ]
 families = pytest.mark.parametrize("family", FAMILIES)
 HYBRID = [*HYBRIDS]
-OTHERS = ["ministral3", "llama4", "gemma4", "gemma4_moe"]
+OTHERS = ["ministral3", "llama4", "gemma4", "gemma4_moe", "mimo_v2"]
 """Families whose layers differ in more than their weights: each case of those above, in one test."""
 with_hybrids = pytest.mark.parametrize("family", [*FAMILIES, *HYBRID])
 

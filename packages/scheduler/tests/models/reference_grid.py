@@ -155,6 +155,24 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
             "attention_bias": True,
         },
     ),
+    "MiMoV2FlashForCausalLM": (
+        "mimo_v2_flash",
+        {
+            **_EXPERTS,
+            **_TYPES,
+            "n_routed_experts": 4,
+            "n_group": 2,
+            "topk_group": 1,
+            "routed_scaling_factor": 1.5,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "v_head_dim": 6,
+            "sliding_window": 5,
+            "attention_bias": True,
+            "rope_parameters": {
+                kind: {**_ROPE, "partial_rotary_factor": 0.5} for kind in ("full_attention", "sliding_attention")
+            },
+        },
+    ),
     "Ministral3ForCausalLM": (
         "ministral3",
         {

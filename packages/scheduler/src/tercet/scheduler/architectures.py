@@ -37,6 +37,7 @@ MODULES = {
     "LLaMAForCausalLM": "llama",
     "Mamba2ForCausalLM": "recurrent/mamba2",
     "Llama4ForCausalLM": "llama4",
+    "MiMoV2FlashForCausalLM": "mimo_v2",
     "MiniMaxM2ForCausalLM": "minimax_m2",
     "Ministral3ForCausalLM": "mistral",
     "MistralForCausalLM": "mistral",

@@ -61,7 +61,13 @@ FAMILIES = (
         (*_QWEN3, "Qwen3VLForConditionalGeneration", "Qwen3NextForCausalLM"),
     ),
     Family("Qwen3-Coder", "qwen3_coder", None, "Qwen/Qwen3-Coder-30B-A3B-Instruct", _QWEN3),
-    Family("Qwen3.5, MiMo-V2, Step 3.5", "qwen3_coder", "qwen3", "Qwen/Qwen3.5-27B", _QWEN35),
+    Family(
+        "Qwen3.5, MiMo-V2, Step 3.5",
+        "qwen3_coder",
+        "qwen3",
+        "Qwen/Qwen3.5-27B",
+        (*_QWEN35, "MiMoV2FlashForCausalLM"),
+    ),
     Family("Nemotron 3", "qwen3_coder", "qwen3", "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", _NEMOTRON),
     Family("Mistral 7B 0.1 and 0.2, Mixtral 8x7B", None, None, "mistralai/Mixtral-8x7B-Instruct-v0.1", _MISTRAL),
     Family(

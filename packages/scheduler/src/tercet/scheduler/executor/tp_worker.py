@@ -15,6 +15,7 @@ from tercet.kernels.attention.chunked import ChunkedAttention
 from tercet.kernels.attention.cpu import CpuAttention
 from tercet.kernels.attention.latent import LatentSizes
 from tercet.kernels.attention.select import attention_backend
+from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.errors import UnavailableBackendError
 from tercet.kernels.memory import give_back
 from tercet.kernels.ops.store_kv import E4M3
@@ -317,10 +318,20 @@ def _backend_of(
     """
     if latents := [shape for shape in shapes.values() if shape.rank]:
         return _latent_backend(options, device, latents[0], config.dtype)
+    if any(shape.value_size != shape.head_dim for shape in shapes.values()):
+        return _uneven_backend(options, plain)
     if chunks := _chunks(options, config):
         logger.info("chunked attention: sizes=%s", chunks)
         return partial(ChunkedAttention, plain)
     return plain
+
+
+def _uneven_backend(options: WorkerOptions, plain: Callable[[], AttentionBackend]) -> Callable[[], AttentionBackend]:
+    """Return the factory of backends for values of another size than keys. Raise ValueError for an unsupported one."""
+    if plain not in (CpuAttention, TorchNativeAttention) and options.attention_backend != "auto":
+        raise ValueError(f"attention backend {options.attention_backend!r}: it takes no values smaller than keys")
+    logger.warning("values are smaller than keys: attention runs on torch, which is slower")
+    return TorchNativeAttention
 
 
 def _latent_backend(

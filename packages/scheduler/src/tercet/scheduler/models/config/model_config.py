@@ -98,6 +98,8 @@ class ModelConfig(DecoderShape):
     """Layers without keys and values of their own, and the layers whose they read."""
     keys_as_values: bool = False
     """Layers without a window have values that are their keys before norm and rotation."""
+    value_scale: float = 1.0
+    """Factor of values before they are cached."""
     wide_sharing_mlps: bool = False
     """Layers in `shared_caches` have MLPs of twice the size."""
     layer_input_size: int = 0

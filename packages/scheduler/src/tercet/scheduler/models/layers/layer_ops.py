@@ -238,8 +238,10 @@ class TritonLayerOps:
         params: AttentionParams,
     ) -> torch.Tensor:
         """See `LayerOps.attend`."""
-        cached = cast("CachedBatch", batch)
         q, k, v = heads
+        if k.shape[2] != v.shape[2]:
+            return TORCH.attend(batch, layer_id, heads, positions, table, norms, params)
+        cached = cast("CachedBatch", batch)
         keys, values, slots, scales = cached.cache_of(layer_id)
         weights, eps = (norms[:2], norms[2]) if norms is not None else (None, 0.0)
         if cached.rotates(layer_id):

@@ -123,7 +123,7 @@ _SHARED = {".mlp.shared_experts.": ".mlp."}
 
 def text_names(stored: Collection[str]) -> dict[str, str]:
     """Map each stored name to the name here, without tensors of the image part."""
-    names = _without_images(stored)
+    names = {name: here.replace(".attention_sink_bias", ".sinks") for name, here in _without_images(stored).items()}
     for part, scheme in _SCHEMES.items():
         if any(part in name for name in names.values()):
             return {name: _renamed(here, scheme) for name, here in names.items()}

@@ -130,7 +130,7 @@ def _fitting(model: CausalLM, directory: Path) -> _Fitting:
 def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str, StoredTensor]]:
     """Return each file's tensors by their names here, without those of images and multi-token prediction."""
     ahead = (
-        "mtp.",
+        *("mtp.", "model.mtp."),
         *(f"model.layers.{config.layers + number}." for number in range(config.mtp_layers)),
         *(f"model.layers.{layer}.self_attn.{name}" for layer in config.shared_caches for name in _OF_CACHES),
     )
