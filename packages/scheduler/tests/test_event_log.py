@@ -10,7 +10,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, PeerBlocked, PeerDrained
 from tercet.scheduler.core.plan import Row
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import Handled, RecordingScheduler, Scheduled, Started, read_events, replay
+from tercet.scheduler.event_log import Handled, LogFile, RecordingScheduler, Scheduled, Started, read_events, replay
 from tercet.scheduler.testing import Done, FakeExecutor, request, small_capacity
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def recorded(overlap: int) -> bytes:
     chance = random.Random(overlap)
     capacity = small_capacity(pages=14)
     log = io.BytesIO()
-    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=12), capacity), log)
+    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=12), capacity), LogFile(log).record)
     executor = FakeExecutor(capacity)
     in_flight: deque[Done] = deque()
     for number in range(30):
@@ -44,7 +44,7 @@ def test_every_plan_of_a_log_comes_out_the_same() -> None:
 
 def test_times_are_logged_and_a_log_without_them_is_read() -> None:
     log = io.BytesIO()
-    core = RecordingScheduler(Scheduler(CoreConfig(), small_capacity()), log)
+    core = RecordingScheduler(Scheduler(CoreConfig(), small_capacity()), LogFile(log).record)
     core.handle(Arrival("frontend-0", PauseGenerationReq(id="p"), 1.5))
     core.schedule(2.5)
     text = log.getvalue()
@@ -61,7 +61,7 @@ def test_times_are_logged_and_a_log_without_them_is_read() -> None:
 
 def test_an_empty_answer_is_logged_once_for_each_question() -> None:
     log = io.BytesIO()
-    core = RecordingScheduler(Scheduler(CoreConfig(), small_capacity()), log)
+    core = RecordingScheduler(Scheduler(CoreConfig(), small_capacity()), LogFile(log).record)
     core.schedule()
     core.schedule()
     core.handle(Arrival("frontend-0", PauseGenerationReq(id="p")))
@@ -75,7 +75,7 @@ def test_asking_again_while_a_peer_takes_nothing_changes_nothing() -> None:
     """The loop does so every few milliseconds, and the log does not say how often."""
     log, capacity, peer = io.BytesIO(), small_capacity(), "detokenizer-0"
     inner = Scheduler(CoreConfig(draft_rows=8), capacity)
-    core, executor, said = RecordingScheduler(inner, log), FakeExecutor(capacity), [1, 2, 3]
+    core, executor, said = RecordingScheduler(inner, LogFile(log).record), FakeExecutor(capacity), [1, 2, 3]
     for _ in range(40):
         said.append(executor.next_token(said))
     predicted = [token if place % 3 == 0 else (token + 1) % 50 for place, token in enumerate(said[3:])]
@@ -124,7 +124,7 @@ class FullAfter(io.BytesIO):
 def test_a_full_disk_ends_the_log_and_nothing_else(room: int, caplog: pytest.LogCaptureFixture) -> None:
     plans = []
     for log in (io.BytesIO(), FullAfter(room)):
-        core = RecordingScheduler(Scheduler(CoreConfig(), small_capacity()), log)
+        core = RecordingScheduler(Scheduler(CoreConfig(), small_capacity()), LogFile(log).record)
         core.handle(Arrival("frontend-0", request("r", [1, 2, 3])))
         plans.append([core.schedule(), core.schedule()])
     assert plans[0][0] is not None

@@ -1,4 +1,5 @@
 import queue
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -54,3 +55,21 @@ def test_a_process_that_no_thread_can_watch_is_ended(monkeypatch: pytest.MonkeyP
     with pytest.raises(OSError, match="can't start new thread"):
         run("import time; time.sleep(60)")
     assert children() == before
+
+
+@pytest.mark.parametrize(("role", "words"), [(Role.SCHEDULER, "dumped"), (Role.DETOKENIZER, "")])
+def test_a_hung_scheduler_may_write_its_last_events_before_it_is_killed(role: Role, words: str) -> None:
+    exits: queue.Queue[tuple[int, str]] = queue.Queue()
+    ready = threading.Event()
+    code = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: print('dumped', flush=True))"
+    code += "; print('INFO', flush=True); time.sleep(60); time.sleep(60)"
+    process = ChildProcess(
+        LaunchSpec("part-0", role, (sys.executable, "-c", code)),
+        (),
+        socket_fd=None,
+        on_line=lambda _: ready.set(),
+        on_exit=lambda *how: exits.put(how),
+    )
+    assert ready.wait(20)
+    process.kill_hung()
+    assert exits.get(timeout=20) == (-signal.SIGKILL, words or "INFO")

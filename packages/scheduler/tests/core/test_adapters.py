@@ -12,7 +12,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import AdapterPending, AdapterRead, Arrival, PeerGone
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
+from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 A, B, C = (LoRAAdapter(f"/adapters/{name}", name * 64) for name in "abc")
@@ -196,7 +196,7 @@ def test_a_later_attempt_goes_on_only_with_the_same_adapter(later: LoRAAdapter |
 def test_a_schedule_with_adapters_can_be_derived_again() -> None:
     log = io.BytesIO()
     shape = small_capacity(adapters=1)
-    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=8), shape), log)
+    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=8), shape), LogFile(log).record)
     run = Driver(shape)
     core.handle(
         Arrival("f", request("a", PROMPT, lora=A, max_new_tokens=2, ignore_eos=True)),

@@ -12,7 +12,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, MaskReady
 from tercet.scheduler.core.plan import Plan, Row
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
+from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "whatever the script says")
@@ -155,7 +155,7 @@ def test_choices_of_one_request_are_told_to_be_of_one() -> None:
 def test_an_event_log_replays_late_masks(overlap: int) -> None:
     shape = small_capacity(grammars="a script", pages=14)
     log = io.BytesIO()
-    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=9), shape), log)
+    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=9), shape), LogFile(log).record)
     run = FakeExecutor(shape, defers=every_third)
     for number in range(6):
         grammar = GRAMMAR if number % 2 else None

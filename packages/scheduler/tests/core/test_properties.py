@@ -45,7 +45,7 @@ from tercet.scheduler.core.events import AdapterPending, AdapterRead, CoreMessag
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.core.window_pages import window_pages
-from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
+from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
 
 FRONTENDS = ("frontend-0", "frontend-1")
@@ -107,7 +107,9 @@ class World(Driver):
         self.fake = self.executor = Unsteady(self.core.capacity, grammar=countdown)
         self.executor.world = self
         self.log = io.BytesIO()
-        self.core = Recorded(Scheduler(self.core.config, self.core.capacity), self.log)  # type: ignore[assignment]
+        self.core = Recorded(  # type: ignore[assignment]
+            Scheduler(self.core.config, self.core.capacity), LogFile(self.log).record
+        )
         self.in_flight.clear()
         self.offers = []
 

@@ -17,7 +17,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, PeerGone, WeightsRead
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
+from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
 from tercet.scheduler.testing.driver import FRONTEND
 from tercet.scheduler.testing.fake_executor import Done, FakeExecutor
@@ -163,7 +163,10 @@ def test_an_order_that_changes_nothing_is_answered(order: MemoryReq) -> None:
 
 def test_a_log_with_released_memory_gives_the_same_plans_again() -> None:
     file, shape = io.BytesIO(), small_capacity()
-    core, executor = RecordingScheduler(Scheduler(CoreConfig(token_budget=16), shape), file), FakeExecutor(shape)
+    core, executor = (
+        RecordingScheduler(Scheduler(CoreConfig(token_budget=16), shape), LogFile(file).record),
+        FakeExecutor(shape),
+    )
     core.handle(Arrival("f", request("a", PROMPT, **KIND)))
     orders: dict[int, MemoryReq] = {2: release(*ALL), 4: resume(*ALL)}
     for step in range(16):

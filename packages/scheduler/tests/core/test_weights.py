@@ -10,7 +10,7 @@ from tercet.protocol.messages.values import LoRAAdapter, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, WeightsRead
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
+from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
 from tercet.scheduler.testing.fake_executor import FakeExecutor
 
@@ -148,7 +148,7 @@ def test_one_order_at_a_time() -> None:
 def test_a_log_with_new_weights_gives_the_same_plans_again() -> None:
     file = io.BytesIO()
     shape = small_capacity()
-    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=16), shape), file)
+    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=16), shape), LogFile(file).record)
     executor = FakeExecutor(shape)
     core.handle(Arrival("f", request("a", PROMPT, max_new_tokens=3, ignore_eos=True)))
     for step in range(12):

@@ -7,7 +7,7 @@ and makes a schedule inspectable afterwards.
 import errno
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 import msgspec
@@ -36,6 +36,15 @@ class Handled(msgspec.Struct, frozen=True, tag=True):
     arrivals: list[Arrival]
 
 
+class Excerpt(msgspec.Struct, frozen=True, tag=True):
+    """Event after `Started` of a log that cannot be replayed: events before are missing, or tokens are."""
+
+    dropped: int
+    """Events that are missing before the next one."""
+    redacted: bool
+    reason: str
+
+
 class Scheduled(msgspec.Struct, frozen=True, tag=True):
     """Event of `schedule`; `plan` is null if there was no work."""
 
@@ -49,21 +58,38 @@ class Committed(msgspec.Struct, frozen=True, tag=True):
     result: StepResult
 
 
-Event = Started | Handled | Scheduled | Committed
+Event = Started | Excerpt | Handled | Scheduled | Committed
+Record = Callable[[Event], None]
+
+
+class LogFile:
+    """File of events. If it cannot be written, for example because the disk is full, recording stops."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file: BinaryIO | None = file
+        self._encoder = msgspec.json.Encoder()
+
+    def record(self, event: Event) -> None:
+        if self._file is None:
+            return
+        line = self._encoder.encode(event) + b"\n"
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._file.flush()
+        except OSError as error:
+            logger.warning("event log: write failed, recording stops: error=%s", error.strerror)
+            self._file = None
 
 
 class RecordingScheduler:
-    """Core that records each call. It has the interface of `Scheduler`.
+    """Core that records each call. It has the interface of `Scheduler`."""
 
-    If the file cannot be written, for example because the disk is full, it stops recording and continues.
-    """
-
-    def __init__(self, core: Scheduler, file: BinaryIO) -> None:
+    def __init__(self, core: Scheduler, *records: Record) -> None:
         self._core = core
-        self._file: BinaryIO | None = file
-        self._encoder = msgspec.json.Encoder()
+        self._records = records
         self._idle = False
-        self._write(Started(core.config, core.capacity))
+        self._record(Started(core.config, core.capacity))
 
     @property
     def runnable(self) -> bool:
@@ -74,7 +100,7 @@ class RecordingScheduler:
         return self._core.empty
 
     def handle(self, *arrivals: Arrival) -> list[Outgoing]:
-        self._write(Handled(list(arrivals)))
+        self._record(Handled(list(arrivals)))
         self._idle = False
         return self._core.handle(*arrivals)
 
@@ -82,12 +108,12 @@ class RecordingScheduler:
         """Record and return the plan; of consecutive calls without a plan only the first is recorded."""
         plan = self._core.schedule(now)
         if plan is not None or not self._idle:
-            self._write(Scheduled(plan, now))
+            self._record(Scheduled(plan, now))
         self._idle = plan is None
         return plan
 
     def commit(self, result: StepResult) -> list[Outgoing]:
-        self._write(Committed(result))
+        self._record(Committed(result))
         self._idle = False
         return self._core.commit(result)
 
@@ -106,17 +132,9 @@ class RecordingScheduler:
     def internal_state(self, number: str, now: float) -> InternalState:
         return self._core.internal_state(number, now)
 
-    def _write(self, event: Event) -> None:
-        if self._file is None:
-            return
-        line = self._encoder.encode(event) + b"\n"
-        try:
-            if self._file.write(line) < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            self._file.flush()
-        except OSError as error:
-            logger.warning("event log: write failed, recording stops: error=%s", error.strerror)
-            self._file = None
+    def _record(self, event: Event) -> None:
+        for record in self._records:
+            record(event)
 
 
 def read_events(file: BinaryIO) -> Iterator[Event]:
@@ -142,3 +160,6 @@ def replay(events: Iterator[Event]) -> Iterator[tuple[int, Plan | None, Plan | N
                 core.commit(result)
             case Started():
                 core = Scheduler(event.config, event.capacity)
+            case Excerpt(dropped, redacted, reason):
+                what = f"{dropped} events before are missing, tokens are {'redacted' if redacted else 'there'}"
+                raise ValueError(f"an excerpt cannot be replayed: {what}: {reason}")

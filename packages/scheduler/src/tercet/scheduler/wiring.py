@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from tercet.protocol.errors import ChannelError
+from tercet.protocol.json_files import error_line
 from tercet.protocol.messages.full_inbox import FullSchedulerInbox
 from tercet.protocol.messages.messages import (
     Heartbeat,
@@ -34,9 +35,10 @@ from tercet.scheduler.core.embedding.scheduler import EmbeddingScheduler
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.diagnostics.crash_dump import EventRing
 from tercet.scheduler.diagnostics.profiler import ProfiledRunner
 from tercet.scheduler.encoder_factory import ENCODERS
-from tercet.scheduler.event_log import RecordingScheduler
+from tercet.scheduler.event_log import LogFile, Record, RecordingScheduler
 from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes, update_groups_of
 from tercet.scheduler.kv_events.config import KVEventsConfig, read_kv_events_config
 from tercet.scheduler.kv_events.publisher import KVEventPublisher
@@ -70,6 +72,9 @@ class SchedulerProcess:
         self._kv_events = _kv_events_config(process.kv_events_config)
         self._found: ResolvedModel | None = None
         self._stage = StagedWeights(lambda: process.state, process.peer)
+        self._ring = None
+        if process.crash_dump != "none":
+            self._ring = EventRing(lambda: process.state, process.peer, redacted=process.crash_dump == "redacted")
         self._early_file_requests: dict[str, TokenizerFilesReq] = {}
         """Requests for the model's files, by peer, that arrived before the model was resolved."""
         self._board = StatusBoard(SuspendAwareClock())
@@ -97,7 +102,11 @@ class SchedulerProcess:
                 self._loop, limits = self._build_encoder_loop(found, stack)
             gc.freeze()  # objects of loading stay alive: a collection that scanned them would delay every request
             self._announce(found, limits)
-            self._loop.run()
+            try:
+                self._loop.run()
+            except Exception as error:
+                self.dump(f"{type(error).__name__}: {error_line(error)}")
+                raise
 
     def stop(self) -> None:
         """Finish held requests for at most `drain_grace` seconds, then end. A second call ends after the current step.
@@ -118,6 +127,11 @@ class SchedulerProcess:
         timer.daemon = True
         timer.start()
         self._node.wake()
+
+    def dump(self, reason: str = "signal") -> None:
+        """Write the last events of the core to a file, if they are kept. Thread-safe."""
+        if self._ring is not None:
+            self._ring.write(reason)
 
     def _exit_while_loading(self) -> None:
         """End the process while its main thread loads. An exception raised there would be lost inside some import."""
@@ -176,13 +190,16 @@ class SchedulerProcess:
         tokens = core.memory.tokens
         self._send_progress(Progress(text=f"KV cache: {tokens} tokens in pages of {executor.capacity.page_size}"))
         limits = _limits(found, executor.capacity, tokens)
+        records: list[Record] = [LogFile(log).record] if log is not None else []
+        if self._ring is not None:
+            records.append(self._ring.record)
 
         def on_weights_loaded(path: str) -> None:
             transfers.on_loaded(Path(path))
             self._announce(replace(found, weights=Path(path)), limits)
 
         loop = self._build_loop(
-            core if log is None else RecordingScheduler(core, log),
+            RecordingScheduler(core, *records) if records else core,
             executor,
             grammars=executor.grammars,
             late_masks=executor.late_masks,

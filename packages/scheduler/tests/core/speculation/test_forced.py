@@ -21,7 +21,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
+from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "whatever the script says")
@@ -231,7 +231,7 @@ def test_a_choice_whose_grammar_fails_ends_alone() -> None:
 def test_an_event_log_replays_what_grammars_said(overlap: int) -> None:
     shape = small_capacity(grammars="a script", pages=14)
     log = io.BytesIO()
-    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=9), shape), log)
+    core = RecordingScheduler(Scheduler(CoreConfig(token_budget=9), shape), LogFile(log).record)
     run = FakeExecutor(shape, grammar=litany)
     for number in range(6):
         grammar = GRAMMAR if number % 2 else None

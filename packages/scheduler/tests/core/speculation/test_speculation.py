@@ -23,7 +23,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
+from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, FakeExecutor, request, small_capacity
 
 LENGTH = FinishReason(FinishType.LENGTH)
@@ -228,7 +228,7 @@ def test_a_later_attempt_takes_over_in_the_middle_of_a_guess() -> None:
 def test_a_log_of_guesses_replays() -> None:
     run = driver()
     file = io.BytesIO()
-    core = RecordingScheduler(Scheduler(run.core.config, run.core.capacity), file)
+    core = RecordingScheduler(Scheduler(run.core.config, run.core.capacity), LogFile(file).record)
     executor = FakeExecutor(run.core.capacity)
     core.handle(Arrival("frontend-0", wanted(run, "a", wrong=[2, 9])))
     while plan := core.schedule():

@@ -11,7 +11,7 @@ from tercet.protocol.messages.values import Grammar, GrammarKind, LoRAAdapter, R
 from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.events import GrammarPending, PeerBlocked
 from tercet.scheduler.core.waiting.fair_share import MOST_SKIPPED, Account, FairShare
-from tercet.scheduler.event_log import RecordingScheduler, read_events, replay
+from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 FAIR = PolicyName.FAIR
@@ -372,7 +372,7 @@ def test_every_plan_is_derived_again_from_the_log(overlap: int) -> None:
     run = driver(overlap=overlap)
     log = io.BytesIO()
     core = run.core
-    run.core = RecordingScheduler(core, log)  # type: ignore[assignment]
+    run.core = RecordingScheduler(core, LogFile(log).record)  # type: ignore[assignment]
     run.check = lambda: None  # type: ignore[method-assign] # which looks into the core itself
     chance = random.Random(5)
     for number in range(60):

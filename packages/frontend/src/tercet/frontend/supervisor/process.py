@@ -12,6 +12,7 @@ from io import TextIOWrapper
 import msgspec
 
 from tercet.frontend.supervisor.parts import LaunchSpec
+from tercet.protocol.messages.values import Role
 
 _FATAL_LINE = re.compile(r"tercet-[a-z]+: ")
 """Beginning of the line in which a part says why it ends."""
@@ -20,6 +21,8 @@ _INFO_LINE = re.compile(r'[0-9-]{10} [0-9:,]+ (DEBUG|INFO) |{"time":"[^"]*","lev
 _LONGEST_LINE = 1 << 18
 """Characters after which a line is broken."""
 _KEYS = ("TERCET_API_KEYS", "TERCET_ADMIN_KEYS")
+_DUMP_GRACE = 0.5
+"""Seconds for a hung scheduler to write its last events."""
 _parent_pipes: set[int] = set()
 """This process's ends of the pipes that keep its parts alive."""
 
@@ -101,6 +104,16 @@ class ChildProcess:
     def kill(self) -> None:
         """Kill the process group."""
         self._signal(signal.SIGKILL)
+
+    def kill_hung(self) -> None:
+        """Kill the process group; a scheduler gets some time to write its last events before, on SIGUSR1."""
+        if self.part.role is not Role.SCHEDULER:
+            self.kill()
+            return
+        self._signal(signal.SIGUSR1)
+        timer = threading.Timer(_DUMP_GRACE, self.kill)
+        timer.daemon = True
+        timer.start()
 
     def _signal(self, number: signal.Signals) -> None:
         if self.alive:

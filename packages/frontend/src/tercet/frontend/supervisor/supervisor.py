@@ -141,7 +141,7 @@ class Supervisor:
             case Kill(name, reason):
                 self._display.line(f"tercet: {name} hangs and is killed: {reason}")
                 if process := self._processes.get(name):
-                    process.kill()
+                    process.kill_hung()
             case RestartScheduled(name, reason, wait, left):
                 when = f"in {wait:.0f} s" if wait else "now"
                 self._display.line(f"tercet: {name} {'left' if left else 'died'}: {reason}; it starts again {when}")

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 logger = logging.getLogger(__name__)
@@ -30,31 +30,30 @@ def gc_disabled_during_imports() -> Iterator[None]:
         gc.enable()
 
 
-def on_signals(numbers: Iterable[signal.Signals], call: Callable[[], None]) -> None:
-    """Call `call` for each of these signals, at once, in a daemon thread. Must be called in the main thread.
+def on_signals(calls: Mapping[signal.Signals, Callable[[], None]]) -> None:
+    """Call the function of each of these signals, at once, in a daemon thread. Must be called in the main thread.
 
     A Python signal handler only runs when the main thread executes bytecode: not while it loads a library, not during a
     wait that began just after the signal came, and two signals in that time count as one.
     """
-    chosen = frozenset(numbers)
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    for number in chosen:
+    for number in calls:
         signal.signal(number, _leave_to_thread)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-    threading.Thread(target=_relay, args=(reader, chosen, call), name="signals", daemon=True).start()
+    threading.Thread(target=_relay, args=(reader, {**calls}), name="signals", daemon=True).start()
 
 
 def _leave_to_thread(*_: object) -> None:
     """Replace the signal's default action; the wakeup descriptor has informed the thread already."""
 
 
-def _relay(reader: socket.socket, numbers: frozenset[int], call: Callable[[], None]) -> None:
+def _relay(reader: socket.socket, calls: Mapping[signal.Signals, Callable[[], None]]) -> None:
     while arrived := reader.recv(64):
         for number in arrived:
-            if number in numbers:
+            if number in calls:
                 try:
-                    call()
+                    calls[signal.Signals(number)]()
                 except Exception:
                     logger.exception("handler of signal %d failed", number)
 

@@ -1,0 +1,96 @@
+"""Crash dump: the last events of the core, written when the scheduler dies or is asked to."""
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tercet.protocol.messages.messages import TokenizedGenerateReqInput
+from tercet.protocol.messages.values import Grammar
+from tercet.protocol.system.private_files import make_private_directory, open_private
+from tercet.scheduler.core.plan import Plan, StepResult
+from tercet.scheduler.event_log import Event, Excerpt
+
+logger = logging.getLogger(__name__)
+
+_MOST_EVENTS = 1000
+"""Events that are kept: about 300 steps."""
+_MOST_FILES = 8
+"""Dumps that are kept."""
+
+_BLANKS: Mapping[type[msgspec.Struct], Mapping[str, Callable[[Any], Any]]] = {
+    Grammar: {"text": lambda _: ""},
+    Plan: {"draft_tokens": lambda tokens: dict.fromkeys(tokens, 0)},
+    StepResult: {
+        "token_ids": lambda tokens: [min(token, 0) for token in tokens],
+        "errors": lambda errors: dict.fromkeys(errors, ""),
+    },
+    TokenizedGenerateReqInput: {"cache_salt": lambda _: ""},
+}
+"""Fields whose values tell tokens or text, besides all fields of bytes, and their replacements."""
+
+
+class EventRing:
+    """The last events of a core. `record` is called by the loop's thread, `write` by any."""
+
+    def __init__(self, state: Callable[[], Path], peer: str, *, redacted: bool) -> None:
+        """Create it. `state` returns the state directory, or raises ValueError."""
+        self._state = state
+        self._peer = peer
+        self._redacted = redacted
+        self._started: Event | None = None
+        self._recorded = 0
+        self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
+
+    def record(self, event: Event) -> None:
+        """Keep an event; the first, with the settings of the core, is kept for good."""
+        if self._started is None:
+            self._started = event
+        else:
+            self._recorded += 1
+            self._events.append(event)
+
+    def write(self, reason: str) -> None:
+        """Write the events to a new file, of which the last are kept. Log an error if that fails."""
+        events = self._events.copy()
+        if self._started is None:
+            return
+        head: list[Event] = [self._started]
+        if self._redacted or self._recorded > len(events):
+            head.append(Excerpt(self._recorded - len(events), self._redacted, reason))
+        encoder = msgspec.json.Encoder()
+        try:
+            directory = self._state() / "crashes"
+            make_private_directory(directory)
+            name = f"{self._peer.replace('/', '_')}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.jsonl"
+            unfinished = directory / f"{name}.unfinished"
+            with os.fdopen(open_private(unfinished, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+                for event in (*head, *events):
+                    file.write(encoder.encode(redacted(event) if self._redacted else event) + b"\n")
+            unfinished.rename(directory / name)
+            for old in sorted(directory.glob("*.jsonl"), key=lambda each: each.stat().st_mtime)[:-_MOST_FILES]:
+                old.unlink()
+        except (OSError, ValueError) as error:
+            logger.error("crash dump: not written: error=%s", error)
+        else:
+            logger.error("crash dump: written path=%s events=%d", directory / name, len(events))
+
+
+def redacted(value: Any) -> Any:
+    """Return a copy of an event, or of a part of one, without tokens and text. Lengths stay."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(len(value))
+    if isinstance(value, msgspec.Struct):
+        blanks = _BLANKS.get(type(value), {})
+        fields = {name: getattr(value, name) for name in value.__struct_fields__}
+        return type(value)(**{name: blanks.get(name, redacted)(each) for name, each in fields.items()})
+    if isinstance(value, dict):
+        return {key: redacted(each) for key, each in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(redacted, value))
+    return [*map(redacted, value)] if isinstance(value, list) else value
