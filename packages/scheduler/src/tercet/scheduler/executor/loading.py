@@ -1,7 +1,7 @@
 """Model loading: our models or transformers', on native, fused or plain torch kernels."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.native.ops import NativeOps
 from tercet.kernels.ops import sampler_ops
+from tercet.kernels.ops.store_kv import E4M3
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.architectures import is_ours, text_architecture
 from tercet.scheduler.device.cpu_threads import limit_torch_threads
@@ -35,6 +36,7 @@ from tercet.scheduler.models.native_linear import (
     use_native_projections,
 )
 from tercet.scheduler.models.registry import build_model, load_config
+from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
 
@@ -202,3 +204,13 @@ def sampling_ops(model: Model, device: torch.device, *, native: bool) -> Samplin
 
         return fused_ops
     return sampler_ops
+
+
+def kv_scales(options: WorkerOptions, config: DecoderShape, cached: torch.dtype) -> Mapping[int, Scales] | None:
+    """Read the checkpoint's scales for an 8-bit KV cache; None for other caches."""
+    if cached != E4M3 or options.load_format == "dummy":
+        return None
+    scales = read_kv_scales(options.checkpoint, config.layers)
+    if not scales:
+        logger.warning("KV cache: the checkpoint has no scales for keys and values in 8 bits, using 1")
+    return scales

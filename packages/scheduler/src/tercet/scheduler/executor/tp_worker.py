@@ -31,6 +31,7 @@ from tercet.scheduler.executor.kv_pool import KVPool, KVShape
 from tercet.scheduler.executor.loading import (
     LoadedModel,
     check_replacement,
+    kv_scales,
     load_model,
     reading_model,
     sampling_ops,
@@ -50,7 +51,6 @@ from tercet.scheduler.grammar.backends import grammar_backend
 from tercet.scheduler.grammar.cache import GrammarLoader
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, with_context_length
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
-from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.weights import Progress
 from tercet.scheduler.ports import Advance
 
@@ -97,7 +97,7 @@ class TpModelWorker:
             logger.warning("context length lowered to fit memory: wanted=%d served=%d", context_length, longest)
             context_length, config = longest, with_context_length(config, longest)
             budget = replace(budget, config=config)
-        scales = _kv_scales(options, config, cached)
+        scales = kv_scales(options, config, cached)
         self._options, self._config, self._cached, self._device = options, config, cached, device
         self._released: frozenset[MemoryTag] = frozenset()
         self._backend, self._native, self._shard = backend, native, shard
@@ -245,7 +245,7 @@ class TpModelWorker:
         """Check weights in a thread. Raise for weights that cannot replace those of the model."""
         options = replace(self._options, weights=Path(path), load_format="safetensors")
         check_replacement(Path(path), options, self._config, self._shard)
-        _kv_scales(options, self._config, self._cached)
+        kv_scales(options, self._config, self._cached)
 
     def _change(self, options: WorkerOptions, released: frozenset[MemoryTag]) -> str:
         """Load the weights of `options`, and release the memory with these tags, or allocate what has other tags.
@@ -280,7 +280,7 @@ class TpModelWorker:
         if MemoryTag.KV_CACHE not in released:
             allocate_tensors(pools)
         if MemoryTag.WEIGHTS not in released and self._loaded is None:
-            self._pool.set_scales(_kv_scales(options, self._config, self._cached))
+            self._pool.set_scales(kv_scales(options, self._config, self._cached))
             self._loaded = self._load(options)
         self._options, self._released = options, released
         if self._loaded is not None and not released:
@@ -363,13 +363,3 @@ def _grammars(options: WorkerOptions, config: DecoderShape, ends: Sequence[int])
     if backend is None:
         return None
     return SlotGrammars(backend, options.slots, config.vocab_size, fast_forward=options.fast_forward)
-
-
-def _kv_scales(options: WorkerOptions, config: DecoderShape, cached: torch.dtype) -> Mapping[int, Scales] | None:
-    """Return the checkpoint's scales for an 8-bit KV cache; None for other caches."""
-    if cached != E4M3 or options.load_format == "dummy":
-        return None
-    scales = read_kv_scales(options.checkpoint, config.layers)
-    if not scales:
-        logger.warning("KV cache: the checkpoint has no scales for keys and values in 8 bits, using 1")
-    return scales
