@@ -4,7 +4,7 @@ Each test asserts by the core's counters that what it is about really happened.
 """
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,35 @@ FAMILIES = [
     *("llama", "llama3_rope", "llama_tied", "mistral", "qwen2", "qwen2_sliding", "qwen3", "qwen3_sliding"),
     "deepseek_v3",
 ]
-families = pytest.mark.parametrize("family", FAMILIES)
 HYBRID = [*HYBRIDS]
 OTHERS = ["ministral3", "llama4", "gemma4", "gemma4_moe", "mimo_v2"]
 """Families whose layers differ in more than their weights: each case of those above, in one test."""
-with_hybrids = pytest.mark.parametrize("family", [*FAMILIES, *HYBRID])
 
 WITH_EXPERTS = [
     *("llama", "llama3_rope", "mistral", "qwen2_sliding", "qwen3", "qwen3_moe", "qwen2_moe", "gpt_oss", "glm4_moe"),
     *("deepseek_v3", "deepseek_v3_moe"),
 ]
-with_experts = pytest.mark.parametrize("family", WITH_EXPERTS)
+
+ALIKE = {
+    *("llama3_rope", "llama_tied", "qwen2", "qwen3", "qwen3_sliding"),
+    *("qwen3_5", "qwen3_5_moe", "lfm2_moe", "granite_hybrid_moe", "deepseek_v3_moe"),
+}
+"""Families with the caches of another one here: each generates ordinarily, and what steps do to caches is slow."""
+
+
+def by_cache(names: Sequence[str], *options: Any) -> list[Any]:
+    """Return names for `parametrize`, each with an option in turn; those in `ALIKE` and further options are slow."""
+    distinct = [name for name in names if name not in ALIKE]
+    alike = [name for name in names if name in ALIKE]
+    if not options:
+        return [*distinct, *(pytest.param(name, marks=pytest.mark.slow) for name in alike)]
+    slow = (pytest.param(name, option, marks=pytest.mark.slow) for name in alike for option in options)
+    return [*alternating(distinct, options), *slow]
+
+
+families = pytest.mark.parametrize("family", by_cache(FAMILIES))
+with_hybrids = pytest.mark.parametrize("family", by_cache([*FAMILIES, *HYBRID]))
+with_experts = pytest.mark.parametrize("family", by_cache(WITH_EXPERTS))
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +151,7 @@ def serve(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) ->
         server.assert_empty()
 
 
-@with_hybrids
+@pytest.mark.parametrize("family", [*FAMILIES, *HYBRID])
 def test_alone(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family)
     server.ask("a", "long")
@@ -144,7 +162,7 @@ def test_alone(family: str, serve: Serve, expected: Expected) -> None:
     assert len(set(server.output["a", 0])) > 20  # a model that repeats itself would hide mistakes
 
 
-@pytest.mark.parametrize(("family", "overlap"), alternating([*FAMILIES, *HYBRID], [0, 1]))
+@pytest.mark.parametrize(("family", "overlap"), by_cache([*FAMILIES, *HYBRID], 0, 1))
 def test_in_mixed_batches_with_chunked_prefill(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
     server = serve(family, overlap=overlap, token_budget=23, radix_cache=False)
     for turns, name in ((3, "short"), (9, "long"), (0, "branch")):
@@ -233,7 +251,7 @@ def test_forks(family: str, serve: Serve, expected: Expected) -> None:
     assert outputs[0] != outputs[1]
 
 
-@pytest.mark.parametrize(("family", "overlap"), alternating(WITH_EXPERTS, [0, 1]))
+@pytest.mark.parametrize(("family", "overlap"), by_cache(WITH_EXPERTS, 0, 1))
 def test_with_guesses(family: str, overlap: int, serve: Serve, expected: Expected) -> None:
     """Several tokens of a choice in one step, right ones and wrong ones, beside others and over the ends of pages."""
     server = serve(family, overlap=overlap, draft_rows=16)
@@ -257,7 +275,7 @@ def test_with_guesses(family: str, overlap: int, serve: Serve, expected: Expecte
 PENALTIES = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}
 
 
-@pytest.mark.parametrize(("family", "penalties"), alternating(FAMILIES, [{}, PENALTIES]))
+@pytest.mark.parametrize(("family", "penalties"), by_cache(FAMILIES, {}, PENALTIES))
 def test_guesses_change_nothing_that_is_sampled(family: str, penalties: dict[str, float], serve: Serve) -> None:
     sampled: dict[str, Any] = {"temperature": 0.9, "top_p": 0.95, "seed": 11, "n": 2, "min_new_tokens": 50, **penalties}
     plain, guessing = serve(family), serve(family, draft_rows=9)
@@ -282,7 +300,7 @@ def test_resumed_elsewhere(family: str, serve: Serve, expected: Expected) -> Non
     assert server.core.counters.steps == TOKENS - 47
 
 
-@pytest.mark.parametrize("family", HYBRID)
+@pytest.mark.parametrize("family", by_cache(HYBRID))
 def test_prompts_and_turns_start_from_snapshots(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family, pages=4000)
     whole = expected(family, "long")
@@ -298,7 +316,7 @@ def test_prompts_and_turns_start_from_snapshots(family: str, serve: Serve, expec
     assert server.core.counters.cached_tokens == 144 + 192, "the last snapshot of the output, one every 64 tokens"
 
 
-@pytest.mark.parametrize("family", HYBRID)
+@pytest.mark.parametrize("family", by_cache(HYBRID))
 def test_a_branch_gets_a_snapshot_from_the_second_prompt_on(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family, pages=4000)
     for name, cached in (("long", 0), ("branch", 0), ("branch again", 104)):
@@ -313,7 +331,7 @@ def test_a_branch_gets_a_snapshot_from_the_second_prompt_on(family: str, serve: 
     assert server.core.counters.cached_tokens - before == 88, "where the first two part"
 
 
-@pytest.mark.parametrize(("family", "overlap"), alternating(HYBRID, [0, 1]))
+@pytest.mark.parametrize(("family", "overlap"), by_cache(HYBRID, 0, 1))
 def test_choices_of_a_hybrid_model_share_its_prompt(
     family: str, overlap: int, serve: Serve, expected: Expected
 ) -> None:
