@@ -267,6 +267,16 @@ MIXTURES: dict[str, tuple[str, dict[str, Any]]] = {
             "pad_token_id": None,
         },
     ),
+    "mistral4": (
+        "Mistral4",
+        {
+            **_LATENT,
+            **_GROUPS,
+            "q_lora_rank": 20,
+            "n_shared_experts": 1,
+            "rope_parameters": {**_SHARP_YARN, "llama_4_scaling_beta": 0.7},
+        },
+    ),
     "olmoe": ("Olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24}),
 }
 """The same of models with experts."""
@@ -486,7 +496,7 @@ HYBRID_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """The same layers with other options, of which logits are compared, and no generated tokens."""
-LATENT = [name for name in [*FAMILIES, *MIXTURES] if name.startswith(("deepseek", "glm_flash"))]
+LATENT = [name for name in [*FAMILIES, *MIXTURES] if name.startswith(("deepseek", "glm_flash", "mistral4"))]
 """Those that cache latents."""
 
 
@@ -570,7 +580,7 @@ def old_form(directory: Path, target: Path) -> Path:
 
 
 ALL = [*FAMILIES, *MIXTURES]
-NEW = ["gemma4", "gemma4_moe", "mimo_v2"]
+NEW = ["gemma4", "gemma4_moe", "mimo_v2", "mistral4"]
 """Those without configs in the form of transformers 4."""
 SHARDED = ["llama/sharded", "llama_tied/sharded", "mixtral/sharded"]
 
@@ -621,7 +631,7 @@ def reference() -> Callable[..., Any]:
             config.rope_parameters["partial_rotary_factor"] = rotated / config.head_dim
         attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
         given: dict[str, Any] = {"config": config, "dtype": dtype, "attn_implementation": attention}
-        return transformers.AutoModelForCausalLM.from_pretrained(directory, **given).eval()
+        return getattr(transformers, config.architectures[0]).from_pretrained(directory, **given).eval()
 
     return load
 

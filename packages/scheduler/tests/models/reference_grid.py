@@ -188,6 +188,22 @@ BASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "MiniMaxM2ForCausalLM": ("minimax_m2", {"num_local_experts": 4, "num_experts_per_tok": 2, "rotary_dim": 4}),
     "MistralForCausalLM": ("mistral", {"sliding_window": 5}),
+    "Mistral4ForCausalLM": (
+        "mistral4",
+        {
+            **_LATENT,
+            "rope_interleave": True,
+            "rope_parameters": {
+                **_ROPE,
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+                "mscale": 0.7,
+                "mscale_all_dim": 1.3,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
     "MixtralForCausalLM": ("mixtral", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 5}),
     "OlmoHybridForCausalLM": (
         "olmo_hybrid",
@@ -366,7 +382,10 @@ def _reference(folder: Path) -> Any:
         config = transformers.AutoConfig.from_pretrained(folder)
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            return transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+            auto: Any = transformers.AutoModelForCausalLM
+            own = getattr(transformers, config.architectures[0])
+            make = auto.from_config if type(config) in auto._model_mapping else own._from_config
+            return make(config, attn_implementation="eager").eval()
     except Exception:
         return None
 

@@ -1,6 +1,11 @@
-"""DeepSeek-V2, V3, R1, Kimi K2 and GLM-4.7-Flash: latent attention, and experts in all but the first layers."""
+"""DeepSeek-V2, V3, R1, Kimi K2, GLM-4.7-Flash and Mistral 4: latent attention, experts in all but the first layers."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
+from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.field_support import DEEPSEEK_EXPERTS, NOT_READ, ROUTED, field_table
 from tercet.scheduler.models.config.latent_config import LatentDefaults
 from tercet.scheduler.models.config.model_config import ModelConfig
@@ -14,7 +19,7 @@ from tercet.scheduler.models.layers.shard import Shard
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
-    """Build DeepseekV2ForCausalLM, DeepseekV3ForCausalLM or Glm4MoeLiteForCausalLM."""
+    """Build the model of any architecture of this file."""
     latent = config.latent
     if latent is None:
         raise ValueError(f"{config.architecture} has latent attention")
@@ -24,6 +29,43 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
         return DecoderLayer(config, attention, mlp_of(config, number, shard))
 
     return CausalLM(config, shard, layer)
+
+
+_MISTRAL4 = {
+    "kv_lora_rank": 256,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "factor": 128.0,
+        "original_max_position_embeddings": 8192,
+        "mscale": 1.0,
+        "mscale_all_dim": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
+"""transformers' defaults that differ from those of the other families."""
+
+
+def _normalize_mistral4(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config without what it says of heads as a whole: only the separate part of a key is rotated."""
+    said = {name: value for name, value in config.items() if value is not None or name == "q_lora_rank"}
+    plain = {name: value for name, value in {**_MISTRAL4, **said}.items() if name != "head_dim"}
+    rope = plain["rope_parameters"]
+    if isinstance(rope, Mapping):
+        plain["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
+    return plain
+
+
+def _adapt_mistral4(config: ModelConfig, fields: Fields) -> ModelConfig:
+    """Return the config with groups, which its probabilities have in every case, and with a factor of the weights."""
+    if config.moe is None:
+        return config
+    groups, best = fields.count("n_group", 1), fields.count("topk_group", 1)
+    each = config.moe.experts // groups
+    if config.moe.experts % groups or best > groups or each < 2 or config.moe.routing.top_k > best * each:
+        raise wrong("n_group", f"{config.moe.experts} experts are no {groups} groups, of which {best} are chosen")
+    scale = fields.number("routed_scaling_factor", 1.0)
+    routing = replace(config.moe.routing, groups=groups, top_groups=best, group_best=2, scale=scale)
+    return replace(config, moe=replace(config.moe, routing=routing, float32_router=False))
 
 
 _LATENT = DEEPSEEK_EXPERTS + "kv_lora_rank q_lora_rank qk_nope_head_dim qk_rope_head_dim v_head_dim "
@@ -60,5 +102,20 @@ FAMILIES = (
         defaults=ConfigDefaults(rms_norm_eps=1e-5, mtp_layers=1),
         moe=DeepSeekMoeDefaults(experts=64, top_k=4, size=1536, shared=1, dense=1, renormalizes=True, scale=1.8),
         latent=LatentDefaults(query_rank=768, nope_dim=192, value_dim=256),
+    ),
+    ModelFamily(
+        architectures=("Mistral4ForCausalLM",),
+        build=build,
+        fields=field_table(
+            "attention_bias first_k_dense_replace kv_lora_rank moe_intermediate_size n_group n_routed_experts "
+            "n_shared_experts norm_topk_prob num_experts_per_tok q_lora_rank qk_nope_head_dim qk_rope_head_dim "
+            "rope_interleave routed_scaling_factor topk_group v_head_dim",
+            aliases=ROUTED,
+        ),
+        defaults=ConfigDefaults(scales_queries=True),
+        normalize=_normalize_mistral4,
+        adapt=_adapt_mistral4,
+        moe=DeepSeekMoeDefaults(experts=128, top_k=4, size=2048, shared=1, dense=0, renormalizes=True, score="softmax"),
+        latent=LatentDefaults(query_rank=1024, nope_dim=64),
     ),
 )

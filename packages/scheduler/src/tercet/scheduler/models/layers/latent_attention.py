@@ -112,6 +112,7 @@ class LatentAttention(OpsModule):
         q, cached = torch.split(projected, [projected.shape[1] - cached_dim, cached_dim], 1)
         if self.q_a_layernorm is not None and self.q_b_proj is not None:
             q = self.q_b_proj(self.q_a_layernorm(q))
+        q = self.rotary.scaled(q, positions)
         q_nope, q_pe = torch.split(q.view(len(x), self.heads, -1), [self.latent.nope_dim, self.latent.rope_dim], 2)
         w_uk, w_uv = self.kv_b_proj.by_head
         new = NewLatents(cached, self.kv_a_layernorm.value, positions, self.rotary.cache)
