@@ -143,7 +143,7 @@ def main() -> None:
     options = parser.parse_args()
     exit_with_parent(options.parent_fd)
     stopped = threading.Event()
-    on_signals({signal.SIGTERM: stopped.set})
+    on_signals([signal.SIGTERM], stopped.set)
     is_scheduler = options.peer.startswith("scheduler")
     role = Role.SCHEDULER if is_scheduler else Role.DETOKENIZER
     running: list[object] = []

@@ -100,7 +100,7 @@ def main() -> None:
         if next(asked) == (2 if options.mode == "twice" else 1) and options.mode != "stubborn":
             stopped.set()
 
-    on_signals({signal.SIGTERM: stop})
+    on_signals([signal.SIGTERM], stop)
     misbehaves = options.mode in {"hang", "stuck", "die"} and is_first_start(options.once)
     phase, began = Phase.IDLE, time.monotonic()
 

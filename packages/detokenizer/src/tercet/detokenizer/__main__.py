@@ -45,7 +45,7 @@ def serve(config: DetokenizerConfig = DetokenizerConfig()) -> None:
     board = StatusBoard(manager, SuspendAwareClock())
     node = ThreadNode(links, DetokenizerInbox, board.heartbeat, {Heartbeat: unanswered})
     loop = DetokenizerLoop(node, manager, tokenizers, board, time.monotonic, config.max_backlog)
-    on_signals(dict.fromkeys((signal.SIGTERM, signal.SIGINT), loop.stop))
+    on_signals((signal.SIGTERM, signal.SIGINT), loop.stop)
     if config.parent_fd is not None:
         exit_with_parent(config.parent_fd)
     node.start()

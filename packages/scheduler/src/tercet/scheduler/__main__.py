@@ -42,7 +42,7 @@ def serve(
         scheduler = SchedulerProcess(process, model, schedule)
         if process.parent_fd is not None:
             exit_with_parent(process.parent_fd)
-        on_signals({signal.SIGTERM: scheduler.stop, signal.SIGINT: scheduler.stop, signal.SIGUSR1: scheduler.dump})
+        on_signals((signal.SIGTERM, signal.SIGINT), scheduler.stop, {signal.SIGUSR1: scheduler.dump})
         scheduler.run()
     except InsufficientMemoryError as error:
         fail(str(error))

@@ -139,8 +139,7 @@ def serve(config: ServeConfig, make_parts: Callable[[ServeConfig, Path], Sequenc
             announce=announce,
         )
         ends = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        heeded = [number for number in ends if signal.getsignal(number) is not signal.SIG_IGN]
-        on_signals(dict.fromkeys(heeded, supervisor.stop))
+        on_signals([number for number in ends if signal.getsignal(number) is not signal.SIG_IGN], supervisor.stop)
         if not locked and not is_local(listener):
             display.line(f"tercet: warning: without --api-key everybody who reaches {url} may use it")
         display.line(f"tercet: starting {len(parts)} parts for {config.model} at {url}")

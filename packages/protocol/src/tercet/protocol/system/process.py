@@ -6,8 +6,9 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 
 logger = logging.getLogger(__name__)
 
@@ -30,18 +31,25 @@ def gc_disabled_during_imports() -> Iterator[None]:
         gc.enable()
 
 
-def on_signals(calls: Mapping[signal.Signals, Callable[[], None]]) -> None:
-    """Call the function of each of these signals, at once, in a daemon thread. Must be called in the main thread.
+def on_signals(
+    numbers: Iterable[signal.Signals],
+    call: Callable[[], None],
+    others: Mapping[signal.Signals, Callable[[], None]] = MappingProxyType({}),
+) -> None:
+    """Call `call` for each of these signals, at once, in a daemon thread. Must be called in the main thread.
+
+    `others` has the functions of other signals.
 
     A Python signal handler only runs when the main thread executes bytecode: not while it loads a library, not during a
     wait that began just after the signal came, and two signals in that time count as one.
     """
+    chosen = {**dict.fromkeys(numbers, call), **others}
     reader, writer = socket.socketpair()
     writer.setblocking(False)
-    for number in calls:
+    for number in chosen:
         signal.signal(number, _leave_to_thread)
     signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
-    threading.Thread(target=_relay, args=(reader, {**calls}), name="signals", daemon=True).start()
+    threading.Thread(target=_relay, args=(reader, chosen), name="signals", daemon=True).start()
 
 
 def _leave_to_thread(*_: object) -> None:
