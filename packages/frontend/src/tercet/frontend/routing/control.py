@@ -75,7 +75,7 @@ class Control:
         pending = self._pending[number] = _PendingControl(set(self._fleet.schedulers if peers is None else peers))
         for peer in list(pending.waiting):
             if not self._outbox.send(peer, message, *frames):
-                pending.record(peer, _failure("it cannot be reached"))
+                pending.record(peer, _failure("it cannot be reached, or does not know the request"))
         try:
             if pending.waiting:
                 async with asyncio.timeout(self._timeout if seconds is None else seconds):
