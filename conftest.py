@@ -80,12 +80,6 @@ def _values(item: pytest.Function) -> set[tuple[str, str]]:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """Return one more than the cores: end-to-end tests mostly wait, for servers and for time."""
-    return len(os.sched_getaffinity(0)) + 1
-
-
-@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Schedule files in the order of collection: the longest first, so that no worker is left with one alone."""
     from xdist.scheduler import LoadFileScheduling
