@@ -113,7 +113,7 @@ async def test_what_concerns_everybody_needs_the_admin_key(engine_of: EngineOf, 
 async def test_an_order_that_not_everybody_obeys_is_a_503_that_says_who_did_not(
     engine_of: EngineOf, http_of: HttpOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def answers(_self: Control, _order: object) -> dict[str, Answer]:
+    async def answers(_self: Control, _order: object, **_: object) -> dict[str, Answer]:
         return {"b": Answer(ok=False, message="it has not answered"), "a": Answer(ok=True)}
 
     monkeypatch.setattr(Control, "broadcast", answers)

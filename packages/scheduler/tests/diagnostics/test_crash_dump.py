@@ -70,6 +70,18 @@ def test_only_the_last_events_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
         list(replay(read_events(file)))
 
 
+def test_requests_of_few_bytes_only_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of these prompts is in two events: its arrival, and the plan that admits it."""
+    monkeypatch.setattr(crash_dump, "_MOST_BYTES", 4 * 4 * len(SECRET) + 100)
+    ring = EventRing(lambda: tmp_path, "scheduler-0", redacted=True)
+    for _ in range(9):
+        run(ring, steps=3)
+    ring.write("stopped")
+    with dump_of(tmp_path).open("rb") as file:
+        prompts = [event for event in read_events(file) if isinstance(event, Scheduled) and event.plan.introduce]
+    assert 1 <= len(prompts) <= 2
+
+
 def test_a_redacted_dump_has_lengths_and_times_and_no_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = EventRing(lambda: tmp_path / "plain", "scheduler-0", redacted=False)
     ring = EventRing(lambda: tmp_path / "redacted", "scheduler-0", redacted=True)

@@ -14,12 +14,14 @@ from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import Grammar
 from tercet.protocol.system.private_files import make_private_directory, open_private
 from tercet.scheduler.core.plan import Plan, StepResult
-from tercet.scheduler.event_log import Event, Excerpt
+from tercet.scheduler.event_log import Event, Excerpt, Handled, Scheduled
 
 logger = logging.getLogger(__name__)
 
 _MOST_EVENTS = 1000
 """Events that are kept: about 300 steps."""
+_MOST_BYTES = 16 * 1024 * 1024
+"""Bytes of requests that these events keep in memory: clients choose their sizes."""
 _MOST_FILES = 8
 """Dumps that are kept."""
 
@@ -45,19 +47,25 @@ class EventRing:
         self._redacted = redacted
         self._started: Event | None = None
         self._recorded = 0
-        self._events: deque[Event] = deque(maxlen=_MOST_EVENTS)
+        self._events: deque[tuple[Event, int]] = deque()
+        """Events, and the bytes of requests in each."""
+        self._bytes = 0
 
     def record(self, event: Event) -> None:
         """Keep an event; the first, with the settings of the core, is kept for good."""
         if self._started is None:
             self._started = event
         else:
+            size = _request_bytes(event)
             self._recorded += 1
-            self._events.append(event)
+            self._events.append((event, size))
+            self._bytes += size
+            while len(self._events) > _MOST_EVENTS or self._bytes > _MOST_BYTES:
+                self._bytes -= self._events.popleft()[1]
 
     def write(self, reason: str) -> None:
         """Write the events to a new file, of which the last are kept. Log an error if that fails."""
-        events = self._events.copy()
+        events = [event for event, _ in self._events.copy()]
         if self._started is None:
             return
         head: list[Event] = [self._started]
@@ -79,6 +87,21 @@ class EventRing:
             logger.error("crash dump: not written: error=%s", error)
         else:
             logger.error("crash dump: written path=%s events=%d", directory / name, len(events))
+
+
+def _request_bytes(event: Event) -> int:
+    """Return the bytes of prompts, outputs and grammars in an event."""
+    if isinstance(event, Scheduled):
+        return sum(len(init.tokens) for init in event.plan.introduce) if event.plan else 0
+    if not isinstance(event, Handled):
+        return 0
+    size = 0
+    for _, message, _ in event.arrivals:
+        if isinstance(message, TokenizedGenerateReqInput):
+            grammar = message.sampling.grammar
+            size += len(message.input_ids) + len(message.prediction) + len(message.decode_spec)
+            size += sum(len(resume.output_ids) for resume in message.resume) + (len(grammar.text) if grammar else 0)
+    return size
 
 
 def redacted(value: Any) -> Any:
