@@ -14,6 +14,7 @@ from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.norms import CenteredNorm
 from tercet.scheduler.models.registry import build_encoder, build_model, load_config
+from tercet.scheduler.models.weights.checkpoint_names import text_names
 from tercet.scheduler.models.weights.weights import checkpoint_tensors, dummy_weights, load_weights
 
 Checkpoints = Callable[[str], Path]
@@ -39,8 +40,11 @@ def test_every_stored_tensor_arrives_where_its_name_says(family: Path) -> None:
         if isinstance(module, Linear | Rotary):
             module.order = None  # rows stay where they are stored
     load_weights(model, family)
-    stored = load_file(family / "model.safetensors")
-    loaded = checkpoint_tensors(model, read_header(family / "model.safetensors"))
+    path = family / "model.safetensors"
+    tensors, header = load_file(path), read_header(path)
+    names = text_names(tensors)
+    stored = {name: tensors[there] for there, name in names.items()}
+    loaded = checkpoint_tensors(model, {name: header[there] for there, name in names.items()})
     assert loaded.keys() == stored.keys()
     sums = {f"{path}.weight" for path, module in model.named_modules() if isinstance(module, CenteredNorm)}
     for name, tensor in stored.items():
