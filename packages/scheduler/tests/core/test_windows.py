@@ -3,11 +3,13 @@
 import msgspec
 import pytest
 
+from tercet.protocol.messages.messages import AbortReq
+from tercet.protocol.messages.values import Grammar, GrammarKind, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import CacheGroup
 from tercet.scheduler.core.window_pages import WindowPages, window_pages
-from tercet.scheduler.testing import Driver, request, small_capacity
+from tercet.scheduler.testing import Driver, FakeExecutor, request, small_capacity
 
 WINDOW, BUDGET, SLOTS = 16, 32, 2
 LEAST = window_pages(WINDOW, 4, SLOTS, BUDGET)
@@ -107,3 +109,58 @@ def test_a_group_too_small_for_a_window_is_refused() -> None:
     groups = [capacity.groups[0], CacheGroup("window", least - 1, WINDOW)]
     with pytest.raises(ValueError, match=f"{least - 1} pages do not hold a window of 16 tokens: {least} are needed"):
         KVMemory(msgspec.structs.replace(capacity, groups=groups), radix_cache=True, step_tokens=BUDGET)
+
+
+def test_a_late_mask_at_the_end_of_a_page_gives_no_pages_to_other_tokens() -> None:
+    """The last token of a published prompt is to be computed again when its choice is aborted."""
+    groups = [CacheGroup("full", 500), CacheGroup("window", window_pages(5, 4, 3, BUDGET), 5)]
+    shape = msgspec.structs.replace(small_capacity(slots=3, context_length=512, grammars="fake 1"), groups=groups)
+    late = [True]
+    executor = FakeExecutor(shape, grammar=lambda _: ((), False), defers=lambda *_: late[0])
+    executor.late_masks.held_back = True
+    run = Driver(shape, CoreConfig(token_budget=BUDGET), overlap=0, executor=executor)
+    prompt = [*range(1, 25)]
+    run.send(request("late", prompt, grammar=Grammar(GrammarKind.REGEX, ""), max_new_tokens=8, ignore_eos=True))
+    for _ in range(3):
+        run.step()
+    late[0] = False
+    for number in range(6):
+        others = [[number + 1, other + 1, *SHARED[:60]] for other in range(2)]
+        run.send(*(request(f"{each}", each, max_new_tokens=20, ignore_eos=True) for each in others))
+        for _ in range(30):
+            run.step()
+    run.send(AbortReq(rid="late"))
+    assert cached_by(run, "again", [*prompt, 45, 46]) <= 20
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+def test_accepted_drafts_do_not_outgrow_the_reserve(page_size: int) -> None:
+    groups = [CacheGroup("full", 8000 // page_size), CacheGroup("window", window_pages(16, page_size, 4, 64), 16)]
+    shape = msgspec.structs.replace(small_capacity(page_size=page_size, slots=4, context_length=2048), groups=groups)
+    for steps in range(5, 14):
+        run = Driver(shape, CoreConfig(token_budget=64, draft_rows=62, radix_cache=False), overlap=1)
+        told = request("told", [1, 2, 3], max_new_tokens=500, ignore_eos=True)
+        told = msgspec.structs.replace(told, prediction=pack_ints(run.answer(told)))
+        others = [request(f"{number}", [5 + number, 7], max_new_tokens=300, ignore_eos=True) for number in range(2)]
+        run.send(told, *others)
+        for _ in range(steps):
+            run.step()
+        run.send(request("long", [9] * 900, max_new_tokens=2, ignore_eos=True))
+        for _ in range(30):
+            run.step()
+        assert run.output["told", 0] == run.answer(told)[: len(run.output["told", 0])]
+        assert run.core.counters.accepted_tokens > 0
+
+
+def test_pages_of_an_aborted_prompt_are_free_for_the_next_one() -> None:
+    """It published the prefix that it shares in this step, so pages of its own wait for the step's end."""
+    groups = [CacheGroup("full", 115), CacheGroup("window", window_pages(8, 4, 2, 16), 8)]
+    shape = msgspec.structs.replace(small_capacity(slots=2, context_length=512), groups=groups)
+    run = Driver(shape, CoreConfig(token_budget=16), overlap=0)
+    cached_by(run, "first", [*SHARED, *[41] * 200], max_new_tokens=4)
+    run.send(request("second", [*SHARED, *[42] * 60], max_new_tokens=4, ignore_eos=True))
+    for _ in range(9):
+        run.step()
+    assert not run.core.memory.deferred_free
+    run.send(AbortReq(rid="second"))
+    assert cached_by(run, "third", [43] * 400, max_new_tokens=4) == 0

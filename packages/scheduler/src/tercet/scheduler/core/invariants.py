@@ -112,7 +112,7 @@ def _pages(core: Scheduler) -> list[str]:
 
 
 def _windows(core: Scheduler) -> list[str]:
-    """Check that each window page has exactly the holders that can be found, and that no choice lacks its window."""
+    """Check that each window page has exactly the holders that can be found, and that each choice has its window."""
     windows = core.memory.windows
     if windows is None:
         return []
@@ -123,10 +123,19 @@ def _windows(core: Scheduler) -> list[str]:
     with_window = [node for node in _nodes(core) if node.window]
     for node in with_window:
         holders.update(node.window)
-        if len(node.window) != len(node.pages[0]):
-            found.append("a node has window pages for some of its tokens only")
+        if len(node.window) > len(node.pages[0]):
+            found.append("a node has more window pages than tokens")
     if any(holders[page] != count for page, count in enumerate(windows.pool.holders)):
         found.append("window pages whose holders are not found, or more than counted")
+    if sorted(windows.pool.free_pages) != [page for page, count in enumerate(windows.pool.holders) if count == 0]:
+        found.append("the free list of window pages and their holders disagree")
+    if windows.reserved != sum(holding.reserved for holding in windows.holdings.values()):
+        found.append("the window pages that are reserved are miscounted")
+    found += [
+        f"{req.rid}/{req.index} lost pages of its window"
+        for req, holding in windows.holdings.items()
+        if holding.first * core.memory.page_size > max(0, holding.oldest - windows.window + 1)
+    ]
     if windows.cache is not None and set(windows.cache.with_window) != set(with_window):
         found.append("the list of nodes with window pages is wrong")
     return found

@@ -195,7 +195,8 @@ class KVMemory:
             self.states.publish(req, valid * self.page_size)
             self.states.release(req)
         if self.windows is not None:
-            self.windows.publish(req, node, valid)
+            if valid >= req.shared:  # fewer if the last token is to be computed again
+                self.windows.publish(req, node, valid)
             self.windows.release(req)
         self.cache.unlock(req.node)
         self.free_slots.append(req.slot)
@@ -206,13 +207,13 @@ class KVMemory:
 
     def on_step_committed(self, plan: Plan, reqs: Sequence[Req]) -> None:
         """Free the pages whose freeing waited for a plan, which has committed."""
-        while self.deferred_free and self.deferred_free[0][0] <= plan.step:
-            self.pools.release(self.deferred_free.popleft()[1])
         if self.states is not None:
             self.states.on_step_committed(plan.step)
         if self.windows is not None:
             for req, tokens in self.windows.on_step_committed(plan, reqs):
-                self.publish(req, tokens)
+                self.publish(req, tokens)  # may add to the pages below
+        while self.deferred_free and self.deferred_free[0][0] <= plan.step:
+            self.pools.release(self.deferred_free.popleft()[1])
 
     def flush(self) -> int:
         """Evict every prefix that no running choice uses. Return the number of freed pages."""

@@ -56,22 +56,23 @@ class WindowPages:
             raise ValueError(f"{group.pages} pages do not hold a window of {group.window} tokens: {least} are needed")
         self.pool = PagePool(group.pages)
         self._of_choice = least - of_plans
-        self._free = group.pages - of_plans
-        """Pages that are not reserved for windows."""
+        self._most = group.pages - of_plans
+        self.reserved = 0
+        """Pages that are reserved for windows of running choices."""
         self.cache: WindowRadixCache | None = None
         self.holdings: dict[Req, _Holding] = {}
-        self._window = group.window
+        self.window = group.window
         self._page_size = capacity.page_size
         self._unchanged: PageLists = [[] for _ in others]
 
     @property
     def free_windows(self) -> int:
         """Number of choices with long contexts for which there is room."""
-        return self._free // self._of_choice
+        return (self._most - self.reserved) // self._of_choice
 
     def can_admit(self, req: Req) -> bool:
         """Return whether there is room for the window of a choice."""
-        return self._reserve_of(req) <= self._free
+        return self.reserved + self._reserve_of(req) <= self._most
 
     def admit(self, req: Req, match: Match) -> None:
         """Share the window at the end of a match with a choice that has just got its slot."""
@@ -81,7 +82,7 @@ class WindowPages:
         branch = match.cached * size if match.cached > match.count else 0
         reserved = self._reserve_of(req)
         self.holdings[req] = _Holding(first, pages, first, match.count * size, branch, reserved)
-        self._free -= reserved
+        self.reserved += reserved
 
     def plan(self, rows: Sequence[Row], reqs: Sequence[Req]) -> list[PageUpdate]:
         """Give the rows of a plan the pages that they lack. Return the updates of page tables."""
@@ -101,15 +102,16 @@ class WindowPages:
         return updates
 
     def on_step_committed(self, plan: Plan, reqs: Sequence[Req]) -> list[tuple[Req, int]]:
-        """Note how far the choices of a plan have come. Rows with draft tokens prove nothing.
+        """Note how far the choices of a plan have come. Rejected draft tokens do not count.
 
         Return the choices whose first tokens, so many, the cache should have now, before their window is given up.
         """
         due = []
         for index, (row, req) in enumerate(zip(plan.rows, reqs, strict=True)):
-            if index in plan.draft_tokens or (holding := self.holdings.get(req)) is None:
+            if (holding := self.holdings.get(req)) is None:
                 continue
-            holding.oldest = row.start + row.count - 1  # computed again if the mask of its grammar was late
+            last = row.start + row.count - 1  # computed again if the mask of its grammar was late
+            holding.oldest = min(last, req.computed - 1) if index in plan.draft_tokens else last
             if 0 < holding.branch <= holding.oldest:
                 due.append((req, holding.branch))
                 holding.branch = 0
@@ -126,14 +128,14 @@ class WindowPages:
         """Free all window pages of a choice that gives up its slot."""
         holding = self.holdings.pop(req)
         self.pool.release(holding.pages)
-        self._free += holding.reserved
+        self.reserved -= holding.reserved
 
     def _reserve_of(self, req: Req) -> int:
         return min(self._of_choice, -(-req.end // self._page_size))
 
     def _trim(self, holding: _Holding) -> None:
         """Release the pages before the window."""
-        outside = max(0, holding.oldest - self._window + 1) // self._page_size - holding.first
+        outside = max(0, holding.oldest - self.window + 1) // self._page_size - holding.first
         if outside > 0:
             self.pool.release(holding.pages[:outside])
             del holding.pages[:outside]

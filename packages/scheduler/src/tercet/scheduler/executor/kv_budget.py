@@ -211,24 +211,25 @@ class KVBudget:
     def _divide(self, given: int) -> CacheSizes:
         """Divide bytes among pages of layers without and with a sliding window.
 
-        The latter get the windows of all slots, but at most half of the pages that equal groups would have, and a share
-        of the rest for cached windows. Groups are equal if fewer tokens fit in this way.
+        The latter get the windows of all slots, but at most half of the pages that equal groups would have, besides
+        those for steps; and a share of the rest for cached windows. Groups are equal if fewer tokens fit in this way.
         """
-        options, windowed = self.options, windowed_layers(self.config)
-        alike = CacheSizes(given // self._page_bytes)
-        if not windowed or alike.pages >= self._most_pages:
-            return alike
+        options, windowed, most = self.options, windowed_layers(self.config), self._most_pages
+        equal = CacheSizes(given // self._page_bytes)
+        if not windowed or equal.pages >= most:
+            return equal
         window_bytes = sum(self.shapes[layer].page_bytes for layer in windowed)
-        step_tokens = max(options.step_tokens, options.slots)
-        least, most = (
-            window_pages(self._window, options.page_size, choices, step_tokens) for choices in (1, options.slots)
-        )
-        running = max(least, min(most, alike.pages // 2))
-        rest = given - running * window_bytes
-        spare = int(rest * _WINDOW_SHARE) // window_bytes
         full_bytes = self._page_bytes - window_bytes
-        pages = (rest - spare * window_bytes) // full_bytes if full_bytes else self._most_pages
-        return CacheSizes(pages, window_pages=running + spare) if rest > 0 and pages > alike.pages else alike
+        step_tokens = max(options.step_tokens, options.slots)
+        of_steps, of_one, of_all = (
+            window_pages(self._window, options.page_size, choices, step_tokens) for choices in (0, 1, options.slots)
+        )
+        running = max(of_one, min(of_all, of_steps + equal.pages // 2))
+        rest = given - running * window_bytes
+        spare = int(max(rest * _WINDOW_SHARE, rest - most * full_bytes)) // window_bytes
+        spare = max(0, min(spare, most - running))
+        pages = (rest - spare * window_bytes) // full_bytes if full_bytes else most
+        return CacheSizes(pages, window_pages=running + spare) if rest > 0 and pages > equal.pages else equal
 
     def _with_states(self, given: int, state: int) -> CacheSizes:
         """Divide bytes for a model whose recurrent states take `state` bytes for each sequence."""

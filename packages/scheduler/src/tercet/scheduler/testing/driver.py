@@ -156,6 +156,11 @@ class Driver:
         if memory.states is not None:
             cached = 0 if memory.states.cache is None else memory.states.cache.snapshot_count
             assert len(memory.states.pool.free_pages) + cached == memory.states.pool.size
+        if memory.windows is not None:
+            windows = memory.windows
+            nodes = [] if windows.cache is None else windows.cache.with_window
+            assert not windows.holdings
+            assert len(windows.pool.free_pages) + sum(len(node.window) for node in nodes) == windows.pool.size
         assert not memory.adapters.users
 
     def expected(self, prompt: Sequence[int], count: int, choice: int = 0) -> list[int]:

@@ -35,9 +35,9 @@ class Node:
     """Run of tokens in the radix tree: the edge `key` from `parent`, and the pages that hold it.
 
     `key` is the int32 bytes of a whole number of pages. `locks` counts the choices that use this node or one below.
-    `snapshot` is that of the recurrent state at the end of the edge; -1 for none. `window` has the edge's pages in the
-    group of layers with a sliding window; empty if they are not cached. `first` is the number of its first block, as in
-    `tree_changes`.
+    `snapshot` is that of the recurrent state at the end of the edge; -1 for none. `window` has the last pages of the
+    edge, as many as are cached, in the group of layers with a sliding window. `first` is the number of its first block,
+    as in `tree_changes`.
     """
 
     __slots__ = ("children", "first", "key", "locks", "pages", "parent", "salt", "snapshot", "window")

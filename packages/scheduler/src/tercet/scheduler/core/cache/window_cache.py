@@ -1,9 +1,9 @@
 """Radix cache of models with sliding windows: a prefix is usable as far as the pages of its last window exist.
 
 Full layers need the pages of the whole prefix, layers with a window only those that the next token attends to. Each
-edge has pages for all of its tokens in the full group, and in the window group for all or none. Window pages are given
-up independently: first those inside of edges, which only a prompt that branches off there could use, then those at
-their ends, least recently used edges first.
+edge has pages of the full group for all of its tokens, and of the window group for the last ones or for none. Window
+pages are given up independently: first those before the last window of an edge, which only a prompt that branches off
+there could use, then the others, least recently used edges first.
 """
 
 from collections import OrderedDict
@@ -68,14 +68,11 @@ class WindowRadixCache(RadixCache):
         """
         while node.parent is not None and end > first:
             begin = end - len(node.pages[0])
-            if not node.window:
-                if begin < first:
-                    self._split(node, (first - begin) * self._stride)
-                    begin = first
-                node.window = list(pages[begin - first : end - first])
-                self._pool.hold(node.window)
-                self._order_of(node)[node] = None
+            lacking = pages[max(begin - first, 0) : max(end - len(node.window) - first, 0)]
+            if lacking:
+                self._pool.hold(lacking)
                 self._version += 1
+                self._set_window(node, [*lacking, *node.window])
             self._order_of(node).move_to_end(node)
             end = begin
             node = node.parent
@@ -86,47 +83,56 @@ class WindowRadixCache(RadixCache):
         Pages that a running choice also holds do not become free.
         """
         for node in self._long or self._short:
-            inside = len(node.window) - self._needed
-            self._cut(self._split(node, inside * self._stride) if inside > 0 else node, 0)
+            count = max(len(node.window) - self._needed, 0) or len(node.window)
+            self._pool.release(node.window[:count])
+            self._version += 1
+            self._set_window(node, node.window[count:])
             return True
         return False
 
     def _order_of(self, node: Node) -> OrderedDict[Node, None]:
         return self._long if len(node.window) > self._needed else self._short
 
+    def _set_window(self, node: Node, window: list[int]) -> None:
+        """Replace a node's window pages. It becomes the most recently used in another order."""
+        before = self._order_of(node)
+        node.window = window
+        after = self._order_of(node)
+        if after is not before or not window:
+            before.pop(node, None)
+        if window:
+            after.setdefault(node)
+
     def _usable(self, node: Node, count: int, size: int) -> tuple[Node, int]:
         """Return the last node whose window is cached, from the root to `node`, and its end, in pages.
 
-        `count` pages end at `node`, whose last `size` pages are on its edge.
+        `count` pages end with the first `size` pages of the edge of `node`.
         """
         usable, end, covered = node, count, 0
         while node.parent is not None:
-            covered += size
-            if not node.window:
-                usable, end, covered = node.parent, count - size, 0
-            elif covered >= self._needed:
+            own = max(0, size - len(node.pages[0]) + len(node.window))
+            covered += own
+            if covered >= self._needed:
                 break
+            if own < size:
+                usable, end, covered = node.parent, count - size, 0
             count -= size
             node = node.parent
             size = len(node.pages[0])
         return usable, end
 
     def _split(self, node: Node, at: int) -> Node:
+        window = node.window
         upper = super()._split(node, at)
-        if node.window:
-            del self._order_of(node)[node]
-            count = at // self._stride
-            upper.window, node.window = node.window[:count], node.window[count:]
-            for each in (upper, node):
-                self._order_of(each)[each] = None
+        kept = min(len(window), len(node.pages[0]))
+        self._set_window(node, window[len(window) - kept :])
+        self._set_window(upper, window[: len(window) - kept])
         return upper
 
     def _cut(self, leaf: Node, kept: int) -> None:
-        """Give up the window pages of an edge after the first `kept`."""
+        """Give up the window pages of an edge after its first `kept` pages."""
+        count = max(0, len(leaf.window) - len(leaf.pages[0]) + kept)
         if leaf.window:
-            del self._order_of(leaf)[leaf]
-            self._pool.release(leaf.window[kept:])
-            leaf.window = leaf.window[:kept]
+            self._pool.release(leaf.window[count:])
             self._version += 1
-            if kept:
-                self._order_of(leaf)[leaf] = None
+            self._set_window(leaf, leaf.window[:count])

@@ -231,8 +231,8 @@ class SlotShares:
             return free > 0 and not (own and self._scarce)
         if self._scarce and (self.page_shares is None or not self.page_shares.may_grow(tenant)):
             return False
-        free = self._memory.free_places
-        left = free - 1 if self._slots.total() + free > SHARE else free  # the last is for a tenant that has none
+        spare = self._slots.total() + free > SHARE
+        left = self._memory.free_places - spare  # the last is for a tenant that has none
         return own < SHARE * left
 
     def kept_pages(self, req: Req, expected: int, reserve: int) -> int:
