@@ -59,6 +59,12 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         {"intermediate_size_mlp": 72, "num_local_experts": 4, "interleave_moe_layer_step": 2},
         {"image_size": 28, "patch_size": 14, "vision_output_dim": 32, "projector_input_dim": 32},
     ),
+    "mistral4": (
+        "Mistral3",
+        "mistral4",
+        {**LATENT, "head_dim": 16, "n_shared_experts": 1, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5}},
+        {"model_type": "pixtral", "head_dim": 16, "image_size": 28},
+    ),
     "qwen3_vl": (
         "Qwen3VL",
         "qwen3_vl_text",

@@ -11,7 +11,7 @@ LAYER_KINDS = {"attention": False, "full_attention": False, "sliding_attention":
 
 @dataclass(frozen=True, kw_only=True)
 class Windows:
-    """The window settings of a windows."""
+    """The window settings of a family."""
 
     usual: int | None = None
     """The window if `sliding_window` is absent; None, like null, means full attention."""

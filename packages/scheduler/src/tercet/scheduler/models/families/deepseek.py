@@ -51,6 +51,12 @@ def _normalize_mistral4(config: Mapping[str, Any]) -> dict[str, Any]:
     plain = {name: value for name, value in {**_MISTRAL4, **said}.items() if name != "head_dim"}
     rope = plain["rope_parameters"]
     if isinstance(rope, Mapping):
+        fields = Fields(plain)
+        rotated = fields.count("qk_rope_head_dim", 64)
+        whole = rotated + fields.count("qk_nope_head_dim", 64)
+        share = Fields(rope, "rope_parameters.").number("partial_rotary_factor", rotated / whole)
+        if int(Fields(said).count("head_dim", whole) * share) != rotated:
+            raise wrong("head_dim", f"with partial_rotary_factor it must give the {rotated} of qk_rope_head_dim")
         plain["rope_parameters"] = {name: value for name, value in rope.items() if name != "partial_rotary_factor"}
     return plain
 

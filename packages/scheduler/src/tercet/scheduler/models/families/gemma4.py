@@ -161,6 +161,8 @@ def _normalize(config: Mapping[str, Any]) -> dict[str, Any]:
     `rope_parameters` is that of layers with full attention, and `local_rope` that of the others.
     """
     plain = {**_DEFAULTS, **{name: value for name, value in config.items() if value is not None}}
+    if "rope_scaling" in plain:
+        raise wrong("rope_scaling", "rope_parameters must say how each type of layer rotates")
     fields = Fields(plain)
     fields.choice("hidden_activation", TANH_GELU, TANH_GELU[0])
     layers = fields.layers()
@@ -176,12 +178,16 @@ def _normalize(config: Mapping[str, Any]) -> dict[str, Any]:
     full = dict(ropes["full_attention"])
     if full.get("rope_type") == "proportional":
         plain["rope_proportion"] = Fields(full, "rope_parameters.").number("partial_rotary_factor", 1.0)
-        full = {"rope_theta": full.get("rope_theta"), "rope_type": "linear", "factor": full.get("factor") or 1.0}
+        theta = Fields(full, "rope_parameters.full_attention.").number("rope_theta")
+        full = {"rope_theta": theta, "rope_type": "linear", "factor": full.get("factor") or 1.0}
     local = {"max_position_embeddings": plain["max_position_embeddings"], "rope_parameters": ropes["sliding_attention"]}
     return {**plain, "rope_parameters": full, "local_rope": local}
 
 
 def _adapt(config: ModelConfig, fields: Fields) -> ModelConfig:
+    own_vocab = fields.count("vocab_size_per_layer_input")
+    if fields.count("hidden_size_per_layer_input", least=0) and own_vocab < config.vocab_size:
+        raise wrong("vocab_size_per_layer_input", f"{own_vocab} is less than the vocabulary of {config.vocab_size}")
     return replace(
         config,
         local_rope=parse_rope(fields.values["local_rope"], ConfigDefaults()),
@@ -194,7 +200,7 @@ def _adapt(config: ModelConfig, fields: Fields) -> ModelConfig:
         keys_as_values=fields.flag("attention_k_eq_v"),
         wide_sharing_mlps=fields.flag("use_double_wide_mlp"),
         layer_input_size=fields.count("hidden_size_per_layer_input", least=0),
-        layer_input_vocab=fields.count("vocab_size_per_layer_input"),
+        layer_input_vocab=own_vocab,
         moe=_experts(config, fields) if fields.flag("enable_moe_block") else None,
     )
 

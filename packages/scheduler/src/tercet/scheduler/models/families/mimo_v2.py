@@ -7,7 +7,7 @@ from typing import Any
 from tercet.scheduler.models.config.attention_windows import Windows
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
-from tercet.scheduler.models.config.field_support import ROUTED, WINDOWS, field_table
+from tercet.scheduler.models.config.field_support import ROUTED, WINDOWS, Refused, field_table
 from tercet.scheduler.models.config.model_config import HeadShape, ModelConfig
 from tercet.scheduler.models.config.moe_config import DeepSeekMoeDefaults
 from tercet.scheduler.models.config.rope_config import parse_rope
@@ -40,6 +40,15 @@ def build(config: ModelConfig, shard: Shard) -> CausalLM:
 
 _DEFAULTS = ConfigDefaults(rms_norm_eps=1e-5, head_dim=192, output_bias=None, rotated_share=0.334)
 _THETAS = {"full_attention": 5e6, "sliding_attention": 1e4}
+_PUBLISHED = {
+    "swa_rope_theta": Refused((1e4,), "layers with a window rotate by rope_parameters"),
+    "layernorm_epsilon": Refused((1e-5,), "the name is rms_norm_eps"),
+    "scoring_func": Refused(("sigmoid",), "only sigmoid is supported"),
+    "add_full_attention_sink_bias": Refused((False,), "sinks in layers with full attention are not supported"),
+}
+"""Fields of the family's own code, which transformers does not read."""
+_PUBLISHED_ROPE = {"rope_theta": 5e6, "partial_rotary_factor": 0.334}
+"""Values of fields that `rope_parameters` replace."""
 
 
 def _is_sliding(layer: int) -> bool:
@@ -51,7 +60,11 @@ def _normalize(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Published configs have types of layers in `hybrid_layer_pattern`, and a window that does not count the token itself.
     """
-    plain = {name: value for name, value in config.items() if name not in ("rope_theta", "partial_rotary_factor")}
+    usual = {"rope_scaling": None, **({} if config.get("rope_parameters") else _PUBLISHED_ROPE)}
+    for name, value in usual.items():
+        if config.get(name) not in (value, None):
+            raise wrong(name, "rope_parameters must say how each type of layer rotates")
+    plain = {name: value for name, value in config.items() if name not in _PUBLISHED_ROPE}
     pattern = plain.get("hybrid_layer_pattern")
     if plain.get("layer_types") is None and isinstance(pattern, list):
         plain["layer_types"] = ["sliding_attention" if one else "full_attention" for one in pattern]
@@ -94,6 +107,7 @@ FAMILIES = (
             WINDOWS + "attention_bias attention_value_scale hybrid_layer_pattern mlp_layer_types "
             "moe_intermediate_size n_group n_routed_experts norm_topk_prob num_experts_per_tok routed_scaling_factor "
             "sliding_window_size topk_group v_head_dim",
+            refused=_PUBLISHED,
             aliases=ROUTED,
             ships_own_code=True,
         ),

@@ -69,8 +69,7 @@ _GEMMA4 = {
     ".mlp.gate_proj.": ".mlp.shared_experts.gate_proj.",
     ".mlp.up_proj.": ".mlp.shared_experts.up_proj.",
     ".mlp.down_proj.": ".mlp.shared_experts.down_proj.",
-    ".experts.gate_up_proj": ".mlp.experts.gate_up_proj",
-    ".experts.down_proj": ".mlp.experts.down_proj",
+    ".experts.": ".mlp.experts.",
 }
 _PRE_FF = {
     ".pre_ff_layernorm.": ".post_attention_layernorm.",
@@ -220,7 +219,10 @@ class ExpertNames:
     def of(cls, stored: Collection[str]) -> "ExpertNames":
         """Detect the scheme from the names of a checkpoint's tensors."""
         ends = tuple(f".{end}" for end in ("mlp.router.weight", "mlp.router.bias", "experts.gate_up_proj_blocks"))
-        if found := {end for name in stored for end in ends if name.endswith(end)}:
+        found = {end for name in stored for end in ends if name.endswith(end)}
+        if found and any(".experts.0." in name for name in stored):
+            return cls(router="router")
+        if found:
             return cls(parts=None, router="router", transposed=True, interleaved=found != {ends[0]})
         beside = any(name.endswith((".mlp" + _CORRECTION, ".block_sparse_moe" + _CORRECTION)) for name in stored)
         correction = _CORRECTION if beside else cls.correction

@@ -134,13 +134,11 @@ def _read_text_part(directory: Path, config: ModelConfig) -> dict[Path, dict[str
         *(f"model.layers.{config.layers + number}." for number in range(config.mtp_layers)),
         *(f"model.layers.{layer}.self_attn.{name}" for layer in config.shared_caches for name in _OF_CACHES),
     )
-    files = {
-        path: {name: tensor for name, tensor in read_header(path).items() if not name.startswith(ahead)}
-        for path in weight_files(directory)
-    }
+    files = {path: read_header(path) for path in weight_files(directory)}
     names = text_names([name for header in files.values() for name in header])
     if left := sum(map(len, files.values())) - len(names):
         logger.info("%s: ignored %d tensors of the image part", directory, left)
+    names = {name: here for name, here in names.items() if not here.startswith(ahead)}
     return {
         path: {names[name]: tensor for name, tensor in header.items() if name in names}
         for path, header in files.items()
