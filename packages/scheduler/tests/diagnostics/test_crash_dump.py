@@ -78,7 +78,9 @@ def test_requests_of_few_bytes_only_are_kept(tmp_path: Path, monkeypatch: pytest
         run(ring, steps=3)
     ring.write("stopped")
     with dump_of(tmp_path).open("rb") as file:
-        prompts = [event for event in read_events(file) if isinstance(event, Scheduled) and event.plan.introduce]
+        prompts = [
+            event for event in read_events(file) if isinstance(event, Scheduled) and event.plan and event.plan.introduce
+        ]
     assert 1 <= len(prompts) <= 2
 
 

@@ -79,16 +79,29 @@ def test_the_fingerprint_covers_every_byte(stage: StagedWeights, base: Path, tmp
     assert model_identity(base, "float32", weights=other.complete(base)).weights == fingerprints[0]
 
 
-def test_a_part_whose_predecessors_are_missing_is_refused(stage: StagedWeights, base: Path, tmp_path: Path) -> None:
+def test_a_part_whose_predecessors_are_missing_is_refused(base: Path, tmp_path: Path) -> None:
+    stage = StagedWeights(lambda: tmp_path / "state", "scheduler/0")
     stage.add(0, [save({"a": OLD["a"]})])
     for part in (2, 3):
         with pytest.raises(ModelError, match=f"it has 1 of the {part} parts before this one"):
             stage.add(part, [])
+    with pytest.raises(ModelError, match=r"another server stages weights in .*: give --state-dir"):
+        StagedWeights(lambda: tmp_path / "state", "scheduler/0").add(1, [])
+    stage.close()
     restarted = StagedWeights(lambda: tmp_path / "state", "scheduler/0")
     restarted.add(1, [save({"b": 3 * OLD["b"]})])
     assert equal(staged(restarted.complete(base)), {**OLD, "b": 3 * OLD["b"]})
     with pytest.raises(ModelError, match="it has 0 of the 2 parts"):
         restarted.add(2, [])
+
+
+def test_an_update_that_begins_within_another_is_refused_once(stage: StagedWeights, base: Path) -> None:
+    """Frontends count parts: one that has counted none would mix its update with that of another."""
+    stage.add(0, [save({"a": -OLD["a"]})])
+    with pytest.raises(ModelError, match="1 parts of an unfinished update were dropped: send all parts again"):
+        stage.add(0, [save({"b": 5 * OLD["b"]})])
+    stage.add(0, [save({"b": 5 * OLD["b"]})])
+    assert equal(staged(stage.complete(base)), {**OLD, "b": 5 * OLD["b"]})
 
 
 @pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01.", save({"a": OLD["a"]})[:-1], b"\xff" * 100])

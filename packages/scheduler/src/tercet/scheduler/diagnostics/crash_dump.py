@@ -11,9 +11,10 @@ from typing import Any
 import msgspec
 
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
-from tercet.protocol.messages.values import Grammar
+from tercet.protocol.messages.values import Grammar, SamplingParams
 from tercet.protocol.system.private_files import make_private_directory, open_private
-from tercet.scheduler.core.plan import Plan, StepResult
+from tercet.scheduler.core.events import GrammarRead
+from tercet.scheduler.core.plan import Plan, SlotInit, StepResult
 from tercet.scheduler.event_log import Event, Excerpt, Handled, Scheduled
 
 logger = logging.getLogger(__name__)
@@ -25,14 +26,20 @@ _MOST_BYTES = 16 * 1024 * 1024
 _MOST_FILES = 8
 """Dumps that are kept."""
 
-_BLANKS: Mapping[type[msgspec.Struct], Mapping[str, Callable[[Any], Any]]] = {
+_BLANKS: Mapping[type[Any], Mapping[str, Callable[[Any], Any]]] = {
     Grammar: {"text": lambda _: ""},
     Plan: {"draft_tokens": lambda tokens: dict.fromkeys(tokens, 0)},
     StepResult: {
         "token_ids": lambda tokens: [min(token, 0) for token in tokens],
         "errors": lambda errors: dict.fromkeys(errors, ""),
     },
-    TokenizedGenerateReqInput: {"cache_salt": lambda _: ""},
+    TokenizedGenerateReqInput: {"cache_salt": lambda _: "", "tenant": lambda _: ""},
+    SamplingParams: {
+        "stop_token_ids": lambda tokens: [0] * len(tokens),
+        "logit_bias": lambda biases: dict.fromkeys(range(len(biases)), 0.0),
+    },
+    SlotInit: {"suppressed_ids": lambda tokens: [0] * len(tokens)},
+    GrammarRead: {"fault": lambda _: ""},
 }
 """Fields whose values tell tokens or text, besides all fields of bytes, and their replacements."""
 
@@ -115,5 +122,6 @@ def redacted(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: redacted(each) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(redacted, value))
+        blanks = _BLANKS.get(type(value), {})
+        return type(value)(*(blanks.get(name, redacted)(each) for name, each in zip(value._fields, value, strict=True)))
     return [*map(redacted, value)] if isinstance(value, list) else value

@@ -94,22 +94,27 @@ class ProfiledRunner(Generic[PlanT_contra, ResultT_co]):
         directory = self._state() / "profiles"
         make_private_directory(directory)
         name = "-".join(filter(None, (request.name, self._peer, time.strftime("%Y%m%dT%H%M%S"))))
-        self._path = directory / f"{name.replace('/', '_')}.trace.json.gz"
-        self._steps_left, self._deadline = request.steps, time.monotonic() + _MOST_SECONDS
-        self._profile = profile(
+        running = profile(
             activities=activities,
             with_stack=request.stacks,
             record_shapes=request.shapes,
             experimental_config=_ExperimentalConfig(profile_all_threads=True),
         )
-        self._profile.start()
+        running.start()
+        self._path = directory / f"{name.replace('/', '_')}.trace.json.gz"
+        self._steps_left, self._deadline = request.steps, time.monotonic() + _MOST_SECONDS
+        self._profile = running
         logger.info("profile: started path=%s steps=%d", self._path, request.steps)
 
     def _stop(self, running: "profile") -> None:
         """End the profile, and write its trace in a thread."""
         self._profile = None
-        running.stop()
         assert self._path is not None
+        try:
+            running.stop()
+        except RuntimeError as error:
+            logger.error("profile: not written: path=%s error=%s", self._path, error)
+            return
         threading.Thread(target=_write, args=(running, self._path), name="write profile", daemon=True).start()
 
 

@@ -1,8 +1,10 @@
 """Weights that arrive in parts, staged as a checkpoint on disk: a restart, other ranks and other schedulers read it."""
 
+import fcntl
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,7 +13,7 @@ from itertools import chain
 from pathlib import Path
 
 from tercet.protocol.messages.codec import Frame
-from tercet.protocol.system.private_files import make_private_directory
+from tercet.protocol.system.private_files import make_private_directory, open_private
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, reading, weight_files
 
 _COPY_BYTES = 16 << 20
@@ -34,6 +36,8 @@ class StagedWeights:
         """
         self._state = state
         self._name = re.sub(r"[^\w.-]", "_", peer)
+        self._claimed: int | None = None
+        """Descriptor of the locked file, once the directory is claimed."""
 
     @property
     def _directory(self) -> Path:
@@ -43,12 +47,30 @@ class StagedWeights:
     def _parts(self) -> Path:
         return self._directory / "parts"
 
+    def _lock(self) -> None:
+        """Claim the directory until the process ends. Raises ModelError if another process uses it."""
+        if self._claimed is not None:
+            return
+        make_private_directory(self._directory)
+        claimed = open_private(self._directory / "lock", os.O_WRONLY)
+        try:
+            fcntl.flock(claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(claimed)
+            raise ModelError(f"another server stages weights in {self._directory}: give --state-dir") from None
+        self._claimed = claimed
+
     def add(self, part: int, files: Sequence[Frame]) -> None:
-        """Store a part: safetensors files. Part 0 begins an update. Raises ModelError, and then adds nothing."""
+        """Store a part: safetensors files. Part 0 begins an update; an unfinished one ends with an error.
+
+        Raises ModelError, and then adds nothing.
+        """
         with reading(str(self._parts)):
-            if part == 0:
-                shutil.rmtree(self._parts, ignore_errors=True)
+            self._lock()
             held = sum(1 for _ in self._parts.glob("part-*"))
+            if part == 0 and held:
+                shutil.rmtree(self._parts, ignore_errors=True)
+                raise ModelError(f"{held} parts of an unfinished update were dropped: send all parts again")
             if part != held:
                 raise ModelError(f"it has {held} of the {part} parts before this one: send all parts again")
             new = _emptied(self._parts / "new")
@@ -86,12 +108,18 @@ class StagedWeights:
         """Remove the checkpoints except these."""
         with suppress(ValueError):
             for path in self._directory.glob("*"):
-                if path not in (self._parts, *kept):
+                if path not in (self._parts, *kept) and path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
 
+    def close(self) -> None:
+        """Let another process claim the directory."""
+        if self._claimed is not None:
+            os.close(self._claimed)
+            self._claimed = None
+
     def remove(self) -> None:
-        """Remove everything."""
-        with suppress(ValueError):
+        """Remove everything, if this process has used the directory."""
+        if self._claimed is not None:
             shutil.rmtree(self._directory, ignore_errors=True)
 
 
@@ -103,11 +131,12 @@ def rows_of(directory: Path, name: str, rows: int) -> str:
         tensor = read_header(path).get(name)
         if tensor is None:
             continue
-        rows = min(rows, *tensor.shape[:1])
-        if math.prod((rows, *tensor.shape[1:])) > _MOST_VALUES:
+        shape = (min(rows, tensor.shape[0]), *tensor.shape[1:]) if tensor.shape else ()
+        if math.prod(shape) > _MOST_VALUES:
             raise ModelError(f"{rows} rows of {name} are more than {_MOST_VALUES} values: lower truncate_size")
         with open_tensors(path) as file:
-            return json.dumps(file.get_tensor(name)[:rows].float().tolist())
+            values = file.get_tensor(name).float()
+            return json.dumps((values[:rows] if shape else values).tolist())
     raise ModelError(f"the weights have no tensor {name!r}")
 
 
