@@ -1,11 +1,12 @@
 """Prometheus metrics, built on request from the last heartbeats and from counters."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple, cast
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.openmetrics.exposition import ALLOWUTF8
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -75,7 +76,8 @@ class Metrics:
         models = await self._model_totals()
         own = families_of(dict(sorted(frontends.items())))
         collector = _Collector([*self._of_schedulers(), *own, *gateway_series(models)])
-        return Response(encode(collector), headers={"content-type": media_type})
+        text = cast("Callable[..., bytes]", encode)(collector, escaping=ALLOWUTF8)  # vLLM's names have colons
+        return Response(text, headers={"content-type": media_type})
 
     async def _model_totals(self) -> dict[str, ModelTotals]:
         """Return the totals of every model that a scheduler has announced."""

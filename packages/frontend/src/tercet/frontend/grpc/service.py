@@ -1,6 +1,7 @@
 """SGLang's scheduler service: requests of token ids, answered by the same manager as those of HTTP."""
 
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
@@ -28,6 +29,8 @@ from tercet.frontend.model.embedding_request import EmbeddingRequest, Input, Tok
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import Task
 
+logger = logging.getLogger(__name__)
+
 STATUS_CODES = {
     400: grpc.StatusCode.INVALID_ARGUMENT,
     401: grpc.StatusCode.UNAUTHENTICATED,
@@ -41,6 +44,7 @@ _SAME_LOADS = (
     *("num_running_reqs", "num_waiting_reqs", "num_used_tokens", "max_total_num_tokens", "token_usage"),
     *("cache_hit_rate", "utilization", "max_running_requests", "dp_rank"),
 )
+_LONGEST_ID = 512
 _OPEN = {"HealthCheck"}
 """Methods without authentication."""
 
@@ -85,6 +89,8 @@ class SchedulerService:
                 return await behavior(request)
             except ApiError as error:
                 await abort_with(context, error)
+            except Exception:
+                await _abort_failed(context)
 
         return grpc.unary_unary_rpc_method_handler(answer, **codec)
 
@@ -96,6 +102,8 @@ class SchedulerService:
             generation, known = await self._submit(request)
         except ApiError as error:
             await abort_with(context, error)
+        except Exception:
+            await _abort_failed(context)
         request_id = generation.states[0].rid if known is None else known.chosen
         try:
             responses = _stream(generation, request_id) if request.stream else _whole(generation, request_id)
@@ -103,6 +111,8 @@ class SchedulerService:
                 yield response
         except ApiError as error:
             await abort_with(context, error)
+        except Exception:
+            await _abort_failed(context)
         finally:
             self._manager.release(generation)
 
@@ -118,6 +128,8 @@ class SchedulerService:
 
     async def _submit(self, request: Any) -> tuple[Generation, ClientId | None]:
         """Start a request. Return it with its client's id, which can be found while it is held. Raises ApiError."""
+        if len(request.request_id) > _LONGEST_ID:
+            raise BadRequestError(f"It has more than {_LONGEST_ID} characters.", param="request_id")
         model = await self._model(request.lora_id or None)
         body = native_request(request, model.context)
         owner = current_caller().owner
@@ -247,6 +259,12 @@ async def abort_with(context: ServicerContext, error: ApiError) -> None:
     metadata = tuple(error.headers().items())
     message_of = error.message if error.param is None else f"{error.message} (parameter: {error.param})"
     await context.abort(code, message_of, metadata)
+
+
+async def _abort_failed(context: ServicerContext) -> None:
+    """End a call whose handling raised, without the exception's text. Raises AbortError."""
+    logger.exception("gRPC call failed")
+    await context.abort(grpc.StatusCode.INTERNAL, "The server failed this request.")
 
 
 async def _stream(generation: Generation, request_id: str) -> AsyncIterator[Any]:

@@ -175,8 +175,13 @@ class ControlRoutes:
         return json_response({"success": True})
 
 
-async def send_control(control: Control, message_for: Order, seconds: float | None = None) -> Response:
-    """Send a control message to all schedulers and return their replies. Raises UnavailableError if one refuses."""
+async def send_control(
+    control: Control, message_for: Order, seconds: float | None = None, *, conflicts: bool = False
+) -> Response:
+    """Send a control message to all schedulers and return their replies.
+
+    Raises UnavailableError if one refuses, or BadRequestError if it `conflicts` with an earlier message.
+    """
     acknowledgements = await control.broadcast(message_for, seconds=seconds)
     replies = {
         peer: acknowledgement.message or ("done" if acknowledgement.ok else "refused")
@@ -184,7 +189,8 @@ async def send_control(control: Control, message_for: Order, seconds: float | No
     }
     if not all(acknowledgement.ok for acknowledgement in acknowledgements.values()):
         details = ", ".join(f"{peer}: {what}" for peer, what in sorted(replies.items()))
-        raise UnavailableError(f"Not every scheduler obeyed. {details}.", retry_after=1)
+        text = f"Not every scheduler obeyed. {details}."
+        raise BadRequestError(text) if conflicts else UnavailableError(text, retry_after=1)
     return json_response({"success": True, "schedulers": replies})
 
 

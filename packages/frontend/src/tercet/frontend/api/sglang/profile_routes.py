@@ -66,9 +66,12 @@ class ProfileRoutes:
                 shapes=bool(body.record_shapes),
             ),
             _TIMEOUT,
+            conflicts=True,
         )
 
     async def stop_profile(self, request: Request) -> Response:
         """End the profiles of all schedulers, which then write their files."""
         require_admin(request)
-        return await send_control(self._manager.control, lambda number: StopProfileReq(id=number), _TIMEOUT)
+        return await send_control(
+            self._manager.control, lambda number: StopProfileReq(id=number), _TIMEOUT, conflicts=True
+        )

@@ -46,7 +46,7 @@ class WeightPart(Strict):
 class UpdateWeightsFromTensor(WeightPart):
     """Tensors that replace those of the served weights: safetensors files in base64, never pickles."""
 
-    serialized_named_tensors: Annotated[list[str], Field(max_length=1024)]
+    serialized_named_tensors: Annotated[list[str], Field(max_length=512)]
     load_format: Literal["safetensors"] | None = None
 
 
