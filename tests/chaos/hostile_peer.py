@@ -23,7 +23,10 @@ INBOXES: dict[Role, UnionType] = {
     Role.SCHEDULER: SchedulerInbox,
     Role.DETOKENIZER: DetokenizerInbox,
 }
-RIGHTFUL = {"Hello", "Introduce", "Ready", "Goodbye", "PauseGenerationReq", "DecodeSpec", "Envelope", "#"}
+RIGHTFUL = {
+    *("Hello", "Introduce", "Ready", "Goodbye", "DecodeSpec", "Envelope", "#"),
+    *("PauseGenerationReq", "ReleaseMemoryReq", "InitWeightsUpdateGroupReq", "StartProfileReq"),
+}
 """Messages that a member may send, such as accepting requests without answering, and classes that are no messages."""
 HARMLESS: dict[str, dict[str, Any]] = {
     "TokenizedGenerateReqInput": {"alone": False, "hold": False},
