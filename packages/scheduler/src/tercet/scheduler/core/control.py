@@ -127,7 +127,7 @@ class MemoryOccupation:
         return sorted(self._planned)
 
     def changed(self, outputs: Outputs, fault: str) -> None:
-        """Answer after the plan has committed, with its `fault` if there was not the memory."""
+        """Answer after the plan has committed, with its `fault` if memory was short."""
         source, order = self._asked.popleft()
         if self._planned is not None and not fault:
             self._released = self._planned

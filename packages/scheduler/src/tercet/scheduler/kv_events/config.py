@@ -55,7 +55,7 @@ def read_kv_events_config(text: str) -> KVEventsConfig:
             raise ValueError(f"{name} must be tcp://HOST:PORT or ipc://PATH, not {address!r}")
     for name in ("buffer_steps", "hwm", "max_queue_size"):
         if not 1 <= (number := getattr(config, name)) < 2**31:
-            raise ValueError(f"{name} must be at least 1, not {number}")
+            raise ValueError(f"{name} must be 1 to 2147483647, not {number}")
     return config
 
 

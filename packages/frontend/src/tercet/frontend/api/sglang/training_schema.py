@@ -20,7 +20,7 @@ Shape = Annotated[list[Annotated[int, Field(ge=0, le=2**40)]], Field(max_length=
 
 
 class MemoryOccupation(Strict):
-    """Memory to release or to resume. CUDA graphs go and come with the rest."""
+    """Memory to release or to resume. CUDA graphs are released and resumed with the rest."""
 
     tags: Annotated[list[Literal["weights", "kv_cache", "cuda_graph"]], Field(max_length=16)] | None = None
 
