@@ -121,7 +121,7 @@ def test_a_cache_that_there_is_no_memory_for_is_refused_in_a_line(
     def zeros(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 900 GiB.")
 
-    monkeypatch.setattr(kv_pool, "_zeros", zeros)
+    monkeypatch.setattr(kv_pool, "zeros", zeros)
     with pytest.raises(ValueError, match=r"^no memory for a KV cache of 40 tokens, lower kv_cache_bytes: CUDA out of"):
         TpModelWorker(replace(options, kv_cache_bytes=5 * PAGE_BYTES))
 

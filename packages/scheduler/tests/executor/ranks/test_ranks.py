@@ -25,7 +25,7 @@ from tercet.scheduler.executor.ranks.worker_main import follow
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions, decode_options, encode_options
 from tercet.scheduler.models.config.model_config import computed_dtype
-from tercet.scheduler.models.layers.shard import WHOLE, Shard, SingleRankCollectives
+from tercet.scheduler.models.layers.shard import Shard, SingleRankCollectives
 from tercet.scheduler.models.registry import load_config
 from tercet.scheduler.testing import Driver, request
 from tercet.scheduler.testing.thread_ranks import on_ranks
@@ -181,7 +181,7 @@ def test_a_cpu_and_its_memory_are_divided(options: WorkerOptions, monkeypatch: p
 
 def test_the_fewest_pages_of_any_process_are_those_of_all(options: WorkerOptions) -> None:
     config = load_config(options.model)
-    page = sum(shape.page_bytes for shape in kv_shapes(options, config, WHOLE).values())
+    page = sum(shape.page_bytes for shape in kv_shapes(options, config, Shard(0, 2, SingleRankCollectives())).values())
 
     class Poor(SingleRankCollectives):
         def all_reduce_min(self, number: int) -> int:

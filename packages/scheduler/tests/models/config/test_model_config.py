@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from packages.scheduler.tests.conftest import ALL, NEW
 from tercet.kernels.ops.rope import RopeScaling
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.config.model_config import ModelConfig
@@ -55,7 +56,9 @@ def test_fields_left_out_mean_what_they_mean_to_transformers() -> None:
     assert parse(MISTRAL).windows == (4096,) * 3
 
 
-def test_both_forms_of_a_checkpoint_say_the_same(family: Path, checkpoints: Callable[[str], Path]) -> None:
+@pytest.mark.parametrize("name", [name for name in ALL if name not in NEW])
+def test_both_forms_of_a_checkpoint_say_the_same(name: str, checkpoints: Callable[[str], Path]) -> None:
+    family = checkpoints(name)
     old = checkpoints(f"{family.name}/old")
     before, after = (json.loads((path / "config.json").read_text()) for path in (old, family))
     assert "rope_theta" in before
