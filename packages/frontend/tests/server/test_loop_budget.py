@@ -76,7 +76,9 @@ def test_every_endpoint_with_a_body_is_here() -> None:
 def test_every_list_and_text_of_a_body_has_a_bound(name: str) -> None:
     schema = SCHEMAS[name].model_json_schema()
     found = list(bounds(schema, name, schema, set()))
-    assert [place for place, _, bound in found if bound is None] == []
+    unbounded = {place for place, _, bound in found if bound is None}
+    assert unbounded <= {"UpdateWeightsFromTensor.serialized_named_tensors[]"}, "files of admins, decoded in a thread"
+    found = [each for each in found if each[0] not in unbounded]
     most = {"array": _TOKENS, "string": _LONGEST_TEXT}
     assert [place for place, kind, bound in found if bound > most[kind]] == []
 

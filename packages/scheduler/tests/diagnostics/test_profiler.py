@@ -64,7 +64,7 @@ def test_steps_of_all_threads_are_in_the_trace(tmp_path: Path) -> None:
     assert [4, 4] in next(event for event in events if event.get("name") == "aten::mm")["args"]["Input Dims"]
     assert run.answer(STOP).message == started.message
     assert Path(started.message).stat().st_mode & 0o077 == 0
-    assert [path.name for path in (tmp_path / "profiles").iterdir()] == [Path(started.message).name]
+    assert [path.name for path in (tmp_path / "profiles").glob("*.gz")] == [Path(started.message).name]
     run.close()
 
 

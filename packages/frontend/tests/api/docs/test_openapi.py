@@ -180,7 +180,7 @@ def test_every_example_is_a_body_that_its_route_accepts() -> None:
     for (method, path), operation in OPERATIONS.items():
         assert operation.summary.endswith("."), path
         if operation.body is not None:
-            assert method == "POST"
+            assert method == "POST" or path == "/get_weights_by_name", "SGLang reads a body of one GET route"
             assert issubclass(operation.body, BaseModel)
             assert operation.example, path
             operation.body.model_validate(operation.example)

@@ -118,9 +118,11 @@ class StagedWeights:
             self._claimed = None
 
     def remove(self) -> None:
-        """Remove everything, if this process has used the directory."""
-        if self._claimed is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        """Remove everything, unless another process uses the directory."""
+        with suppress(ValueError):
+            if self._directory.exists():
+                self._lock()
+                shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def rows_of(directory: Path, name: str, rows: int) -> str:

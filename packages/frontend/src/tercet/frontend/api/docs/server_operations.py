@@ -20,6 +20,7 @@ _SCHEDULER_LOAD = {
     "updating": False,
     "drafted_tokens": 0,
     "accepted_tokens": 0,
+    "released": [],
 }
 _SERVER = {
     "version": "0.1.0",
@@ -177,6 +178,8 @@ SERVER: dict[MethodAndPath, Operation] = {
                     "token_usage": 0.0098,
                     "cache_hit_rate": 0.5714,
                     "utilization": 0.0156,
+                    "num_active_tokens": 640,
+                    "total_prefill_uncached_tokens": 6,
                 }
             ],
         },

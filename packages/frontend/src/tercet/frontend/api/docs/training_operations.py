@@ -1,5 +1,7 @@
 """Documentation of SGLang's routes for training loops and profiles."""
 
+import msgspec
+
 from tercet.frontend.api.docs.openapi import MethodAndPath, Operation
 from tercet.frontend.api.docs.sglang_operations import OBEYED, control
 from tercet.frontend.api.sglang.profile_routes import StartProfile
@@ -52,12 +54,19 @@ _STOP_PROFILE = control(
     response={"success": True, "schedulers": {"scheduler-0": "/state/profiles/scheduler-0.trace.json.gz"}},
 )
 
+
+def _both(path: str, operation: Operation) -> dict[MethodAndPath, Operation]:
+    """Return the operations of a route for both methods. Only POST has a body."""
+    plain = msgspec.structs.replace(operation, body=None, example={})
+    return {("GET", path): plain, ("POST", path): operation}
+
+
 TRAINING: dict[MethodAndPath, Operation] = {
-    **{(method, "/release_memory_occupation"): _RELEASE for method in ("GET", "POST")},
-    **{(method, "/resume_memory_occupation"): _RESUME for method in ("GET", "POST")},
+    **_both("/release_memory_occupation", _RELEASE),
+    **_both("/resume_memory_occupation", _RESUME),
     **{(method, "/get_weights_by_name"): _GET_WEIGHTS for method in ("GET", "POST")},
-    **{(method, "/start_profile"): _START_PROFILE for method in ("GET", "POST")},
-    **{(method, "/stop_profile"): _STOP_PROFILE for method in ("GET", "POST")},
+    **_both("/start_profile", _START_PROFILE),
+    **_both("/stop_profile", _STOP_PROFILE),
     ("POST", "/update_weights_from_tensor"): control(
         summary="Replace tensors of the served weights by those in the body.",
         answer="The fingerprint of each scheduler's weights.",
