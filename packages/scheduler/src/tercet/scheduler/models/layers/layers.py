@@ -109,41 +109,37 @@ class Attention(OpsModule):
         queries = Cut.span(config.heads, held, self.head_dim)
         keys = Cut.span(shape.kv_heads, kv_held, self.head_dim)
         values = Cut.span(shape.kv_heads, kv_held, self.value_dim)
-        quantized = config.quantization is not None
+        size, dtype, quantized = config.hidden_size, config.dtype, config.quantization is not None
         self.gates = self.heads if gated else 0
         stored = Cut.span(config.heads, held, 2 * self.head_dim) if gated else queries
-        parts = {"q_proj": stored, "k_proj": keys, "v_proj": values}
-        for name in ("k_proj", "v_proj") if self.shares else ("v_proj",) if keys_as_values else ():
-            del parts[name]
-        self.sizes = [self.heads * self.head_dim, *(parts[name].held for name in parts if name != "q_proj")]
-        self.qkv_proj = FusedLinear(config.hidden_size, parts, bias=input_bias, dtype=config.dtype, quantized=quantized)
+        own = {} if self.shares else {"k_proj": keys} if keys_as_values else {"k_proj": keys, "v_proj": values}
+        self.sizes = [queries.held, *(part.held for part in own.values())]
+        parts = {"q_proj": stored, **own}
+        self.qkv_proj = FusedLinear(size, parts, bias=input_bias, dtype=dtype, quantized=quantized)
         if rotary.order is not None:
             self.qkv_proj.order = row_order(rotary.order, self.heads + self.kv_heads, values.held)
         if gated:
             self.qkv_proj.order = gates_last(self.qkv_proj.order, self.heads, self.kv_heads, self.head_dim)
-        self.o_proj = RowParallelLinear(
-            Cut.span(config.heads, held, self.value_dim),
-            config.hidden_size,
-            shard,
-            bias=output_bias,
-            dtype=config.dtype,
-            quantized=quantized,
-        )
+        inputs = Cut.span(config.heads, held, self.value_dim)
+        self.o_proj = RowParallelLinear(inputs, size, shard, bias=output_bias, dtype=dtype, quantized=quantized)
         self.norms_heads = qk_norm == "heads"
         self.q_norm, self.k_norm = (
             None
             if qk_norm == "none"
-            else norm(self.head_dim if self.norms_heads else size.held, config.rms_norm_eps, config.dtype)
-            for size in (queries, keys)
+            else norm(self.head_dim if self.norms_heads else each.held, config.rms_norm_eps, dtype)
+            for each in (queries, keys)
         )
         if self.shares:
             self.k_norm = None
         has_norm = value_norm and not self.shares
-        self.v_norm = WeightlessNorm(self.value_dim, config.rms_norm_eps, config.dtype) if has_norm else None
+        self.v_norm = WeightlessNorm(self.value_dim, config.rms_norm_eps, dtype) if has_norm else None
         self.value_scale = value_scale
-        self.sinks = empty_parameter(self.heads, dtype=config.dtype) if sinks else None
+        self.sinks = empty_parameter(self.heads, dtype=dtype) if sinks else None
         self.cuts = {"sinks": Cut.span(config.heads, held)}
-        self.params = AttentionParams(
+        self.params = self._attention_params(config, layer_id)
+
+    def _attention_params(self, config: ModelConfig, layer_id: int) -> AttentionParams:
+        return AttentionParams(
             scale=self.head_dim**-0.5 if config.attention_scale is None else config.attention_scale,
             window=config.window_of(layer_id),
             chunk=config.chunk_of(layer_id),
