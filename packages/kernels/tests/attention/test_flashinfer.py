@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from packages.kernels.tests.attention.freed_pages import poison_freed_pages
 from tercet.kernels.attention import flashinfer, select
 from tercet.kernels.attention.api import AttentionBatch, AttentionParams
 from tercet.kernels.attention.flashinfer import FlashInferAttention, GraphMemory, pages_of
@@ -38,6 +39,7 @@ def compare(
     size = batch.page_size
     pages = int(batch.page_table.max()) + 1
     k, v = torch.randn(2, pages, size, 2, 64).to(dtype).unbind()
+    poison_freed_pages(batch, options.get("window", 0), k, v)
     reference = ReferenceAttention()
     reference.plan(batch)
     params = AttentionParams(scale=0.2, **options)

@@ -219,21 +219,22 @@ class FlashInferAttention:
         """Plan the wrappers that `attend` runs for layers of a shape."""
         first, size = batch.decodes, batch.page_size
         if first:
-            pages = pages_of(batch.page_table[:first], batch.kv_lens[:first], batch.host_kv_lens[:first], size)
+            pages = _seen_pages(batch, slice(first), shape.window)
             self._wrapper("decode", shape, batch).plan(*pages, *shape.sizes, size, **shape.options)
         if first == batch.rows:
             return
         starts = torch.tensor([0, *accumulate(batch.host_query_lens[first:])], dtype=torch.int32)
-        table, lengths = batch.page_table[first:], batch.kv_lens[first:]
+        extends = slice(first, None)
         if shape.window:
-            pages = pages_of(table, lengths, batch.host_kv_lens[first:], size)
+            pages = _seen_pages(batch, extends, shape.window)
             wrapper = self._wrapper("pages", shape, batch)
             wrapper.plan(starts, *pages, *shape.sizes, size, causal=True, **shape.options)
             return
         self._wrapper("new", shape, batch).plan(starts, starts, *shape.sizes, causal=True, **shape.options)
         prefixes = _prefixes(batch)
         if any(prefixes):
-            pages = pages_of(table, lengths - batch.query_start.diff()[first:], prefixes, size)
+            lengths = (batch.kv_lens - batch.query_start.diff())[extends]
+            pages = pages_of(batch.page_table[extends], lengths, prefixes, size)
             wrapper = self._wrapper("prefix", shape, batch)
             wrapper.plan(starts, *pages, *shape.sizes, size, causal=False, **shape.options)
 
@@ -256,6 +257,31 @@ class FlashInferAttention:
         return self._library.BatchDecodeWithPagedKVCacheWrapper(
             self._workspace, "NHD", use_tensor_cores=tensor_cores, **buffers
         )
+
+
+def _seen_pages(batch: AttentionBatch, rows: slice, window: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the pages of rows, see `pages_of`, without those before the window of each row's first new token.
+
+    FlashInfer masks the scores of keys outside the window, but multiplies their values by 0, and other texts may hold
+    these pages.
+    """
+    table, lengths, host_lengths, size = (
+        batch.page_table[rows],
+        batch.kv_lens[rows],
+        batch.host_kv_lens[rows],
+        batch.page_size,
+    )
+    if window:
+        skipped = (lengths - batch.query_start.diff()[rows] - window + 1).clamp(min=0) // size
+        columns = torch.arange(table.shape[1], device=table.device) + skipped[:, None]
+        table = table.gather(1, columns.clamp(max=table.shape[1] - 1))
+        lengths = lengths - skipped * size
+        news = batch.host_query_lens[rows]
+        host_lengths = [
+            length - max(0, length - new - window + 1) // size * size
+            for length, new in zip(host_lengths, news, strict=True)
+        ]
+    return pages_of(table, lengths, host_lengths, size)
 
 
 def pages_of(
