@@ -133,10 +133,10 @@ class Frontend:
         self._manager.start(self._on_servable)
         if self._stores is not None:
             self._stores.start()
-        if self._grpc is not None:
-            await self._grpc.start()
         completing = None if self._adapters_ready else asyncio.create_task(self._require_adapters())
         try:
+            if self._grpc is not None:
+                await self._grpc.start()
             if self._shares_socket:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._schedulers_known.wait(), _STARTUP_WAIT)

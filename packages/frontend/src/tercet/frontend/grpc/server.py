@@ -17,6 +17,9 @@ _HEALTH_INTERVAL = 0.5
 """Seconds between two updates of the health service."""
 _MAX_MESSAGE_BYTES = 4 << 20
 """Bytes of a message, which is parsed at once; those of the tokens of a million-token prompt are 3 MiB."""
+_MAX_STREAMS = 1024
+"""Calls at once on one connection."""
+_KEEPALIVE_MS = 30_000
 _STOP_GRACE = 1.0
 """Seconds for the last answers of a server that has drained."""
 
@@ -38,6 +41,8 @@ class GrpcServer:
         options = [
             ("grpc.max_receive_message_length", min(_MAX_MESSAGE_BYTES, self._config.max_body_bytes)),
             ("grpc.max_metadata_size", self._config.max_header_bytes),
+            ("grpc.max_concurrent_streams", _MAX_STREAMS),
+            ("grpc.keepalive_time_ms", _KEEPALIVE_MS),  # finds clients whose network is gone
             ("grpc.so_reuseport", int(self._config.fd is not None)),  # frontends with one HTTP socket share this port
         ]
         self._server = grpc.aio.server(options=options)

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import grpc
@@ -36,6 +37,7 @@ STATUS_CODES = {
     401: grpc.StatusCode.UNAUTHENTICATED,
     403: grpc.StatusCode.PERMISSION_DENIED,
     404: grpc.StatusCode.NOT_FOUND,
+    413: grpc.StatusCode.RESOURCE_EXHAUSTED,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
@@ -65,12 +67,9 @@ class SchedulerService:
         return grpc.method_handlers_generic_handler(SERVICE, handlers)
 
     def _method_handler(self, method: Method) -> grpc.RpcMethodHandler:
-        codec = {
-            "request_deserializer": lambda data: _parsed(method.request, data),
-            "response_serializer": method.response.SerializeToString,
-        }
+        serialize = method.response.SerializeToString
         if method.streams:
-            return grpc.unary_stream_rpc_method_handler(self.generate, **codec)
+            return grpc.unary_stream_rpc_method_handler(partial(self._generate, method), response_serializer=serialize)
         behaviors: dict[str, Callable[[Any], Awaitable[Any]]] = {
             "Embed": self._embed,
             "HealthCheck": self._health_check,
@@ -81,10 +80,8 @@ class SchedulerService:
         }
         behavior = behaviors[method.name]
 
-        async def answer(request: Any, context: ServicerContext) -> Any:
-            if method.name not in _OPEN:
-                await self._authenticate(context)
-            await _require(request, context)
+        async def answer(data: bytes, context: ServicerContext) -> Any:
+            request = await self._read(method, data, context)
             try:
                 return await behavior(request)
             except ApiError as error:
@@ -92,12 +89,20 @@ class SchedulerService:
             except Exception:
                 await _abort_failed(context)
 
-        return grpc.unary_unary_rpc_method_handler(answer, **codec)
+        return grpc.unary_unary_rpc_method_handler(answer, response_serializer=serialize)
 
-    async def generate(self, request: Any, context: ServicerContext) -> AsyncIterator[Any]:
+    async def _read(self, method: Method, data: bytes, context: ServicerContext) -> Any:
+        """Authenticate the caller, then parse the message. End the call if one of them fails."""
+        if method.name not in _OPEN:
+            await self._authenticate(context)
+        try:
+            return method.request.FromString(data)
+        except DecodeError:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The message cannot be parsed.")
+
+    async def _generate(self, method: Method, data: bytes, context: ServicerContext) -> AsyncIterator[Any]:
         """Yield the chunks and the end of each choice. A client that cancels the call aborts the request."""
-        await self._authenticate(context)
-        await _require(request, context)
+        request = await self._read(method, data, context)
         try:
             generation, known = await self._submit(request)
         except ApiError as error:
@@ -237,20 +242,6 @@ class SchedulerService:
     def _core_loads(self) -> list[dict[str, Any]]:
         schedulers = sorted(self._manager.fleet.schedulers.items())
         return [core_load(rank, each) for rank, (_, each) in enumerate(schedulers)]
-
-
-def _parsed(kind: Any, data: bytes) -> Any:
-    """Return a message, None for bytes that are none: an exception here would be logged with a traceback."""
-    try:
-        return kind.FromString(data)
-    except DecodeError:
-        return None
-
-
-async def _require(request: Any, context: ServicerContext) -> None:
-    """End a call whose message could not be parsed."""
-    if request is None:
-        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "The message cannot be parsed.")
 
 
 async def abort_with(context: ServicerContext, error: ApiError) -> None:
