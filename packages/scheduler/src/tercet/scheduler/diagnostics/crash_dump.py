@@ -19,8 +19,8 @@ from tercet.scheduler.event_log import Event, Excerpt, Handled, Scheduled
 
 logger = logging.getLogger(__name__)
 
-_MOST_EVENTS = 1000
-"""Events that are kept: about 300 steps."""
+_MOST_EVENTS = 300
+"""Events that are kept: about 100 steps. A supervisor waits only half a second for a hung scheduler's dump."""
 _MOST_BYTES = 16 * 1024 * 1024
 """Bytes of requests that these events keep in memory: clients choose their sizes."""
 _MOST_FILES = 8
@@ -82,14 +82,17 @@ class EventRing:
         try:
             directory = self._state() / "crashes"
             make_private_directory(directory)
-            name = f"{self._peer.replace('/', '_')}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.jsonl"
+            prefix = self._peer.replace("/", "_")
+            name = f"{prefix}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.jsonl"
+            for stale in directory.glob(f"{prefix}-*.unfinished"):  # a process was killed
+                stale.unlink()
             unfinished = directory / f"{name}.unfinished"
             with os.fdopen(open_private(unfinished, os.O_WRONLY | os.O_TRUNC), "wb") as file:
                 for event in (*head, *events):
                     file.write(encoder.encode(redacted(event) if self._redacted else event) + b"\n")
             unfinished.rename(directory / name)
             for old in sorted(directory.glob("*.jsonl"), key=lambda each: each.stat().st_mtime)[:-_MOST_FILES]:
-                old.unlink()
+                old.unlink(missing_ok=True)
         except (OSError, ValueError) as error:
             logger.error("crash dump: not written: error=%s", error)
         else:

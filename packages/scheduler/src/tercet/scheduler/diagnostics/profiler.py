@@ -132,6 +132,6 @@ def _write(ended: "profile", path: Path) -> None:
             packed.rename(path)
         logger.info("profile: written path=%s", path)
         for old in sorted(path.parent.glob("*.trace.json.gz"), key=lambda each: each.stat().st_mtime)[:-_MOST_FILES]:
-            old.unlink()
+            old.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:
         logger.error("profile: not written: path=%s error=%s", path, error)

