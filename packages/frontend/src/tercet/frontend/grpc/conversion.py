@@ -46,7 +46,7 @@ def native_request(asked: Any, context: int) -> NativeGenerate:
         raise BadRequestError("'tokenized' is missing.", param="tokenized")
     if (length := len(asked.tokenized.input_ids)) > context:
         raise ContextLengthExceededError(
-            f"The prompt has {length} tokens, and the model's context {context}.", param="tokenized.input_ids"
+            f"The prompt has {length} tokens, more than the model's context of {context}.", param="tokenized.input_ids"
         )
     given = {field.name: value for field, value in asked.ListFields()}
     body = {
@@ -77,7 +77,8 @@ def _sampling(params: Any) -> dict[str, Any]:
     sampling |= {"skip_special_tokens": False, "spaces_between_special_tokens": False}
     for field, value in params.ListFields():
         if field.name in _CONTAINERS and len(value) > _MOST_ENTRIES:
-            raise BadRequestError(f"'{field.name}' has {len(value)} entries.", param=f"sampling_params.{field.name}")
+            text = f"'{field.name}' has {len(value)} entries, more than {_MOST_ENTRIES}."
+            raise BadRequestError(text, param=f"sampling_params.{field.name}")
         if field.name in _FLOATS:
             sampling[field.name] = float(f"{value:.7g}")  # 0.7 arrives as 0.699999988
         elif field.name == "logit_bias":

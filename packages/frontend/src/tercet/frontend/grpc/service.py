@@ -134,7 +134,7 @@ class SchedulerService:
     async def _submit(self, request: Any) -> tuple[Generation, ClientId | None]:
         """Start a request. Return it with its client's id, which can be found while it is held. Raises ApiError."""
         if len(request.request_id) > _LONGEST_ID:
-            raise BadRequestError(f"It has more than {_LONGEST_ID} characters.", param="request_id")
+            raise BadRequestError(f"'request_id' has more than {_LONGEST_ID} characters.", param="request_id")
         model = await self._model(request.lora_id or None)
         body = native_request(request, model.context)
         owner = current_caller().owner
@@ -146,7 +146,7 @@ class SchedulerService:
     async def _model(self, adapter: str | None) -> ServedModel:
         model = await self._manager.adapters.model_or_first(adapter)
         if adapter is not None and model.lora is None:
-            raise BadRequestError(f"{adapter!r} is a model, and no adapter.", param="lora_id")
+            raise BadRequestError(f"{adapter!r} is a model, not an adapter.", param="lora_id")
         return model
 
     async def _embed(self, request: Any) -> Any:
@@ -165,7 +165,9 @@ class SchedulerService:
 
     async def _health_check(self, request: Any) -> Any:  # noqa: ARG002
         healthy = self.healthy
-        return message("HealthCheckResponse")(healthy=healthy, message="" if healthy else "no part takes requests")
+        return message("HealthCheckResponse")(
+            healthy=healthy, message="" if healthy else "the server does not accept new requests"
+        )
 
     @property
     def healthy(self) -> bool:

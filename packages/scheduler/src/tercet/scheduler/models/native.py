@@ -166,7 +166,7 @@ class NativeCausalLM:
 
     def _pack_mlp(self, mlp: GatedMLP | SquaredReLUMLP) -> PackedMLP:
         if isinstance(mlp, SquaredReLUMLP):
-            raise TypeError("native kernels know no MLP without a gate")
+            raise TypeError("native kernels support no MLP without a gate")
         return PackedMLP(self._pack(mlp.gate_up_proj, interleave=True), self._pack(mlp.down_proj))
 
     def _pack_mixture(self, mlp: MixtureOfExperts) -> Mixture:

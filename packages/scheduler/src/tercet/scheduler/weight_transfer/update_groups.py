@@ -42,7 +42,7 @@ class TorchUpdateGroups:
         try:
             dist.destroy_process_group(left)
         except RuntimeError as error:
-            raise ValueError(f"group {group!r} is left, but ended with an error: {error}") from error
+            raise ValueError(f"left group {group!r}, but destroying it failed: {error}") from error
 
     def receive(self, request: UpdateWeightsFromDistributedReq) -> bytes:
         """Return the broadcast tensors as a safetensors file. Raises ValueError."""

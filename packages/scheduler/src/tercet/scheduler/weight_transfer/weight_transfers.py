@@ -90,7 +90,7 @@ class WeightTransfers:
         return finished
 
     def on_loaded(self, path: Path) -> None:
-        """Take these weights as the base of the next update. Of those in the stage, keep them and those before."""
+        """Make these weights the base of the next update. Remove all staged checkpoints but them and the old base."""
         self._stage.remove_others(path, self._base)
         self._base = path
 

@@ -189,7 +189,7 @@ async def send_control(
     }
     if not all(acknowledgement.ok for acknowledgement in acknowledgements.values()):
         details = ", ".join(f"{peer}: {what}" for peer, what in sorted(replies.items()))
-        text = f"Not every scheduler obeyed. {details}."
+        text = f"A scheduler refused the request or did not answer. {details}."
         raise BadRequestError(text) if conflicts else UnavailableError(text, retry_after=1)
     return json_response({"success": True, "schedulers": replies})
 

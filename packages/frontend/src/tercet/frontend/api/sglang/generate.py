@@ -127,7 +127,7 @@ class GenerateRoutes:
             error.param = param
             raise
         if model.lora is None:
-            raise BadRequestError(f"{name!r} is a model, and no adapter.", param=param)
+            raise BadRequestError(f"{name!r} is a model, not an adapter.", param=param)
         return model
 
 

@@ -419,7 +419,7 @@ class RadixCache:
         self._drop_root(parent)
 
     def _cut(self, leaf: Node, kept: int) -> None:
-        """Give up what else belongs to the last pages of an edge that is cut to `kept` pages, or removed."""
+        """Free the snapshot and window pages of an edge that is cut to `kept` pages, or removed."""
 
     def _drop_root(self, node: Node) -> None:
         """Remove an empty tree, so that salts use no memory once their prefixes are gone."""

@@ -22,7 +22,7 @@ class BlocksStored(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class BlocksRemoved(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Consecutive blocks that were evicted, those that follow them before."""
+    """Consecutive blocks that were evicted. Blocks that follow them were evicted earlier."""
 
     first: int
     count: int

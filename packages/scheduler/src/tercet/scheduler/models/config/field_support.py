@@ -101,7 +101,7 @@ EVERY = FieldTable(
             "distributed_config experts_implementation fusion_config hf_quantizer ignore_mismatched_sizes is_quantized "
             "pretrained_model_name_or_path sharded_metadata sub_configs sub_configs_defaults transformers_weights "
             "weight_mapping weights_only",
-            "of layers that guess tokens ahead": "chain_hidden_post_norm logits_mup_width_multiplier "
+            "of multi-token prediction (MTP) layers": "chain_hidden_post_norm logits_mup_width_multiplier "
             "num_mtp_layers num_nextn_predict_layers "
             "mtp_hidden_states_first mtp_layer_types mtp_mlp_layer_types mtp_per_layer_config unpadded_vocab_size",
             "of a class, not of a file": "default_rope_type default_theta is_heterogeneous",

@@ -95,7 +95,7 @@ class ModelConfig(DecoderShape):
     own_heads: Mapping[int, HeadShape] = field(default_factory=dict)
     """Heads of keys and values in layers in which they differ."""
     shared_caches: Mapping[int, int] = field(default_factory=dict)
-    """Layers without keys and values of their own, and the layers whose they read."""
+    """Layers without a KV cache of their own, and for each the layer whose cache it reads."""
     keys_as_values: bool = False
     """Layers without a window have values that are their keys before norm and rotation."""
     value_scale: float = 1.0
@@ -125,7 +125,7 @@ class ModelConfig(DecoderShape):
         return [layer for layer in range(self.layers) if layer not in recurrent and layer not in self.shared_caches]
 
     def heads_of(self, layer: int) -> HeadShape:
-        """Return the heads of keys and values of a layer, which it may read of another."""
+        """Return the heads of the keys and values that a layer reads, which another layer may have cached."""
         layer = self.shared_caches.get(layer, layer)
         return self.own_heads.get(layer, HeadShape(self.kv_heads, self.head_dim, self.head_dim))
 

@@ -46,7 +46,7 @@ _MISTRAL4 = {
 
 
 def _normalize_mistral4(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the config without what it says of heads as a whole: only the separate part of a key is rotated."""
+    """Return the config without head_dim and partial_rotary_factor, which qk_rope_head_dim replaces."""
     said = {name: value for name, value in config.items() if value is not None or name == "q_lora_rank"}
     plain = {name: value for name, value in {**_MISTRAL4, **said}.items() if name != "head_dim"}
     rope = plain["rope_parameters"]
@@ -62,13 +62,13 @@ def _normalize_mistral4(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _adapt_mistral4(config: ModelConfig, fields: Fields) -> ModelConfig:
-    """Return the config with groups, which its probabilities have in every case, and with a factor of the weights."""
+    """Return the config with group-limited routing, also for one group, and with routed_scaling_factor."""
     if config.moe is None:
         return config
     groups, best = fields.count("n_group", 1), fields.count("topk_group", 1)
     each = config.moe.experts // groups
     if config.moe.experts % groups or best > groups or each < 2 or config.moe.routing.top_k > best * each:
-        raise wrong("n_group", f"{config.moe.experts} experts are no {groups} groups, of which {best} are chosen")
+        raise wrong("n_group", f"{config.moe.experts} experts cannot form {groups} groups of which {best} are chosen")
     scale = fields.number("routed_scaling_factor", 1.0)
     routing = replace(config.moe.routing, groups=groups, top_groups=best, group_best=2, scale=scale)
     return replace(config, moe=replace(config.moe, routing=routing, float32_router=False))

@@ -112,7 +112,7 @@ FAMILIES = (
                     "time_step_max",
                     "of training": "hidden_dropout",
                     "of what a call returns": "num_logits_to_keep",
-                    "of layers that guess tokens ahead": "mtp_hybrid_override_pattern mtp_layers_block_type",
+                    "of multi-token prediction (MTP) layers": "mtp_hybrid_override_pattern mtp_layers_block_type",
                     "states are always in float32": "mamba_ssm_cache_dtype",
                     "layers do not rotate": "original_max_position_embeddings partial_rotary_factor rope_parameters "
                     "rope_scaling rope_theta",
