@@ -38,7 +38,8 @@ def discard(tensor: torch.Tensor) -> None:
         return
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), mmap.MADV_DONTNEED):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
 
 
 def give_back() -> None:

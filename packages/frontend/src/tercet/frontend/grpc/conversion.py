@@ -32,7 +32,6 @@ _UNSUPPORTED = {
 }
 """Fields that are refused, by their names in /generate."""
 
-
 _MOST_ENTRIES = 1024
 """Maximum entries of a sampling parameter that is a list or a map; the schema of /generate allows fewer."""
 

@@ -35,7 +35,7 @@ class ModelTotals:
         self.queued += load.queued
         self.running += load.running
         self.pages += load.pages_total
-        self.pages_used += load.pages_total - load.pages_free - load.pages_cached
+        self.pages_used += load.pages_used
         self.page_size = load.page_size
         self.max_loras = max(self.max_loras, scheduler.limits.max_loras if scheduler.limits else 0)
 

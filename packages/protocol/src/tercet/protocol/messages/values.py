@@ -339,6 +339,11 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     released: list[MemoryTag] = []
     """Memory that was given back to the system; requests wait while there is any."""
 
+    @property
+    def pages_used(self) -> int:
+        """Return the pages that running requests hold."""
+        return self.pages_total - self.pages_free - self.pages_cached
+
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
     """Choices a scheduler or detokenizer holds for one frontend: parallel lists, numbers as int32 buffers."""

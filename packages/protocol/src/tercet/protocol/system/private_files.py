@@ -1,10 +1,13 @@
 """Files and directories that only this user can access, under any umask."""
 
+import logging
 import os
 from pathlib import Path
 
 PRIVATE_DIRECTORY = 0o700
 PRIVATE_FILE = 0o600
+
+logger = logging.getLogger(__name__)
 
 
 def make_private_directory(path: Path) -> None:
@@ -30,6 +33,15 @@ def make_private_directory(path: Path) -> None:
 def open_private(path: Path, flags: int) -> int:
     """Open a file and return its descriptor; a new file gets mode 0600. Raises OSError."""
     return os.open(path, flags | os.O_CREAT | os.O_CLOEXEC, PRIVATE_FILE)
+
+
+def remove_oldest(directory: Path, pattern: str, most: int) -> None:
+    """Keep the `most` newest files of a directory that match a pattern. Log an error if others cannot be removed."""
+    try:
+        for old in sorted(directory.glob(pattern), key=lambda each: each.stat().st_mtime)[:-most]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        logger.error("old files remain: directory=%s error=%s", directory, error)
 
 
 def state_directory() -> Path:

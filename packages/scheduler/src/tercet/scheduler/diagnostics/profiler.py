@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic
 
 from tercet.protocol.messages.messages import ControlReply
 from tercet.protocol.messages.profiles import ProfileReq, StartProfileReq
-from tercet.protocol.system.private_files import make_private_directory, open_private
+from tercet.protocol.system.private_files import make_private_directory, open_private, remove_oldest
 from tercet.scheduler.ports import Pending, PlanT_contra, ResultT_co, Runner
 
 if TYPE_CHECKING:
@@ -130,8 +130,8 @@ def _write(ended: "profile", path: Path) -> None:
             with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=1) as target:
                 shutil.copyfileobj(source, target, 1 << 20)
             packed.rename(path)
-        logger.info("profile: written path=%s", path)
-        for old in sorted(path.parent.glob("*.trace.json.gz"), key=lambda each: each.stat().st_mtime)[:-_MOST_FILES]:
-            old.unlink(missing_ok=True)
     except (OSError, RuntimeError) as error:
         logger.error("profile: not written: path=%s error=%s", path, error)
+    else:
+        logger.info("profile: written path=%s", path)
+        remove_oldest(path.parent, "*.trace.json.gz", _MOST_FILES)

@@ -1,6 +1,7 @@
 """Publisher of KV events, which observes the radix tree of a core."""
 
 import time
+from collections import deque
 
 import msgspec
 
@@ -21,16 +22,21 @@ class KVEventPublisher:
         self._publisher = ReplayPublisher(config.settings(rank), encoder.encode)
         self.endpoint = self._publisher.endpoint
         self._changes: list[TreeChange] = []
-        self._publisher.submit(_ENCODER.encode(self._changes))
+        self._batches = deque([_ENCODER.encode(self._changes)])
+        """Encoded batches that are not submitted yet."""
+        self.flush()
 
     def record(self, change: TreeChange) -> None:
         """Add a change to the next batch."""
         self._changes.append(change)
 
     def flush(self) -> None:
-        """Publish the changes since the last call as one batch, or later if the publisher's queue is full."""
-        if self._changes and self._publisher.submit(_ENCODER.encode(self._changes)):
+        """Publish the changes since the last call as one batch. A batch that the queue has no room for is kept."""
+        if self._changes:
+            self._batches.append(_ENCODER.encode(self._changes))
             self._changes.clear()
+        while self._batches and self._publisher.submit(self._batches[0]):
+            self._batches.popleft()
 
     def close(self) -> None:
         self._publisher.close()

@@ -208,7 +208,7 @@ class InfoRoutes:
 def core_load(rank: int, scheduler: SchedulerPeer) -> dict[str, Any]:
     """Return the load of a scheduler under SGLang's names."""
     load = scheduler.load
-    used = (load.pages_total - load.pages_free - load.pages_cached) * load.page_size
+    used = load.pages_used * load.page_size
     most = load.pages_total * load.page_size
     total = load.running_tokens + load.queued_tokens
     return {

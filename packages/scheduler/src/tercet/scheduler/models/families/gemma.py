@@ -5,8 +5,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-import torch
-
 from tercet.scheduler.models.config.attention_windows import Windows, every_second_layer
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
@@ -21,17 +19,25 @@ from tercet.scheduler.models.config.rope_config import parse_rope
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer, Norms
 from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary
-from tercet.scheduler.models.layers.norms import CenteredNorm
+from tercet.scheduler.models.layers.moe import MixtureOfExperts
+from tercet.scheduler.models.layers.norms import CenteredNorm, RMSNorm
+from tercet.scheduler.models.layers.parameters import rounded
 from tercet.scheduler.models.layers.shard import Shard
 
 
 class GemmaLayer(DecoderLayer):
     """Attention, then MLP, each on the normalized residual, with normalized outputs."""
 
-    def __init__(self, config: ModelConfig, attention: Attention, mlp: GatedMLP) -> None:
-        super().__init__(config, attention, mlp, CenteredNorm)
-        self.pre_feedforward_layernorm = CenteredNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
-        self.post_feedforward_layernorm = CenteredNorm(config.hidden_size, config.rms_norm_eps, config.dtype)
+    def __init__(
+        self,
+        config: ModelConfig,
+        attention: Attention,
+        mlp: GatedMLP | MixtureOfExperts,
+        norm: type[RMSNorm] = CenteredNorm,
+    ) -> None:
+        super().__init__(config, attention, mlp, norm)
+        self.pre_feedforward_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
+        self.post_feedforward_layernorm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)
 
     @property
     def norms(self) -> Norms:
@@ -48,8 +54,7 @@ class GemmaLayer(DecoderLayer):
 
 def build(config: ModelConfig, shard: Shard, qk_norm: Literal["none", "heads"] = "heads") -> CausalLM:
     """Build Gemma2ForCausalLM or Gemma3ForCausalLM."""
-    scale = torch.tensor(config.embedding_scale, dtype=config.dtype, device="cpu")  # rounded as in transformers
-    config = replace(config, embedding_scale=float(scale))
+    config = replace(config, embedding_scale=rounded(config.embedding_scale, config.dtype))
     local = None if config.local_rope is None else Rotary(config, config.local_rope)
 
     def layer(number: int, rotary: Rotary) -> DecoderLayer:

@@ -18,16 +18,16 @@ from tercet.scheduler.models.config.field_support import NOT_READ, WINDOWS, Refu
 from tercet.scheduler.models.config.model_config import HeadShape, ModelConfig
 from tercet.scheduler.models.config.moe_config import MoeConfig
 from tercet.scheduler.models.config.rope_config import parse_rope
-from tercet.scheduler.models.families.gemma import TANH_GELU
+from tercet.scheduler.models.families.gemma import TANH_GELU, GemmaLayer
 from tercet.scheduler.models.family import ModelFamily
-from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer, Norms
+from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
 from tercet.scheduler.models.layers.layer_inputs import LayerInputDecoder
 from tercet.scheduler.models.layers.layer_ops import Batch
 from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.moe import MixtureOfExperts
 from tercet.scheduler.models.layers.norms import FloatNorm, RMSNorm, WeightlessNorm
-from tercet.scheduler.models.layers.parameters import empty_parameter
+from tercet.scheduler.models.layers.parameters import empty_parameter, rounded
 from tercet.scheduler.models.layers.shard import Shard
 
 
@@ -61,30 +61,18 @@ class Gemma4Mixture(MixtureOfExperts):
         return out if after is None else after(out), residual
 
 
-class Gemma4Layer(DecoderLayer):
-    """Attention, then MLP, each on the normalized residual, with normalized outputs; then the layer's own input."""
+class Gemma4Layer(GemmaLayer):
+    """A layer of Gemma, then the layer's own input."""
 
     def __init__(self, config: ModelConfig, attention: Attention, mlp: GatedMLP | Gemma4Mixture) -> None:
         super().__init__(config, attention, mlp, FloatNorm)
         size, own, eps, dtype = config.hidden_size, config.layer_input_size, config.rms_norm_eps, config.dtype
-        self.pre_feedforward_layernorm = FloatNorm(size, eps, dtype)
-        self.post_feedforward_layernorm = FloatNorm(size, eps, dtype)
         self.layer_scalar = empty_parameter(1, dtype=dtype)
         self.per_layer_input_gate: Linear | None = None
         if own:
             self.per_layer_input_gate = Linear(size, own, bias=False, dtype=dtype)
             self.per_layer_projection = Linear(own, size, bias=False, dtype=dtype)
             self.post_per_layer_input_norm = FloatNorm(size, eps, dtype)
-
-    @property
-    def norms(self) -> Norms:
-        """The norms. See `GemmaLayer.norms`."""
-        return Norms(
-            self.input_layernorm,
-            self.pre_feedforward_layernorm,
-            self.post_attention_layernorm,
-            self.post_feedforward_layernorm,
-        )
 
     def forward(
         self,
@@ -105,8 +93,7 @@ class Gemma4Layer(DecoderLayer):
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
     """Build Gemma4ForCausalLM."""
-    scale = torch.tensor(config.embedding_scale, dtype=config.dtype, device="cpu")  # rounded as in transformers
-    config = replace(config, embedding_scale=float(scale))
+    config = replace(config, embedding_scale=rounded(config.embedding_scale, config.dtype))
     full = next((layer for layer in range(config.layers) if not config.window_of(layer)), 0)
     rotary = Rotary(config, head_dim=config.heads_of(full).head_dim)
     local = Rotary(config, config.local_rope)

@@ -12,7 +12,7 @@ from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.config_fields import Fields, wrong
 from tercet.scheduler.models.config.field_support import EXPERTS, field_table
 from tercet.scheduler.models.config.model_config import ModelConfig
-from tercet.scheduler.models.config.moe_config import MoeDefaults
+from tercet.scheduler.models.config.moe_config import MoeConfig, MoeDefaults
 from tercet.scheduler.models.config.rope_config import QueryScaling
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer
@@ -91,7 +91,7 @@ def _chunks(fields: Fields, unrotated: frozenset[int], layers: int) -> dict[int,
     return dict.fromkeys(chunked, fields.count("attention_chunk_size", 8192))
 
 
-def _with_layers(config: ModelConfig, fields: Fields) -> Any:
+def _with_layers(config: ModelConfig, fields: Fields) -> MoeConfig | None:
     step = fields.count("interleave_moe_layer_step", 1)
     listed = fields.layer_list("moe_layers")
     experts = range(step - 1, config.layers, step) if listed is None else listed

@@ -11,6 +11,7 @@ from tercet.scheduler.models.layers.layer_ops import Batch
 from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.layers.linear import Linear
 from tercet.scheduler.models.layers.norms import RMSNorm
+from tercet.scheduler.models.layers.parameters import rounded
 from tercet.scheduler.models.layers.shard import Shard
 
 
@@ -23,7 +24,7 @@ class LayerInputDecoder(Decoder):
         super().__init__(config, shard, layer, norm)
         size, dtype = config.layer_input_size, config.dtype
         self._size = size
-        self._scale = float(torch.tensor(size**0.5, dtype=dtype, device="cpu"))  # rounded as in transformers
+        self._scale = rounded(size**0.5, dtype)
         self._root = config.hidden_size**-0.5
         if size:
             self.embed_tokens_per_layer = Table(config.layer_input_vocab, config.layers * size, dtype)

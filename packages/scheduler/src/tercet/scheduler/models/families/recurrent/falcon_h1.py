@@ -17,7 +17,6 @@ from tercet.scheduler.models.layers.decoder import CausalLM, DecoderLayer, state
 from tercet.scheduler.models.layers.layer_ops import Batch
 from tercet.scheduler.models.layers.layers import Attention, GatedMLP, Rotary
 from tercet.scheduler.models.layers.mamba2 import Mamba2
-from tercet.scheduler.models.layers.norms import RMSNorm
 from tercet.scheduler.models.layers.shard import Shard
 
 
@@ -62,15 +61,6 @@ class ScaledMLP(GatedMLP):
         super().__init__(config, shard, bias=config.mlp_bias)
         self._gate, self._out = multipliers
 
-    def forward(
-        self, norm: RMSNorm | None, x: torch.Tensor, residual: torch.Tensor | None, after: RMSNorm | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """See `GatedMLP`."""
-        if norm is not None:
-            x, residual = norm.add(x, residual)
-        out = self.partial(x)
-        return out if after is None else after(out), residual
-
     def partial(self, x: torch.Tensor) -> torch.Tensor:
         """See `GatedMLP`."""
         gate, up = self.gate_up_proj(x).chunk(2, 1)
@@ -81,6 +71,7 @@ class FalconLayer(DecoderLayer):
     """Attention and Mamba 2 of the same normalized residual, added, then MLP."""
 
     self_attn: Attention
+    mlp: ScaledMLP
 
     def __init__(self, config: ModelConfig, number: int, rotary: Rotary, shard: Shard, mamba: FalconConfig) -> None:
         attention = Attention(
@@ -99,10 +90,8 @@ class FalconLayer(DecoderLayer):
         qkv = attention.qkv_proj(x * factors.attention_in)
         attended = attention.o_proj(attention.attend(qkv, positions, batch)) * factors.attention_out
         scanned = mamba.out_proj(mamba.advance(x, batch)) * factors.ssm_out
-        added: tuple[torch.Tensor, torch.Tensor | None] = self.mlp(
-            self.post_attention_layernorm, attended + scanned, residual
-        )
-        return added
+        x, residual = self.post_attention_layernorm.add(attended + scanned, residual)
+        return self.mlp.partial(x), residual
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
