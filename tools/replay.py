@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 
-from tercet.scheduler.event_log import Committed, Event, Excerpt, Handled, Scheduled, read_events, replay
+from tercet.scheduler.diagnostics.event_log import Committed, Event, Excerpt, Handled, Scheduled, read_events, replay
 
 
 def main(path: Path) -> int:

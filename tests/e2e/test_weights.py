@@ -200,6 +200,10 @@ def test_tensors_of_a_trainer_survive_the_death_of_the_scheduler(
     assert row == tensors["model.norm.weight"][:5].tolist()
     new = long_answer(client, name, TOKENS)
     assert long_answer(client, name, TOKENS, 20, lambda: scheduler(served).send_signal(signal.SIGKILL)) == new != before
+    wait_until_served(served)
+    assert long_answer(client, name, TOKENS, 20, lambda: scheduler(served).send_signal(signal.SIGTERM)) == new
+    wait_until_served(served)
+    assert long_answer(client, name, TOKENS) == new
     ids, scores = scored(rollout(served, prompt, 24), "output")
     assert scores == pytest.approx(logprobs_of(trained, prompt + ids, len(prompt)), abs=2e-4)
     assert httpx.get(f"{served.url}/get_weight_version").json() == {"weight_version": "step-2"}

@@ -26,6 +26,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
+from tercet.scheduler.loaders import Loaders
 from tercet.scheduler.loop import SchedulerLoop
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
@@ -62,9 +63,8 @@ class World:
             self.board,
             lambda: next(ticks) * 0.05,
             overlap=overlap,
-            grammars=grammars,
+            loaders=Loaders(grammars=grammars, weights=executor.weights),
             prepare=prepare,
-            weights=executor.weights,
             on_weights_loaded=lambda path: self.weights.append((path, len(self.sent))),
         )
 

@@ -33,7 +33,7 @@ from tercet.protocol.testing import Listener, Network
 from tercet.scheduler import resolved_model as found_model
 from tercet.scheduler.__about__ import __version__
 from tercet.scheduler.config import ModelOptions, ProcessOptions, ScheduleOptions
-from tercet.scheduler.event_log import read_events, replay
+from tercet.scheduler.diagnostics.event_log import read_events, replay
 from tercet.scheduler.executor_factory import EXECUTORS, build_fake
 from tercet.scheduler.model_files import tokenizer_files
 from tercet.scheduler.ports import Executor

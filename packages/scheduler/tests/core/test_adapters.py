@@ -12,7 +12,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import AdapterPending, AdapterRead, Arrival, PeerGone
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
+from tercet.scheduler.diagnostics.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 A, B, C = (LoRAAdapter(f"/adapters/{name}", name * 64) for name in "abc")

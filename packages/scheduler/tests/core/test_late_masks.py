@@ -12,7 +12,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, MaskReady
 from tercet.scheduler.core.plan import Plan, Row
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
+from tercet.scheduler.diagnostics.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
 
 GRAMMAR = Grammar(GrammarKind.REGEX, "whatever the script says")

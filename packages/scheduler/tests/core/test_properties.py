@@ -45,7 +45,7 @@ from tercet.scheduler.core.events import AdapterPending, AdapterRead, CoreMessag
 from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.core.window_pages import window_pages
-from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
+from tercet.scheduler.diagnostics.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Done, Driver, FakeExecutor, request, small_capacity
 
 FRONTENDS = ("frontend-0", "frontend-1")

@@ -17,7 +17,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, PeerGone, WeightsRead
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
+from tercet.scheduler.diagnostics.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
 from tercet.scheduler.testing.driver import FRONTEND
 from tercet.scheduler.testing.fake_executor import Done, FakeExecutor

@@ -10,7 +10,7 @@ from tercet.protocol.messages.values import LoRAAdapter, Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, WeightsRead
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
+from tercet.scheduler.diagnostics.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
 from tercet.scheduler.testing.fake_executor import FakeExecutor
 

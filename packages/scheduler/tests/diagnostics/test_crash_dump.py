@@ -17,7 +17,15 @@ from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.diagnostics import crash_dump
 from tercet.scheduler.diagnostics.crash_dump import EventRing
-from tercet.scheduler.event_log import Committed, Excerpt, RecordingScheduler, Scheduled, Started, read_events, replay
+from tercet.scheduler.diagnostics.event_log import (
+    Committed,
+    Excerpt,
+    RecordingScheduler,
+    Scheduled,
+    Started,
+    read_events,
+    replay,
+)
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 from tools.replay import main
 

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save, save_file
 
 from tercet.protocol.messages.messages import ControlReply, UpdateWeightsFromDiskReq
 from tercet.protocol.messages.weight_transfers import GetWeightsByNameReq, UpdateWeightsFromTensorReq, WeightTransferReq
+from tercet.protocol.system.claimed_directory import remove_unclaimed
 from tercet.scheduler.model_files import ModelError, model_identity
 from tercet.scheduler.weight_transfer import staged_weights
 from tercet.scheduler.weight_transfer.staged_weights import StagedWeights, rows_of
@@ -124,6 +125,39 @@ def test_the_last_two_checkpoints_are_kept(stage: StagedWeights, base: Path) -> 
     transfers.close()
     stage.remove()
     assert not paths[-1].exists()
+
+
+def test_refused_checkpoints_are_removed_if_staged_and_not_served(stage: StagedWeights, base: Path) -> None:
+    transfers, paths = WeightTransfers(stage, base, NoUpdateGroups("none here")), []
+    for value in range(2):
+        stage.add(0, [save({"a": torch.full((2, 3), float(value))})])
+        paths.append(stage.complete(base))
+    transfers.on_loaded(paths[0])
+    stage.add(0, [save({"a": OLD["a"]})])
+    paths.append(stage.complete(base))
+    for path in (*paths, base):
+        transfers.on_refused(path)
+    assert [path.is_dir() for path in (*paths, base)] == [True, False, False, True]
+    transfers.close()
+
+
+def test_checkpoints_outlive_a_supervised_scheduler(stage: StagedWeights, base: Path, tmp_path: Path) -> None:
+    stage.add(0, [save({"a": OLD["a"]})])
+    path = stage.complete(base)
+    stage.add(0, [save({"b": OLD["b"]})])
+    stage.remove_unfinished()
+    assert path.is_dir()
+    with pytest.raises(ModelError, match="it has 0 of the 1 parts"):
+        stage.add(1, [])
+    remove_unclaimed(path.parent)
+    assert path.is_dir(), "a running scheduler uses it"
+    stage.close()
+    remove_unclaimed(path.parent)
+    assert not path.parent.exists()
+    again = StagedWeights(lambda: tmp_path / "state", "scheduler/0")
+    again.add(0, [save({"b": OLD["b"]})])
+    again.remove_unfinished()
+    assert not path.parent.exists()
 
 
 def end_of(transfers: WeightTransfers, request: WeightTransferReq, *frames: bytes) -> Outcome:

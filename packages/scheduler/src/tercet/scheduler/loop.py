@@ -24,27 +24,14 @@ from tercet.protocol.messages.messages import (
     UpdateWeightsFromDiskReq,
 )
 from tercet.protocol.messages.profiles import ProfileReq
-from tercet.protocol.messages.values import Grammar, LoRAAdapter, Phase
+from tercet.protocol.messages.values import Phase
 from tercet.protocol.messages.weight_transfers import WeightTransferReq
 from tercet.protocol.node import Delivery, PeerDown, PeerEvent, PeerUp
-from tercet.scheduler.async_loader import AsyncLoader
-from tercet.scheduler.core.events import (
-    AdapterPending,
-    AdapterRead,
-    Arrival,
-    Drain,
-    GrammarPending,
-    GrammarRead,
-    MaskReady,
-    PeerBlocked,
-    PeerDrained,
-    PeerGone,
-    WeightsRead,
-)
+from tercet.scheduler.core.events import Arrival, Drain, PeerBlocked, PeerDrained, PeerGone
 from tercet.scheduler.core.plan import Plan, StepResult
-from tercet.scheduler.ports import Core, LateMasks, LoadedAdapter, Pending, Runner
+from tercet.scheduler.loaders import Loaders
+from tercet.scheduler.ports import Core, Pending, Runner
 from tercet.scheduler.status import StatusBoard
-from tercet.scheduler.weight_transfer.weight_transfers import WeightTransfers
 
 logger = logging.getLogger(__name__)
 
@@ -77,11 +64,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         clock: Callable[[], float],
         *,
         overlap: int = 0,
-        grammars: AsyncLoader[Grammar, object] | None = None,
-        late_masks: LateMasks | None = None,
-        adapters: AsyncLoader[LoRAAdapter, LoadedAdapter] | None = None,
-        weights: AsyncLoader[str, None] | None = None,
-        transfers: WeightTransfers | None = None,
+        loaders: Loaders | None = None,
         profile: Callable[[ProfileReq], ControlReply] | None = None,
         prepare: Callable[[], bool] = lambda: False,
         on_weights_loaded: Callable[[str], None] = lambda _: None,
@@ -100,11 +83,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._board = board
         self._clock = clock
         self._overlap = overlap
-        self._grammars = grammars
-        self._late_masks = late_masks
-        self._adapters = adapters
-        self._weights = weights
-        self._transfers = transfers
+        self._loaders = loaders or Loaders()
         self._profile = profile
         self._prepare = prepare
         self._on_weights_loaded = on_weights_loaded
@@ -129,7 +108,9 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         core, outbox, in_flight = self._core, self.outbox, self._in_flight
         changes = outbox.flush()
         events = [Arrival(peer, PeerBlocked(peer) if blocked else PeerDrained(peer)) for peer, blocked in changes]
-        events += self._loaded()
+        loaded, answers = self._loaders.poll()
+        outbox.send(answers)
+        events += loaded
         if self.draining and self._board.drain():
             events.append(Arrival("", Drain()))
         arrivals = [*events, *self._arrivals(0 if events else self._wait())]
@@ -158,7 +139,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         if self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
-        if self.outbox.backlog or self._core.runnable or self._loading:
+        if self.outbox.backlog or self._core.runnable or self._loaders.busy:
             return RETRY_INTERVAL
         self._publish(now=True)
         self._board.enter(Phase.COMPILING)
@@ -166,87 +147,36 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._board.enter(Phase.IDLE)
         return 0 if more else None
 
-    @property
-    def _loading(self) -> bool:
-        """Return whether something is being loaded, so that the loop must poll it."""
-        loaders = (self._grammars, self._adapters, self._late_masks, self._weights, self._transfers)
-        return any(each is not None and each.busy for each in loaders)
-
-    def _loaded(self) -> list[Arrival]:
-        """Return events for the grammars, adapters, masks and weights that became available since the last call."""
-        events: list[Arrival] = []
-        if self._grammars is not None and self._grammars.busy:
-            events += [_grammar_read(self._grammars, each) for each in self._grammars.pop_loaded()]
-        if self._adapters is not None and self._adapters.busy:
-            events += [_adapter_read(self._adapters, each) for each in self._adapters.pop_loaded()]
-        if self._late_masks is not None and self._late_masks.busy:
-            events += [Arrival("", MaskReady(*each)) for each in self._late_masks.pop_ready()]
-        if self._weights is not None and self._weights.busy:
-            weights = self._weights
-            events += [Arrival("", WeightsRead(each, weights.error_of(each))) for each in weights.pop_loaded()]
-        if self._transfers is not None and self._transfers.busy:
-            for source, outcome in self._transfers.pop_finished():
-                if isinstance(outcome, ControlReply):
-                    self.outbox.send([(source, outcome)])
-                else:
-                    events.append(self._check_weights(source, outcome))
-        return events
-
-    def _request(self, grammar: Grammar | None, adapter: LoRAAdapter | None) -> list[Arrival]:
-        """Load what a message needs. Return events for the core: each is pending, or it is loaded."""
-        events: list[Arrival] = []
-        if grammar is not None and (grammars := self._grammars) is not None:
-            loaded = grammars.request(grammar)
-            events.append(_grammar_read(grammars, grammar) if loaded else Arrival("", GrammarPending(grammar)))
-        if adapter is not None and (adapters := self._adapters) is not None:
-            loaded = adapters.request(adapter)
-            events.append(_adapter_read(adapters, adapter) if loaded else Arrival("", AdapterPending(adapter)))
-        return events
-
-    def _check_weights(self, source: str, order: UpdateWeightsFromDiskReq) -> Arrival:
-        if self._weights is not None:
-            self._weights.request(order.path)
-        return Arrival(source, order)
-
     def _handle_beside_core(self, source: str, message: Message | PeerEvent, frames: Sequence[Frame]) -> None:
         """Handle a message that is no event of the core. Membership messages have been handled by the node."""
         if isinstance(message, GetInternalStateReq):
             self.outbox.send([(source, self._core.internal_state(message.id, self._clock()))])
         elif isinstance(message, ProfileReq) and self._profile is not None:
             self.outbox.send([(source, self._profile(message))])
-        elif isinstance(message, WeightTransferReq) and self._transfers is not None:
-            self._transfers.request(source, message, frames)
         elif isinstance(message, WeightTransferReq):
-            why = "an encoder keeps the weights that it was started with"
-            self.outbox.send([(source, ControlReply(id=message.id, ok=False, message=why))])
+            self.outbox.send(self._loaders.transfer(source, message, frames))
 
     def _publish(self, *, now: bool = False) -> None:
         time = self._clock()
         if now or time - self._published >= PUBLISH_INTERVAL:
             self._published = time
             self._board.publish(self._core.load(), self._core.held())
-            if self._grammars is not None:
-                self._grammars.retain(self._core.grammars())
-            if self._adapters is not None:
-                self._adapters.retain(self._core.adapters())
-            if self._weights is not None:
-                self._weights.retain(())
+            self._loaders.retain(self._core)
 
     def _arrivals(self, wait: float | None) -> list[Arrival]:
-        """Convert deliveries into arrivals for the core, and request the loading of grammars, adapters and weights."""
+        """Convert deliveries into arrivals for the core, and load what the messages need."""
         arrivals = []
         for source, message, frames, at in self._drain(wait):
             match message:
                 case TokenizedGenerateReqInput():
                     arrivals.append(Arrival(source, message, at))
-                    arrivals += self._request(message.sampling.grammar, message.lora)
+                    arrivals += self._loaders.load(message.sampling.grammar, message.lora)
                 case LoadLoRAAdapterReq(adapter=adapter):
-                    arrivals += [Arrival(source, message), *self._request(None, adapter)]
+                    arrivals += [Arrival(source, message), *self._loaders.load(None, adapter)]
                 case UpdateWeightsFromDiskReq():
-                    arrivals.append(self._check_weights(source, message))
+                    arrivals.append(self._loaders.update(source, message))
                 case UnloadLoRAAdapterReq(adapter=adapter):
-                    if self._adapters is not None:
-                        self._adapters.unload(adapter)
+                    self._loaders.unload(adapter)
                     arrivals.append(Arrival(source, message))
                 case (
                     TokenizedEmbeddingReqInput()
@@ -267,12 +197,3 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                 case _:
                     self._handle_beside_core(source, message, frames)
         return arrivals
-
-
-def _grammar_read(loader: AsyncLoader[Grammar, object], grammar: Grammar) -> Arrival:
-    return Arrival("", GrammarRead(grammar, loader.error_of(grammar)))
-
-
-def _adapter_read(loader: AsyncLoader[LoRAAdapter, LoadedAdapter], adapter: LoRAAdapter) -> Arrival:
-    loaded = loader.value_of(adapter)
-    return Arrival("", AdapterRead(adapter, loader.error_of(adapter), "" if loaded is None else loaded.sha256))

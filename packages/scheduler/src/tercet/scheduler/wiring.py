@@ -36,12 +36,13 @@ from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.diagnostics.crash_dump import EventRing
+from tercet.scheduler.diagnostics.event_log import LogFile, Record, RecordingScheduler
 from tercet.scheduler.diagnostics.profiler import ProfiledRunner
 from tercet.scheduler.encoder_factory import ENCODERS
-from tercet.scheduler.event_log import LogFile, Record, RecordingScheduler
 from tercet.scheduler.executor_factory import EXECUTORS, ReportBytes, update_groups_of
 from tercet.scheduler.kv_events.config import KVEventsConfig, read_kv_events_config
 from tercet.scheduler.kv_events.publisher import KVEventPublisher
+from tercet.scheduler.loaders import Loaders
 from tercet.scheduler.loop import PlanT, ResultT, SchedulerLoop
 from tercet.scheduler.model_files import ModelError, file_hashes, tokenizer_files
 from tercet.scheduler.ports import Core, Runner
@@ -201,11 +202,13 @@ class SchedulerProcess:
         loop = self._build_loop(
             RecordingScheduler(core, *records) if records else core,
             executor,
-            grammars=executor.grammars,
-            late_masks=executor.late_masks,
-            adapters=executor.adapters,
-            weights=executor.weights,
-            transfers=transfers,
+            loaders=Loaders(
+                grammars=executor.grammars,
+                late_masks=executor.late_masks,
+                adapters=executor.adapters,
+                weights=executor.weights,
+                transfers=transfers,
+            ),
             prepare=executor.prepare,
             on_weights_loaded=on_weights_loaded,
             on_turn=(lambda: None) if kv_events is None else kv_events.flush,
@@ -272,8 +275,15 @@ class SchedulerProcess:
         )
 
     def _remove_stage(self) -> None:
-        """Remove weights that arrived in messages, if the process ends on purpose: no successor loads them."""
-        if self._stopped:
+        """Remove weights that arrived in messages, if the process ends on purpose.
+
+        A supervisor may start a successor with these weights: it removes them when the server stops.
+        """
+        if not self._stopped:
+            return
+        if self._process.supervisor:
+            self._stage.remove_unfinished()
+        else:
             self._stage.remove()
 
     def _open_log(self, stack: ExitStack) -> BinaryIO | None:

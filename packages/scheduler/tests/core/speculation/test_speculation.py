@@ -23,7 +23,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival
 from tercet.scheduler.core.plan import Plan
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
+from tercet.scheduler.diagnostics.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, FakeExecutor, request, small_capacity
 
 LENGTH = FinishReason(FinishType.LENGTH)

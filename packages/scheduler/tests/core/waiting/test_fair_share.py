@@ -11,7 +11,7 @@ from tercet.protocol.messages.values import Grammar, GrammarKind, LoRAAdapter, R
 from tercet.scheduler.core.config import CoreConfig, PolicyName
 from tercet.scheduler.core.events import GrammarPending, PeerBlocked
 from tercet.scheduler.core.waiting.fair_share import MOST_SKIPPED, Account, FairShare
-from tercet.scheduler.event_log import LogFile, RecordingScheduler, read_events, replay
+from tercet.scheduler.diagnostics.event_log import LogFile, RecordingScheduler, read_events, replay
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 FAIR = PolicyName.FAIR

@@ -26,6 +26,7 @@ from tercet.frontend.supervisor.terminal import Display, QueuedTerminal
 from tercet.protocol.messages.messages import Heartbeat, Message, Progress, Ready, SupervisorInbox
 from tercet.protocol.messages.values import Phase, Role, Task
 from tercet.protocol.node import Answer, NodeConfig, PeerReady, PeerUp, ThreadNode
+from tercet.protocol.system.claimed_directory import remove_unclaimed
 
 POLL_INTERVAL = 1.0
 """Seconds between checks of heartbeats; exits and messages are handled at once."""
@@ -251,6 +252,9 @@ class Supervisor:
         while self._processes:
             self._node.drain(POLL_INTERVAL)
             self._handle_exits()
+        for ready in self._ready_messages.values():
+            if ready.identity is not None and ready.identity.weights_path:
+                remove_unclaimed(Path(ready.identity.weights_path).parent)  # only if they arrived in messages
 
     def _terminate(self, group: Sequence[ChildProcess], grace: float) -> None:
         """Send SIGTERM to the processes and wait for at most `grace` seconds; a second stop ends the wait."""

@@ -12,10 +12,10 @@ import msgspec
 
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import Grammar, SamplingParams
-from tercet.protocol.system.private_files import make_private_directory, open_private
+from tercet.protocol.system.private_files import make_private_directory, open_private, remove_oldest
 from tercet.scheduler.core.events import GrammarRead
 from tercet.scheduler.core.plan import Plan, SlotInit, StepResult
-from tercet.scheduler.event_log import Event, Excerpt, Handled, Scheduled
+from tercet.scheduler.diagnostics.event_log import Event, Excerpt, Handled, Scheduled
 
 logger = logging.getLogger(__name__)
 
@@ -85,18 +85,18 @@ class EventRing:
             prefix = self._peer.replace("/", "_")
             name = f"{prefix}-{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.jsonl"
             for stale in directory.glob(f"{prefix}-*.unfinished"):  # a process was killed
-                stale.unlink()
+                if f"-{os.getpid()}." not in stale.name:
+                    stale.unlink(missing_ok=True)
             unfinished = directory / f"{name}.unfinished"
             with os.fdopen(open_private(unfinished, os.O_WRONLY | os.O_TRUNC), "wb") as file:
                 for event in (*head, *events):
                     file.write(encoder.encode(redacted(event) if self._redacted else event) + b"\n")
             unfinished.rename(directory / name)
-            for old in sorted(directory.glob("*.jsonl"), key=lambda each: each.stat().st_mtime)[:-_MOST_FILES]:
-                old.unlink(missing_ok=True)
         except (OSError, ValueError) as error:
             logger.error("crash dump: not written: error=%s", error)
         else:
             logger.error("crash dump: written path=%s events=%d", directory / name, len(events))
+            remove_oldest(directory, "*.jsonl", _MOST_FILES)
 
 
 def _request_bytes(event: Event) -> int:

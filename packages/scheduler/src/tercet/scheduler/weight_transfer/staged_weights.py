@@ -1,6 +1,5 @@
 """Weights that arrive in parts, staged as a checkpoint on disk: a restart, other ranks and other schedulers read it."""
 
-import fcntl
 import hashlib
 import json
 import math
@@ -13,7 +12,8 @@ from itertools import chain
 from pathlib import Path
 
 from tercet.protocol.messages.codec import Frame
-from tercet.protocol.system.private_files import make_private_directory, open_private
+from tercet.protocol.system.claimed_directory import claim, remove_unclaimed
+from tercet.protocol.system.private_files import make_private_directory
 from tercet.scheduler.model_files import ModelError, StoredTensor, read_header, reading, weight_files
 
 _COPY_BYTES = 16 << 20
@@ -51,14 +51,10 @@ class StagedWeights:
         """Claim the directory until the process ends. Raises ModelError if another process uses it."""
         if self._claimed is not None:
             return
-        make_private_directory(self._directory)
-        claimed = open_private(self._directory / "lock", os.O_WRONLY)
         try:
-            fcntl.flock(claimed, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(claimed)
+            self._claimed = claim(self._directory)
+        except BlockingIOError:
             raise ModelError(f"another server stages weights in {self._directory}: give --state-dir") from None
-        self._claimed = claimed
 
     def add(self, part: int, files: Sequence[Frame]) -> None:
         """Store a part: safetensors files. Part 0 begins an update; an unfinished one ends with an error.
@@ -111,6 +107,19 @@ class StagedWeights:
                 if path not in (self._parts, *kept) and path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
 
+    def remove_checkpoint(self, path: Path) -> None:
+        """Remove a checkpoint that cannot be loaded, if it is one of the staged."""
+        with suppress(ValueError):
+            if path.parent == self._directory:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def remove_unfinished(self) -> None:
+        """Remove the parts of an unfinished update, and everything if there is no checkpoint."""
+        with suppress(ValueError):
+            shutil.rmtree(self._parts, ignore_errors=True)
+            if not any(path.is_dir() for path in self._directory.glob("*")):
+                self.remove()
+
     def close(self) -> None:
         """Let another process claim the directory."""
         if self._claimed is not None:
@@ -119,10 +128,9 @@ class StagedWeights:
 
     def remove(self) -> None:
         """Remove everything, unless another process uses the directory."""
+        self.close()
         with suppress(ValueError):
-            if self._directory.exists():
-                self._lock()
-                shutil.rmtree(self._directory, ignore_errors=True)
+            remove_unclaimed(self._directory)
 
 
 def rows_of(directory: Path, name: str, rows: int) -> str:

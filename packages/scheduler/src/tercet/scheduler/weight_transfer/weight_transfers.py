@@ -94,6 +94,11 @@ class WeightTransfers:
         self._stage.remove_others(path, self._base)
         self._base = path
 
+    def on_refused(self, path: Path) -> None:
+        """Remove these weights, which cannot be loaded, if they arrived in messages."""
+        if path != self._base:
+            self._stage.remove_checkpoint(path)
+
     def close(self) -> None:
         """Start no more transfers."""
         self._threads.shutdown(cancel_futures=True)

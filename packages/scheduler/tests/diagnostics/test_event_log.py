@@ -10,7 +10,15 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.events import Arrival, PeerBlocked, PeerDrained
 from tercet.scheduler.core.plan import Row
 from tercet.scheduler.core.scheduler import Scheduler
-from tercet.scheduler.event_log import Handled, LogFile, RecordingScheduler, Scheduled, Started, read_events, replay
+from tercet.scheduler.diagnostics.event_log import (
+    Handled,
+    LogFile,
+    RecordingScheduler,
+    Scheduled,
+    Started,
+    read_events,
+    replay,
+)
 from tercet.scheduler.testing import Done, FakeExecutor, request, small_capacity
 
 if TYPE_CHECKING:
