@@ -17,7 +17,7 @@ from tercet.kernels.attention.select import attention_backend
 from tercet.kernels.attention.triton import TritonAttention
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.executor import tp_worker
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
+from tercet.scheduler.executor.graphs.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapter_config import AdapterConfig
 from tercet.scheduler.executor.lora.adapters import StepAdapters

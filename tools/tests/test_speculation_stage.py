@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("triton", reason="the GPU path needs it")
 
 from tercet.kernels.triton import missing_triton
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
+from tercet.scheduler.executor.graphs.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.slot_tables import SlotTables, StepInputs
 from tools.gpu_stages import speculation
 from tools.gpu_stages.scale import Results

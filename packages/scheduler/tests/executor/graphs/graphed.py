@@ -11,8 +11,8 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.rope import rope_cache
 from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import PageUpdate, Row, SlotInit
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.forward_batch import ForwardBatch
+from tercet.scheduler.executor.graphs.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.sampling.sampler import Sampler
 from tercet.scheduler.executor.slot_tables import SlotTables
 from tercet.scheduler.models.layers.layer_ops import LayerOps

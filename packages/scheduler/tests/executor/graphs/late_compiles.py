@@ -21,11 +21,11 @@ from tercet.kernels.triton.sampling import sampler_ops
 from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.staging import Array, HostToDevice, pack_into, starts, unpack
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
+from tercet.scheduler.executor.graphs.cuda_graphs import CudaGraphRunner
+from tercet.scheduler.executor.graphs.warmup import ordinary_plans
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.warmup import ordinary_plans
 from tercet.scheduler.models.layers.layer_ops import TritonLayerOps, set_ops
 from tercet.scheduler.models.layers.lora import LoRABank
 from tercet.scheduler.models.registry import build_model, load_config

@@ -13,7 +13,7 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.triton import missing_triton
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, StepResult
 from tercet.scheduler.executor.chunked_model import OomChunkedModel
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
+from tercet.scheduler.executor.graphs.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.slot_tables import SlotTables

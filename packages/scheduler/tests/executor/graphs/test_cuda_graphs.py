@@ -25,9 +25,9 @@ from tercet.kernels.triton import missing_triton
 from tercet.protocol.messages.values import Grammar, GrammarKind
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, SlotInit, StepResult
 from tercet.scheduler.device.staging import Array
-from tercet.scheduler.executor import cuda_graphs
 from tercet.scheduler.executor.chunked_model import OomChunkedModel
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner, decode_buckets
+from tercet.scheduler.executor.graphs import cuda_graphs
+from tercet.scheduler.executor.graphs.cuda_graphs import CudaGraphRunner, decode_buckets
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.sampling.sampler import Sampler

@@ -9,7 +9,7 @@ from weakref import finalize
 import pytest
 import torch
 
-from tercet.scheduler.executor.cuda_graphs import CudaRecorder, _recording_stream
+from tercet.scheduler.executor.graphs.cuda_graphs import CudaRecorder, _recording_stream
 
 
 class Stream:

@@ -12,8 +12,8 @@ from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops.lora import LoRAWeights
 from tercet.protocol.messages.values import LoRAAdapter
 from tercet.scheduler.core.plan import AdapterLoad, PageUpdate, Plan, Row, StepResult
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.forward_batch import ForwardBatch
+from tercet.scheduler.executor.graphs.cuda_graphs import CudaGraphRunner
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapter_files import Adapter
 from tercet.scheduler.executor.lora.adapters import StepAdapters

@@ -22,12 +22,12 @@ from tercet.kernels.native.library import missing_library
 from tercet.kernels.ops import sampler_ops
 from tercet.protocol.messages.values import unpack_floats
 from tercet.scheduler.core.plan import PageUpdate, Plan, Row, StepResult
-from tercet.scheduler.executor.cuda_graphs import CudaGraphRunner
+from tercet.scheduler.executor.graphs.cuda_graphs import CudaGraphRunner
+from tercet.scheduler.executor.graphs.warmup import profile_run
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.loading import shape_of
 from tercet.scheduler.executor.model_runner import ModelRunner
 from tercet.scheduler.executor.tp_worker import TpModelWorker
-from tercet.scheduler.executor.warmup import profile_run
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.models.layers.latent_attention import HeadProjections
 from tercet.scheduler.models.layers.linear import Linear

@@ -35,7 +35,6 @@ from tercet.protocol.messages.values import (
     pack_ints,
     unpack_ints,
 )
-from tercet.scheduler.core.admission import RequestIntake
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.control import AdapterLoadRequests, MemoryOccupation, WeightUpdate
 from tercet.scheduler.core.counters import CoreCounters
@@ -48,6 +47,8 @@ from tercet.scheduler.core.events import (
     PeerGone,
     WeightsRead,
 )
+from tercet.scheduler.core.intake.admission import RequestIntake
+from tercet.scheduler.core.intake.validation import invalid_ids
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.outputs import FastPathRows, Outputs
 from tercet.scheduler.core.plan import Capacity, Plan, Row, StepResult
@@ -55,7 +56,6 @@ from tercet.scheduler.core.planner import Planner
 from tercet.scheduler.core.request import Req, finish_after
 from tercet.scheduler.core.request_table import RequestTable
 from tercet.scheduler.core.speculation.verification import DraftVerifier
-from tercet.scheduler.core.validation import invalid_ids
 from tercet.scheduler.core.waiting.policy import POLICIES
 from tercet.scheduler.core.waiting.queue import WaitingQueue
 

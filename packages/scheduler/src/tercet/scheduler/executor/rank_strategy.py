@@ -12,7 +12,7 @@ import torch
 
 from tercet.scheduler.device.oom import NoSplit, OomPolicy, SplitOnOom, lacks_memory
 from tercet.scheduler.executor.chunked_model import OomChunkedModel, report_progress
-from tercet.scheduler.executor.cuda_graphs import Recorder
+from tercet.scheduler.executor.graphs.cuda_graphs import Recorder
 from tercet.scheduler.executor.model_runner import Model
 from tercet.scheduler.models.layers.shard import Collectives, Shard
 from tercet.scheduler.ports import Advance

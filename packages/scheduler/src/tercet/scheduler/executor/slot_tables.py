@@ -15,7 +15,7 @@ from tercet.kernels.attention.api import AttentionBatch
 from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.core.plan import PageUpdate, Row, SlotInit
 from tercet.scheduler.device.staging import HostToDevice
-from tercet.scheduler.executor.graph_inputs import OFFSETS, DecodeInputBuffers, DecodeInputViews
+from tercet.scheduler.executor.graphs.graph_inputs import OFFSETS, DecodeInputBuffers, DecodeInputViews
 
 Integers = np.ndarray[tuple[int, ...], np.dtype[np.int32 | np.int64]]
 

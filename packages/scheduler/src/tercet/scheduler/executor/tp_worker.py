@@ -25,7 +25,8 @@ from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.device.devices import select_device
 from tercet.scheduler.device.oom import release_cached, require_memory
 from tercet.scheduler.device.pool_memory import allocate_tensors, release_tensors
-from tercet.scheduler.executor.cuda_graphs import CudaRecorder, graph_runners
+from tercet.scheduler.executor.graphs.cuda_graphs import CudaRecorder, graph_runners
+from tercet.scheduler.executor.graphs.warmup import compile_mask_kernels, ordinary_plans
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shapes, state_layers
 from tercet.scheduler.executor.kv_pool import KVPool, KVShape
 from tercet.scheduler.executor.loading import (
@@ -43,7 +44,6 @@ from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.step_output import StepOutput
-from tercet.scheduler.executor.warmup import compile_mask_kernels, ordinary_plans
 from tercet.scheduler.executor.weights_loader import weights_loader
 from tercet.scheduler.executor.worker_limits import capacity_of, end_ids, log_cache, served_context_length
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions

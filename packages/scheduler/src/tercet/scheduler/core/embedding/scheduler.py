@@ -38,7 +38,6 @@ from tercet.protocol.messages.values import (
     belongs,
     pack_ints,
 )
-from tercet.scheduler.core.admission import PendingAborts
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.embedding.outputs import EmbeddingOutputs
@@ -59,6 +58,7 @@ from tercet.scheduler.core.events import (
     PeerGone,
     WeightsRead,
 )
+from tercet.scheduler.core.intake.admission import PendingAborts
 
 _NOT_FINITE = FinishReason(FinishType.ERROR, message="the model gave no finite numbers")
 

@@ -1,9 +1,9 @@
-"""Validation of inputs, the counterpart of `core.validation` for encoders."""
+"""Validation of inputs, the counterpart of `core.intake.validation` for encoders."""
 
 from tercet.protocol.messages.messages import TokenizedEmbeddingReqInput
 from tercet.protocol.messages.values import unpack_ints
 from tercet.scheduler.core.embedding.plan import EncoderCapacity
-from tercet.scheduler.core.validation import INT32, LONGEST_NAME, invalid_ids
+from tercet.scheduler.core.intake.validation import INT32, LONGEST_NAME, invalid_ids
 
 Fault = tuple[str, str]
 """(OpenAI error code, description of the error)"""

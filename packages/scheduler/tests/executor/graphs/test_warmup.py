@@ -5,15 +5,15 @@ import torch
 
 from tercet.kernels.attention.torch_native import TorchNativeAttention
 from tercet.kernels.ops import sampler_ops
-from tercet.scheduler.executor.kv_pool import KVShape
-from tercet.scheduler.executor.model_runner import ModelRunner
-from tercet.scheduler.executor.warmup import (
+from tercet.scheduler.executor.graphs.warmup import (
     compile_mask_kernels,
     measured_kv_bytes,
     ordinary_plans,
     profile_run,
     worst_plan,
 )
+from tercet.scheduler.executor.kv_pool import KVShape
+from tercet.scheduler.executor.model_runner import ModelRunner
 
 
 class Device:

@@ -30,7 +30,7 @@ from tercet.kernels.attention.api import AttentionBackend, AttentionBatch
 from tercet.kernels.attention.select import graph_backend
 from tercet.scheduler.device.oom import SuppressOom, release_cached
 from tercet.scheduler.executor.forward_batch import ForwardBatch
-from tercet.scheduler.executor.graph_inputs import DecodeInputViews
+from tercet.scheduler.executor.graphs.graph_inputs import DecodeInputViews
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapters import StepAdapters
 from tercet.scheduler.executor.model_runner import Model

@@ -15,11 +15,11 @@ from tercet.protocol.messages.values import (
     unpack_ints,
 )
 from tercet.scheduler.core.counters import CoreCounters
+from tercet.scheduler.core.intake.validation import invalid_ids, request_error
 from tercet.scheduler.core.outputs import Outputs
 from tercet.scheduler.core.plan import Capacity
 from tercet.scheduler.core.request import Req, finish_at_arrival, namespace_of
 from tercet.scheduler.core.request_table import RequestTable
-from tercet.scheduler.core.validation import invalid_ids, request_error
 from tercet.scheduler.core.waiting.queue import WaitingQueue
 
 MAX_PENDING_ABORTS = 4096
