@@ -121,8 +121,8 @@ def test_a_job_that_is_given_up_holds_up_nothing(threads: MaskThreads) -> None:
     account.probation = other.probation = 100
     works, (runs, waits) = slow_jobs(threads, account, 2)
     assert works[0].started.wait(LONG)
+    threads.cancel(waits)  # first: the thread that replaces that of `runs` would take it
     threads.cancel(runs)
-    threads.cancel(waits)
     assert threads.submit(other, lambda: "on").done.wait(LONG)
     assert not works[1].started.is_set()
     works[0].go.set()
