@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 
 from tercet.frontend.constraints import Choice, Constraint, Ebnf, JsonSchema, Lark, Regex, Tokens
 from tercet.frontend.errors import BadRequestError
+from tercet.frontend.helper.pipe import LENGTH, encode_frame
 from tercet.frontend.structured_output.compiler import to_grammar
-from tercet.frontend.structured_output.pipe import LENGTH, Check, GrammarVocabulary, Order, decode_verdict, encode_frame
+from tercet.frontend.structured_output.pipe import Check, GrammarVocabulary, Order, decode_verdict
 from tercet.frontend.structured_output.worker import grammar_error
 from tercet.protocol.messages.values import Grammar, GrammarKind
 

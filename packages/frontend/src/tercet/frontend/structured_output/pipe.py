@@ -1,10 +1,8 @@
-"""Messages between a frontend and its grammar workers: msgpack after four bytes of length, over pipes."""
+"""Messages between a frontend and its grammar workers."""
 
 import msgspec
 
 from tercet.protocol.messages.values import Grammar
-
-LENGTH = 4
 
 
 class GrammarVocabulary(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -32,10 +30,3 @@ Order = GrammarVocabulary | Check
 
 decode_order = msgspec.msgpack.Decoder(Order).decode
 decode_verdict = msgspec.msgpack.Decoder(GrammarVerdict).decode
-_encode = msgspec.msgpack.Encoder().encode
-
-
-def encode_frame(message: Order | GrammarVerdict) -> bytes:
-    """Return a message with its length before it."""
-    data = _encode(message)
-    return len(data).to_bytes(LENGTH, "little") + data

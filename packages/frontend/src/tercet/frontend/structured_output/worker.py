@@ -1,39 +1,27 @@
 """`python -m tercet.frontend.structured_output.worker`: a killable process that compiles clients' grammars.
 
-A check that takes too much processor time is ended by the kernel (SIGPROF), one that takes too much memory aborts
-(SIGABRT); the frontend distinguishes the two. The process ends when its input ends.
+The frontend tells by its exit status if a check takes too much processor time or memory (`helper/limits.py`). The
+process ends when its input ends.
 """
 
-import os
 import random
-import resource
-import signal
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
-from typing import BinaryIO
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from tercet.frontend.structured_output.pipe import (
-    LENGTH,
-    Check,
-    GrammarVerdict,
-    GrammarVocabulary,
-    decode_order,
-    encode_frame,
-)
+from tercet.frontend.helper.limits import detach, limit_memory, processor_time, unlimit_memory
+from tercet.frontend.helper.pipe import encode_frame, read_frame
+from tercet.frontend.structured_output.pipe import Check, GrammarVerdict, GrammarVocabulary, decode_order
 from tercet.protocol.grammar_limits import MOST_FORCED, PARSER_LIMITS, SECONDS_PER_TOKEN
 from tercet.protocol.messages.values import Grammar, GrammarKind
 
 MEMORY = 512 * 1024 * 1024
 """Bytes of address space that a check may use beyond those the process has."""
 
-_FIRST_OTHER_FD = 3
-"""First file descriptor after the standard ones."""
 _LONGEST_ERROR = 400
 _NO_ANSWER = "it allows no answer"
 _COSTLY = "finding out which tokens may come next takes too long: make it less ambiguous"
@@ -48,24 +36,22 @@ _COST_WINDOW = 9
 
 def main() -> None:
     """Process orders until the input ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal is handled by the frontend
-    os.closerange(_FIRST_OTHER_FD, os.sysconf("SC_OPEN_MAX"))  # uvloop passes on the frontend's listening sockets
+    detach()
     source, target = sys.stdin.buffer, sys.stdout.buffer
     tokenizer: LLTokenizer | None = None
-    while (data := _read(source)) is not None:
+    while (data := read_frame(source)) is not None:
         error = ""
         match decode_order(data):
             case GrammarVocabulary() as vocabulary:
-                resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+                unlimit_memory()
                 tokenizer = LLTokenizer(
                     vocabulary.tokenizer_json.decode(), n_vocab=vocabulary.vocab_size, eos_token=vocabulary.eos or None
                 )
-                _limit_memory()
+                limit_memory(MEMORY)
             case Check() as check:
                 assert tokenizer is not None
-                signal.setitimer(signal.ITIMER_PROF, check.seconds)
-                error = grammar_error(check.grammar, tokenizer)
-                signal.setitimer(signal.ITIMER_PROF, 0)
+                with processor_time(check.seconds):
+                    error = grammar_error(check.grammar, tokenizer)
         target.write(encode_frame(GrammarVerdict(error=error)))
         target.flush()
 
@@ -137,23 +123,6 @@ def source(grammar: Grammar) -> str:
     }
     text: str = compilers[grammar.kind](grammar.text)
     return text
-
-
-def _limit_memory() -> None:
-    """Limit the address space, where the system reports its current size."""
-    statm = Path("/proc/self/statm")
-    if statm.exists():
-        limit = int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY
-        resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
-
-
-def _read(source: BinaryIO) -> bytes | None:
-    """Return the next order, or None at the end."""
-    head = source.read(LENGTH)
-    if len(head) < LENGTH:
-        return None
-    data = source.read(size := int.from_bytes(head, "little"))
-    return data if len(data) == size else None
 
 
 if __name__ == "__main__":

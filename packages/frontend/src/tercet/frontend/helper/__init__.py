@@ -1,0 +1,1 @@
+"""Helper processes for work on untrusted input, which may hang or crash."""
