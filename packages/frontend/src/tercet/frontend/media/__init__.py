@@ -1,0 +1,1 @@
+"""Pictures of requests, which a helper process decodes."""

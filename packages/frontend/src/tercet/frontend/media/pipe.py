@@ -1,0 +1,25 @@
+"""Messages between a frontend and its picture workers."""
+
+import msgspec
+
+
+class Decode(msgspec.Struct, frozen=True, kw_only=True):
+    """Order to decode a file and to resize its picture, within `seconds` of processor time."""
+
+    base64: str
+    """The file."""
+    height: int
+    width: int
+    resample: int
+    seconds: float
+
+
+class Decoded(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of an order: the array, uint8 [height, width, 3], or the fault of the file."""
+
+    array: bytes = b""
+    error: str = ""
+
+
+decode_order = msgspec.msgpack.Decoder(Decode).decode
+decode_result = msgspec.msgpack.Decoder(Decoded).decode

@@ -1,0 +1,88 @@
+"""`python -m tercet.frontend.media.worker`: a killable process that decodes clients' pictures with Pillow.
+
+Errors complete "the picture is refused: ". The process ends when its input ends.
+"""
+
+import binascii
+import sys
+from io import BytesIO
+
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from tercet.frontend.helper.limits import detach, limit_memory, processor_time
+from tercet.frontend.helper.pipe import encode_frame, read_frame
+from tercet.frontend.media.pipe import Decode, Decoded, decode_order
+
+FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
+"""Formats that OpenAI's and Anthropic's APIs take. Others would only be more code that reads untrusted files."""
+MAX_PIXELS = 50_000_000
+MEMORY = 1024 * 1024 * 1024
+"""Bytes of address space beyond those the process has: five times the bytes of `MAX_PIXELS` pixels with alpha."""
+_WHITE = (255, 255, 255, 255)
+
+
+class _RefusedError(Exception):
+    """Picture that is not decoded; the message is for the client."""
+
+
+def main() -> None:
+    """Process orders until the input ends."""
+    detach()
+    Image.init()
+    Image.MAX_IMAGE_PIXELS = None  # `_open` checks the size, and raises no warnings
+    limit_memory(MEMORY)
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    while (data := read_frame(source)) is not None:
+        order = decode_order(data)
+        with processor_time(order.seconds):
+            result = _decoded(order)
+        target.write(encode_frame(result))
+        target.flush()
+
+
+def _decoded(order: Decode) -> Decoded:
+    try:
+        return Decoded(array=picture_array(order))
+    except _RefusedError as error:
+        return Decoded(error=str(error))
+    except MemoryError:
+        return Decoded(error="it takes too much memory to decode")
+    except Exception as error:  # Pillow raises many types for damaged files
+        return Decoded(error=f"it is damaged ({type(error).__name__})")
+
+
+def picture_array(order: Decode) -> bytes:
+    """Return the first frame of a file, upright, resized, as uint8 [height, width, 3]."""
+    image = ImageOps.exif_transpose(_open(_file(order.base64)))
+    array: bytes = _rgb(image).resize((order.width, order.height), Image.Resampling(order.resample)).tobytes()
+    return array
+
+
+def _file(text: str) -> bytes:
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except ValueError:
+        raise _RefusedError("it is no base64") from None
+
+
+def _open(file: bytes) -> Image.Image:
+    """Read the header of a file, and refuse too large a picture before it is decoded."""
+    try:
+        image = Image.open(BytesIO(file), formats=FORMATS)
+    except UnidentifiedImageError:
+        raise _RefusedError(f"it is none of {', '.join(FORMATS)}") from None
+    if (pixels := image.width * image.height) > MAX_PIXELS:
+        raise _RefusedError(f"it has {pixels} pixels, and at most {MAX_PIXELS} are decoded")
+    return image
+
+
+def _rgb(image: Image.Image) -> Image.Image:
+    """Return a picture in RGB, on white where it is transparent, as transformers' image processors have it."""
+    if "A" not in image.getbands() and image.info.get("transparency") is None:
+        return image.convert("RGB")
+    image = image.convert("RGBA")
+    return Image.alpha_composite(Image.new("RGBA", image.size, _WHITE), image).convert("RGB")
+
+
+if __name__ == "__main__":
+    main()

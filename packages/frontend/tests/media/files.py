@@ -1,0 +1,77 @@
+"""Picture files of all kinds, made with Pillow."""
+
+import base64
+import random
+import struct
+import zlib
+from io import BytesIO
+from typing import Any
+
+from PIL import Image
+
+from tercet.protocol.messages.media import PictureFormat
+
+FORM = PictureFormat(
+    height=28, width=14, resample=2, marker="<image>", replacement="<image><image>", token_id=9, tokens=2
+)
+
+
+def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
+    """Return a picture of smooth noise, so that resizing filters differ."""
+    small = Image.frombytes("RGBA", (8, 8), random.Random(seed).randbytes(256))
+    return small.resize((width, height), Image.Resampling.BICUBIC).convert(mode)
+
+
+def saved(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def rotated_by_exif(orientation: int) -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return saved(noise(40, 20), "JPEG", exif=exif)
+
+
+def animated(kind: str, frames: int = 3) -> bytes:
+    pictures = [noise(20, 30, seed=number) for number in range(frames)]
+    return saved(pictures[0], kind, save_all=True, append_images=pictures[1:])
+
+
+def png_bomb(width: int, height: int) -> bytes:
+    """Return a small PNG file of a huge picture of one color."""
+    row = b"\x00" + bytes(width // 8)
+    compressor = zlib.compressobj(9)
+    rows = b"".join(compressor.compress(row * 1000) for _ in range(height // 1000)) + compressor.flush()
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", rows), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)) for kind, data in chunks
+    )
+
+
+def odd_pictures() -> dict[str, bytes]:
+    """Return files of odd sizes, modes and formats by name."""
+    palette = noise(50, 40).quantize(16)
+    palette.info["transparency"] = 3
+    return {
+        "1x1": saved(noise(1, 1)),
+        "3x2000": saved(noise(3, 2000)),
+        "jpeg": saved(noise(61, 47), "JPEG"),
+        "webp": saved(noise(61, 47), "WEBP"),
+        "cmyk": saved(noise(40, 30, "CMYK"), "JPEG"),
+        "palette": saved(palette, transparency=3),
+        "alpha": saved(noise(40, 30, "RGBA")),
+        "gray": saved(noise(40, 30, "L")),
+        "gray with alpha": saved(noise(40, 30, "LA")),
+        "one bit": saved(noise(40, 30, "1")),
+        "16 bits": saved(Image.new("I;16", (9, 9), 40_000)),
+        "animated gif": animated("GIF"),
+        "animated webp": animated("WEBP"),
+        **{f"exif {number}": rotated_by_exif(number) for number in (3, 6, 7, 8)},
+    }
+
+
+def data_url(file: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{base64.b64encode(file).decode()}"

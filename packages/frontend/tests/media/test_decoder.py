@@ -1,0 +1,131 @@
+"""Pictures are decoded where they can do no harm."""
+
+import asyncio
+import base64
+import hashlib
+import os
+import signal
+import struct
+from collections.abc import AsyncIterator
+
+import pytest
+
+pytest.importorskip("PIL")
+
+from PIL import Image
+
+from packages.frontend.tests.media.files import FORM, animated, data_url, noise, odd_pictures, png_bomb, saved
+from tercet.frontend.errors import BadRequestError, UnavailableError
+from tercet.frontend.media import worker
+from tercet.frontend.media.decoder import Picture, PictureDecoder, PictureSource
+from tercet.frontend.media.pipe import Decode
+
+SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><rect width="9" height="9"/></svg>'
+GOOD, GIF = saved(noise(40, 30)), saved(noise(9, 9), "GIF")
+
+
+@pytest.fixture
+async def decoder() -> AsyncIterator[PictureDecoder]:
+    made = PictureDecoder(workers=1)
+    yield made
+    await made.close()
+
+
+def order_of(file: bytes) -> Decode:
+    return Decode(base64=base64.b64encode(file).decode(), height=28, width=14, resample=2, seconds=1)
+
+
+async def decoded(decoder: PictureDecoder, url: str) -> Picture:
+    return await decoder.decode(PictureSource(url=url, param="messages[0].content[1]"), FORM)
+
+
+async def refusal(decoder: PictureDecoder, url: str) -> str:
+    with pytest.raises(BadRequestError) as error:
+        await decoded(decoder, url)
+    assert error.value.param == "messages[0].content[1]"
+    return error.value.message
+
+
+def test_odd_pictures_become_arrays_of_the_form() -> None:
+    arrays = {name: worker.picture_array(order_of(file)) for name, file in odd_pictures().items()}
+    assert {len(array) for array in arrays.values()} == {FORM.array_bytes}
+
+
+async def test_the_array_and_its_hash_come_from_a_helper(decoder: PictureDecoder) -> None:
+    picture = await decoded(decoder, data_url(GOOD))
+    assert picture.array == noise(40, 30).resize((14, 28), Image.Resampling.BILINEAR).tobytes()
+    assert picture.sha256 == hashlib.sha256(picture.array).digest()
+
+
+BAD = {
+    "a PNG bomb": (png_bomb(20_000, 10_000), "200000000 pixels"),
+    "a GIF that claims many pixels": (GIF[:6] + struct.pack("<HH", 65_000, 65_000) + GIF[10:], "4225000000 pixels"),
+    "a WebP that is cut off": (saved(noise(300, 300), "WEBP")[:-900], "damaged"),
+    "a JPEG that is cut off": (saved(noise(300, 300), "JPEG")[:-900], "damaged"),
+    "a PNG that is cut off": (saved(noise(300, 300))[:-900], "damaged"),
+    "a TIFF": (saved(noise(9, 9), "TIFF"), "none of"),
+    "an SVG": (SVG, "none of"),
+    "a text": (b"no picture", "none of"),
+    "no bytes": (b"", "none of"),
+}
+
+
+async def test_a_bad_file_costs_its_sender_a_400(decoder: PictureDecoder) -> None:
+    refusals = {name: await refusal(decoder, data_url(file)) for name, (file, _) in BAD.items()}
+    assert {name: why for name, (_, why) in BAD.items() if why not in refusals[name]} == {}
+    [pid] = decoder.pids
+    await decoded(decoder, data_url(GOOD))
+    assert decoder.pids == [pid], "the helper lives on"
+
+
+URLS = {
+    "data:image/png;base64,%%%": "no base64",
+    "data:image/png;base64,é": "no base64",
+    "data:image/png,abc": "no ';base64,'",
+    "data:image/png;base64": "no ';base64,'",
+    "file:///etc/passwd": "'data:' URLs only",
+    "gopher://127.0.0.1/": "'data:' URLs only",
+    "http://127.0.0.1/a.png": "'data:' URLs only",
+    "/etc/passwd": "'data:' URLs only",
+}
+
+
+async def test_other_urls_are_refused(decoder: PictureDecoder) -> None:
+    assert {url for url, why in URLS.items() if why not in await refusal(decoder, url)} == set()
+
+
+async def test_of_ten_thousand_frames_only_the_first_is_decoded(decoder: PictureDecoder) -> None:
+    first = animated("GIF", frames=2)
+    end = first.rindex(b"\x21\xf9")  # of the first frame
+    picture = await decoded(decoder, data_url(first[:end] + first[end:-1] * 10_000 + b";"))
+    assert picture == await decoded(decoder, data_url(first))
+
+
+async def test_a_picture_that_takes_too_long_ends_its_helper() -> None:
+    decoder = PictureDecoder(workers=1, seconds=0.02)
+    assert "takes too long" in await refusal(decoder, data_url(saved(Image.new("L", (6000, 6000)), compress_level=1)))
+    assert decoder.pids == []
+    await decoder.close()
+
+
+def test_a_picture_that_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(worker, "picture_array", fail)
+    assert worker._decoded(order_of(GOOD)).error == "it takes too much memory to decode"
+
+
+async def test_a_killed_helper_is_replaced(decoder: PictureDecoder) -> None:
+    await decoded(decoder, data_url(GOOD))
+    [pid] = decoder.pids
+    os.kill(pid, signal.SIGKILL)
+    await decoded(decoder, data_url(GOOD))
+    assert decoder.pids != [pid]
+
+
+async def test_more_pictures_than_may_wait_are_refused() -> None:
+    decoder = PictureDecoder(workers=1, max_waiting=1)
+    results = await asyncio.gather(*(decoded(decoder, data_url(GOOD)) for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in results] == [Picture, Picture, UnavailableError]
+    await decoder.close()

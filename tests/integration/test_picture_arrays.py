@@ -1,0 +1,28 @@
+"""Arrays of pictures equal those of transformers' image processors."""
+
+import base64
+from io import BytesIO
+
+import numpy as np
+import pytest
+
+pytest.importorskip("PIL")
+
+from PIL import Image, ImageOps
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+from packages.frontend.tests.media.files import odd_pictures
+from tercet.frontend.media.pipe import Decode
+from tercet.frontend.media.worker import picture_array
+
+PICTURES = odd_pictures()
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_the_array_of_gemma_equals_that_of_transformers(name: str) -> None:
+    processor = Gemma3ImageProcessorPil(size={"height": 56, "width": 42}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    image = ImageOps.exif_transpose(Image.open(BytesIO(PICTURES[name])))
+    [expected] = processor(images=image, return_tensors="np")["pixel_values"]
+    order = Decode(base64=base64.b64encode(PICTURES[name]).decode(), height=56, width=42, resample=2, seconds=1)
+    array = np.frombuffer(picture_array(order), np.uint8).reshape(56, 42, 3)
+    np.testing.assert_allclose((array.transpose(2, 0, 1) / 255 - 0.5) / 0.5, expected, atol=1e-6)
