@@ -37,7 +37,7 @@ class KVMemory:
         if snapshots is not None:
             self.states = StateSnapshots(snapshots, capacity.slots, size)
         if groups < len(capacity.groups):
-            self.windows = WindowPages(capacity, max(step_tokens, capacity.slots))
+            self.windows = WindowPages(capacity, max(step_tokens, capacity.slots) + capacity.excess_tokens)
         self.cache: PrefixCache = ChunkCache(groups)
         if radix_cache and self.states is not None:
             self.cache = self.states.cache = StateRadixCache(size, groups, self.states.give_up)

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from tercet.protocol.messages.media import PictureFormat, PictureInput
 from tercet.protocol.messages.values import Logprobs, LoRAAdapter, MemoryTag, SamplingParams
 
 
@@ -14,6 +15,11 @@ class CacheGroup(msgspec.Struct, frozen=True):
     """Tokens of the longest sliding window; such a group keeps no earlier pages. 0 keeps all, as do all groups beside
     recurrent states.
     """
+
+
+def excess_tokens(pictures: PictureFormat | None, *, whole: bool) -> int:
+    """Return the tokens by which a step may exceed its budget: less than a picture if these stay whole."""
+    return pictures.tokens - 1 if pictures is not None and whole else 0
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +37,15 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Name and version of the grammar backend; empty if grammars are not supported."""
     adapters: int = 0
     """Number of adapter slots. Many choices can use each."""
+    pictures: PictureFormat | None = None
+    """Form of pictures; None if the model takes none."""
+    whole_pictures: bool = False
+    """The tokens of a picture see each other, so one step computes all that are not cached."""
+
+    @property
+    def excess_tokens(self) -> int:
+        """Return the tokens by which a step may exceed its budget, so that it does not cut a picture."""
+        return excess_tokens(self.pictures, whole=self.whole_pictures)
 
 
 class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +69,8 @@ class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
     """Slot of the choice's adapter; -1 is none."""
     request: int = 0
     """Number of the request. Its choices share the time that their grammar may take."""
+    pictures: list[PictureInput] = []
+    """Pictures whose embeddings take the place of placeholder tokens, in order."""
 
 
 class AdapterLoad(msgspec.Struct, frozen=True):

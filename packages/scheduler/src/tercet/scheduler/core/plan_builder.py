@@ -110,10 +110,12 @@ class PlanBuilder:
         row, req = self.rows[index], self.reqs[index]
         length = req.length
         count = min(length - req.computed, most, self._share(req, 0 if row.count else 1))
+        if req.pictures is not None:
+            count = req.pictures.chunk(req.computed, count)
         req.computed += count
         sample = req.computed == length and length < req.end
         self.rows[index] = Row(row.slot, row.start, row.count + count, sample)
-        self.budget -= count
+        self.budget = max(0, self.budget - count)
         self._used[req.tenant] += count * _token_cost(req)
         if sample:
             req.length = length + 1

@@ -387,7 +387,7 @@ class Planner:
         builder.introduce.append(
             SlotInit(
                 slot=req.slot,
-                tokens=req.tokens.tobytes(),
+                tokens=req.ids(),
                 prompt_tokens=req.prompt_tokens,
                 choice=req.index,
                 sampling=req.sampling,
@@ -396,6 +396,7 @@ class Planner:
                 prompt_logprobs=req.to_score,
                 adapter=req.adapter_slot,
                 request=req.request,
+                pictures=req.pictures.inputs if req.pictures else [],
             )
         )
         builder.add(req, step)

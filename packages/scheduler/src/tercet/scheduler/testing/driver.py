@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tercet.protocol.backlog import Outgoing
+from tercet.protocol.messages.media import PictureInput
 from tercet.protocol.messages.messages import BatchTokenIDOutput, FirstRow, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import (
     FinishReason,
@@ -23,7 +24,7 @@ from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.ports import Executor, Pending
-from tercet.scheduler.testing.fake_executor import FakeExecutor
+from tercet.scheduler.testing.fake_executor import FakeExecutor, seen_tokens
 
 FRONTEND = "frontend-0"
 DETOKENIZER = "detokenizer-0"
@@ -49,6 +50,7 @@ def request(
     logprobs: LogprobParams | None = None,
     lora: LoRAAdapter | None = None,
     prediction: Sequence[int] = (),
+    pictures: Sequence[PictureInput] = (),
     **sampling: Any,
 ) -> TokenizedGenerateReqInput:
     """Return a request in the form that a frontend sends."""
@@ -68,6 +70,7 @@ def request(
         logprobs=logprobs,
         lora=lora,
         prediction=pack_ints(prediction),
+        pictures=list(pictures),
     )
 
 
@@ -171,7 +174,7 @@ class Driver:
         """Return the fake model's answer to a request, including the token that ends it."""
         sampling = wanted.sampling
         ends = {*sampling.stop_token_ids, *([] if sampling.ignore_eos else self.core.capacity.eos_token_ids)}
-        prompt = unpack_ints(wanted.input_ids)
+        prompt = seen_tokens(wanted.input_ids, wanted.pictures)
         output: list[int] = []
         while len(output) < sampling.max_new_tokens:
             must, complete = self.fake.follow([*prompt, *output], sampling)

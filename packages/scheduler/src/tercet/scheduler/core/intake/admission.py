@@ -17,9 +17,11 @@ from tercet.protocol.messages.values import (
 from tercet.scheduler.core.counters import CoreCounters
 from tercet.scheduler.core.intake.validation import invalid_ids, request_error
 from tercet.scheduler.core.outputs import Outputs
+from tercet.scheduler.core.pictures import PictureNumbers, PromptPictures, picture_error
 from tercet.scheduler.core.plan import Capacity
 from tercet.scheduler.core.request import Req, finish_at_arrival, namespace_of
 from tercet.scheduler.core.request_table import RequestTable
+from tercet.scheduler.core.speculation.draft_policy import TOKEN
 from tercet.scheduler.core.waiting.queue import WaitingQueue
 
 MAX_PENDING_ABORTS = 4096
@@ -63,6 +65,8 @@ class RequestIntake:
         counters: CoreCounters,
     ) -> None:
         self._vocab_size = capacity.vocab_size
+        self._pictures, self._whole_pictures = capacity.pictures, capacity.whole_pictures
+        self._picture_numbers = PictureNumbers()
         self._reads_grammars = bool(capacity.grammars)
         self._runs_adapters = bool(capacity.adapters)
         self._ends = [token for token in capacity.eos_token_ids if 0 <= token < capacity.vocab_size]
@@ -170,6 +174,9 @@ class RequestIntake:
     ) -> Req:
         req = Req(request, source, index, output_ids, self._arrivals, at, number)
         self._arrivals += 1
+        if request.pictures and self._pictures is not None:
+            req.pictures = PromptPictures(request.pictures, self._pictures.token_id, whole=self._whole_pictures)
+            req.pictures.write_keys(req.tokens, req.salt, self._picture_numbers)
         sampling = request.sampling
         req.end = req.prompt_tokens + sampling.max_new_tokens
         ends = [] if sampling.ignore_eos else self._ends
@@ -191,7 +198,7 @@ class RequestIntake:
 
         if self.draining:
             return rejected("draining", "this scheduler is leaving", retry=True)
-        fault = request_error(request, self._vocab_size)
+        fault = request_error(request, self._vocab_size) or picture_error(request, self._pictures)
         if fault is not None:
             return rejected("invalid_request", fault)
         if request.sampling.grammar is not None and not self._reads_grammars:
@@ -222,5 +229,7 @@ def _continues(req: Req, request: TokenizedGenerateReqInput, output_ids: Sequenc
         return False
     if req.salt != namespace_of(request):
         return False
-    known = req.cache_key(req.prompt_tokens + count)
+    if request.pictures != (req.pictures.inputs if req.pictures else []):
+        return False
+    known = req.ids()[: TOKEN * (req.prompt_tokens + count)]
     return known == bytes(request.input_ids) + pack_ints(output_ids)

@@ -54,4 +54,6 @@ class Drafter:
         prediction = req.drafting.prediction
         found = prediction.rest(text[req.prompt_tokens * TOKEN :], most) if prediction else b""
         found = found or self._cache.upcoming(req.salt, text, most) or recurrence(text, most)
-        return array("i", found)
+        drafts = array("i", found)
+        picture = next((place for place, token in enumerate(drafts) if token < 0), len(drafts))
+        return drafts[:picture]  # a key of a picture is no token

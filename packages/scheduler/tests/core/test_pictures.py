@@ -1,0 +1,192 @@
+"""Pictures in prompts: equal ones hit the prefix cache, different ones never do, and some are never cut."""
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tercet.protocol.messages.media import PictureFormat, PictureInput
+from tercet.protocol.messages.messages import TokenizedGenerateReqInput
+from tercet.protocol.messages.values import Resume, pack_ints
+from tercet.scheduler.core.config import CoreConfig
+from tercet.scheduler.core.pictures import PictureNumbers, PromptPictures
+from tercet.scheduler.core.plan import CacheGroup
+from tercet.scheduler.core.window_pages import window_pages
+from tercet.scheduler.testing import Driver, request, small_capacity
+
+IMAGE, TOKENS = 49, 6
+FORM = PictureFormat(height=2, width=2, resample=2, marker="", replacement="", token_id=IMAGE, tokens=TOKENS)
+CAT, DOG, BIRD = (bytes([number]) * 32 for number in (1, 2, 3))
+
+
+def driver(
+    *, whole: bool = True, budget: int = 64, overlap: int = 0, pages: int = 64, window: int = 0, **config: Any
+) -> Driver:
+    """Return a scheduler; with a window, its window pages are the fewest that serve a choice."""
+    capacity = small_capacity(pages=pages, pictures=FORM, whole_pictures=whole)
+    if window:
+        most = max(budget, capacity.slots) + capacity.excess_tokens
+        least = window_pages(window, capacity.page_size, 1, most)
+        groups = [CacheGroup("full", pages), CacheGroup("window", least, window)]
+        capacity = msgspec.structs.replace(capacity, groups=groups)
+    return Driver(capacity, CoreConfig(token_budget=budget, **config), overlap=overlap)
+
+
+def shown(rid: str, parts: Sequence[int | bytes], **more: Any) -> TokenizedGenerateReqInput:
+    """Return a request for token ids and pictures."""
+    prompt: list[int] = []
+    pictures = []
+    for part in parts:
+        if isinstance(part, bytes):
+            pictures.append(PictureInput(sha256=part, first=len(prompt), tokens=TOKENS))
+        prompt += [IMAGE] * TOKENS if isinstance(part, bytes) else [part]
+    return request(rid, prompt, pictures=pictures, **{"max_new_tokens": 4, "ignore_eos": True, **more})
+
+
+def run(core: Driver, *requests: TokenizedGenerateReqInput) -> None:
+    core.send(*requests)
+    core.run()
+    for each in requests:
+        for choice in range(each.sampling.n):
+            assert core.output[each.rid, choice] == core.answer(each, choice)
+
+
+def cached(core: Driver, asked: TokenizedGenerateReqInput) -> int:
+    """Run a request, and return its cached tokens."""
+    before = core.core.counters.cached_tokens
+    run(core, asked)
+    return core.core.counters.cached_tokens - before
+
+
+def test_equal_prefixes_with_equal_pictures_hit() -> None:
+    core = driver()
+    parts = [1, 2, CAT, *range(3, 9), DOG, 9, 10, 11]
+    assert cached(core, shown("first", parts)) == 0
+    assert cached(core, shown("again", parts)) == 20, "all pages but that of the last token"
+    assert cached(core, shown("before", [1, 2, CAT, *range(3, 9), BIRD, 9, 10, 11])) == 12, "the pages before the bird"
+
+
+def test_a_prefix_that_ends_inside_a_picture_hits() -> None:
+    core = driver()
+    run(core, shown("first", [1, CAT, 2]))
+    assert cached(core, shown("inside", [1, CAT, 3, 4])) == 4
+
+
+def test_different_pictures_never_hit() -> None:
+    core = driver()
+    for number, picture in enumerate((CAT, DOG, CAT[:31] + b"\0", b"\0" + CAT[1:])):
+        assert cached(core, shown(f"r{number}", [picture, 1, 2])) == 0
+    assert cached(core, request("text", [IMAGE] * TOKENS + [1, 2], max_new_tokens=1)) == 0
+    assert cached(core, shown("salt", [CAT, 1, 2], salt="other")) == 0
+
+
+def test_a_picture_that_was_forgotten_gets_another_number() -> None:
+    numbers = PictureNumbers(most=2)
+    first = [numbers.of("", each) for each in (CAT, DOG, CAT, BIRD, CAT)]
+    assert first == [-1, -2, -1, -3, -1]
+    assert numbers.of("", DOG) == -4
+    assert numbers.of("salt", CAT) == -5
+
+
+@given(st.integers(0, 40), st.integers(1, 60), st.booleans())
+def test_a_chunk_cuts_no_whole_picture_and_is_never_empty(start: int, count: int, whole: bool) -> None:
+    places = [PictureInput(sha256=CAT, first=first, tokens=TOKENS) for first in (3, 9, 20)]
+    found = PromptPictures(places, IMAGE, whole=whole).chunk(start, count)
+    assert found > 0
+    assert abs(found - count) < TOKENS
+    assert found == count if not whole else not any(p.first < start + found < p.first + TOKENS for p in places)
+
+
+def test_ids_come_back_from_keys() -> None:
+    pictures = PromptPictures([PictureInput(sha256=CAT, first=1, tokens=TOKENS)], IMAGE, whole=True)
+    tokens = array("i", [1, *[IMAGE] * TOKENS, 2])
+    keys = tokens[:]
+    pictures.write_keys(keys, "", PictureNumbers())
+    assert list(keys) == [1, *[-1] * TOKENS, 2]
+    assert pictures.with_ids(keys) == tokens
+
+
+parts = st.lists(st.sampled_from([1, 2, 3, CAT, DOG, BIRD]), min_size=1, max_size=7)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    prompts=st.lists(st.tuples(parts, st.sampled_from(["", "a"]), st.integers(1, 2)), min_size=1, max_size=6),
+    budget=st.integers(1, 24),
+    overlap=st.integers(0, 1),
+    pages=st.sampled_from([16, 24, 64]),
+    whole=st.booleans(),
+    draft_rows=st.sampled_from([0, 16]),
+    window=st.sampled_from([0, 3, 8]),
+)
+def test_any_mix_of_pictures_and_text_gets_its_own_answers(
+    prompts: list[tuple[list[int | bytes], str, int]],
+    budget: int,
+    overlap: int,
+    pages: int,
+    whole: bool,
+    draft_rows: int,
+    window: int,
+) -> None:
+    core = driver(whole=whole, budget=budget, overlap=overlap, pages=pages, draft_rows=draft_rows, window=window)
+    requests = [shown(f"r{i}", each, salt=salt, n=n) for i, (each, salt, n) in enumerate(prompts)]
+    run(core, *requests, request("text", [1, 2, 3], max_new_tokens=9, ignore_eos=True))
+    run(core, *[shown(f"again{i}", each, salt=salt, n=n) for i, (each, salt, n) in enumerate(prompts)])
+    core.assert_empty()
+    most = max(core.core.config.token_budget, core.core.capacity.slots)
+    assert all(sum(row.count for row in plan.rows) < most + TOKENS for plan in core.plans)
+
+
+def test_an_attempt_goes_on_only_with_the_same_pictures() -> None:
+    core = driver()
+    first = shown("r", [1, CAT, 2], max_new_tokens=8)
+    core.send(first)
+    for _ in range(3):
+        core.step()
+    sent = core.output["r", 0]
+    resumed = {"resume": [Resume(0, pack_ints(sent))], "max_new_tokens": 8}
+    core.send(shown("r", [1, CAT, 2], attempt=1, **resumed))
+    core.run()
+    assert core.output["r", 0] == core.answer(first)
+    assert core.core.counters.prompt_tokens == 8, "the held choice went on"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"sha256": b"short"}, "no place"),
+        ({"first": -1}, "no place"),
+        ({"first": 9}, "no place"),
+        ({"tokens": 5}, "no place"),
+        ({"first": 0}, "not in the place"),
+    ],
+)
+def test_pictures_out_of_place_are_rejected(change: dict[str, Any], why: str) -> None:
+    core = driver()
+    place = PictureInput(**{"sha256": CAT, "first": 1, "tokens": TOKENS, **change})
+    core.send(request("r", [1, *[IMAGE] * TOKENS, 2], pictures=[place]))
+    assert why in core.rejected["r"].message
+
+
+def test_two_pictures_in_one_place_are_rejected() -> None:
+    core = driver()
+    core.send(request("r", [IMAGE] * TOKENS, pictures=[PictureInput(sha256=CAT, first=0, tokens=TOKENS)] * 2))
+    assert "no place" in core.rejected["r"].message
+
+
+def test_a_scheduler_without_pictures_rejects_them() -> None:
+    core = Driver(small_capacity())
+    core.send(shown("r", [CAT, 1]))
+    assert "takes no pictures" in core.rejected["r"].message
+
+
+def test_the_core_lists_the_pictures_of_held_choices() -> None:
+    core = driver()
+    core.send(shown("r", [1, CAT, DOG]), shown("s", [CAT, 2]))
+    assert core.core.pictures() == {CAT, DOG}
+    core.run()
+    assert core.core.pictures() == set()
