@@ -165,7 +165,7 @@ class PanelAttention : AttentionItems {
     template <class Format>
     void add_block(const Item& item, int64_t begin, const BlockOffsets& offsets, const BlockOffsets& soon,
                    Workplace<Format>& place) const {
-        int64_t position = position_of(item), count = count_of(item);
+        int64_t count = count_of(item);
         using Element = typename Format::Element;
         const auto *k = reinterpret_cast<const Element*>(cache_.k), *v = reinterpret_cast<const Element*>(cache_.v);
         int64_t n = cache_.head_dim, value = cache_.value_dim, key_bytes = panel_rows<Format>(n) * ROW_BYTES;
@@ -178,7 +178,7 @@ class PanelAttention : AttentionItems {
         multiply<Format>(place, reinterpret_cast<char*>(place.queries), input_bytes<Format>(n), count, place.keys,
                          key_bytes, round_up(offsets.last, PANEL), place.scores, BLOCK);
         for (int64_t i = 0; i < count; i++)
-            weigh(place.scores + i * BLOCK, i, begin, position + i / group_, place.part, place.weights + i * BLOCK);
+            weigh(item, place.scores + i * BLOCK, i, begin, place.part, place.weights + i * BLOCK);
         if constexpr (READS_IN_PLACE<Format>)
             if (in_place)
                 return in_groups(value % elements_at_once(1) == 0, count, [&](auto size, auto whole, int64_t i) {
@@ -206,10 +206,11 @@ class PanelAttention : AttentionItems {
             }
     }
 
-    // Turns the scores of query i, at `position`, into weights, and scales its sums to the new largest score.
+    // Turns the scores of query i of an item into weights, and scales its sums to the new largest score.
     template <class T>
-    void weigh(const float* scores, int64_t i, int64_t begin, int64_t position, const Sums& sums, T* weights) const {
-        int64_t last = position + 1 - begin, first = scoring_.window ? last - scoring_.window : 0;
+    void weigh(const Item& item, const float* scores, int64_t i, int64_t begin, const Sums& sums, T* weights) const {
+        int64_t token = i / group_, last = seen_by(item.row, item.first_token + token) - begin;
+        int64_t first = scoring_.window ? position_of(item) + token + 1 - begin - scoring_.window : 0;
         bool all_seen = first <= 0 && last >= BLOCK;
         F32 score[BLOCK / LANES], most = broadcast(sums.most[i]), total = {};
         UNROLLED for (int64_t part = 0; part < BLOCK / LANES; part++) {

@@ -20,6 +20,7 @@ struct Rows {
     const int32_t* page_table;   // [rows, page_stride]
     int64_t page_stride;
     const int64_t* slot_mapping;  // [tokens]
+    const int32_t* seen;          // [tokens], or null: how many tokens of its row each sees
 };
 
 struct Scoring {

@@ -78,8 +78,13 @@ class AttentionItems {
         return rows_.kv_lens[item.row] - (rows_.query_start[item.row + 1] - item.first_token);
     }
 
-    // One past the position of an item's last token.
-    int64_t end_of(const Item& item) const { return position_of(item) + item.tokens; }
+    // How many tokens of its row a new token sees: itself, all before it, and perhaps some after it.
+    int64_t seen_by(int64_t row, int64_t token) const {
+        return rows_.seen ? rows_.seen[token] : rows_.kv_lens[row] - (rows_.query_start[row + 1] - token) + 1;
+    }
+
+    // How many tokens an item's last token sees; the others see no more.
+    int64_t end_of(const Item& item) const { return seen_by(item.row, item.first_token + item.tokens - 1); }
 
     // The keys that an item sees in the block at `begin`, of one of its kv heads.
     BlockOffsets offsets_of(const Item& item, int32_t head, int64_t begin) const {
@@ -152,8 +157,9 @@ class AttentionItems {
 
     // Spans that new tokens [token, token + tokens) of a row see.
     Spans spans(int64_t row, int32_t token, int32_t tokens) const {
-        int64_t last = rows_.kv_lens[row] - tokens_of(row) + token + tokens;
-        int64_t first = std::max<int64_t>(0, scoring_.window ? last - tokens - scoring_.window + 1 : 0);
+        int64_t position = rows_.kv_lens[row] - tokens_of(row) + token;
+        int64_t last = seen_by(row, rows_.query_start[row] + token + tokens - 1);
+        int64_t first = std::max<int64_t>(0, scoring_.window ? position - scoring_.window + 1 : 0);
         return {int32_t(first / SPAN), int32_t((last + SPAN - 1) / SPAN)};
     }
 

@@ -41,6 +41,8 @@ void embed(const Model& model, const Step& step, float* out) {
             copy_row(table_row<Bf16>(model.embedding, id, n), n, out + token * n);
         if (model.embedding_scale != 1) scale_row(out + token * n, n, model.embedding_scale);
     });
+    for (int64_t i = 0; i < step.replaced; i++)
+        copy_row(step.embeddings + i * model.hidden, model.hidden, out + step.places[i] * model.hidden);
 }
 
 // residual += the normalized rows of x.
@@ -177,6 +179,13 @@ const char* find_fault(const Rows& rows, const Cache& cache) {
             if (page < 0 || page >= cache.pages) return "a page is not in the cache";
         }
     }
+    for (int64_t row = 0; rows.seen && row < rows.rows; row++)
+        for (int64_t token = rows.query_start[row]; token < rows.query_start[row + 1]; token++) {
+            int64_t position = rows.kv_lens[row] - (rows.query_start[row + 1] - token);
+            bool ascends = token == rows.query_start[row] || rows.seen[token] >= rows.seen[token - 1];
+            if (rows.seen[token] <= position || rows.seen[token] > rows.kv_lens[row] || !ascends)
+                return "a token sees tokens that its row does not have, or fewer than one before it";
+        }
     for (int64_t token = 0; rows.slot_mapping && token < rows.tokens; token++)
         if (rows.slot_mapping[token] < 0 || rows.slot_mapping[token] >= cache.pages * cache.page_size)
             return "a slot is not in the cache";
@@ -189,6 +198,8 @@ const char* find_fault(const Model& model, const Step& step) {
             return "a token is not in the vocabulary";
         if (step.positions[token] < 0 || step.positions[token] >= model.positions) return "a position is past the last";
     }
+    for (int64_t i = 0; i < step.replaced; i++)
+        if (step.places[i] < 0 || step.places[i] >= step.tokens) return "an embedding is of no token";
     if (step.adapted)
         if (const char* fault = find_fault(*step.adapted, step.tokens)) return fault;
     for (int64_t group = 0; group < step.groups; group++) {

@@ -303,17 +303,18 @@ class TileAttention : AttentionItems {
     // Adds a span to one or two panels of queries.
     template <int COUNT>
     void add_panels(const Item& item, int64_t panel, int64_t begin, const Workplace& place) const {
-        I32 positions[COUNT];
+        I32 positions[COUNT], lasts[COUNT];
         const char *queries[COUNT], *weights[COUNT];
         float* scores[COUNT];
         for (int i = 0; i < COUNT; i++) {
             positions[i] = positions_of(item, panel + i, begin);
+            lasts[i] = lasts_of(item, panel + i, begin);
             queries[i] = place.queries + (panel + i) * steps_ * TILE;
             scores[i] = place.scores + i * SPAN * PANEL;
             weights[i] = place.weights + i * SPAN / 2 * ROW_BYTES;
         }
         int64_t from = scoring_.window ? std::max<int64_t>(0, positions[0][0] - scoring_.window + 1) / STEP * STEP : 0;
-        int64_t to = std::clamp<int64_t>(round_up(positions[COUNT - 1][PANEL - 1] + 1, STEP), 0, SPAN);
+        int64_t to = std::clamp<int64_t>(round_up(lasts[COUNT - 1][PANEL - 1] + 1, STEP), 0, SPAN);
         from = std::min(from, to);
         for (int64_t key = from; key < to; key += STEP) {
             const char* keys = place.keys + key / TILE_ROWS * steps_ * TILE;
@@ -325,7 +326,7 @@ class TileAttention : AttentionItems {
         Sums parts[COUNT];
         for (int i = 0; i < COUNT; i++) {
             parts[i] = sums_of(place.part, panel + i);
-            auto mask = [&](int64_t key) { return mask_of(positions[i], key); };
+            auto mask = [&](int64_t key) { return mask_of(positions[i], lasts[i], key); };
             weigh_columns(scores[i], from, to, mask, parts[i], place.weights + i * SPAN / 2 * ROW_BYTES);
         }
         for (int64_t d = 0; d < width_; d += 2 * PANEL)
@@ -360,9 +361,19 @@ class TileAttention : AttentionItems {
         return positions;
     }
 
-    // The mask of 16 keys from `key` on, for queries at these positions, which ascend.
-    Mask mask_of(I32 positions, int64_t key) const {
-        Mask mask = {scoring_.softcap, I32{}, positions, key + PANEL - 1 > positions[0]};
+    // The last positions that 16 queries see, less `begin`; see `positions_of`.
+    I32 lasts_of(const Item& item, int64_t panel, int64_t begin) const {
+        I32 lasts;
+        for (int64_t i = 0; i < PANEL; i++) {
+            int64_t query = std::min(panel * PANEL + i, count_of(item) - 1);
+            lasts[i] = int32_t(seen_by(item.row, item.first_token + query / group_) - 1 - begin);
+        }
+        return lasts;
+    }
+
+    // The mask of 16 keys from `key` on, for queries at these positions that see as far as `lasts`; both ascend.
+    Mask mask_of(I32 positions, I32 lasts, int64_t key) const {
+        Mask mask = {scoring_.softcap, I32{}, lasts, key + PANEL - 1 > lasts[0]};
         if (!scoring_.window) return mask;
         mask.first = positions - int32_t(scoring_.window) + 1;
         mask.hides = mask.hides || key < mask.first[PANEL - 1];
@@ -390,8 +401,9 @@ class TileAttention : AttentionItems {
             for (int64_t key = span.first; key < span.last; key += PANEL)
                 gather_columns(place.scores + key * PANEL, first, weights + first * SPAN + key, SPAN);
         for (int64_t i = 0; i < count; i++) {
-            I32 position = I32{} + int32_t(position_of(item) - begin + i / group_);
-            auto mask = [&](int64_t key) { return mask_of(position, key); };
+            int64_t token = i / group_, seen = seen_by(item.row, item.first_token + token);
+            I32 position = I32{} + int32_t(position_of(item) - begin + token), last = I32{} + int32_t(seen - 1 - begin);
+            auto mask = [&](int64_t key) { return mask_of(position, last, key); };
             weigh_row(weights + i * SPAN, span.first, span.last, mask, part, i);
         }
         in_groups<4>(cache_.value_dim % (4 * LANES) == 0, count, [&](auto size, auto whole, int64_t i) {

@@ -1,6 +1,8 @@
 """Every attention backend against the naive reference, over the same batches."""
 
+import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 import torch
@@ -200,3 +202,38 @@ def test_auto_takes_an_available_backend_and_unknown_names_are_refused() -> None
         attention_backend("flashinfer", CPU)
     with pytest.raises(UnavailableBackendError, match="no attention backend 'flash'"):
         attention_backend("flash", CPU)
+
+
+BIDIRECTIONAL = {
+    "pictures": (((30, 30), (40, 90)), [(3, 12), (12, 25)], [(60, 85)]),
+    "at the ends": (((16, 16), (16, 40)), [(0, 16)], [(24, 40)]),
+    "beside decodes": (((1, 9), (1, 40), (300, 700)), [], [], [(410, 690)]),
+    "the rest of one": (((5, 30), (1, 12)), [(10, 30)], []),
+}
+"""Rows as in `Case`, and the spans of positions of each row whose tokens see each other."""
+
+
+@pytest.mark.parametrize("name", [name for name in BACKENDS if name in ("cpu", "torch_native")])
+@pytest.mark.parametrize("window", [0, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", BIDIRECTIONAL.values(), ids=BIDIRECTIONAL.keys())
+def test_tokens_of_a_span_see_each_other(name: str, window: int, dtype: torch.dtype, case: tuple[Any, ...]) -> None:
+    torch.manual_seed(0)
+    rows, *spans = case
+    batch = make_batch(rows, 1024)
+    seen = [
+        next((end for begin, end in spans[row] if begin <= position < end), position + 1)
+        for row, (new, kv) in enumerate(rows)
+        for position in range(kv - new, kv)
+    ]
+    batch = dataclasses.replace(batch, seen=torch.tensor(seen, dtype=torch.int32))
+    k, v = torch.randn(2, 1024, PAGE, 2, 8).to(dtype)
+    q = torch.randn(len(seen), 4, 8).to(dtype)
+    reference, backend = ReferenceAttention(), attention_backend(name, CPU)()
+    assert backend.bidirectional
+    outputs = []
+    for attention in (backend, reference):
+        attention.plan(batch)
+        outputs.append(attention.attend(q, k, v, AttentionParams(scale=0.4, window=window)))
+    step = torch.finfo(dtype).eps
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=2 * step, atol=max(4e-6, step))

@@ -14,6 +14,7 @@ from tercet.kernels.native.linear import PackedLinear, PackedMLP, check_shape
 from tercet.kernels.native.lora import Adapters
 from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.ops.activation import Gate
+from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights
 
 
@@ -108,11 +109,13 @@ class NativeDecoder:
         positions: torch.Tensor,
         batches: Sequence[AttentionBatch],
         lora: LoRARows | None = None,
+        replaced: ReplacedEmbeddings | None = None,
     ) -> torch.Tensor:
         """Return normalized hidden states float32 [tokens, hidden] of int64 token ids and positions.
 
-        `batches` holds one batch for each cache group, and `lora` the tokens that have an adapter. Raises ValueError,
-        before anything is written, for a token, position, page or adapter that does not exist.
+        `batches` holds one batch for each cache group, `lora` the tokens that have an adapter, and `replaced` those
+        that have other embeddings than the vocabulary's. Raises ValueError, before anything is written, for a token,
+        position, page or adapter that does not exist.
         """
         tokens = len(input_ids)
         for tensor in (input_ids, positions):
@@ -125,10 +128,23 @@ class NativeDecoder:
         step = abi.Step(
             *(tokens, len(batches), input_ids.data_ptr(), positions.data_ptr()),
             *(ctypes.cast(rows, ctypes.c_void_p), None if adapted is None else ctypes.addressof(adapted)),
+            *((None, None, 0) if replaced is None else self._replaced(replaced)),
         )
         hidden = torch.empty(tokens, self._hidden)
         self._functions.forward(ctypes.byref(self._model), ctypes.byref(step), hidden.data_ptr())
         return hidden
+
+    def _replaced(self, replaced: ReplacedEmbeddings) -> tuple[int, int, int]:
+        places, vectors, _ = replaced
+        if (
+            places.dtype != torch.int64
+            or vectors.dtype != torch.float32
+            or vectors.shape != (len(places), self._hidden)
+        ):
+            raise ValueError(f"embeddings are float32 [places, {self._hidden}], and places int64")
+        if not (places.is_contiguous() and vectors.is_contiguous()):
+            raise ValueError("embeddings and places are contiguous")
+        return vectors.data_ptr(), places.data_ptr(), len(places)
 
 
 def _check_caches(layers: Sequence[DecoderLayer], shapes: Sequence[torch.Size]) -> None:

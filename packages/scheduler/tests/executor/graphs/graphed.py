@@ -24,6 +24,7 @@ class LateReading(TorchNativeAttention):
     """Reads lengths from the tensors when it attends, as a kernel in a graph does."""
 
     capturable = True
+    bidirectional = False
 
     def attend(self, *given: Any, **options: Any) -> torch.Tensor:
         assert self._batch is not None
@@ -35,6 +36,7 @@ class PlannedBefore(TorchNativeAttention):
     """Knows the lengths of a step only from its plan, as what plans on the host does."""
 
     capturable = True
+    bidirectional = False
 
 
 class Tape:

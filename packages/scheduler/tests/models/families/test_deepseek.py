@@ -182,6 +182,7 @@ class LateReading(TorchNativeLatent):
     """Reads lengths from the tensors when it attends, as a kernel in a graph does."""
 
     capturable = True
+    bidirectional = False
 
     def attend(self, *given: Any) -> torch.Tensor:
         assert self._batch is not None

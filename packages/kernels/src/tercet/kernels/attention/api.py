@@ -23,6 +23,9 @@ class AttentionBatch:
     page_size: int
     host_query_lens: list[int]
     host_kv_lens: list[int]
+    seen: torch.Tensor | None = None
+    """int32 [tokens]: number of tokens of its row that each new token sees, where some see tokens after themselves. It
+    does not decrease within a row. A window still ends at the token itself."""
 
     @property
     def rows(self) -> int:
@@ -71,6 +74,11 @@ class AttentionBackend(Protocol):
         A captured decode reads its tensors and what `plan` derived from its host lists, so `plan` is called for each
         replayed step, with as many decodes as were captured.
         """
+        ...
+
+    @property
+    def bidirectional(self) -> bool:
+        """True if `AttentionBatch.seen` is supported."""
         ...
 
     def plan(self, batch: AttentionBatch) -> None:

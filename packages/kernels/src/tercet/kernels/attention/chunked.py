@@ -17,6 +17,7 @@ class ChunkedAttention:
     """Backend for models with chunks in some layers, an `AttentionBackend` over one of another kind for each chunk."""
 
     capturable = False
+    bidirectional = False
 
     def __init__(self, backend: Callable[[], AttentionBackend]) -> None:
         self._make = backend

@@ -18,6 +18,7 @@ class CpuAttention:
     """
 
     capturable = False
+    bidirectional = True
 
     def __init__(self, library: Library | None = None) -> None:
         """Raise UnavailableBackendError if the library was not built."""
@@ -107,8 +108,13 @@ def rows_of(batch: AttentionBatch) -> abi.Rows:
     rows, width = batch.page_table.shape
     if batch.query_start.shape != (rows + 1,) or batch.kv_lens.shape != (rows,):
         raise ValueError("a batch's tensors differ in rows")
+    seen = batch.seen
+    if seen is not None and (seen.dtype != torch.int32 or seen.shape != batch.slot_mapping.shape):
+        raise ValueError("a batch's `seen` is int32, one for each token")
     starts, lengths, pages, slots = (tensor.data_ptr() for tensor in tensors)
-    return abi.Rows(rows, len(batch.slot_mapping), starts, lengths, pages, width, slots)
+    return abi.Rows(
+        rows, len(batch.slot_mapping), starts, lengths, pages, width, slots, None if seen is None else seen.data_ptr()
+    )
 
 
 def cache_of(k: torch.Tensor, v: torch.Tensor, page_size: int) -> abi.Cache:

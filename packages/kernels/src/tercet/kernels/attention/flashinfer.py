@@ -142,6 +142,7 @@ class FlashInferAttention:
     """FlashInfer backend, an `AttentionBackend`. With `memory` it serves CUDA graphs with a fixed number of rows."""
 
     capturable = True
+    bidirectional = False
 
     def __init__(
         self,

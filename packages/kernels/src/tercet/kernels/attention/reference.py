@@ -10,6 +10,7 @@ class ReferenceAttention:
     """Reference `AttentionBackend` in float64, for tests and `tercet-kernels check` only."""
 
     capturable = False
+    bidirectional = True
 
     def __init__(self) -> None:
         self._batch: AttentionBatch | None = None
@@ -41,7 +42,8 @@ class ReferenceAttention:
             for position in range(kv_len - query_len, kv_len):
                 first = max(0, position - window + 1) if window else 0
                 first = max(first, position // params.chunk * params.chunk) if params.chunk else first
-                seen = slice(first - earliest, position + 1 - earliest)
+                last = position + 1 if batch.seen is None else int(batch.seen[token])
+                seen = slice(first - earliest, last - earliest)
                 keys, values = row_keys[seen], row_values[seen]
                 for head in range(q.shape[1]):
                     scores = keys[:, head // group] @ q[token, head].double() * scale

@@ -38,6 +38,7 @@ class _Extend:
     first: int
     last: int
     index: torch.Tensor  # int64 [kv_len]
+    seen: torch.Tensor | None = None  # see `AttentionBatch.seen`
 
 
 class _Scratch:
@@ -68,6 +69,7 @@ class TorchNativeAttention:
     """Plain-torch backend, an `AttentionBackend`."""
 
     capturable = False
+    bidirectional = True
 
     def __init__(self) -> None:
         self._batch: AttentionBatch | None = None
@@ -158,7 +160,7 @@ def _find_extends(batch: AttentionBatch) -> list[_Extend]:
     for row in range(batch.decodes, batch.rows):
         last = first + batch.host_query_lens[row]
         positions = torch.arange(batch.host_kv_lens[row], device=batch.page_table.device)
-        extends.append(_Extend(first, last, _locate(batch, row, positions)))
+        extends.append(_Extend(first, last, _locate(batch, row, positions), batch.seen))
         first = last
     return extends
 
@@ -238,9 +240,10 @@ def _extend(
         queries = last - first
         positions = torch.arange(before + first - extend.first, before + last - extend.first, device=q.device)
         start = max(0, before + first - extend.first - window + 1) if window else 0
-        stop = before + last - extend.first
+        ends = positions + 1 if extend.seen is None else extend.seen[first:last]
+        stop = before + last - extend.first if extend.seen is None else int(ends.max())
         seen = torch.arange(start, stop, device=q.device)
-        hidden = seen > positions[:, None]  # [queries, keys]
+        hidden = seen >= ends[:, None]  # [queries, keys]
         if window:
             hidden |= seen <= positions[:, None] - window
         query = q[first:last].float().view(queries, kv_heads, -1, head_dim).permute(1, 2, 0, 3) * params.scale

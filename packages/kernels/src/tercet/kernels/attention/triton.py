@@ -99,6 +99,7 @@ class TritonAttention:
     """Triton backend, an `AttentionBackend`. Its decodes may be captured in a graph."""
 
     capturable = True
+    bidirectional = False
 
     def __init__(self, decodes: Tiling | None = None) -> None:
         """Use the tiling `decodes`, if given, for decodes of any model."""

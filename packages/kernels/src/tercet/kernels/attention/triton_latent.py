@@ -69,6 +69,7 @@ class TritonLatent:
     """Triton backend of latent attention. Its decodes may be captured in a graph."""
 
     capturable = True
+    bidirectional = False
 
     def __init__(self, decodes: Tiling = DECODE_TILINGS[0], extends: Tiling = EXTEND_TILINGS[0]) -> None:
         """Use these tilings for 16-bit numbers."""

@@ -70,7 +70,7 @@ class Rows(Structure):
         *_ints("rows", "tokens"),
         *_pointers("query_start", "kv_lens", "page_table"),
         *_ints("page_stride"),
-        *_pointers("slot_mapping"),
+        *_pointers("slot_mapping", "seen"),
     )
 
 
@@ -149,7 +149,11 @@ class Model(Structure):
 class Step(Structure):
     """`Step` of decoder.h."""
 
-    _fields_ = (*_ints("tokens", "groups"), *_pointers("input_ids", "positions", "rows", "adapted"))
+    _fields_ = (
+        *_ints("tokens", "groups"),
+        *_pointers("input_ids", "positions", "rows", "adapted", "embeddings", "places"),
+        *_ints("replaced"),
+    )
 
 
 class ShmCollectives(Structure):
