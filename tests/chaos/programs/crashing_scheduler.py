@@ -14,7 +14,7 @@ from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.executor_factory import EXECUTORS, build_torch
-from tercet.scheduler.ports import Advance, Executor, LateMasks, LoadedAdapter, Pending
+from tercet.scheduler.ports import Advance, Executor, LateMasks, LoadedAdapter, Pending, PictureArrays
 from tercet.scheduler.resolved_model import ResolvedModel
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -33,6 +33,10 @@ class CrashingExecutor:
     @property
     def adapters(self) -> AsyncLoader[LoRAAdapter, LoadedAdapter] | None:
         return self._executor.adapters
+
+    @property
+    def pictures(self) -> PictureArrays | None:
+        return self._executor.pictures
 
     @property
     def late_masks(self) -> LateMasks | None:

@@ -95,17 +95,18 @@ def test_a_picture_that_was_forgotten_gets_another_number() -> None:
 @given(st.integers(0, 40), st.integers(1, 60), st.booleans())
 def test_a_chunk_cuts_no_whole_picture_and_is_never_empty(start: int, count: int, whole: bool) -> None:
     places = [PictureInput(sha256=CAT, first=first, tokens=TOKENS) for first in (3, 9, 20)]
-    found = PromptPictures(places, IMAGE, whole=whole).chunk(start, count)
+    found = PromptPictures(places, IMAGE, "", PictureNumbers(), whole=whole).chunk(start, count)
     assert found > 0
     assert abs(found - count) < TOKENS
     assert found == count if not whole else not any(p.first < start + found < p.first + TOKENS for p in places)
 
 
 def test_ids_come_back_from_keys() -> None:
-    pictures = PromptPictures([PictureInput(sha256=CAT, first=1, tokens=TOKENS)], IMAGE, whole=True)
+    places = [PictureInput(sha256=CAT, first=1, tokens=TOKENS)]
+    pictures = PromptPictures(places, IMAGE, "", PictureNumbers(), whole=True)
     tokens = array("i", [1, *[IMAGE] * TOKENS, 2])
     keys = tokens[:]
-    pictures.write_keys(keys, "", PictureNumbers())
+    pictures.write_keys(keys)
     assert list(keys) == [1, *[-1] * TOKENS, 2]
     assert pictures.with_ids(keys) == tokens
 

@@ -36,6 +36,7 @@ class Step:
     """Consecutive tokens of one sequence; each cache group has its own pages, in an order of its own."""
 
     lora: LoRARows | None = None
+    replaced = None
 
     def __init__(self, pool: KVPool, start: int, count: int) -> None:
         self.pool = pool
@@ -151,7 +152,7 @@ def mixed(pool: KVPool, rows: list[tuple[int, int]]) -> Any:
                 host_kv_lens=lengths,
             )
         )
-    return SimpleNamespace(lora=None, pool=pool, attention=batches, positions=torch.cat(positions))
+    return SimpleNamespace(lora=None, replaced=None, pool=pool, attention=batches, positions=torch.cat(positions))
 
 
 @torch.inference_mode()
@@ -272,7 +273,7 @@ def test_caches_of_several_sizes_are_refused(checkpoints: Callable[[str], Path])
     step: Any = Step(served.pool, 0, 1)
     caches = [served.pool.layer(index) for index in range(3)]
     caches[2] = (caches[2][0][1:], caches[2][1][1:])  # a page less than layer 0, whose pages it shares
-    step.pool = SimpleNamespace(lora=None, group_of=served.pool.group_of, layer=caches.__getitem__)
+    step.pool = SimpleNamespace(lora=None, replaced=None, group_of=served.pool.group_of, layer=caches.__getitem__)
     with pytest.raises(ValueError, match="a layer's cache is"):
         served.model(torch.tensor([1]), step.positions, step)
 

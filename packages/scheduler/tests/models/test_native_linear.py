@@ -94,6 +94,8 @@ def test_weights_are_rounded(network: Network) -> None:
 class Blind(Batch):
     """A step in which every token attends to itself alone."""
 
+    replaced = None
+
     def attend(self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: Any) -> torch.Tensor:
         return v.repeat_interleave(q.shape[1] // v.shape[1], 1)
 

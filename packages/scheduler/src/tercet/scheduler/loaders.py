@@ -1,4 +1,4 @@
-"""Grammars, adapters and weights that requests name: loaded while the loop goes on, and events for the core."""
+"""Grammars, adapters, weights and pictures of requests: loaded while the loop goes on, and events for the core."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,12 @@ from typing import Any
 
 from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.codec import Frame
-from tercet.protocol.messages.messages import ControlReply, UpdateWeightsFromDiskReq
+from tercet.protocol.messages.messages import (
+    ControlReply,
+    Rejected,
+    TokenizedGenerateReqInput,
+    UpdateWeightsFromDiskReq,
+)
 from tercet.protocol.messages.values import Grammar, LoRAAdapter
 from tercet.protocol.messages.weight_transfers import WeightTransferReq
 from tercet.scheduler.async_loader import AsyncLoader
@@ -20,7 +25,7 @@ from tercet.scheduler.core.events import (
     MaskReady,
     WeightsRead,
 )
-from tercet.scheduler.ports import Core, LateMasks, LoadedAdapter
+from tercet.scheduler.ports import Core, LateMasks, LoadedAdapter, PictureArrays
 from tercet.scheduler.weight_transfer.weight_transfers import WeightTransfers
 
 
@@ -37,6 +42,7 @@ class Loaders:
     adapters: AsyncLoader[LoRAAdapter, LoadedAdapter] | None = None
     weights: AsyncLoader[str, None] | None = None
     transfers: WeightTransfers | None = None
+    pictures: PictureArrays | None = None
 
     @property
     def busy(self) -> bool:
@@ -63,6 +69,15 @@ class Loaders:
                 else:
                     events.append(self.update(source, outcome))
         return events, answers
+
+    def keep_pictures(self, request: TokenizedGenerateReqInput, frames: Sequence[Frame]) -> Rejected | None:
+        """Keep the arrays of a request's pictures, or return its rejection."""
+        if not request.pictures or self.pictures is None:
+            return None
+        fault = self.pictures.add(request.pictures, frames)
+        if not fault:
+            return None
+        return Rejected(rid=request.rid, attempt=request.attempt, code="overloaded", message=fault, retry=True)
 
     def load(self, grammar: Grammar | None, adapter: LoRAAdapter | None) -> Iterator[Arrival]:
         """Load what a message needs. Yield an event for each: it is pending, or it has been loaded."""
@@ -100,6 +115,8 @@ class Loaders:
             self.adapters.retain(core.adapters())
         if self.weights is not None:
             self.weights.retain(())
+        if self.pictures is not None:
+            self.pictures.retain(core.pictures())
 
     def _weights_read(self, weights: AsyncLoader[str, None], path: str) -> Arrival:
         error = weights.error_of(path)

@@ -169,6 +169,9 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         for source, message, frames, at in self._drain(wait):
             match message:
                 case TokenizedGenerateReqInput():
+                    if refused := self._loaders.keep_pictures(message, frames):
+                        self.outbox.send([(source, refused)])
+                        continue
                     arrivals.append(Arrival(source, message, at))
                     arrivals += self._loaders.load(message.sampling.grammar, message.lora)
                 case LoadLoRAAdapterReq(adapter=adapter):

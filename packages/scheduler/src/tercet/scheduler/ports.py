@@ -1,9 +1,11 @@
 """Ports of the scheduler: its loop uses a core and an executor through them. `wiring` chooses the adapters."""
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol, TypeVar
 
 from tercet.protocol.backlog import Outgoing
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.media import PictureInput
 from tercet.protocol.messages.messages import InternalState
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.async_loader import AsyncLoader
@@ -32,6 +34,7 @@ class Core(Protocol[PlanT_co, ResultT_contra]):
     def commit(self, result: ResultT_contra) -> list[Outgoing]: ...
     def grammars(self) -> set[Grammar]: ...
     def adapters(self) -> set[LoRAAdapter]: ...
+    def pictures(self) -> set[bytes]: ...
     def load(self) -> Load: ...
     def held(self) -> dict[str, Held]: ...
     def internal_state(self, number: str, now: float) -> InternalState: ...
@@ -82,6 +85,18 @@ class LateMasks(Protocol):
         ...
 
 
+class PictureArrays(Protocol):
+    """Arrays of pictures, implemented in `tercet.scheduler.executor.pictures`."""
+
+    def add(self, pictures: Sequence[PictureInput], frames: Sequence[Frame]) -> str:
+        """Keep the arrays of a request. Return a fault, or an empty text."""
+        ...
+
+    def retain(self, needed: Collection[bytes]) -> None:
+        """Drop all arrays but those with these hashes."""
+        ...
+
+
 class Executor(Runner[Plan, StepResult], Protocol):
     """Runner of a generating model."""
 
@@ -103,6 +118,11 @@ class Executor(Runner[Plan, StepResult], Protocol):
     @property
     def adapters(self) -> AsyncLoader[LoRAAdapter, LoadedAdapter] | None:
         """Return the loader of adapters; None if adapters are not supported."""
+        ...
+
+    @property
+    def pictures(self) -> PictureArrays | None:
+        """Return the arrays of pictures; None if the model takes none."""
         ...
 
     @property

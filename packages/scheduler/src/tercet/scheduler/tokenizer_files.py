@@ -69,6 +69,11 @@ def tokenizer_end_ids(files: Mapping[str, bytes]) -> list[int]:
         return []
 
 
+def added_token_texts(files: Mapping[str, bytes]) -> dict[int, str]:
+    """Return the texts of a completed tokenizer.json's added tokens, by id. Raises ValueError."""
+    return {token.id: token.content for token in _added_tokens(files["tokenizer.json"])}
+
+
 def _added_tokens(text: bytes) -> list[_Added]:
     return msgspec.json.decode(text, type=_TokenizerFile).added_tokens
 

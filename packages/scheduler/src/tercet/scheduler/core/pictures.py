@@ -10,6 +10,7 @@ from collections import OrderedDict
 from tercet.protocol.messages.media import PictureFormat, PictureInput
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import unpack_ints
+from tercet.scheduler.core.plan import PlannedPicture
 
 _HASH_BYTES = 32
 
@@ -42,17 +43,23 @@ class PictureNumbers:
 class PromptPictures:
     """Pictures of one prompt. With `whole`, their tokens see each other, so no chunk ends inside a picture."""
 
-    def __init__(self, pictures: list[PictureInput], token_id: int, *, whole: bool) -> None:
+    def __init__(
+        self, pictures: list[PictureInput], token_id: int, namespace: str, numbers: PictureNumbers, *, whole: bool
+    ) -> None:
         self.inputs = pictures
+        self.planned = [
+            PlannedPicture(
+                number=numbers.of(namespace, each.sha256), sha256=each.sha256, first=each.first, tokens=each.tokens
+            )
+            for each in pictures
+        ]
         self._token_id = token_id
         self._whole = whole
 
-    def write_keys(self, tokens: "array[int]", namespace: str, numbers: PictureNumbers) -> None:
+    def write_keys(self, tokens: "array[int]") -> None:
         """Replace the placeholder tokens of a prompt by the keys of their pictures."""
-        for each in self.inputs:
-            tokens[each.first : each.first + each.tokens] = array(
-                "i", [numbers.of(namespace, each.sha256)] * each.tokens
-            )
+        for each in self.planned:
+            tokens[each.first : each.first + each.tokens] = array("i", [each.number] * each.tokens)
 
     def with_ids(self, tokens: "array[int]") -> "array[int]":
         """Return a copy of a prompt, and what follows it, with placeholder tokens in the place of keys."""

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tercet.protocol.messages.media import PictureFormat, PictureInput
+from tercet.protocol.messages.media import PictureFormat
 from tercet.protocol.messages.values import Logprobs, LoRAAdapter, MemoryTag, SamplingParams
 
 
@@ -48,6 +48,18 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
         return excess_tokens(self.pictures, whole=self.whole_pictures)
 
 
+class PlannedPicture(msgspec.Struct, frozen=True, kw_only=True):
+    """Picture whose embeddings take the place of `tokens` placeholder tokens from `first` on.
+
+    Equal pictures of one namespace have the same `number`.
+    """
+
+    number: int
+    sha256: bytes
+    first: int
+    tokens: int
+
+
 class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
     """A choice that takes a slot. The executor keeps its token ids from then on; plans name only the slot.
 
@@ -69,7 +81,7 @@ class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
     """Slot of the choice's adapter; -1 is none."""
     request: int = 0
     """Number of the request. Its choices share the time that their grammar may take."""
-    pictures: list[PictureInput] = []
+    pictures: list[PlannedPicture] = []
     """Pictures whose embeddings take the place of placeholder tokens, in order."""
 
 

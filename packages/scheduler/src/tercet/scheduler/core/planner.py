@@ -396,7 +396,7 @@ class Planner:
                 prompt_logprobs=req.to_score,
                 adapter=req.adapter_slot,
                 request=req.request,
-                pictures=req.pictures.inputs if req.pictures else [],
+                pictures=req.pictures.planned if req.pictures else [],
             )
         )
         builder.add(req, step)

@@ -123,6 +123,9 @@ class RecordingScheduler:
     def adapters(self) -> set[LoRAAdapter]:
         return self._core.adapters()
 
+    def pictures(self) -> set[bytes]:
+        return self._core.pictures()
+
     def load(self) -> Load:
         return self._core.load()
 

@@ -51,7 +51,7 @@ class OomChunkedModel:
     """A wrapper of a `Model`. After an out-of-memory error, steps of that size are split into halves for a while.
 
     A step may be computed twice, which is harmless: the same keys and values are written again. Recurrent states would
-    advance twice, so a step over them is not repeated.
+    advance twice, so a step over them is not repeated. A step whose pictures cannot be cut is not split.
     """
 
     def __init__(self, model: Model, release: Callable[[], None] = release_cached) -> None:
@@ -61,7 +61,7 @@ class OomChunkedModel:
 
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """See `Model`. Raise the model's error if even one token does not fit, or if a step cannot be repeated."""
-        if batch.segments is not None:
+        if batch.segments is not None or not batch.can_be_cut:
             return self._model(input_ids, positions, batch)
         tokens = len(input_ids)
 
@@ -95,7 +95,7 @@ class TimedChunkedModel:
     def __call__(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: ForwardBatch) -> torch.Tensor:
         """See `Model`."""
         tokens = len(input_ids)
-        if tokens >= 2 * FEW and tokens * self._token_seconds > LONGEST_CALL:
+        if tokens >= 2 * FEW and tokens * self._token_seconds > LONGEST_CALL and batch.can_be_cut:
             cut = tokens // 2
             return torch.cat([self._part(batch, half) for half in (slice(0, cut), slice(cut, tokens))])
         began = self._clock()

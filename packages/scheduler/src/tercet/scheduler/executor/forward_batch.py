@@ -7,6 +7,8 @@ from enum import Enum, auto
 import torch
 
 from tercet.kernels.attention.api import AttentionBackend, AttentionBatch, AttentionParams, NewTokens, RotatingBackend
+from tercet.kernels.attention.torch_native import TorchNativeAttention
+from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.kernels.ops.lora import LoRARows
 from tercet.kernels.ops.recurrent import Segments
 from tercet.scheduler.executor.kv_pool import KVPool
@@ -47,6 +49,7 @@ class ForwardBatch:
     chained: bool = False  # a row may see the new token of another row
     states: StatePool | None = None  # of models with recurrent layers
     segments: Segments | None = None  # with `states`
+    replaced: ReplacedEmbeddings | None = None  # of pictures
 
     @classmethod
     def planned(
@@ -62,11 +65,16 @@ class ForwardBatch:
         chained: bool = False,
         states: StatePool | None = None,
         segments: Segments | None = None,
+        replaced: ReplacedEmbeddings | None = None,
     ) -> "ForwardBatch":
         """Create a batch and plan its backends, which stay valid until they are planned for another batch.
 
-        If rows are `chained`, one sees the new token of another, so all are stored before any attends.
+        If rows are `chained`, one sees the new token of another, so all are stored before any attends. Backends in
+        which no token sees later ones are replaced in a step with pictures whose tokens do.
         """
+        if replaced is not None and replaced.seen is not None:
+            attention = [replace(group, seen=replaced.seen) for group in attention]
+            backends = [each if each.bidirectional else TorchNativeAttention() for each in backends]
         for backend, group in zip(backends, attention, strict=True):
             backend.plan(group)
         mode = ForwardMode.of(attention[0].host_query_lens)
@@ -84,7 +92,13 @@ class ForwardBatch:
             chained=chained,
             states=states,
             segments=segments,
+            replaced=replaced,
         )
+
+    @property
+    def can_be_cut(self) -> bool:
+        """Return whether `part` is available: no token sees one after itself."""
+        return self.replaced is None or self.replaced.seen is None
 
     def part(self, tokens: slice) -> "ForwardBatch":
         """Return a batch of some of the step's tokens. A row that is cut continues in the next part.
@@ -102,6 +116,7 @@ class ForwardBatch:
             chained=self.chained,
             states=self.states,
             segments=None if self.segments is None else self.segments.part(tokens),
+            replaced=None if self.replaced is None else self.replaced.part(tokens),
         )
 
     def attend(

@@ -13,6 +13,7 @@ from tercet.scheduler.device.device_memory import available_bytes, shares_host_m
 from tercet.scheduler.executor.graphs.warmup import measured_kv_bytes, profile_run
 from tercet.scheduler.executor.kv_pool import KVGroup, KVShape
 from tercet.scheduler.executor.model_runner import Model
+from tercet.scheduler.executor.pictures import LoadedPictures
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape, HeadShape, ModelConfig
@@ -86,6 +87,7 @@ class KVBudget:
     shapes: Mapping[int, KVShape]
     device: torch.device
     shard: Shard
+    pictures: LoadedPictures | None = None
 
     def longest_context(self) -> int:
         """Return the most tokens of one sequence that total memory can hold, in the cache and in tables of positions
@@ -153,7 +155,8 @@ class KVBudget:
             self.shapes,
             states=state_layers(config),
             slots=options.rows,
-            tokens=options.step_tokens,
+            tokens=options.step_tokens + self._excess_tokens,
+            pictures=self.pictures,
             context_length=config.context_length,
             vocab_size=config.vocab_size,
             device=device,
@@ -170,6 +173,11 @@ class KVBudget:
         if (static := int(available_bytes(self.device) - reserved)) <= 0:
             raise ValueError(f"mem_fraction_static {fraction}: memory in use and the weights leave none of this share")
         return static
+
+    @property
+    def _excess_tokens(self) -> int:
+        """Tokens by which a step may exceed `step_tokens`."""
+        return 0 if self.pictures is None else self.pictures.excess_tokens
 
     @property
     def _page_bytes(self) -> int:
@@ -220,7 +228,7 @@ class KVBudget:
             return equal
         window_bytes = sum(self.shapes[layer].page_bytes for layer in windowed)
         full_bytes = self._page_bytes - window_bytes
-        step_tokens = max(options.step_tokens, options.slots)
+        step_tokens = max(options.step_tokens, options.slots) + self._excess_tokens
         of_steps, of_one, of_all = (
             window_pages(self._window, options.page_size, choices, step_tokens) for choices in (0, 1, options.slots)
         )

@@ -17,11 +17,20 @@ from tercet.kernels.triton import missing_triton
 from tercet.scheduler.architectures import is_ours, text_architecture
 from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.oom import lacks_memory, release_cached
+from tercet.scheduler.executor.chunked_model import report_layers
 from tercet.scheduler.executor.model_runner import Model
+from tercet.scheduler.executor.pictures import LoadedPictures
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.smoke_test import run_smoke_test
 from tercet.scheduler.executor.worker_options import WorkerOptions
-from tercet.scheduler.model_files import ModelError, model_identity, read_header, read_json, reading, weight_files
+from tercet.scheduler.model_files import (
+    ModelError,
+    model_identity,
+    read_header,
+    read_json,
+    reading,
+    weight_files,
+)
 from tercet.scheduler.models import hugging_face
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.models.layers.decoder import CausalLM
@@ -35,10 +44,12 @@ from tercet.scheduler.models.native_linear import (
     use_native_linears,
     use_native_projections,
 )
-from tercet.scheduler.models.registry import build_model, load_config
+from tercet.scheduler.models.registry import build_model, family_of, load_config
+from tercet.scheduler.models.vision.picture_model import load_tower
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
+from tercet.scheduler.ports import Advance
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +60,8 @@ class LoadedModel(NamedTuple):
     model: Model
     adapters: LoRABank | None = None
     """Memory of the adapters; None if the model cannot run any."""
+    pictures: LoadedPictures | None = None
+    """None if the model takes none."""
 
 
 @contextmanager
@@ -151,6 +164,23 @@ def load_model(
     # torch has little left to compute, and its threads would spin on the native kernels' cores
     torch.set_num_threads(1)
     return LoadedModel(packed, bank)
+
+
+def load_pictures(
+    options: WorkerOptions, config: DecoderShape, device: torch.device, *, native: bool, shard: Shard, advance: Advance
+) -> LoadedPictures | None:
+    """Load the vision tower; None if the model takes no pictures, or has no weights or several ranks."""
+    if not isinstance(config, ModelConfig) or shard.size > 1 or options.load_format == "dummy":
+        return None
+    model = family_of(config.architecture).pictures(options.model)
+    if model is None:
+        return None
+    tower = load_tower(model, options.checkpoint, config.dtype, device)
+    if device.type == "cpu":
+        report_layers(tower, advance)
+        if native and not unsupported_dtype(config.dtype, "weights"):
+            use_native_linears(tower, load_library())
+    return LoadedPictures(model, tower)
 
 
 def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: torch.device) -> LoRABank | None:

@@ -4,6 +4,7 @@ A step writes each sampled token into its slot's token buffer. The next plan can
 has seen the result.
 """
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
@@ -13,6 +14,7 @@ import torch
 
 from tercet.kernels.attention.api import AttentionBackend
 from tercet.kernels.ops import sampler_ops
+from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.kernels.ops.lora import LoRARows
 from tercet.kernels.ops.recurrent import Segments
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
@@ -21,6 +23,7 @@ from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.forward_batch import ForwardBatch
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapters import StepAdapters
+from tercet.scheduler.executor.pictures import StepPictures
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
 from tercet.scheduler.executor.sampling.sampler import (
     Agree,
@@ -100,6 +103,7 @@ class ModelRunner:
         oom_policy: Callable[[str, Callable[[], None]], OomPolicy] = SplitOnOom,
         logprobs_mode: LogprobsMode = "raw",
         states: StatePool | None = None,
+        pictures: StepPictures | None = None,
     ) -> None:
         """Create a runner. `graphs` creates the object that replays steps of its tables; the pool must have spare
         pages.
@@ -109,6 +113,7 @@ class ModelRunner:
         self._model = model
         self._pool = pool
         self._states = states
+        self._pictures = pictures
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
         self._scored = np.zeros(slots, dtype=np.bool_)  # slots with prompt log-probabilities
@@ -152,7 +157,10 @@ class ModelRunner:
         constrained = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         segments = None if self._states is None else self._states.begin(plan)
-        hidden = self._forward(inputs, lora, segments)
+        replaced = None if self._pictures is None else self._pictures.begin(plan.rows)
+        if replaced is not None:  # no graph has pictures
+            inputs = dataclasses.replace(inputs, in_fixed_buffers=False)
+        hidden = self._forward(inputs, lora, segments, replaced)
         if self._states is not None:
             self._states.end(plan)
         drafts = DraftTokens(slots.tolist(), assumed) if assumed and self._sampler.has_penalties(slots) else None
@@ -172,8 +180,16 @@ class ModelRunner:
         again(partial(self._sampler.introduce, inits), self._release)
         if self._grammars is not None:
             self._grammars.introduce(inits)
+        if self._pictures is not None:
+            self._pictures.introduce(inits)
 
-    def _forward(self, inputs: StepInputs, lora: LoRARows | None, segments: Segments | None) -> torch.Tensor:
+    def _forward(
+        self,
+        inputs: StepInputs,
+        lora: LoRARows | None,
+        segments: Segments | None,
+        replaced: ReplacedEmbeddings | None,
+    ) -> torch.Tensor:
         """Return the hidden states [tokens, hidden]."""
         adapted = lora is not None
         if self.graphs is not None and (hidden := self.graphs.replay(inputs, adapted=adapted)) is not None:
@@ -190,6 +206,7 @@ class ModelRunner:
             chained=inputs.chained,
             states=self._states,
             segments=segments,
+            replaced=replaced,
         )
         return self._model(ids, inputs.positions, batch)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, build_decoder
 from tercet.scheduler.models.layers.packed import Packed
 from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.vision.picture_model import PictureModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +26,8 @@ class ModelFamily(FamilyConfig):
     """Makes the model on torch's default device, without loaded weights."""
     pad_token_id: int | None = None
     """The default of `pad_token_id`, which a classifier skips at the end of a text."""
+    pictures: Callable[[Path], PictureModel | None] = lambda _: None
+    """Returns the pictures that the model in a directory takes."""
     not_native: str = ""
     """The reason why native kernels cannot run any of its models; empty if they can."""
 

@@ -14,6 +14,7 @@ from tercet.kernels.native.library import Library
 from tercet.kernels.native.linear import PackedLinear, PackedMLP, Quantization, pack_linear
 from tercet.kernels.native.mixture import Mixture
 from tercet.kernels.native_decoder import DecoderLayer, DecoderWeights, NativeDecoder
+from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.kernels.ops.lora import LoRARows
 from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers import decoder
@@ -75,6 +76,11 @@ class Batch(Protocol):
         """The tokens that have an adapter."""
         ...
 
+    @property
+    def replaced(self) -> ReplacedEmbeddings | None:
+        """The tokens that have other embeddings than the vocabulary's."""
+        ...
+
 
 class NativeCausalLM:
     """A model on native kernels. It takes the weights out of a loaded model layer by layer, so that memory never holds
@@ -116,7 +122,10 @@ class NativeCausalLM:
         """Return the hidden states, float32 [tokens, hidden], of input ids [tokens] at positions [tokens]."""
         if self._decoder is None or self._pool is not batch.pool:
             self._decoder, self._pool = self._bind(batch.pool), batch.pool
-        return self._decoder.forward(input_ids, positions, batch.attention, batch.lora)
+        replaced = batch.replaced
+        if replaced is not None:
+            replaced = replaced._replace(vectors=replaced.vectors.float())
+        return self._decoder.forward(input_ids, positions, batch.attention, batch.lora, replaced)
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Return logits, float32 [rows, vocab], of hidden states [rows, hidden]."""

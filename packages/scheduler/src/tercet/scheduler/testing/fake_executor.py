@@ -18,7 +18,16 @@ from tercet.protocol.messages.values import (
     unpack_ints,
 )
 from tercet.scheduler.async_loader import AsyncLoader
-from tercet.scheduler.core.plan import CacheGroup, Capacity, Plan, Row, SlotInit, StateSnapshot, StepResult
+from tercet.scheduler.core.plan import (
+    CacheGroup,
+    Capacity,
+    Plan,
+    PlannedPicture,
+    Row,
+    SlotInit,
+    StateSnapshot,
+    StepResult,
+)
 from tercet.scheduler.executor.weights_loader import weights_loader
 
 _T = TypeVar("_T")
@@ -64,7 +73,7 @@ def small_capacity(
     )
 
 
-def seen_tokens(ids: bytes, pictures: Sequence[PictureInput]) -> list[int]:
+def seen_tokens(ids: bytes, pictures: Sequence[PictureInput | PlannedPicture]) -> list[int]:
     """Return what the fake model sees: ids, and numbers made of a picture's hash in its place."""
     tokens = list(unpack_ints(ids))
     for each in pictures:
@@ -204,6 +213,11 @@ class FakeExecutor:
     @property
     def grammars(self) -> None:
         """Return None: grammars need no reading."""
+        return
+
+    @property
+    def pictures(self) -> None:
+        """Return None: pictures are told apart by their hashes."""
         return
 
     @property

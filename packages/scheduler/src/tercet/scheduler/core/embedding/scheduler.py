@@ -58,7 +58,7 @@ from tercet.scheduler.core.events import (
     PeerGone,
     WeightsRead,
 )
-from tercet.scheduler.core.intake.admission import PendingAborts
+from tercet.scheduler.core.intake.pending_aborts import PendingAborts
 
 _NOT_FINITE = FinishReason(FinishType.ERROR, message="the model gave no finite numbers")
 
@@ -222,6 +222,9 @@ class EmbeddingScheduler:
         return set()
 
     def adapters(self) -> set[LoRAAdapter]:
+        return set()
+
+    def pictures(self) -> set[bytes]:
         return set()
 
     def load(self) -> Load:

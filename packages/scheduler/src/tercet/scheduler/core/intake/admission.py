@@ -1,6 +1,5 @@
 """Intake of requests: each one is rejected, queued, or joined to the earlier attempt that is still held."""
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 from tercet.protocol.messages.messages import AbortReq, Rejected, TokenizedGenerateReqInput
@@ -10,11 +9,11 @@ from tercet.protocol.messages.values import (
     Grammar,
     LoRAAdapter,
     Resume,
-    belongs,
     pack_ints,
     unpack_ints,
 )
 from tercet.scheduler.core.counters import CoreCounters
+from tercet.scheduler.core.intake.pending_aborts import PendingAborts
 from tercet.scheduler.core.intake.validation import invalid_ids, request_error
 from tercet.scheduler.core.outputs import Outputs
 from tercet.scheduler.core.pictures import PictureNumbers, PromptPictures, picture_error
@@ -23,33 +22,6 @@ from tercet.scheduler.core.request import Req, finish_at_arrival, namespace_of
 from tercet.scheduler.core.request_table import RequestTable
 from tercet.scheduler.core.speculation.draft_policy import TOKEN
 from tercet.scheduler.core.waiting.queue import WaitingQueue
-
-MAX_PENDING_ABORTS = 4096
-
-
-class PendingAborts:
-    """The last `MAX_PENDING_ABORTS` aborts.
-
-    Their requests may still wait at a frontend, or be dispatched again after a lost answer.
-    """
-
-    def __init__(self) -> None:
-        self._reasons: OrderedDict[str, str] = OrderedDict()
-
-    def note(self, message: AbortReq) -> None:
-        """Remember a `user_requested` abort that names a rid; other aborts concern only choices already held."""
-        if message.user_requested and message.rid:
-            self._reasons[message.rid] = message.reason
-            self._reasons.move_to_end(message.rid)
-            if len(self._reasons) > MAX_PENDING_ABORTS:
-                self._reasons.popitem(last=False)
-
-    def finish(self, rid: str) -> FinishReason | None:
-        """Return the finish of a request that arrives after its abort; None if it was not aborted."""
-        for name in (rid, rid.rpartition(".")[0]):
-            if name in self._reasons and belongs(rid, name):
-                return FinishReason(FinishType.ABORT, message=self._reasons[name], user_requested=True)
-        return None
 
 
 class RequestIntake:
@@ -175,8 +147,10 @@ class RequestIntake:
         req = Req(request, source, index, output_ids, self._arrivals, at, number)
         self._arrivals += 1
         if request.pictures and self._pictures is not None:
-            req.pictures = PromptPictures(request.pictures, self._pictures.token_id, whole=self._whole_pictures)
-            req.pictures.write_keys(req.tokens, req.salt, self._picture_numbers)
+            req.pictures = PromptPictures(
+                request.pictures, self._pictures.token_id, req.salt, self._picture_numbers, whole=self._whole_pictures
+            )
+            req.pictures.write_keys(req.tokens)
         sampling = request.sampling
         req.end = req.prompt_tokens + sampling.max_new_tokens
         ends = [] if sampling.ignore_eos else self._ends

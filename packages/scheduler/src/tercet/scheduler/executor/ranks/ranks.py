@@ -101,6 +101,11 @@ class Ranks:
         return self._worker.adapters
 
     @property
+    def pictures(self) -> None:
+        """Return None: several ranks take no pictures."""
+        return
+
+    @property
     def weights(self) -> AsyncLoader[str, None]:
         """The loader that checks weights before all ranks load them."""
         return self._worker.weights

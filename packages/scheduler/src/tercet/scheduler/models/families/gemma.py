@@ -1,4 +1,4 @@
-"""Gemma 2 and 3: norms before and after attention and MLP."""
+"""Gemma 2 and 3, and the text model of Gemma 3 with pictures: norms before and after attention and MLP."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -23,6 +23,7 @@ from tercet.scheduler.models.layers.moe import MixtureOfExperts
 from tercet.scheduler.models.layers.norms import CenteredNorm, RMSNorm
 from tercet.scheduler.models.layers.parameters import rounded
 from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.vision import gemma3
 
 
 class GemmaLayer(DecoderLayer):
@@ -197,6 +198,7 @@ FAMILIES = (
         fields=_GEMMA3_FIELDS,
         windows=_WINDOWS,
         normalize=_normalize_gemma3,
+        pictures=gemma3.picture_model,
         adapt=_adapt,
     ),
 )

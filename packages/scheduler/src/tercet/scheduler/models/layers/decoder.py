@@ -115,6 +115,8 @@ class Decoder(nn.Module):
     def forward(self, input_ids: torch.Tensor, positions: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return the hidden states [tokens, hidden] of input ids [tokens]."""
         x: torch.Tensor = self.embed_tokens(input_ids)
+        if batch.replaced is not None:
+            x = x.index_copy(0, batch.replaced.places, batch.replaced.vectors.to(x.dtype))
         residual: torch.Tensor | None = None
         for layer in self.layers:
             x, residual = layer(x, residual, positions, batch)

@@ -9,6 +9,7 @@ import torch.nn.functional as F  # noqa: N812
 
 from tercet.kernels.attention.api import AttentionParams, NewTokens
 from tercet.kernels.ops.activation import Gate, act_and_mul
+from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, add_lora
 from tercet.kernels.ops.moe import ExpertBiases, ExpertWeights, Routing, fused_moe, route
 from tercet.kernels.ops.projection import Norm, Weight, project, project_normed, project_onto
@@ -21,6 +22,11 @@ from tercet.scheduler.models.layers.shard import Cut
 
 class Batch(Protocol):
     """The part of a step that a model needs."""
+
+    @property
+    def replaced(self) -> ReplacedEmbeddings | None:
+        """Embeddings of tokens that are none of the vocabulary's."""
+        ...
 
     def attend(
         self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams

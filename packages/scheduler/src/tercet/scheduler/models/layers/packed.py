@@ -31,6 +31,7 @@ class Packed:
         self.runs = _runs(lengths)
         device = input_ids.device
         self.positions = torch.cat([torch.arange(run.length, device=device).repeat(run.rows) for run in self.runs])
+        self.replaced = None  # an encoder reads text only
         self._causal = causal
         self._masks: dict[tuple[int, int], torch.Tensor | None] = {}
 

@@ -1,0 +1,149 @@
+"""Pictures of a step: arrays that frontends sent, embeddings that the vision tower made of them, and their places."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from tercet.kernels.ops.embedding import ReplacedEmbeddings
+from tercet.protocol.messages.codec import Frame
+from tercet.protocol.messages.media import PictureFormat, PictureInput
+from tercet.scheduler.core.plan import PlannedPicture, Row, SlotInit, excess_tokens
+from tercet.scheduler.models.vision.picture_model import PictureModel, VisionTower
+
+MOST_ARRAY_BYTES = 4 << 30
+"""Arrays of all held requests; further requests are refused."""
+MOST_EMBEDDING_BYTES = 256 << 20
+
+
+class LoadedPictures(NamedTuple):
+    """Pictures of a loaded model, and the tower that encodes them."""
+
+    model: PictureModel
+    tower: VisionTower
+
+    @property
+    def excess_tokens(self) -> int:
+        """Return the tokens by which a step may exceed its budget."""
+        return excess_tokens(self.model.form, whole=self.model.whole)
+
+    @torch.inference_mode()
+    def encode_blank(self) -> None:
+        """Encode a picture, for the memory that this takes."""
+        form = self.model.form
+        self.tower(torch.zeros(1, form.height, form.width, 3, dtype=torch.uint8))
+
+
+Tower = Callable[[torch.Tensor], torch.Tensor]
+"""Embeddings [pictures, tokens, hidden] of arrays uint8 [pictures, height, width, 3]."""
+
+
+class PictureStore:
+    """Arrays by hash, as long as a held choice needs them. The loop adds and retains, the executor reads."""
+
+    def __init__(self, form: PictureFormat, most_bytes: int = MOST_ARRAY_BYTES) -> None:
+        self.form = form
+        self._most = most_bytes // form.array_bytes
+        self._arrays: dict[bytes, Frame] = {}
+
+    def add(self, pictures: Sequence[PictureInput], frames: Sequence[Frame]) -> str:
+        """Keep the arrays of a request, without copying them. Return a fault, or an empty text."""
+        if [memoryview(frame).nbytes for frame in frames] != [self.form.array_bytes] * len(pictures):
+            return "the arrays do not fit the pictures"
+        arrays = {each.sha256: frame for each, frame in zip(pictures, frames, strict=True)}
+        if len(self._arrays.keys() | arrays.keys()) > self._most:
+            return "too many pictures are held"
+        self._arrays.update(arrays)
+        return ""
+
+    def retain(self, needed: Collection[bytes]) -> None:
+        """Drop all other arrays."""
+        for sha256 in self._arrays.keys() - needed:
+            del self._arrays[sha256]
+
+    def array(self, sha256: bytes) -> torch.Tensor:
+        """Return an array, uint8 [height, width, 3]. Raise KeyError if it was never added or is dropped."""
+        flat = np.frombuffer(self._arrays[sha256], np.uint8)
+        return torch.from_numpy(flat.copy()).view(self.form.height, self.form.width, 3)
+
+
+class StepPictures:
+    """The pictures of each slot, and at most `most_bytes` of embeddings, those that were used last."""
+
+    def __init__(
+        self,
+        tower: Tower,
+        store: PictureStore,
+        device: torch.device,
+        *,
+        whole: bool,
+        most_bytes: int = MOST_EMBEDDING_BYTES,
+    ) -> None:
+        self._tower = tower
+        self._store = store
+        self._device = device
+        self._whole = whole
+        self._most_bytes = most_bytes
+        self._slots: dict[int, list[PlannedPicture]] = {}
+        self._embeddings: OrderedDict[int, torch.Tensor] = OrderedDict()
+        """By number of the picture: embeddings of other namespaces must not save time."""
+
+    def introduce(self, inits: Sequence[SlotInit]) -> None:
+        """Note the pictures of choices that take slots."""
+        for init in inits:
+            self._slots.pop(init.slot, None)
+            if init.pictures:
+                self._slots[init.slot] = init.pictures
+
+    def begin(self, rows: Sequence[Row]) -> ReplacedEmbeddings | None:
+        """Return the embeddings of a step, after encoding what is missing; None if no row is in a picture."""
+        if not self._slots:
+            return None
+        parts: list[tuple[PlannedPicture, range, int]] = []  # of each picture, its tokens in a row and their place
+        offset = 0
+        for row in rows:
+            end = row.start + row.count
+            for picture in self._slots.get(row.slot, ()):
+                first, last = max(row.start, picture.first), min(end, picture.first + picture.tokens)
+                if first < last:
+                    parts.append((picture, range(first, last), offset + first - row.start))
+            offset += row.count
+        return self._replaced(rows, parts) if parts else None
+
+    def _replaced(self, rows: Sequence[Row], parts: Sequence[tuple[PlannedPicture, range, int]]) -> ReplacedEmbeddings:
+        encoded = self._encoded({picture.number: picture.sha256 for picture, _, _ in parts})
+        vectors = [
+            encoded[picture.number][tokens.start - picture.first : tokens.stop - picture.first]
+            for picture, tokens, _ in parts
+        ]
+        places = np.concatenate([np.arange(place, place + len(tokens)) for _, tokens, place in parts])
+        seen = None
+        if self._whole:
+            counts = np.concatenate([np.arange(row.start, row.start + row.count) + 1 for row in rows])
+            for _, tokens, place in parts:
+                counts[place : place + len(tokens)] = tokens.stop
+            seen = torch.from_numpy(counts.astype(np.int32)).to(self._device)
+        return ReplacedEmbeddings(torch.from_numpy(places).to(self._device), torch.cat(vectors), seen)
+
+    def _encoded(self, pictures: dict[int, bytes]) -> dict[int, torch.Tensor]:
+        """Return the embeddings of pictures by number. Those that are missing are encoded one at a time."""
+        encoded: dict[int, torch.Tensor] = {}
+        for number, sha256 in pictures.items():
+            embedding = self._embeddings.pop(number, None)
+            if embedding is None:
+                embedding = self._tower(self._store.array(sha256)[None])[0]
+            encoded[number] = self._embeddings[number] = embedding
+        while sum(each.nbytes for each in self._embeddings.values()) > self._most_bytes:
+            self._embeddings.popitem(last=False)
+        return encoded
+
+
+def step_pictures(
+    loaded: LoadedPictures | None, store: PictureStore | None, device: torch.device
+) -> StepPictures | None:
+    """Return the pictures of a model's steps; None if it takes none."""
+    if loaded is None or store is None:
+        return None
+    return StepPictures(loaded.tower, store, device, whole=loaded.model.whole)

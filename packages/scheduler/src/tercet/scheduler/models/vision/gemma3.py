@@ -1,0 +1,78 @@
+"""Pictures of Gemma 3: SigLIP, average pooling and a projection. The tokens of a picture see each other."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tercet.protocol.messages.media import PictureFormat
+from tercet.scheduler.model_files import ModelError, read_json, tokenizer_files
+from tercet.scheduler.models.vision.picture_model import PictureModel, VisionTower
+from tercet.scheduler.tokenizer_files import added_token_texts
+
+_TOKENS = {"boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144}
+"""Ids of the tokens before, after and in the place of a picture, where config.json does not say them."""
+_FILE = "preprocessor_config.json"
+_CONFIGS = ("vision_config", "text_config", "mm_tokens_per_image")
+_BILINEAR = 2
+_USUAL = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_pan_and_scan": False}
+
+
+def picture_model(directory: Path) -> PictureModel | None:
+    """Return the pictures of the model in a directory; None for its text model alone.
+
+    Raise ModelError for a size or an option that is not supported.
+    """
+    config = read_json(directory / "config.json")
+    if not isinstance(config.get("vision_config"), dict) or not (directory / _FILE).is_file():
+        return None
+    processor = read_json(directory / _FILE)
+    for name, usual in _USUAL.items():
+        if processor.get(name) not in (usual, None):
+            raise ModelError(f"{_FILE}: {name} {processor[name]!r} is not supported")
+    return PictureModel(form=_form(directory, config, processor), whole=True, build=partial(_build, config, processor))
+
+
+def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, Any]) -> PictureFormat:
+    size, tokens = _size(config, processor), config.get("mm_tokens_per_image") or 256
+    texts = added_token_texts(tokenizer_files(directory))
+    ids = [config.get(name) or config.get(name.replace("_index", "_id")) or usual for name, usual in _TOKENS.items()]
+    if lacking := [each for each in ids if each not in texts]:
+        raise ModelError(f"tokenizer.json lacks the tokens of pictures, which are {lacking} in config.json")
+    begin, end, image = map(texts.__getitem__, ids)
+    return PictureFormat(
+        height=size,
+        width=size,
+        resample=processor.get("resample") or _BILINEAR,
+        marker=begin,
+        replacement=f"\n\n{begin}{image * tokens}{end}\n\n",
+        token_id=ids[2],
+        tokens=tokens,
+    )
+
+
+def _size(config: Mapping[str, Any], processor: Mapping[str, Any]) -> int:
+    wanted = config["vision_config"].get("image_size") or 224
+    size = processor.get("size") or {}
+    if (size.get("height"), size.get("width")) != (wanted, wanted):
+        raise ModelError(f"{_FILE}: size {size} is not the image_size {wanted} of config.json")
+    return int(wanted)
+
+
+def _build(config: Mapping[str, Any], processor: Mapping[str, Any]) -> VisionTower:
+    from transformers import AutoModel, Gemma3Config
+    from transformers.models.gemma3.modeling_gemma3 import Gemma3MultiModalProjector
+
+    known = Gemma3Config(**{name: config[name] for name in _CONFIGS if name in config})
+    half = [0.5] * 3
+    with torch.device("meta"):
+        tower, projector = AutoModel.from_config(known.vision_config), Gemma3MultiModalProjector(known)
+    return VisionTower(
+        tower,
+        projector,
+        factor=processor.get("rescale_factor") or 1 / 255,
+        mean=processor.get("image_mean") or half,
+        std=processor.get("image_std") or half,
+    )
