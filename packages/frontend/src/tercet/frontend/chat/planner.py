@@ -10,6 +10,7 @@ from tercet.frontend.chat.chat_request import Calls, ChatOptions
 from tercet.frontend.chat.custom_calls import CustomCalls
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.output_parser import OutputParser
+from tercet.frontend.chat.pictures import take_pictures
 from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
 from tercet.frontend.chat.template_variables import enforce_switch, template_variables
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
@@ -182,7 +183,8 @@ def _checked_tools(turn: ChatOptions, names: ParserNames) -> tuple[ToolSpec, ...
 def _prompt(turn: ChatOptions, model: ServedModel, names: ParserNames) -> ChatPrompt:
     """Return the input of the template, without tools if calls are disabled."""
     template = model.files.template
-    messages = history(turn.messages)
+    param = turn.options.param_names.messages
+    messages, pictures = take_pictures(history(turn.messages), param, model)
     tools = turn.tools if turn.tool_choice.calls is not Calls.NONE else ()
     if tools and template is not None and not template.supports_tools:
         messages = with_instructions(messages, tools, names.tools)
@@ -194,7 +196,8 @@ def _prompt(turn: ChatOptions, model: ServedModel, names: ParserNames) -> ChatPr
         kwargs=template_variables(
             turn, template.variables if template else frozenset(), reasons=names.reasoning is not None
         ),
-        param=turn.options.param_names.messages,
+        param=param,
+        pictures=pictures,
     )
 
 

@@ -3,10 +3,22 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
+from tercet.frontend.manager.request import GenerateRequest
+from tercet.frontend.model.prompts import TextPrompt
+from tercet.frontend.model.served_model import ServedModel
+
 MAX_PREDICTION_TOKENS = 32_768
 """Maximum number of tokens of a prediction that are compared."""
 RUN = 3
 """Consecutive equal tokens needed to realign the output with the prediction; the n-gram drafter needs as many."""
+
+
+async def prediction_of(request: GenerateRequest, model: ServedModel) -> Sequence[int]:
+    """Tokenize the predicted output. Raises ApiError."""
+    if not request.options.prediction:
+        return ()
+    text = TextPrompt(request.options.prediction, add_special_tokens=False, param="prediction")
+    return (await model.tokenize(text, must_fit=False))[:MAX_PREDICTION_TOKENS]
 
 
 def predicted_tokens(prediction: Sequence[int], output: Sequence[int]) -> int:

@@ -11,6 +11,7 @@ from enum import Enum, auto
 import msgspec
 
 from tercet.frontend.errors import ApiError, RequestAbortedError, ServerError, from_rejection
+from tercet.frontend.manager.pictures import PlacedPicture
 from tercet.frontend.manager.prediction import predicted_tokens
 from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.manager.request import GenerateRequest
@@ -158,10 +159,13 @@ class ReqState(RequestState):
         sampling: SamplingParams,
         wake: SingleWaiterEvent,
         prediction: Sequence[int] = (),
+        pictures: Sequence[PlacedPicture] = (),
     ) -> None:
         super().__init__(rid, model, pack_ints(prompt_ids), wake)
         self.request = request
         self.prediction = prediction
+        self.pictures = [each.place for each in pictures]
+        self.frames = [each.array for each in pictures]
         self.sampling = sampling
         self.choices = [ChoiceState(index) for index in range(sampling.n)]
         self.cached_tokens = 0
@@ -190,10 +194,12 @@ class ReqState(RequestState):
 
     @property
     def signature(self) -> bytes:
-        """Return the encoded sampling parameters without the seed, and the adapter's hash."""
+        """Return the encoded sampling parameters without the seed, and the hashes of adapter and pictures."""
         lora = self.request.lora
         adapter = b"" if lora is None else lora.sha256.encode()
-        return msgspec.msgpack.encode(msgspec.structs.replace(self.sampling, seed=0)) + adapter
+        return msgspec.msgpack.encode(msgspec.structs.replace(self.sampling, seed=0)) + b"".join(
+            [adapter, *(each.sha256 for each in self.pictures)]
+        )
 
     @property
     def open_indices(self) -> list[int]:
@@ -320,6 +326,7 @@ class ReqState(RequestState):
             prediction=pack_ints(self.prediction),
             tenant=request.tenant,
             traced=bool(self.trace_id),
+            pictures=self.pictures,
         )
 
 

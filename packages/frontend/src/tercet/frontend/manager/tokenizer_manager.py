@@ -12,7 +12,8 @@ from tercet.frontend.lora.store import AdapterNames
 from tercet.frontend.manager.embedding_state import EmbeddingBatch, EmbeddingState
 from tercet.frontend.manager.message_handler import MessageHandler
 from tercet.frontend.manager.peer_metrics import PeerMetrics
-from tercet.frontend.manager.prediction import MAX_PREDICTION_TOKENS
+from tercet.frontend.manager.pictures import placed_pictures
+from tercet.frontend.manager.prediction import prediction_of
 from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.manager.req_state import Generation, ReqState
 from tercet.frontend.manager.request import GenerateRequest
@@ -20,9 +21,9 @@ from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.series import frontend_series
 from tercet.frontend.manager.status_feed import StatusFeed
 from tercet.frontend.manager.validation import check_length, check_output, check_scores, check_stops, sampling
+from tercet.frontend.media.decoder import PictureDecoder
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.frontend.model.input_encoder import encode_all
-from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.routing.control import Control
 from tercet.frontend.routing.model_registry import ModelRegistry
@@ -68,6 +69,7 @@ class TokenizerManager:
         self.adapters = AdapterRegistry(models, self.fleet, self.control, lora or {}, adapter_names)
         self.weights = WeightUpdates(models, self.fleet, self.control)
         self.grammars = GrammarChecker()
+        self.pictures = PictureDecoder()
         self.status = StatusFeed(outbox, models, requests)
         self._message_handler = MessageHandler(
             outbox, models, requests, self.control, self.peer_metrics, self.status, self._on_peers_changed
@@ -135,6 +137,7 @@ class TokenizerManager:
         await self.weights.close()
         await self._message_handler.close()
         await self.grammars.close()
+        await self.pictures.close()
         await self.requests.reports.close()
 
     def new_id(self) -> str:
@@ -169,15 +172,16 @@ class TokenizerManager:
             check_length(request, model)
         requests = await self._with_checked_grammars(requests, model)
         prompts = await model.tokenize_all([request.prompt for request in requests])
-        predictions = [await _prediction(request, model) for request in requests]
+        predictions = [await prediction_of(request, model) for request in requests]
         params = [sampling(request, model, len(ids)) for request, ids in zip(requests, prompts, strict=True)]
         check_output(requests, params)
         check_scores(requests, params, [len(ids) for ids in prompts])
         generation, rid = Generation(slot), rid or self.new_id()
         every = zip(requests, prompts, params, predictions, strict=True)
         for number, (request, ids, chosen, prediction) in enumerate(every):
+            pictures = await placed_pictures(self.pictures, request.prompt, ids, model)
             own = rid if len(requests) == 1 else f"{rid}.{number}"
-            generation.states.append(ReqState(own, request, model, ids, chosen, generation.wake, prediction))
+            generation.states.append(ReqState(own, request, model, ids, chosen, generation.wake, prediction, pictures))
         try:
             for state in generation.states:
                 self.requests.start(state)
@@ -274,11 +278,3 @@ class TokenizerManager:
         if self._on_servable is not None and self.ready:
             on_servable, self._on_servable = self._on_servable, None
             on_servable()
-
-
-async def _prediction(request: GenerateRequest, model: ServedModel) -> Sequence[int]:
-    """Tokenize the predicted output. Raises ApiError."""
-    if not request.options.prediction:
-        return ()
-    text = TextPrompt(request.options.prediction, add_special_tokens=False, param="prediction")
-    return (await model.tokenize(text, must_fit=False))[:MAX_PREDICTION_TOKENS]

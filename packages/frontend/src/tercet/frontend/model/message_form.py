@@ -23,6 +23,8 @@ REASONING_NAMES = ("reasoning_content", "reasoning", "thinking", "thought")
 _PROBE, _REASONING, _CONTENT = "tercet-probe", "tercet-reasoning", "tercet-content"
 _PROBE_ID = "probe1234"
 PROBE_USER: Message = {"role": "user", "content": "x"}
+PICTURE: Message = {"type": "image"}
+"""Part of a content in the place of a picture, as transformers' processors give it to templates."""
 _OWN_KEYS = frozenset({"role", "content"})
 _TEMPLATE_KEYS = frozenset(
     {
@@ -99,6 +101,8 @@ class MessageForm(msgspec.Struct, frozen=True, kw_only=True):
         shaped = {key: value if key in _OWN_KEYS else escaped(value, escape) for key, value in message.items()}
         if message["role"] == "developer":
             shaped["role"] = self.developer
+        if has_pictures(message):
+            return {**shaped, "content": [_escaped_part(part, escape) for part in parts_of(message)]}
         text = escape(content) if content is not None else None
         if calls := shaped.get("tool_calls"):
             text = self._with_calls(shaped, calls, text)
@@ -218,7 +222,24 @@ def probe_result(call_id: str = _PROBE_ID, text: str = "x") -> Message:
 def text_of(message: Message) -> str | None:
     """Return the text of a message's content."""
     content = message.get("content")
-    return "".join(part["text"] for part in content) if isinstance(content, list) else content
+    return "".join(part.get("text", "") for part in content) if isinstance(content, list) else content
+
+
+def _escaped_part(part: Message, escape: Escape) -> Message:
+    return part if part == PICTURE else {"type": "text", "text": escape(part["text"])}
+
+
+def has_pictures(message: Message) -> bool:
+    """Return whether the content of a message has pictures."""
+    content = message.get("content")
+    return isinstance(content, list) and PICTURE in content
+
+
+def parts_of(message: Message) -> list[Message]:
+    """Return the content of a message as parts, without empty ones."""
+    content = message.get("content")
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
+    return [part for part in parts if part == PICTURE or part.get("text")]
 
 
 def escaped(value: Any, escape: Escape) -> Any:

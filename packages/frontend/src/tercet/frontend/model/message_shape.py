@@ -12,7 +12,16 @@ from enum import StrEnum
 
 import msgspec
 
-from tercet.frontend.model.message_form import PROBE_USER, Message, Render, probe_call, probe_result, text_of
+from tercet.frontend.model.message_form import (
+    PROBE_USER,
+    Message,
+    Render,
+    has_pictures,
+    parts_of,
+    probe_call,
+    probe_result,
+    text_of,
+)
 
 _FIRST, _SECOND, _THIRD = "tercet-first", "tercet-second", "tercet-third"
 _SHORT_ID, _OTHER_ID, _LONG_ID = "a1b2c3d4e", "f5g6h7i8j", "call_0123456789abcdefghijklmn"
@@ -232,7 +241,10 @@ def _as_result(message: Message, role: str) -> Message:
     """Return the result of a tool in another role. The user says which tool it is of."""
     if role != "user":
         return {**message, "role": role}
-    return {"role": "user", "content": f"Result of {message['name']}:\n{text_of(message) or ''}"}
+    head = f"Result of {message['name']}:\n"
+    if has_pictures(message):
+        return {"role": "user", "content": [{"type": "text", "text": head}, *parts_of(message)]}
+    return {"role": "user", "content": f"{head}{text_of(message) or ''}"}
 
 
 def _alternating(messages: Sequence[Message]) -> list[Message]:
@@ -249,6 +261,8 @@ def _alternating(messages: Sequence[Message]) -> list[Message]:
 
 def _joined(messages: Sequence[Message]) -> Message:
     """Return the first message with the texts of all, between blank lines."""
+    if any(map(has_pictures, messages)):
+        return {**messages[0], "content": [part for message in messages for part in parts_of(message)]}
     texts = [text for text in map(text_of, messages) if text]
     return {**messages[0], "content": "\n\n".join(texts)}
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from tercet.frontend.media.decoder import PictureSource
 from tercet.frontend.model.tokenizer_pool import characters_in
 
 
@@ -21,6 +22,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that the template reads."""
     param: str = "messages"
     """Client's parameter name for error messages."""
+    pictures: list[PictureSource] = []
+    """Pictures of the messages, in order: their parts are `message_form.PICTURE`."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True):

@@ -149,7 +149,7 @@ class ServedModel:
         """
         match prompt:
             case ChatPrompt():
-                text = self._rendered(prompt)
+                text = self._with_placeholders(self._rendered(prompt), prompt)
                 self.check_length(text, prompt.param, must_fit=must_fit)
                 return self.tokenizer.encode(text, add_special_tokens=False)
             case TextPrompt():
@@ -175,6 +175,16 @@ class ServedModel:
         except BadRequestError as error:
             param = prompt.param if error.param == "messages" else error.param
             raise BadRequestError(self.tokenizer.unescape(error.message), param=param) from error
+
+    def _with_placeholders(self, text: str, prompt: ChatPrompt) -> str:
+        """Put placeholder tokens into a rendered chat, in the place of its pictures."""
+        form = self.limits.pictures
+        if not prompt.pictures or form is None:
+            return text
+        text, found = self.tokenizer.replace_control(text, form.marker, form.replacement)
+        if found != len(prompt.pictures):
+            raise BadRequestError("The model's chat template takes no pictures here.", param=prompt.pictures[0].param)
+        return text
 
     def check_length(self, text: str, param: str, *, must_fit: bool = True) -> None:
         """Refuse a text that is too long before it is tokenized. Raises BadRequestError."""

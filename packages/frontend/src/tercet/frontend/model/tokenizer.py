@@ -78,6 +78,10 @@ class PromptTokenizer:
             text += self._mark
         return text
 
+    def replace_control(self, text: str, token: str, by: str) -> tuple[str, int]:
+        """Replace a control token where no client wrote it. Return the text, and the number of replacements."""
+        return re.subn(f"{re.escape(token)}(?!{re.escape(self._mark)})", lambda _: by, text)
+
     def unescape(self, text: str) -> str:
         """Remove the marks."""
         return text.replace(self._mark, "")

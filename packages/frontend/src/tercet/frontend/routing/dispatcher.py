@@ -108,7 +108,7 @@ class Dispatcher:
         for scheduler in self.candidates(state):
             deferred = exclusive and state.offered_by != scheduler.peer
             message = state.message(state.next_attempt, detokenizer, exclusive=exclusive, deferred=deferred)
-            if self._outbox.send(scheduler.peer, message):
+            if self._outbox.send(scheduler.peer, message, *state.frames):
                 if state.scheduler not in {"", scheduler.peer}:
                     self.abort(state, [], "went on elsewhere")
                 self._add_load(state, scheduler)

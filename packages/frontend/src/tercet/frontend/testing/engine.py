@@ -110,8 +110,8 @@ class FakeEngine:
     schedulers: list[str] = field(default_factory=lambda: ["scheduler-0"])
     deliver: Callable[[list[Delivery]], None] = _nowhere
     sent: list[tuple[str, Message]] = field(default_factory=list)
-    frames: list[Frame] = field(default_factory=list)
-    """Raw frames of messages so far."""
+    frames: list[tuple[Frame, ...]] = field(default_factory=list)
+    """Raw frames of the messages that had any."""
     running: list[Running] = field(default_factory=list)
     reject: Callable[[TokenizedGenerateReqInput], Message | None] = _accept
     full: set[str] = field(default_factory=set)
@@ -138,6 +138,8 @@ class FakeEngine:
         if isinstance(message, GetInternalStateReq) and self.state is None:
             return False
         self.sent.append((peer, message))
+        if frames:
+            self.frames.append(frames)
         match message:
             case TokenizerFilesReq():
                 asyncio.get_running_loop().call_soon(self._send_files, peer, message.id)
@@ -161,7 +163,7 @@ class FakeEngine:
             case UpdateWeightsFromDiskReq():
                 self._update(peer, message)
             case _ if isinstance(message, WeightTransferReq):
-                self._transfer(peer, message, frames)
+                self._transfer(peer, message)
             case GetInternalStateReq():
                 assert self.state is not None
                 self._answer(peer, msgspec.structs.replace(self.state, id=message.id))
@@ -195,11 +197,11 @@ class FakeEngine:
         if peer not in self.silent:
             asyncio.get_running_loop().call_soon(self._from, peer, PeerReady(peer, Role.SCHEDULER, ready))
 
-    def _transfer(self, peer: str, order: WeightTransferReq, frames: Sequence[Frame]) -> None:
+    def _transfer(self, peer: str, order: WeightTransferReq) -> None:
         """Update the weights with the last part, and answer everything else."""
-        self.frames += frames
         if getattr(order, "last", False):
-            self._update(peer, UpdateWeightsFromDiskReq(id=order.id, path=f"/staged/{len(self.frames)}"))
+            parts = sum(map(len, self.frames))
+            self._update(peer, UpdateWeightsFromDiskReq(id=order.id, path=f"/staged/{parts}"))
             return
         message = "[1.0, 2.0]" if isinstance(order, GetWeightsByNameReq) else ""
         self._answer(peer, ControlReply(id=order.id, ok=True, message=message))

@@ -20,6 +20,21 @@ class TextPart(Strict):
     prompt_cache_breakpoint: dict[str, Any] | None = Field(None, exclude=True)
 
 
+class ImageUrl(Strict):
+    """Picture as a `data:` URL. Pictures have one size, so `detail` has no effect."""
+
+    url: Text
+    detail: Literal["auto", "low", "high", "original"] | None = Field(None, exclude=True)
+
+
+class ImagePart(Strict):
+    """Picture in a message of the user or in the result of a tool."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    prompt_cache_breakpoint: dict[str, Any] | None = Field(None, exclude=True)
+
+
 class RefusalPart(Strict):
     """Refusal in an earlier answer."""
 
@@ -28,7 +43,9 @@ class RefusalPart(Strict):
 
 
 Content = Text | Annotated[list[TextPart], Field(min_length=1, max_length=4096)]
-Result = Text | Annotated[list[TextPart], Field(max_length=4096)]
+SeenPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+SeenContent = Text | Annotated[list[SeenPart], Field(min_length=1, max_length=4096)]
+Result = Text | Annotated[list[SeenPart], Field(max_length=4096)]
 """Result of a tool, which may have no parts."""
 SaidPart = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
 ParsedMessage = Text | Annotated[list[SaidPart], Field(max_length=4096)]
@@ -57,7 +74,7 @@ class UserMessage(ChatMessage):
     """Message of the user."""
 
     role: Literal["user"]
-    content: Content
+    content: SeenContent
     name: Name | None = None
 
 
@@ -148,7 +165,8 @@ Message = Annotated[
 def _check_text_only(messages: object) -> object:
     for place, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
-            refuse_non_text(message.get("content"), f"messages[{place}].content")
+            pictures = "image_url" if message.get("role") in ("user", "tool") else ""
+            refuse_non_text(message.get("content"), f"messages[{place}].content", pictures=pictures)
     return messages
 
 

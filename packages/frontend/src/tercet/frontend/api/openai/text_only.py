@@ -1,4 +1,4 @@
-"""Refusal of images, audio and files, because the models read text only."""
+"""Refusal of audio and files, because the models read text and pictures only, and of pictures in other places."""
 
 from tercet.frontend.errors import UnsupportedParameterError
 
@@ -11,11 +11,11 @@ _NOT_TEXT = frozenset(
 """Types of parts: first those of OpenAI's two APIs, then those of vLLM, SGLang and others."""
 
 
-def refuse_non_text(parts: object, where: str) -> None:
-    """Raise UnsupportedParameterError that names the first part that is not text."""
+def refuse_non_text(parts: object, where: str, *, pictures: str = "") -> None:
+    """Raise UnsupportedParameterError that names the first part that is neither text nor of the type `pictures`."""
     for step, part in enumerate(parts if isinstance(parts, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind in _NOT_TEXT:
-            raise UnsupportedParameterError(
+        if isinstance(kind, str) and kind in _NOT_TEXT and kind != pictures:
+            raise UnsupportedParameterError(  # as models without pictures refuse them
                 f"Content of type '{kind}' is not supported: the model takes text only.", param=f"{where}[{step}]"
             )

@@ -21,6 +21,7 @@ from tercet.frontend.api.sglang.generate_schema import (
 from tercet.frontend.api.sglang.generate_writer import GenerateWriter
 from tercet.frontend.api.sglang.session_routes import SessionRoutes
 from tercet.frontend.chat.messages import history
+from tercet.frontend.chat.pictures import take_pictures
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.constraints import Constraint
 from tercet.frontend.errors import ApiError, BadRequestError
@@ -138,7 +139,8 @@ def prompts_of(body: Tokenize, model: ServedModel) -> Sequence[Prompt]:
         if isinstance(body.prompt, list):
             return [TextPrompt(each, special, f"prompt[{place}]") for place, each in enumerate(body.prompt)]
         return [TextPrompt(body.prompt or "", special)]
-    messages, tools = history([message_of(message) for message in body.messages]), body.specs()
+    given, tools = history([message_of(message) for message in body.messages]), body.specs()
+    messages, pictures = take_pictures(given, "messages", model)
     template = model.files.template
     if tools and template is not None and not template.supports_tools:
         messages = with_instructions(messages, tools, template.parsers.tools)
@@ -147,6 +149,7 @@ def prompts_of(body: Tokenize, model: ServedModel) -> Sequence[Prompt]:
         tools=for_template(tools) if tools else None,
         add_generation_prompt=body.adds_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
+        pictures=pictures,
     )
     return [chat]
 

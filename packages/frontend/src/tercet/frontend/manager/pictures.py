@@ -1,0 +1,36 @@
+"""Pictures of prompts, decoded, with their places among the tokens."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from tercet.frontend.errors import ServerError
+from tercet.frontend.media.decoder import PictureDecoder
+from tercet.frontend.model.prompts import ChatPrompt, Prompt
+from tercet.frontend.model.served_model import ServedModel
+from tercet.protocol.messages.media import PictureInput
+
+
+class PlacedPicture(msgspec.Struct, frozen=True):
+    """Picture with its place in a prompt, and its array."""
+
+    place: PictureInput
+    array: bytes
+
+
+async def placed_pictures(
+    decoder: PictureDecoder, prompt: Prompt, ids: Sequence[int], model: ServedModel
+) -> list[PlacedPicture]:
+    """Decode the pictures of a prompt with these token ids, one at a time. Raises ApiError."""
+    form = model.limits.pictures
+    if not isinstance(prompt, ChatPrompt) or not prompt.pictures or form is None:
+        return []
+    firsts = [place for place, token in enumerate(ids) if token == form.token_id][:: form.tokens]
+    if len(firsts) != len(prompt.pictures):
+        raise ServerError("The tokenizer has no placeholder tokens for pictures.")
+    placed = []
+    for source, first in zip(prompt.pictures, firsts, strict=True):
+        picture = await decoder.decode(source, form)
+        place = PictureInput(sha256=picture.sha256, first=first, tokens=form.tokens)
+        placed.append(PlacedPicture(place, picture.array))
+    return placed

@@ -1,0 +1,175 @@
+"""Pictures in chat messages reach schedulers as arrays, in their places among the tokens."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import httpx2
+import msgspec
+import openai
+import pytest
+from tokenizers import Tokenizer
+
+pytest.importorskip("PIL")
+
+from packages.frontend.tests.media.files import data_url, noise, saved
+from packages.frontend.tests.polling import until
+from tercet.frontend.testing import FakeEngine, Served, serving
+from tercet.protocol.messages.media import PictureFormat
+from tercet.protocol.messages.values import ModelLimits, unpack_ints
+
+OpenAIOf = Callable[..., openai.AsyncOpenAI]
+HttpOf = Callable[[Served], httpx2.AsyncClient]
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|endoftext|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+)
+CAT, DOG = (data_url(saved(noise(20, 30, seed=seed))) for seed in (1, 2))
+
+
+@pytest.fixture
+def form(tokenizer: Tokenizer) -> PictureFormat:
+    token_id = tokenizer.token_to_id("</s>")
+    assert token_id is not None
+    return PictureFormat(
+        height=4,
+        width=6,
+        resample=2,
+        marker="<|endoftext|>",
+        replacement="<s></s></s></s>\n",
+        token_id=token_id,
+        tokens=3,
+    )
+
+
+@pytest.fixture
+def engine(
+    engine_of: Callable[..., FakeEngine], files: dict[str, bytes], limits: ModelLimits, form: PictureFormat
+) -> FakeEngine:
+    seeing = {**files, "chat_template.jinja": TEMPLATE.encode()}
+    return engine_of(files=seeing, limits=msgspec.structs.replace(limits, pictures=form))
+
+
+@pytest.fixture
+async def served(engine: FakeEngine) -> AsyncIterator[Served]:
+    async with serving(engine) as running:
+        yield running
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, "detail": "auto"}}
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
+
+
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+async def test_pictures_travel_with_their_places(
+    served: Served, engine: FakeEngine, openai_of: OpenAIOf, tokenizer: Tokenizer
+) -> None:
+    messages: Any = [
+        {"role": "system", "content": "Look."},
+        user(text("a </s> <|endoftext|> "), image(CAT), text("and"), image(DOG)),
+        {"role": "assistant", "content": "Both."},
+        user(image(CAT)),
+    ]
+    client = openai_of(served)
+    answer = await client.chat.completions.create(model="tiny", messages=messages, max_tokens=9)
+    assert answer.choices[0].message.content == "Hello world!"
+    [request], [frames] = engine.requests(), engine.frames
+    ids = list(unpack_ints(request.input_ids))
+    assert engine.limits.pictures is not None
+    placeholder = engine.limits.pictures.token_id
+    assert ids.count(placeholder) == 9, "what the client writes stays text"
+    assert [ids[each.first - 1 : each.first + 4] for each in request.pictures] == [
+        [tokenizer.token_to_id("<s>"), *[placeholder] * 3, tokenizer.encode("\n").ids[0]]
+    ] * 3
+    assert [each.sha256 for each in request.pictures] == [hashlib.sha256(frame).digest() for frame in frames]
+    assert [bytes(frame) for frame in frames] == [
+        noise(20, 30, seed=seed).resize((6, 4), 2).tobytes() for seed in (1, 2, 1)
+    ]
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(ids)
+    counted = await client.post("/../tokenize", body={"model": "tiny", "messages": messages}, cast_to=object)
+    assert isinstance(counted, dict)
+    assert counted["count"] == len(ids)
+
+
+async def test_a_request_is_sent_again_with_its_pictures(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+    engine.auto = False
+    body = {"model": "tiny", "messages": [user(image(CAT))], "max_tokens": 4}
+    asked = asyncio.create_task(http_of(served).post("/v1/chat/completions", json=body))
+    await until(lambda: len(engine.requests()) == 1)
+    engine.scheduler_up("scheduler-1")
+    engine.down("scheduler-0")
+    await until(lambda: len(engine.requests()) == 2)
+    for _ in range(5):
+        engine.step()
+    assert (await asked).status_code == 200
+    first, again = engine.requests()[:2]
+    assert (again.pictures, again.attempt) == (first.pictures, 1)
+    assert engine.frames[0] == engine.frames[1]
+
+
+async def test_schedulers_that_take_no_pictures_get_none(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+    engine.limits = msgspec.structs.replace(engine.limits, pictures=None)
+    engine.scheduler_up("scheduler-1")
+    for _ in range(4):
+        body = {"model": "tiny", "messages": [user(image(CAT))], "max_tokens": 4}
+        assert (await http_of(served).post("/v1/chat/completions", json=body)).status_code == 200
+    assert {peer for peer, message in engine.sent if message in engine.requests()} == {"scheduler-0"}
+
+
+CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+
+
+async def test_a_result_of_a_tool_may_be_a_picture(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+    messages = [
+        user(text("look")),
+        {"role": "assistant", "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": "call00001", "content": [image(CAT)]},
+    ]
+    answer = await http_of(served).post("/v1/chat/completions", json={"model": "tiny", "messages": messages})
+    assert answer.status_code == 200, answer.text
+    assert [len(request.pictures) for request in engine.requests()] == [1]
+
+
+REFUSED = {
+    "no picture": (data_url(b"no picture"), "none of PNG, JPEG, GIF, WEBP"),
+    "a file of the server": ("file:///etc/passwd", "'data:' URLs only"),
+    "an address": ("http://169.254.169.254/latest/meta-data", "'data:' URLs only"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+async def test_a_bad_picture_is_named(served: Served, engine: FakeEngine, http_of: HttpOf, name: str) -> None:
+    url, why = REFUSED[name]
+    body = {"model": "tiny", "messages": [user(text("see"), image(url))]}
+    answer = await http_of(served).post("/v1/chat/completions", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "messages[0].content[1]")
+    assert why in error["message"]
+    assert engine.requests() == []
+
+
+async def test_more_pictures_than_possible_are_refused(served: Served, http_of: HttpOf) -> None:
+    body = {"model": "tiny", "messages": [user(*[image(CAT)] * 33)]}
+    answer = await http_of(served).post("/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")
+
+
+async def test_a_model_that_sees_nothing_says_so(engine_of: Callable[..., FakeEngine], http_of: HttpOf) -> None:
+    async with serving(engine_of()) as served:
+        body = {"model": "tiny", "messages": [user(text("see"), image(CAT))]}
+        answer = await http_of(served).post("/v1/chat/completions", json=body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (400, "unsupported_parameter")
+    assert error["param"] == "messages[0].content[1]"
+    assert "takes text only" in error["message"]
