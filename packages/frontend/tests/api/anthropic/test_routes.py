@@ -249,19 +249,25 @@ async def test_tokens_are_counted_as_they_are_read(engine_of: EngineOf, anthropi
     assert count.input_tokens == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
 
 
-PICTURED: Any = {
-    "type": "tool_result",
-    "tool_use_id": "x",
-    "content": [{"type": "text", "text": "see"}, {"type": "image", "source": {"type": "base64", "data": ""}}],
-}
+PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+PICTURED: Any = [
+    {"role": "user", "content": "look"},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "look", "input": {}}]},
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "x", "content": [{"type": "text", "text": "see"}, PICTURE]},
+        ],
+    },
+]
 
 
 @pytest.mark.parametrize(
     ("fields", "named"),
     [
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
-        ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "takes text only"),
-        ({"messages": [{"role": "user", "content": [PICTURED]}]}, "messages.0.content.0.content.1: Content of type"),
+        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages.0.content.0: Images are not supported"),
+        ({"messages": PICTURED}, "messages.2.content.0.content.1: Images are not supported"),
         ({"system": [{"type": "image", "source": {}}]}, "system.0: Content of type 'image'"),
         ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools.0.defer_loading"),
         ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20250825"]}]}, "tools.0.allowed_callers"),

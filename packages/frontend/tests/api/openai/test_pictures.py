@@ -141,6 +141,26 @@ async def test_a_result_of_a_tool_may_be_a_picture(served: Served, engine: FakeE
     assert [len(request.pictures) for request in engine.requests()] == [1]
 
 
+async def test_messages_of_anthropic_have_pictures(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+    cat = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": CAT.partition(",")[2]}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "see"}, cat, {"type": "text", "text": "and look"}]},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": [cat]}]},
+    ]
+    body = {"model": "tiny", "messages": messages, "max_tokens": 9}
+    answer = await http_of(served).post("/v1/messages", json=body)
+    assert answer.status_code == 200, answer.text
+    [request] = engine.requests()
+    assert len(request.pictures) == 2
+    body["messages"] = [
+        {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://a/b"}}]}
+    ]
+    refused = await http_of(served).post("/v1/messages", json=body)
+    assert refused.status_code == 400
+    assert "messages.0.content.0: Pictures are read from 'data:' URLs only" in refused.json()["error"]["message"]
+
+
 REFUSED = {
     "no picture": (data_url(b"no picture"), "none of PNG, JPEG, GIF, WEBP"),
     "a file of the server": ("file:///etc/passwd", "'data:' URLs only"),

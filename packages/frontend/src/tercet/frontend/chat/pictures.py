@@ -15,6 +15,7 @@ Message = dict[str, Any]
 def take_pictures(messages: list[Message], param: str, model: ServedModel) -> tuple[list[Message], list[PictureSource]]:
     """Return the messages with an empty part in the place of each picture, and the pictures.
 
+    A part may have the client's name for it in `param`.
     Raises UnsupportedParameterError if the model takes none, and BadRequestError for too many.
     """
     pictures: list[PictureSource] = []
@@ -25,7 +26,7 @@ def take_pictures(messages: list[Message], param: str, model: ServedModel) -> tu
             parts = []
             for step, part in enumerate(content):
                 if part["type"] == "image_url":
-                    where = f"{param}[{place}].content[{step}]" if param == "messages" else param
+                    where = part.get("param") or f"{param}[{place}].content[{step}]"
                     pictures.append(PictureSource(url=part["image_url"]["url"], param=where))
                     parts.append(PICTURE)
                 else:
@@ -33,9 +34,7 @@ def take_pictures(messages: list[Message], param: str, model: ServedModel) -> tu
             message = {**message, "content": parts}
         taken.append(message)
     if pictures and model.limits.pictures is None:
-        raise UnsupportedParameterError(
-            "Content of type 'image_url' is not supported: the model takes text only.", param=pictures[0].param
-        )
+        raise UnsupportedParameterError("Images are not supported: the model takes text only.", param=pictures[0].param)
     if len(pictures) > MAX_PICTURES:
         raise BadRequestError(f"At most {MAX_PICTURES} pictures are possible in a request.", param=param)
     return taken, pictures

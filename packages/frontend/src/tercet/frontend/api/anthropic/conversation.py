@@ -6,7 +6,9 @@ from typing import Any
 from tercet.frontend.api.anthropic.schema import (
     Block,
     DocumentBlock,
+    ImageBlock,
     Message,
+    ReadBlock,
     RedactedThinkingBlock,
     SearchResultBlock,
     TextBlock,
@@ -59,30 +61,53 @@ def _assistant(blocks: Sequence[Block], place: int) -> dict[str, Any]:
 
 
 def _user_messages(role: str, blocks: Sequence[Block], call_ids: set[str], place: int) -> list[dict[str, Any]]:
-    """Return tool results as messages of their own, then the text."""
+    """Return tool results as messages of their own, then the text and pictures."""
     chat: list[dict[str, Any]] = []
-    texts: list[str] = []
+    read: list[tuple[str, ReadBlock | ImageBlock]] = []
     for step, block in enumerate(blocks):
         match block:
-            case TextBlock() | DocumentBlock() | SearchResultBlock():
-                texts.append(block.shown)
+            case TextBlock() | DocumentBlock() | SearchResultBlock() | ImageBlock():
+                read.append((f"messages.{place}.content.{step}", block))
             case ToolResultBlock():
                 if block.tool_use_id not in call_ids:
                     raise BadRequestError(
                         f"No tool_use block before this has the id '{block.tool_use_id}'.",
                         param=f"{_path(place, step)}.tool_use_id",
                     )
-                result = text_of(block.content) if block.content else ""
+                content = block.content or ""
+                shown = [TextBlock(type="text", text=content)] if isinstance(content, str) else content
+                where = f"messages.{place}.content.{step}.content"
+                result = _content([(f"{where}.{number}", each) for number, each in enumerate(shown)])
                 if block.is_error:
-                    result = f"Error: {result}"
+                    head = "Error: "
+                    result = f"{head}{result}" if isinstance(result, str) else [_text(head), *result]
                 chat.append({"role": "tool", "tool_call_id": block.tool_use_id, "content": result})
             case _:
                 raise BadRequestError(
                     f"A block of type '{block.type}' is the assistant's to say.", param=_path(place, step)
                 )
-    if texts or not chat:
-        chat.append({"role": role, "content": "\n".join(texts)})
+    if read or not chat:
+        chat.append({"role": role, "content": _content(read)})
     return chat
+
+
+def _content(blocks: Sequence[tuple[str, ReadBlock | ImageBlock]]) -> str | list[dict[str, Any]]:
+    """Return blocks, each with its parameter, as text on lines of their own, and as parts if some are pictures."""
+    parts: list[dict[str, Any]] = []
+    lines: list[str] = []
+    for param, block in blocks:
+        if not isinstance(block, ImageBlock):
+            lines.append(block.shown)
+            continue
+        parts += [_text("\n".join(lines))] if lines else []
+        parts.append({"type": "image_url", "image_url": {"url": block.source.url}, "param": param})
+        lines = []
+    text = "\n".join(lines)
+    return [*parts, _text(text)] if parts and lines else parts or text
+
+
+def _text(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def tool_description(tool: Tool) -> str:

@@ -94,7 +94,7 @@ class AnthropicServingMessages:
         try:
             return await self._planner.plan(chat, model)
         except BadRequestError as error:
-            if error.param is not None and error.param.startswith("messages"):  # places in the chat, not in the body
+            if error.param is not None and error.param.startswith("messages["):  # places in the chat, not in the body
                 error.param = "messages"
             raise
 

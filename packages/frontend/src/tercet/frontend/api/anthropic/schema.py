@@ -90,6 +90,40 @@ def text_of(content: str | Sequence[ReadBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.shown for block in content)
 
 
+class Base64Source(Strict):
+    """Picture as a file in base64."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
+    data: Text
+
+    @property
+    def url(self) -> str:
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(Strict):
+    """Picture at a URL."""
+
+    type: Literal["url"]
+    url: Text
+
+
+class Transformations(Strict):
+    """Transformations of a picture. Every picture is resized to the size that the model takes."""
+
+    oversized_image: Literal["downsize"] | None = None
+
+
+class ImageBlock(Strict):
+    """Picture of the user or of a tool."""
+
+    type: Literal["image"]
+    source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
+    cache_control: Anything | None = None
+    transformations: Transformations | None = None
+
+
 class ThinkingBlock(Strict):
     """Thinking of an earlier answer. Its signature is not checked."""
 
@@ -117,7 +151,7 @@ class ToolUseBlock(Strict):
     toolset_name: None = None
 
 
-ResultBlock = Annotated[ReadBlock, Field(discriminator="type")]
+ResultBlock = Annotated[ReadBlock | ImageBlock, Field(discriminator="type")]
 
 
 class ToolResultBlock(Strict):
@@ -132,7 +166,8 @@ class ToolResultBlock(Strict):
 
 
 Block = Annotated[
-    ReadBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock, Field(discriminator="type")
+    ReadBlock | ImageBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    Field(discriminator="type"),
 ]
 
 
@@ -212,7 +247,7 @@ class Metadata(Strict):
     user_id: Name | None = None
 
 
-_READ = frozenset({"text", "document", "search_result"})
+_READ = frozenset({"text", "document", "search_result", "image"})
 _BLOCKS = _READ | {"thinking", "redacted_thinking", "tool_use", "tool_result"}
 _SOURCES = frozenset({"text", "content"})
 
