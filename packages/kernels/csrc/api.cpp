@@ -4,6 +4,7 @@
 #include "decoder.h"
 #include "format.h"
 #include "guard.h"
+#include "logits.h"
 #include "shm_collectives.h"
 #include "pack.h"
 #include "pool.h"
@@ -162,6 +163,20 @@ EXPORT int64_t tercet_argmax(const float* logits, int64_t rows, int64_t vocab, f
 EXPORT int64_t tercet_apply_bitmask(float* logits, int64_t rows, int64_t vocab, const int32_t* mask,
                                     int64_t mask_stride) {
     return guarded([&] { apply_bitmask(logits, rows, vocab, mask, mask_stride); });
+}
+
+EXPORT int64_t tercet_penalize(float* logits, int64_t vocab, const int64_t* rows, const int64_t* sequences,
+                               int64_t count, const int32_t* output, const uint8_t* prompt, const float* repetition,
+                               const float* frequency, const float* presence) {
+    return guarded([&] {
+        penalize(logits, vocab, rows, sequences, count, {output, prompt}, {repetition, frequency, presence});
+    });
+}
+
+EXPORT int64_t tercet_token_logprobs(const float* logits, int64_t vocab, const int64_t* rows, const int64_t* tokens,
+                                     int64_t count, int64_t top, float* chosen, int64_t* top_ids,
+                                     float* top_logprobs) {
+    return guarded([&] { token_logprobs(logits, vocab, rows, tokens, count, top, chosen, top_ids, top_logprobs); });
 }
 
 EXPORT int64_t tercet_gumbel(const NoiseKey* keys, const int64_t* rows, const int64_t* tokens, int64_t count,

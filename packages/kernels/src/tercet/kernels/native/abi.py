@@ -203,6 +203,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "state_space_scan": (None, [POINTER(Recurrence), _P, _I, _P, _P, _P]),
     "argmax": (None, [_P, _I, _I, _P, _P]),
     "apply_bitmask": (None, [_P, _I, _I, _P, _I]),
+    "penalize": (None, [_P, _I, _P, _P, _I, _P, _P, _P, _P, _P]),
+    "token_logprobs": (None, [_P, _I, _P, _P, _I, _I, _P, _P, _P]),
     "gumbel": (None, [_P, _P, _P, _I, _P]),
     "shm_bytes": (_I, [_I, _I]),
     "sum_over_ranks": (None, [POINTER(ShmCollectives), _P, _I, _I]),

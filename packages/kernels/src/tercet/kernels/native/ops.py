@@ -10,8 +10,7 @@ import torch
 from tercet.kernels.native.abi import FORMATS, Filter
 from tercet.kernels.native.library import Library
 from tercet.kernels.ops import philox
-from tercet.kernels.ops.logprobs import token_logprobs
-from tercet.kernels.ops.penalties import apply_penalties_
+from tercet.kernels.ops.penalties import Penalties, TokenCounts
 from tercet.kernels.ops.sampling import Filters, mask_non_finite
 
 
@@ -52,8 +51,7 @@ class NativeOps:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rotate q and k, which may be views of a wider row."""
         positions, cache = _given(positions, torch.int64, (len(q),)), _given(cache, torch.float32)
-        if len(positions) and not 0 <= int(positions.min()) <= int(positions.max()) < len(cache):
-            raise IndexError("a position is not in the table")
+        _check_indices(positions, len(cache), "a position")
         return self._rotate(q, positions, cache), self._rotate(k, positions, cache)
 
     def _rotate(self, x: torch.Tensor, positions: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
@@ -93,9 +91,47 @@ class NativeOps:
         self._call.apply_bitmask(logits.data_ptr(), rows, vocab, bitmask.data_ptr(), bitmask.shape[1])
         return logits
 
-    apply_penalties_ = staticmethod(apply_penalties_)
-    token_logprobs = staticmethod(token_logprobs)
-    """Plain torch is enough: few rows have penalties or report log-probabilities."""
+    def apply_penalties_(
+        self,
+        logits: torch.Tensor,
+        rows: torch.Tensor,
+        counts: TokenCounts,
+        sequences: torch.Tensor,
+        penalties: Penalties,
+    ) -> None:
+        """See `tercet.kernels.ops.penalties.apply_penalties_`."""
+        if not logits.is_contiguous():
+            raise ValueError("logits that are penalized in place must be contiguous")
+        logits, (_, vocab) = _given(logits, torch.float32), logits.shape
+        count, tables = len(rows), counts.output.shape
+        output, prompt = _given(counts.output, torch.int32), _given(counts.prompt, torch.bool, tables)
+        if tables[1] != vocab:
+            raise ValueError(f"counts {list(tables)} are not of logits {list(logits.shape)}")
+        rows, sequences = _given(rows, torch.int64), _given(sequences, torch.int64, (count,))
+        _check_indices(rows, len(logits), "a row")
+        _check_indices(sequences, len(output), "a sequence")
+        strengths = (penalties.repetition, penalties.frequency, penalties.presence)
+        given = (rows, sequences, output, prompt, *(_given(each, torch.float32, (count,)) for each in strengths))
+        first, second, *others = (each.data_ptr() for each in given)
+        self._call.penalize(logits.data_ptr(), vocab, first, second, count, *others)
+
+    def token_logprobs(
+        self, logits: torch.Tensor, tokens: torch.Tensor, top: int, rows: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """See `tercet.kernels.ops.logprobs.token_logprobs`. Rows without a finite largest logit get any numbers."""
+        logits, tokens = _given(logits, torch.float32), _given(tokens, torch.int64)
+        count, vocab = len(tokens), logits.shape[1]
+        _check_indices(tokens, vocab, "a token")
+        if rows is not None:
+            rows = _given(rows, torch.int64, (count,))
+            _check_indices(rows, len(logits), "a row")
+        elif count > len(logits):
+            raise ValueError(f"{count} tokens of logits {list(logits.shape)}")
+        top = min(top, vocab)
+        chosen, ids, values = torch.empty(count), torch.empty(count, top, dtype=torch.int64), torch.empty(count, top)
+        given = (logits.data_ptr(), vocab, None if rows is None else rows.data_ptr(), tokens.data_ptr(), count, top)
+        self._call.token_logprobs(*given, chosen.data_ptr(), ids.data_ptr(), values.data_ptr())
+        return chosen, ids, values
 
     def sample(
         self, logits: torch.Tensor, temperature: torch.Tensor, filters: Filters | None, noise: philox.NoiseKey
@@ -119,8 +155,7 @@ class NativeOps:
         """See `tercet.kernels.ops.philox.gumbel`."""
         table = _noise_keys(key)
         rows, tokens = _given(rows, torch.int64), _given(tokens, torch.int64, rows.shape)
-        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(table):
-            raise IndexError("a row has no key")
+        _check_indices(rows, len(table), "the key of a row")
         out = torch.empty(len(rows))
         self._call.gumbel(table.data_ptr(), rows.data_ptr(), tokens.data_ptr(), len(rows), out.data_ptr())
         return out
@@ -135,6 +170,12 @@ def _given(x: torch.Tensor, dtype: torch.dtype | None = None, shape: tuple[int, 
     if shape is not None and tuple(x.shape) != tuple(shape):
         raise ValueError(f"expected shape {list(shape)}, not {list(x.shape)}")
     return x.contiguous()
+
+
+def _check_indices(indices: torch.Tensor, size: int, of: str) -> None:
+    """Raise IndexError for an index outside of [0, size)."""
+    if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < size:
+        raise IndexError(f"the index of {of} is not below {size}")
 
 
 def _noise_keys(key: philox.NoiseKey) -> torch.Tensor:
