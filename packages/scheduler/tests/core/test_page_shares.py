@@ -75,7 +75,7 @@ def test_a_newcomer_takes_pages_from_the_tenant_that_holds_all(policy: PolicyNam
 def test_a_tenant_within_its_share_is_not_held_up(policy: PolicyName, overlap: int) -> None:
     """Its stream gets a token each step, and its second request starts at once, even if the flood has more priority."""
     run = Shared(policy=policy, overlap=overlap)
-    run.ask("stream", "b", [9, 1, 2], 70)
+    run.ask("stream", "b", [9, 1, 2], 90)
     run.flood(priority=5)
     for number in range(8):
         run.ask(f"hi {number}", "b", [9, number, 2, 3, 4, 5], 1)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tercet.protocol.messages.values import PrefillChunk
 from tercet.scheduler.core.counters import CoreCounters
@@ -12,6 +13,24 @@ SCORED_TOKEN = 4
 """Cost of a prompt token with log-probabilities in a tenant's share: it also needs the head and a sort of logits."""
 
 
+class TenantShare(NamedTuple):
+    """Tokens of a step for each tenant while another decodes."""
+
+    tokens: int
+    of_prompts: int
+    """Those that decodes of the tenant leave to its prompts."""
+
+    @property
+    def of_decodes(self) -> int:
+        """Return the most choices of the tenant that decode."""
+        return max(1, self.tokens - self.of_prompts)
+
+    @classmethod
+    def of(cls, tokens: int) -> "TenantShare":
+        """Return a share, of which a quarter is for prompts, or what a token with log-probabilities costs."""
+        return cls(tokens, max(min(SCORED_TOKEN, tokens), tokens // 4))
+
+
 class PlanBuilder:
     """A plan under construction, and the choices of its rows.
 
@@ -20,12 +39,12 @@ class PlanBuilder:
     is done by the time at which the long one alone would have been. A longer one would not be, and waits; the prefix
     cache may have its prefix by then. Budget that the short ones leave goes back to the long one.
 
-    The gap between two tokens of a decoding choice is the time of a step, so prompts of other tenants lengthen it.
-    While choices of a tenant decode, the prompts of each other tenant together get `share` tokens. One that is admitted
-    gets at least one token, so that the order of admission is that of the policy; later it waits for its turn.
+    The gap between two tokens of a decoding choice is the time of a step, so the tokens of other tenants lengthen it.
+    While choices of a tenant decode, each other tenant gets `share`, of which its own decodes leave a part to its
+    prompts. A choice that is admitted gets at least one token; later it waits for its turn.
     """
 
-    def __init__(self, budget: int, share: int, now: float) -> None:
+    def __init__(self, budget: int, share: "TenantShare", now: float) -> None:
         self.budget = budget
         self.now = now
         self.rows: list[Row] = []
@@ -41,9 +60,9 @@ class PlanBuilder:
         """Indices of rows that `hold_back` added: `give_back` may lengthen them."""
         self.shortest = 0
         """Fewest tokens that a held-back choice needs."""
-        self._tenant_tokens = share
+        self._tenant_share = share
         self._used: Counter[str] = Counter()
-        """Cost of the prompt tokens of each tenant."""
+        """Cost of the tokens of each tenant."""
         self._decoding: set[str] | None = None
 
     def add(self, req: Req, step: int) -> None:
@@ -77,9 +96,10 @@ class PlanBuilder:
         """Return whether a choice needing so many tokens fits beside the held-back ones, which need twice that."""
         return not self.held_back or 2 * needed <= self.shortest
 
-    def has_share(self, req: Req) -> bool:
-        """Return whether a choice may get a token of its tenant's share of the step."""
-        return self._share(req, 0) > 0
+    def has_share(self, tenant: str, cost: int = 1) -> bool:
+        """Return whether a tenant may get another token of the step."""
+        left = self._left(tenant)
+        return left is None or left >= cost
 
     def give_back(self) -> None:
         """Give the rest of the budget to the rows that were held back."""
@@ -116,19 +136,29 @@ class PlanBuilder:
         sample = req.computed == length and length < req.end
         self.rows[index] = Row(row.slot, row.start, row.count + count, sample)
         self.budget = max(0, self.budget - count)
-        self._used[req.tenant] += count * _token_cost(req)
+        self._used[req.tenant] += count * token_cost(req)
         if sample:
             req.length = length + 1
 
     def _share(self, req: Req, least: int) -> int:
         """Return how many tokens a choice may get of its tenant's share of the step, `least` or more."""
+        left = self._left(req.tenant)
+        return self.budget if left is None else max(least, left // token_cost(req))
+
+    def _left(self, tenant: str) -> int | None:
+        """Return the rest of a tenant's share; None while no other tenant decodes."""
+        share = self._tenant_share
         if self._decoding is None:
-            self._decoding = {other.tenant for other in self.reqs[: self.decodes]}
-        if self._decoding <= {req.tenant}:
-            return self.budget
-        return max(least, (self._tenant_tokens - self._used[req.tenant]) // _token_cost(req))
+            decodes = Counter(req.tenant for req in self.reqs[: self.decodes])
+            self._decoding = set(decodes)
+            self._used += Counter(
+                {name: min(count, share.tokens - share.of_prompts) for name, count in decodes.items()}
+            )
+        if self._decoding <= {tenant}:
+            return None
+        return share.tokens - self._used[tenant]
 
 
-def _token_cost(req: Req) -> int:
+def token_cost(req: Req) -> int:
     """Return the cost of one more prompt token of a choice."""
     return SCORED_TOKEN if req.to_score else 1

@@ -18,7 +18,7 @@ from tercet.scheduler.core.events import (
 )
 from tercet.scheduler.core.memory import KVMemory
 from tercet.scheduler.core.plan import PageCopy, Plan, Row, SlotInit
-from tercet.scheduler.core.plan_builder import PlanBuilder
+from tercet.scheduler.core.plan_builder import PlanBuilder, TenantShare, token_cost
 from tercet.scheduler.core.request import Req
 from tercet.scheduler.core.retraction import PageShares, next_to_retract, sitting_out
 from tercet.scheduler.core.speculation.ngram_drafter import Drafter
@@ -49,8 +49,7 @@ class Planner:
         # a recurrent state covers draft tokens, too, and cannot forget those that turn out to be wrong
         self._drafter = Drafter(config.draft_rows if memory.states is None else 0, memory.cache)
         self._budget = max(config.token_budget, len(memory.free_slots))
-        self._share = max(1, self._budget // config.protection)
-        """Tokens of a step for each tenant while another decodes."""
+        self._share = TenantShare.of(max(1, self._budget // config.protection))
         self._reserve = config.reserve
         self.running: dict[Req, None] = {}
         self.blocked_peers: set[str] = set()
@@ -65,7 +64,9 @@ class Planner:
             return None
         builder = PlanBuilder(self._budget, self._share, now)
         shares, scarce, yielding = self._make_way()
-        starved = self._plan_decodes(builder, step, {*yielding, *sitting_out(self.running, self._share, step)})
+        starved = self._plan_decodes(
+            builder, step, {*yielding, *sitting_out(self.running, self._share.of_decodes, step)}
+        )
         reserved = len(starved)
         builder.budget -= reserved
         starved += self._plan_extends(builder, step)
@@ -256,7 +257,7 @@ class Planner:
             needed = req.length - req.computed
             if builder.budget == 0:
                 break
-            if not builder.is_short(needed) or not builder.has_share(req):
+            if not builder.is_short(needed) or not builder.has_share(req.tenant, token_cost(req)):
                 continue
             if not self._has_room(req):
                 starved.append(req)
@@ -280,9 +281,10 @@ class Planner:
         admissible = self._admissible(SlotShares(self.running, self._memory))
         return any(req.tenant in admissible and not self.is_blocked(req) for req in self._waiting)
 
-    def _admissible(self, shares: SlotShares) -> set[str]:
-        """Return the tenants that wait and may take a slot."""
-        return {tenant for tenant in self._waiting.tenants if shares.may_run(tenant)}
+    def _admissible(self, shares: SlotShares, builder: PlanBuilder | None = None) -> set[str]:
+        """Return the tenants that wait and may take a slot, and have a share of the step that is built."""
+        tenants = filter(shares.may_run, self._waiting.tenants)
+        return {tenant for tenant in tenants if builder is None or builder.has_share(tenant)}
 
     def _admit(
         self, builder: PlanBuilder, step: int, page_shares: PageShares | None = None, *, scarce: bool = False
@@ -297,7 +299,7 @@ class Planner:
         being computed for another waits for it, while it was skipped less than `max_skips` times.
         """
         shares = SlotShares(self.running, self._memory, page_shares, scarce=scarce)
-        admissible = self._admissible(shares)
+        admissible = self._admissible(shares, builder)
         if not (builder.budget and admissible):
             return
         shares.page_shares = pages = page_shares or self._page_shares()
@@ -330,7 +332,7 @@ class Planner:
                 if not shares.may_overtake(req, self._config.max_skips):
                     break
                 shares.mark_scarce()
-                admissible &= self._admissible(shares) - {req.tenant}
+                admissible &= self._admissible(shares, builder) - {req.tenant}
                 skipped.append(req)
                 continue
             shares.took(req)
@@ -341,7 +343,7 @@ class Planner:
             skipped.clear()
             alone = req.alone
             reserve += self._expected_pages(req)
-            admissible = self._admissible(shares)
+            admissible = self._admissible(shares, builder)
         if admitted:
             self._waiting.count_skips(admitted, overtaken)
 
