@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from tercet.protocol.messages.messages import (
+    AbortReq,
     BatchTokenIDOutput,
     ControlReply,
     GetInternalStateReq,
@@ -19,7 +20,7 @@ from tercet.protocol.messages.messages import (
     Rejected,
     UpdateWeightsFromDiskReq,
 )
-from tercet.protocol.messages.values import Grammar, GrammarKind, Held, Load, Phase, Role
+from tercet.protocol.messages.values import FinishType, Grammar, GrammarKind, Held, Load, Phase, Role
 from tercet.protocol.node import Delivery, PeerDown
 from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.core.config import CoreConfig
@@ -27,7 +28,7 @@ from tercet.scheduler.core.invariants import violations
 from tercet.scheduler.core.plan import Plan, StepResult
 from tercet.scheduler.core.scheduler import Scheduler
 from tercet.scheduler.loaders import Loaders
-from tercet.scheduler.loop import SchedulerLoop
+from tercet.scheduler.loop import MOST_DELIVERIES, SchedulerLoop
 from tercet.scheduler.status import StatusBoard
 from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 from tercet.scheduler.testing.fake_executor import Done
@@ -123,6 +124,22 @@ def test_an_idle_loop_prepares_a_part_at_a_time_and_work_comes_first() -> None:
     world.loop.run()
     assert world.waits[-1] is None
     assert parts == [False], "the rest, and then it sleeps"
+
+
+def test_a_turn_handles_a_bounded_number_of_messages_in_order() -> None:
+    world = World()
+    many = MOST_DELIVERIES + 40
+    for number in range(many):
+        asked = request(f"r{number}", [1, 2, 3], max_new_tokens=2, ignore_eos=True)
+        world.mail.append(Delivery("frontend-0", asked))
+    world.mail.append(Delivery("frontend-0", AbortReq(rid=f"r{many - 1}", indices=[])))
+    world.loop.turn()
+    assert len(list(world.core.roster)) == MOST_DELIVERIES
+    world.loop.run()
+    batches = [message for _, message in world.sent if isinstance(message, BatchTokenIDOutput)]
+    finished = {batch.rids[row]: end.type for batch in batches for row, end in batch.finishes.items()}
+    assert finished.pop(f"r{many - 1}") == FinishType.ABORT, "its request came first"
+    assert finished == dict.fromkeys([f"r{number}" for number in range(many - 1)], FinishType.LENGTH)
 
 
 def test_heartbeats_say_what_is_held_for_whom() -> None:

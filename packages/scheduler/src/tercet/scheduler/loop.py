@@ -2,7 +2,8 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Generic, TypeVar
 
 from tercet.protocol.backlog import BacklogSender, Outgoing, Send
@@ -43,6 +44,9 @@ BACKLOG_TIMEOUT = 30.0
 """Seconds without an accepted message after which a peer's backlog is dropped: it never connected, or does not read."""
 MAX_BACKLOG = 20_000
 """Limit of messages kept for one peer. Only a peer that sends requests and never reads gets there; more are dropped."""
+
+MOST_DELIVERIES = 128
+"""Messages of a turn; further ones wait. Each takes up to 0.1 ms, and running choices wait for all of them."""
 
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")
@@ -88,6 +92,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._prepare = prepare
         self._on_weights_loaded = on_weights_loaded
         self._on_turn = on_turn
+        self._inbox: deque[Delivery] = deque()
         self._in_flight: deque[tuple[PlanT, Pending[ResultT]]] = deque()
         self._published = float("-inf")
         self._stuck = False
@@ -100,7 +105,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def run(self) -> None:
         """Serve until stopped. A step's exception is not caught: the process dies, and its supervisor restarts it."""
         self._board.enter(Phase.IDLE)
-        while not self.stopping and not (self.draining and self._core.empty and not self.outbox.backlog):
+        while not self.stopping and not (self.draining and self._idle and not self.outbox.backlog):
             self.turn()
 
     def turn(self) -> None:
@@ -126,6 +131,11 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         self._publish()
         self._on_turn()
 
+    @property
+    def _idle(self) -> bool:
+        """Return whether no request is held or waits to be handled."""
+        return self._core.empty and not self._inbox
+
     def _commit(self, plan: PlanT, pending: Pending[ResultT]) -> list[Outgoing]:
         """Commit a step, and announce the weights that it loaded before peers get the answers to the update."""
         result = pending.result()
@@ -136,7 +146,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
 
     def _wait(self) -> float | None:
         """Return the seconds to wait for a message: 0 while a step or some preparation can run."""
-        if self._in_flight or (self._core.runnable and not self._stuck):
+        if self._inbox or self._in_flight or (self._core.runnable and not self._stuck):
             return 0
         self._board.enter(Phase.IDLE)
         if self.outbox.backlog or self._core.runnable or self._loaders.busy:
@@ -166,7 +176,8 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def _arrivals(self, wait: float | None) -> list[Arrival]:
         """Convert deliveries into arrivals for the core, and load what the messages need."""
         arrivals = []
-        for source, message, frames, at in self._drain(wait):
+        self._inbox += self._drain(wait)
+        for source, message, frames, at in islice(_popped(self._inbox), MOST_DELIVERIES):
             match message:
                 case TokenizedGenerateReqInput():
                     if refused := self._loaders.keep_pictures(message, frames):
@@ -200,3 +211,9 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                 case _:
                     self._handle_beside_core(source, message, frames)
         return arrivals
+
+
+def _popped(inbox: deque[Delivery]) -> Iterator[Delivery]:
+    """Yield the deliveries, the oldest first, and remove them."""
+    while inbox:
+        yield inbox.popleft()

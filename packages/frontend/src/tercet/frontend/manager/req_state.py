@@ -11,8 +11,8 @@ from enum import Enum, auto
 import msgspec
 
 from tercet.frontend.errors import ApiError, RequestAbortedError, ServerError, from_rejection
-from tercet.frontend.manager.pictures import PlacedPicture
-from tercet.frontend.manager.prediction import predicted_tokens
+from tercet.frontend.manager.inputs.pictures import PlacedPicture
+from tercet.frontend.manager.inputs.prediction import predicted_tokens
 from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.served_model import ServedModel

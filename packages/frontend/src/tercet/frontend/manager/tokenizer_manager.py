@@ -3,36 +3,39 @@
 import asyncio
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import count
 
 from msgspec import structs
 
-from tercet.frontend.errors import BadRequestError, UnavailableError, UnsupportedParameterError
+from tercet.frontend.errors import BadRequestError, UnavailableError
+from tercet.frontend.http.auth import current_caller
+from tercet.frontend.http.loop_turns import Steps
 from tercet.frontend.lora.registry import AdapterRegistry
 from tercet.frontend.lora.store import AdapterNames
 from tercet.frontend.manager.embedding_state import EmbeddingBatch, EmbeddingState
+from tercet.frontend.manager.inputs.grammars import with_checked_grammars
+from tercet.frontend.manager.inputs.pictures import placed_pictures
+from tercet.frontend.manager.inputs.prediction import prediction_of
+from tercet.frontend.manager.inputs.validation import cheap_checks, check_output, check_scores, sampling_of_all
 from tercet.frontend.manager.message_handler import MessageHandler
 from tercet.frontend.manager.peer_metrics import PeerMetrics
-from tercet.frontend.manager.pictures import placed_pictures
-from tercet.frontend.manager.prediction import prediction_of
 from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.manager.req_state import Generation, ReqState
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.series import frontend_series
 from tercet.frontend.manager.status_feed import StatusFeed
-from tercet.frontend.manager.validation import check_length, check_output, check_scores, check_stops, sampling
 from tercet.frontend.media.decoder import PictureDecoder
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.frontend.model.input_encoder import encode_all
-from tercet.frontend.model.served_model import ServedModel
 from tercet.frontend.routing.control import Control
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.weight_updates import WeightUpdates
 from tercet.frontend.structured_output.checker import GrammarChecker
-from tercet.frontend.structured_output.composition import checked
 from tercet.protocol.membership.events import Delivery
 from tercet.protocol.messages.messages import Heartbeat, Series
-from tercet.protocol.messages.values import Grammar, Load, Phase, Task
+from tercet.protocol.messages.values import Load, Phase, Task
 from tercet.protocol.node import Sender
 
 _DRAINING = "This server is leaving."
@@ -167,25 +170,29 @@ class TokenizerManager:
         if model.limits.task is not Task.GENERATE:
             what = "classifies" if model.limits.task is Task.CLASSIFY else "embeds"
             raise BadRequestError(f"The model {model.name!r} {what} and generates no text.", param="model")
-        for request in requests:  # cheap checks first: grammars may have to wait for a worker
-            check_stops(request)
-            check_length(request, model)
-        requests = await self._with_checked_grammars(requests, model)
+        in_turns = partial(self.requests.turns.run, current_caller().owner)
+        await in_turns(cheap_checks(requests, model))  # first: grammars may have to wait for a worker
+        requests = await with_checked_grammars(requests, model, self.grammars, self.fleet)
         prompts = await model.tokenize_all([request.prompt for request in requests])
         predictions = [await prediction_of(request, model) for request in requests]
-        params = [sampling(request, model, len(ids)) for request, ids in zip(requests, prompts, strict=True)]
+        params = await in_turns(sampling_of_all(requests, model, prompts))
         check_output(requests, params)
         check_scores(requests, params, [len(ids) for ids in prompts])
+        pictures = await placed_pictures(self.pictures, [request.prompt for request in requests], prompts, model)
         generation, rid = Generation(slot), rid or self.new_id()
-        every = zip(requests, prompts, params, predictions, strict=True)
-        for number, (request, ids, chosen, prediction) in enumerate(every):
-            pictures = await placed_pictures(self.pictures, request.prompt, ids, model)
-            own = rid if len(requests) == 1 else f"{rid}.{number}"
-            generation.states.append(ReqState(own, request, model, ids, chosen, generation.wake, prediction, pictures))
-        try:
-            for state in generation.states:
+        names = [rid] if len(requests) == 1 else (f"{rid}.{number}" for number in count())
+        every = zip(names, requests, prompts, params, predictions, pictures, strict=False)
+
+        def start() -> Steps[None]:
+            for name, request, ids, chosen, prediction, placed in every:
+                state = ReqState(name, request, model, ids, chosen, generation.wake, prediction, placed)
+                generation.states.append(state)
                 self.requests.start(state)
-        except UnavailableError:
+                yield
+
+        try:
+            await in_turns(start())
+        except BaseException:
             self.release(generation)
             raise
         return generation
@@ -221,30 +228,6 @@ class TokenizerManager:
         if self._refuse_after is not None and self.requests.clock() >= self._refuse_after:
             raise UnavailableError(_DRAINING, retry_after=1)
         return self.requests.admit(answers, param)
-
-    async def _with_checked_grammars(
-        self, requests: Sequence[GenerateRequest], model: ServedModel
-    ) -> Sequence[GenerateRequest]:
-        """Compile every grammar before anything is dispatched. Raises ApiError.
-
-        Grammars are checked sequentially, because the queue for checks is short.
-        """
-        constrained = [each for each in requests if each.grammar is not None]
-        weights = model.identity.weights
-        if constrained and not (model.limits.grammars or self.fleet.eligible_schedulers(weights, grammars=True)):
-            param = constrained[0].options.param_names.grammar
-            raise UnsupportedParameterError("This model's answers cannot be constrained.", param=param)
-        for grammar, param in (trial for each in requests for trial in each.trials):
-            await self.grammars.check(grammar, model, param)
-        found: dict[Grammar | None, Grammar | None] = {None: None}
-        for each in requests:
-            if each.grammar is not None and each.grammar not in found:
-                param = each.options.param_names.grammar
-                found[each.grammar] = await checked(self.grammars, each.grammar, each.composition, model, param)
-        return [
-            each if (accepted := found[each.grammar]) is each.grammar else structs.replace(each, grammar=accepted)
-            for each in requests
-        ]
 
     def release(self, asked: Generation | EmbeddingBatch) -> None:
         """Forget requests and abort those that still run. Idempotent."""

@@ -6,8 +6,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from tercet.frontend.api.openai.token_ids import TokenId
 from tercet.frontend.errors import BadRequestError, FieldError, UnsupportedParameterError
+from tercet.frontend.manager.inputs.validation import MAX_STOPS
 from tercet.frontend.manager.request import GenerationOptions, ParamNames
-from tercet.frontend.manager.validation import MAX_STOPS
 from tercet.frontend.model.served_model import SamplingDefaults
 from tercet.protocol.messages.values import SAMPLING_FIELDS, LogprobParams
 

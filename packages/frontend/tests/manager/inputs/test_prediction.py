@@ -8,7 +8,7 @@ import httpx2
 import openai
 import pytest
 
-from tercet.frontend.manager.prediction import MAX_PREDICTION_TOKENS, predicted_tokens
+from tercet.frontend.manager.inputs.prediction import MAX_PREDICTION_TOKENS, predicted_tokens
 from tercet.frontend.testing import FakeEngine, Served, Token, serving
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import FinishReason, FinishType, unpack_ints

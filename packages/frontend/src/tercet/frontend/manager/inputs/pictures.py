@@ -19,9 +19,15 @@ class PlacedPicture(msgspec.Struct, frozen=True):
 
 
 async def placed_pictures(
+    decoder: PictureDecoder, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]], model: ServedModel
+) -> list[list[PlacedPicture]]:
+    """Decode the pictures of prompts with these token ids, one at a time. Raises ApiError."""
+    return [await _placed(decoder, prompt, tokens, model) for prompt, tokens in zip(prompts, ids, strict=True)]
+
+
+async def _placed(
     decoder: PictureDecoder, prompt: Prompt, ids: Sequence[int], model: ServedModel
 ) -> list[PlacedPicture]:
-    """Decode the pictures of a prompt with these token ids, one at a time. Raises ApiError."""
     form = model.limits.pictures
     if not isinstance(prompt, ChatPrompt) or not prompt.pictures or form is None:
         return []

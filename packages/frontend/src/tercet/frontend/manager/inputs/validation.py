@@ -4,6 +4,7 @@ import secrets
 from collections.abc import Sequence
 
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
+from tercet.frontend.http.loop_turns import Steps
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.prompts import ChatPrompt, TextPrompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
@@ -103,6 +104,25 @@ def sampling(request: GenerateRequest, model: ServedModel, prompt_tokens: int) -
         grammar=request.grammar,
         **options.sampling,
     )
+
+
+def cheap_checks(requests: Sequence[GenerateRequest], model: ServedModel) -> Steps[None]:
+    """Check what needs no tokens. Raises BadRequestError."""
+    for request in requests:
+        check_stops(request)
+        check_length(request, model)
+        yield
+
+
+def sampling_of_all(
+    requests: Sequence[GenerateRequest], model: ServedModel, prompts: Sequence[Sequence[int]]
+) -> Steps[list[SamplingParams]]:
+    """Return the sampling parameters of prompts with these tokens. Raises BadRequestError."""
+    params = []
+    for request, ids in zip(requests, prompts, strict=True):
+        params.append(sampling(request, model, len(ids)))
+        yield
+    return params
 
 
 def _check_context(request: GenerateRequest, model: ServedModel, prompt_tokens: int, output: int) -> None:
