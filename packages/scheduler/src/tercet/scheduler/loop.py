@@ -2,8 +2,7 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 from tercet.protocol.backlog import BacklogSender, Outgoing, Send
@@ -177,7 +176,8 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
         """Convert deliveries into arrivals for the core, and load what the messages need."""
         arrivals = []
         self._inbox += self._drain(wait)
-        for source, message, frames, at in islice(_popped(self._inbox), MOST_DELIVERIES):
+        taken = [self._inbox.popleft() for _ in range(min(MOST_DELIVERIES, len(self._inbox)))]
+        for source, message, frames, at in taken:
             match message:
                 case TokenizedGenerateReqInput():
                     if refused := self._loaders.keep_pictures(message, frames):
@@ -211,9 +211,3 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
                 case _:
                     self._handle_beside_core(source, message, frames)
         return arrivals
-
-
-def _popped(inbox: deque[Delivery]) -> Iterator[Delivery]:
-    """Yield the deliveries, the oldest first, and remove them."""
-    while inbox:
-        yield inbox.popleft()
