@@ -78,8 +78,9 @@ def test_a_subscriber_asks_for_those_that_it_missed(tmp_path: Path, path: tuple[
             assert replayed(missing, 10**9, *path) == []
 
 
-def test_only_the_latest_are_replayed(tmp_path: Path) -> None:
-    with publisher(tmp_path, buffer_steps=3) as source, client(zmq.DEALER, source.replay_endpoint) as missing:
+@pytest.mark.parametrize("bound", [{"buffer_steps": 3}, {"buffer_bytes": 3}], ids=["messages", "bytes"])
+def test_only_the_latest_are_replayed(tmp_path: Path, bound: dict[str, int]) -> None:
+    with publisher(tmp_path, **bound) as source, client(zmq.DEALER, source.replay_endpoint) as missing:
         for number in range(10):
             assert source.submit(b"%d" % number)
         deadline = time.monotonic() + 10

@@ -38,6 +38,8 @@ class PublisherSettings:
     """Messages in the queue of a subscriber."""
     max_queue_size: int
     """Submitted messages that wait for the publisher's thread."""
+    buffer_bytes: int = 256 << 20
+    """Bytes of messages that can be replayed."""
 
 
 class ReplayPublisher:
@@ -65,7 +67,8 @@ class ReplayPublisher:
         """Address of the PUB socket, with the port that it was given."""
         self.replay_endpoint = "" if self._replay is None else self._replay.getsockopt_string(zmq.LAST_ENDPOINT)
         self._number = 0
-        self._recent: deque[tuple[bytes, bytes]] = deque(maxlen=settings.buffer_steps)
+        self._recent: deque[tuple[bytes, bytes]] = deque()
+        self._recent_bytes = 0
         self._thread = threading.Thread(target=self._run, name="replay-publisher", daemon=True)
         self._thread.start()
 
@@ -119,6 +122,9 @@ class ReplayPublisher:
         number = self._number.to_bytes(8, "big")
         self._number += 1
         self._recent.append((number, payload))
+        self._recent_bytes += len(payload)
+        while len(self._recent) > self._settings.buffer_steps or self._recent_bytes > self._settings.buffer_bytes:
+            self._recent_bytes -= len(self._recent.popleft()[1])
         self._pub.send_multipart((self._settings.topic, number, payload))
 
     def _answer(self, replay: Socket) -> None:
