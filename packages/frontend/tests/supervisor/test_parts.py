@@ -52,6 +52,18 @@ def test_grpc_takes_the_port_and_http_the_next_one() -> None:
             ServeOptions(port=port, grpc_mode=True)
 
 
+def test_each_allowed_host_of_pictures_reaches_the_frontend() -> None:
+    pytest.importorskip("httpcore2", reason="pictures are an optional extra")
+    config = ServeConfig(frontend=FrontendOptions(allowed_media_host=("a.example.org", "b.example.org:8443")))
+    command = local_parts(config, Path("/run/x"))[-1].command
+    assert [word for word in command if "media" in word] == [
+        "--allowed-media-host=a.example.org",
+        "--allowed-media-host=b.example.org:8443",
+    ]
+    with pytest.raises(ConfigError, match="--allowed-media-host must be like"):
+        FrontendOptions(allowed_media_host=("10.0.0.1",))
+
+
 def test_a_template_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     config = ServeConfig(frontend=FrontendOptions(chat_template=Path("mine.jinja")))

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from tercet.frontend.chat.planner import ChatPlanner
-from tercet.frontend.config.config import FrontendConfig
-from tercet.frontend.config.validation import read_adapters
+from tercet.frontend.config.config import FrontendConfig, ServingConfig
+from tercet.frontend.config.validation import read_adapters, read_media_hosts
 from tercet.frontend.database import Database
 from tercet.frontend.lora.store import AdaptersInFile
 from tercet.frontend.manager.quota import ApiKeyQuota
@@ -35,6 +35,7 @@ from tercet.protocol.transport.endpoints import check_peer_id, is_supervised_id
 
 if TYPE_CHECKING:
     from tercet.frontend.grpc.server import GrpcServer
+    from tercet.frontend.media.fetcher import PictureFetcher
     from tercet.frontend.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -52,6 +53,15 @@ def _start_tracing(endpoint: str, requests: RequestTable) -> "Tracing | None":
     tracing = Tracing(endpoint, requests.peer, requests.counters.telemetry_failures)
     requests.reports.add(tracing.report)
     return tracing
+
+
+def _fetcher(config: ServingConfig) -> "PictureFetcher | None":
+    """Return the reader of pictures at URLs, if hosts are configured. Without any, no HTTP client is imported."""
+    if not config.allowed_media_host:
+        return None
+    from tercet.frontend.media.fetcher import PictureFetcher
+
+    return PictureFetcher(read_media_hosts(config.allowed_media_host))
 
 
 def _grpc_server(manager: TokenizerManager, config: FrontendConfig) -> "GrpcServer | None":
@@ -117,6 +127,7 @@ class Frontend:
             self._lora,
             AdaptersInFile(database) if database else None,
             link.sibling,
+            _fetcher(serving),
         )
         self._stores = Stores(self._manager, ChatPlanner(serving), database) if database else None
         app = build_app(self._manager, config.http, serving, self._stores, local=is_local(self._listener))

@@ -14,61 +14,27 @@ from tokenizers import Tokenizer
 pytest.importorskip("PIL")
 
 from packages.frontend.tests.media.files import data_url, noise, saved
+from packages.frontend.tests.media.seeing import image, seeing, text, user
 from packages.frontend.tests.polling import until
 from tercet.frontend.testing import FakeEngine, Served, serving
-from tercet.protocol.messages.media import PictureFormat
 from tercet.protocol.messages.values import ModelLimits, unpack_ints
 
 OpenAIOf = Callable[..., openai.AsyncOpenAI]
 HttpOf = Callable[[Served], httpx2.AsyncClient]
-TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<|endoftext|>{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-)
 CAT, DOG = (data_url(saved(noise(20, 30, seed=seed))) for seed in (1, 2))
 
 
 @pytest.fixture
-def form(tokenizer: Tokenizer) -> PictureFormat:
-    token_id = tokenizer.token_to_id("</s>")
-    assert token_id is not None
-    return PictureFormat(
-        height=4,
-        width=6,
-        resample=2,
-        marker="<|endoftext|>",
-        replacement="<s></s></s></s>\n",
-        token_id=token_id,
-        tokens=3,
-    )
-
-
-@pytest.fixture
 def engine(
-    engine_of: Callable[..., FakeEngine], files: dict[str, bytes], limits: ModelLimits, form: PictureFormat
+    engine_of: Callable[..., FakeEngine], files: dict[str, bytes], limits: ModelLimits, tokenizer: Tokenizer
 ) -> FakeEngine:
-    seeing = {**files, "chat_template.jinja": TEMPLATE.encode()}
-    return engine_of(files=seeing, limits=msgspec.structs.replace(limits, pictures=form))
+    return seeing(engine_of, files, limits, tokenizer)
 
 
 @pytest.fixture
 async def served(engine: FakeEngine) -> AsyncIterator[Served]:
     async with serving(engine) as running:
         yield running
-
-
-def image(url: str) -> dict[str, Any]:
-    return {"type": "image_url", "image_url": {"url": url, "detail": "auto"}}
-
-
-def text(content: str) -> dict[str, Any]:
-    return {"type": "text", "text": content}
-
-
-def user(*parts: dict[str, Any]) -> dict[str, Any]:
-    return {"role": "user", "content": list(parts)}
 
 
 async def test_pictures_travel_with_their_places(

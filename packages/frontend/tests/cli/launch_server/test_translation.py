@@ -56,6 +56,7 @@ def serve(command: str) -> ServeConfig:
         ("--log-requests --log-requests-level 2", "--log-requests --log-requests-level 2"),
         ("--log-requests-format json", "--log-format json"),
         ("--log-level INFO --served-model-name mine", "--log-level info --served-model-name mine"),
+        ("--allowed-media-domains a.org b.org", "--allowed-media-host a.org --allowed-media-host b.org"),
         ("--threads 3 --scheduler.max-queue 5", "--threads 3 --scheduler.max-queue 5"),
         ("--model-path m --tokenizer-path m", "m"),
         ("--pp-size 1 --schedule-conservativeness 1 --disaggregation-mode null --nnodes=1", ""),

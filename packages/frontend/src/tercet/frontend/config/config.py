@@ -16,6 +16,7 @@ from tercet.frontend.config.validation import (
     check_origins,
     check_otlp_endpoint,
     read_adapters,
+    read_media_hosts,
 )
 from tercet.protocol.messages.values import Role
 from tercet.protocol.options import NodeOptions
@@ -41,9 +42,12 @@ class ServingOptions:
     """Notation of the model's reasoning: a parser's name, auto for what its chat template uses, or none."""
     reasoning_field_name: str = "reasoning_content"
     """Field of chat messages that holds reasoning, for clients that look for it elsewhere."""
+    allowed_media_host: Repeatable = ()
+    """HOST or HOST:PORT that pictures of requests are read from, by http and https; repeatable. Without any, none."""
 
     def __post_init__(self) -> None:
         read_adapters(self.lora)
+        read_media_hosts(self.allowed_media_host)
         check_notations(
             tools=self.tool_call_parser, reasoning=self.reasoning_parser, reasoning_field=self.reasoning_field_name
         )

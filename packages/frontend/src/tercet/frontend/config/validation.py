@@ -1,8 +1,9 @@
 """Validation of option values that several processes read: adapters, API keys, origins, parsers."""
 
+import re
 from collections.abc import Iterable
 from importlib.util import find_spec
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from urllib.parse import urlsplit
 
 from cyclopts import Parameter
@@ -101,6 +102,38 @@ def _is_origin(text: str) -> bool:
         return bool(parts.scheme and parts.hostname) and text == f"{parts.scheme}://{parts.netloc}".lower()
     except ValueError:
         return False
+
+
+class MediaHost(NamedTuple):
+    """Host that pictures are read from. Without a port, those of http and https."""
+
+    name: str
+    port: int | None = None
+
+
+_HOST_NAME = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+
+
+def read_media_hosts(given: Iterable[str]) -> frozenset[MediaHost]:
+    """Return the hosts of options HOST or HOST:PORT. Raises ValueError, also without the packages that reading needs.
+
+    Addresses are refused, because a private one is never read, and a public one is better named.
+    """
+    hosts = set()
+    for each in given:
+        name, colon, port = each.lower().partition(":")
+        if not _HOST_NAME.fullmatch(name) or len(name) > 253 or (colon and not _is_port(port)):
+            raise ValueError(
+                f"--allowed-media-host must be like images.example.org or images.example.org:8443, not {each!r}"
+            )
+        hosts.add(MediaHost(name, int(port) if colon else None))
+    if hosts and not (_is_installed("httpcore2") and _is_installed("PIL")):
+        raise ValueError("--allowed-media-host: its packages are not installed: pip install 'tercet-frontend[media]'")
+    return frozenset(hosts)
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and 0 < int(text[:6]) <= 65535
 
 
 def check_otlp_endpoint(url: str) -> None:

@@ -26,7 +26,7 @@ from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.series import frontend_series
 from tercet.frontend.manager.status_feed import StatusFeed
-from tercet.frontend.media.decoder import PictureDecoder
+from tercet.frontend.media.decoder import Fetcher, PictureDecoder
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.frontend.model.input_encoder import encode_all
 from tercet.frontend.routing.control import Control
@@ -50,7 +50,7 @@ class TokenizerManager:
     """Entry point of every request. Methods run on the event loop's thread; only tokenization uses other threads.
 
     `lora` maps adapter names to paths; `adapter_names` stores adapters that are loaded at run time, by default in
-    memory. `siblings` are the ids of the frontends that share this one's socket.
+    memory. `siblings` are the ids of the frontends that share this one's socket. `fetcher` reads pictures at URLs.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class TokenizerManager:
         lora: Mapping[str, str] | None = None,
         adapter_names: AdapterNames | None = None,
         siblings: Iterable[str] = (),
+        fetcher: Fetcher | None = None,
     ) -> None:
         self.peer = requests.peer
         self.models = models
@@ -72,7 +73,7 @@ class TokenizerManager:
         self.adapters = AdapterRegistry(models, self.fleet, self.control, lora or {}, adapter_names)
         self.weights = WeightUpdates(models, self.fleet, self.control)
         self.grammars = GrammarChecker()
-        self.pictures = PictureDecoder()
+        self.pictures = PictureDecoder(fetcher=fetcher)
         self.status = StatusFeed(outbox, models, requests)
         self._message_handler = MessageHandler(
             outbox, models, requests, self.control, self.peer_metrics, self.status, self._on_peers_changed

@@ -5,7 +5,9 @@ No result is kept: otherwise the time of a request would show a client which pic
 
 import asyncio
 import hashlib
+from contextlib import AbstractAsyncContextManager, nullcontext
 from importlib.util import find_spec
+from typing import Protocol
 
 import msgspec
 
@@ -16,6 +18,10 @@ from tercet.frontend.media.pipe import Decode, decode_result
 from tercet.protocol.messages.media import PictureFormat
 
 WORKER = "tercet.frontend.media.worker"
+MAX_URL_LENGTH = 16_777_216
+"""Maximum characters of a URL, which may be the picture itself."""
+MAX_FILE_BYTES = MAX_URL_LENGTH // 4 * 3
+"""Maximum bytes of a file: those of its base64 text in the longest URL."""
 
 
 class PictureSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,14 +39,25 @@ class Picture(msgspec.Struct, frozen=True):
     sha256: bytes
 
 
+class Fetcher(Protocol):
+    """Reader of files at http and https URLs."""
+
+    def file(self, source: PictureSource) -> AbstractAsyncContextManager[bytes]:
+        """Read a file. Raises ApiError."""
+        ...
+
+
 class PictureDecoder:
     """Pool of up to `workers` processes, started on demand. Pictures beyond `max_waiting` are refused.
 
-    A picture gets `seconds` of processor time.
+    A picture gets `seconds` of processor time. Without a fetcher, pictures are read from `data:` URLs only.
     """
 
-    def __init__(self, workers: int = 2, max_waiting: int = 64, seconds: float = 5.0) -> None:
+    def __init__(
+        self, workers: int = 2, max_waiting: int = 64, seconds: float = 5.0, fetcher: Fetcher | None = None
+    ) -> None:
         self._seconds = seconds
+        self._fetcher = fetcher
         self._pool = HelperPool([HelperProcess(WORKER) for _ in range(workers)], max_waiting, "pictures")
 
     @property
@@ -56,31 +73,39 @@ class PictureDecoder:
             raise UnsupportedParameterError(
                 "This server decodes no pictures: it was installed without tercet-frontend[media].", param=source.param
             )
-        order = Decode(
-            base64=_base64(source), height=form.height, width=form.width, resample=form.resample, seconds=self._seconds
-        )
-        try:
-            result = decode_result(await self._pool.run(lambda helper: helper.ask(order)))
-        except HelperDiedError as error:
-            raise _refused(f"it takes too {error.why} to decode", source) from None
+        async with self._file(source) as file:
+            order = Decode(
+                base64=file if isinstance(file, str) else "",
+                file=b"" if isinstance(file, str) else file,
+                height=form.height,
+                width=form.width,
+                resample=form.resample,
+                seconds=self._seconds,
+            )
+            try:
+                result = decode_result(await self._pool.run(lambda helper: helper.ask(order)))
+            except HelperDiedError as error:
+                raise _refused(f"it takes too {error.why} to decode", source) from None
         if result.error:
             raise _refused(result.error, source)
         digest = await asyncio.to_thread(hashlib.sha256, result.array)
         return Picture(result.array, digest.digest())
 
-
-def _base64(source: PictureSource) -> str:
-    """Return the base64 text of a `data:` URL. Raises BadRequestError for any other URL."""
-    head, comma, data = source.url.partition(",")
-    if not head.startswith("data:"):
+    def _file(self, source: PictureSource) -> AbstractAsyncContextManager[str | bytes]:
+        """Return the file at a URL, in base64 from a `data:` URL. Raises ApiError."""
+        head, comma, data = source.url.partition(",")
+        if head.startswith("data:"):
+            if not comma or not head.endswith(";base64"):
+                raise _refused("its 'data:' URL has no ';base64,' before the data", source)
+            return nullcontext(data)
+        if head.partition(":")[0].lower() in ("http", "https") and self._fetcher is not None:
+            return self._fetcher.file(source)
         raise BadRequestError(
-            "Pictures are read from 'data:' URLs only: send the picture itself, in base64.",
+            "Pictures are read from 'data:' URLs only: send the picture itself, in base64. With --allowed-media-host "
+            "HOST a server also reads http and https URLs of that host.",
             param=source.param,
             code="invalid_image_url",
         )
-    if not comma or not head.endswith(";base64"):
-        raise _refused("its 'data:' URL has no ';base64,' before the data", source)
-    return data
 
 
 def _refused(why: str, source: PictureSource) -> BadRequestError:

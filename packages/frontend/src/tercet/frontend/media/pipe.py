@@ -6,8 +6,9 @@ import msgspec
 class Decode(msgspec.Struct, frozen=True, kw_only=True):
     """Order to decode a file and to resize its picture, within `seconds` of processor time."""
 
-    base64: str
-    """The file."""
+    base64: str = ""
+    """File, unless it is in `file`."""
+    file: bytes = b""
     height: int
     width: int
     resample: int

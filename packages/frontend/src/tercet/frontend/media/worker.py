@@ -53,7 +53,7 @@ def _decoded(order: Decode) -> Decoded:
 
 def picture_array(order: Decode) -> bytes:
     """Return the first frame of a file, upright, resized, as uint8 [height, width, 3]."""
-    image = ImageOps.exif_transpose(_open(_file(order.base64)))
+    image = ImageOps.exif_transpose(_open(order.file or _file(order.base64)))
     array: bytes = _rgb(image).resize((order.width, order.height), Image.Resampling(order.resample)).tobytes()
     return array
 

@@ -7,6 +7,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse_field
 from tercet.frontend.api.openai.text_only import refuse_non_text
 from tercet.frontend.errors import BadRequestError, FieldError
+from tercet.frontend.media.decoder import MAX_URL_LENGTH
 
 Text = Annotated[str, Field(max_length=16_777_216)]
 CallId = Annotated[str, Field(min_length=1, max_length=256)]
@@ -21,9 +22,9 @@ class TextPart(Strict):
 
 
 class ImageUrl(Strict):
-    """Picture as a `data:` URL. Pictures have one size, so `detail` has no effect."""
+    """Picture in a `data:` URL, or at a URL of an allowed host. Pictures have one size, so `detail` has no effect."""
 
-    url: Text
+    url: Annotated[str, Field(max_length=MAX_URL_LENGTH)]
     detail: Literal["auto", "low", "high", "original"] | None = Field(None, exclude=True)
 
 
@@ -165,7 +166,7 @@ Message = Annotated[
 def _check_text_only(messages: object) -> object:
     for place, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
-            pictures = "image_url" if message.get("role") in ("user", "tool") else ""
+            pictures = ("image_url",) if message.get("role") in ("user", "tool") else ()
             refuse_non_text(message.get("content"), f"messages[{place}].content", pictures=pictures)
     return messages
 

@@ -1,5 +1,7 @@
 """Refusal of audio and files, because the models read text and pictures only, and of pictures in other places."""
 
+from collections.abc import Collection
+
 from tercet.frontend.errors import UnsupportedParameterError
 
 _NOT_TEXT = frozenset(
@@ -11,11 +13,11 @@ _NOT_TEXT = frozenset(
 """Types of parts: first those of OpenAI's two APIs, then those of vLLM, SGLang and others."""
 
 
-def refuse_non_text(parts: object, where: str, *, pictures: str = "") -> None:
-    """Raise UnsupportedParameterError that names the first part that is neither text nor of the type `pictures`."""
+def refuse_non_text(parts: object, where: str, *, pictures: Collection[str] = ()) -> None:
+    """Raise UnsupportedParameterError that names the first part that is neither text nor of a type in `pictures`."""
     for step, part in enumerate(parts if isinstance(parts, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind in _NOT_TEXT and kind != pictures:
+        if isinstance(kind, str) and kind in _NOT_TEXT and kind not in pictures:
             raise UnsupportedParameterError(  # as models without pictures refuse them
                 f"Content of type '{kind}' is not supported: the model takes text only.", param=f"{where}[{step}]"
             )

@@ -124,6 +124,7 @@ ALIASES = (
     Alias("--chat-template", "--chat-template", _template, "a file; SGLang's names of templates are refused"),
     Alias("--tool-call-parser", "--tool-call-parser", _renamed(TOOL_PARSERS), _listed(TOOL_PARSERS)),
     Alias("--reasoning-parser", "--reasoning-parser", _renamed(REASONING_PARSERS), _listed(REASONING_PARSERS)),
+    Alias("--allowed-media-domains", "--allowed-media-host", None, "with a port that differs from 80 and 443"),
     Alias("--log-level", "--log-level", str.lower, "upper case, too"),
     Alias("--log-requests", "--log-requests", None, "without a level, level 0, which has no prompts; SGLang has 2"),
     Alias("--log-requests-format", "--log-format", None, "of all log lines"),
@@ -142,6 +143,7 @@ IGNORED: Mapping[str, str] = {
     "--stream-interval": "tokens are sent as soon as they are there",
     "--disable-cuda-graph": "steps that have no graph run without one, and results are equal",
     "--enable-torch-compile": "models use fused kernels of their own",
+    "--enable-multimodal": "a model that reads images always does",
     "--watchdog-timeout": "a scheduler whose step hangs is always restarted, and its requests continue elsewhere",
 }
 """Options without effect, each with the reason. They change speed or ask for what is always so."""
@@ -181,7 +183,7 @@ GROUPS: Mapping[str, str] = {
     "exec": "kernels and their communication are chosen by themselves; use --attention-backend for attention",
     "lora": "use --lora, --max-loras and --max-lora-rank",
     "memory": "there is one KV cache, in the memory of the model; use --kv-cache-bytes to size it",
-    "mm": "models read text alone",
+    "mm": "models that read images do so without options, as docs/guides/images.md says",
     "model": "weights are safetensors or GGUF in a directory or on Hugging Face; use --load-format and --dtype",
     "observability": "see docs/guides/metrics.md, docs/guides/logs.md and docs/guides/traces.md",
     "parallel": "use --tensor-parallel-size and --dp-size",

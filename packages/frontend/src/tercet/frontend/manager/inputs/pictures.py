@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from tercet.frontend.errors import ServerError
-from tercet.frontend.media.decoder import PictureDecoder
+from tercet.frontend.media.decoder import Picture, PictureDecoder
 from tercet.frontend.model.prompts import ChatPrompt, Prompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.media import PictureInput
@@ -21,12 +21,13 @@ class PlacedPicture(msgspec.Struct, frozen=True):
 async def placed_pictures(
     decoder: PictureDecoder, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]], model: ServedModel
 ) -> list[list[PlacedPicture]]:
-    """Decode the pictures of prompts with these token ids, one at a time. Raises ApiError."""
-    return [await _placed(decoder, prompt, tokens, model) for prompt, tokens in zip(prompts, ids, strict=True)]
+    """Decode the pictures of prompts with these token ids, one at a time, and each URL once. Raises ApiError."""
+    decoded: dict[str, Picture] = {}
+    return [await _placed(decoder, prompt, tokens, model, decoded) for prompt, tokens in zip(prompts, ids, strict=True)]
 
 
 async def _placed(
-    decoder: PictureDecoder, prompt: Prompt, ids: Sequence[int], model: ServedModel
+    decoder: PictureDecoder, prompt: Prompt, ids: Sequence[int], model: ServedModel, decoded: dict[str, Picture]
 ) -> list[PlacedPicture]:
     form = model.limits.pictures
     if not isinstance(prompt, ChatPrompt) or not prompt.pictures or form is None:
@@ -36,7 +37,8 @@ async def _placed(
         raise ServerError("The tokenizer has no placeholder tokens for pictures.")
     placed = []
     for source, first in zip(prompt.pictures, firsts, strict=True):
-        picture = await decoder.decode(source, form)
+        if (picture := decoded.get(source.url)) is None:
+            picture = decoded[source.url] = await decoder.decode(source, form)
         place = PictureInput(sha256=picture.sha256, first=first, tokens=form.tokens)
         placed.append(PlacedPicture(place, picture.array))
     return placed

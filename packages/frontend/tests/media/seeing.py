@@ -1,0 +1,49 @@
+"""Tiny model that reads pictures, and messages with pictures."""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+from tokenizers import Tokenizer
+
+from tercet.frontend.testing import FakeEngine
+from tercet.protocol.messages.media import PictureFormat
+from tercet.protocol.messages.values import ModelLimits
+
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|endoftext|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+)
+
+
+def seeing(
+    engine_of: Callable[..., FakeEngine], files: dict[str, bytes], limits: ModelLimits, tokenizer: Tokenizer
+) -> FakeEngine:
+    """Return an engine whose model reads pictures of three tokens."""
+    token_id = tokenizer.token_to_id("</s>")
+    assert token_id is not None
+    form = PictureFormat(
+        height=4,
+        width=6,
+        resample=2,
+        marker="<|endoftext|>",
+        replacement="<s></s></s></s>\n",
+        token_id=token_id,
+        tokens=3,
+    )
+    files = {**files, "chat_template.jinja": TEMPLATE.encode()}
+    return engine_of(files=files, limits=msgspec.structs.replace(limits, pictures=form))
+
+
+def image(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url, "detail": "auto"}}
+
+
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
+
+
+def user(*parts: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
