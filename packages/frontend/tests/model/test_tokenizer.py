@@ -94,6 +94,13 @@ def test_a_templates_own_specials_stay_special() -> None:
     assert ids[-1] == end
 
 
+def test_control_tokens_are_replaced_where_no_client_wrote_them() -> None:
+    prompts = PromptTokenizer(byte_level().to_str())
+    text = f"{prompts.escape_special('<s>')}<s>" + "<s>" * 1000
+    replaced, found = prompts.replace_control(text, "<s>", "ab" * 1000, 2)
+    assert (prompts.unescape(replaced), found) == ("<s>" + "ab" * 2000 + "<s>" * 999, 2)
+
+
 def test_a_token_split_over_two_texts_is_not_put_together() -> None:
     tokenizer = READY["byte-level"]
     for text in SPECIALS:

@@ -63,6 +63,8 @@ async def test_pictures_travel_with_their_places(
     ]
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len(ids)
+    assert answer.usage.prompt_tokens_details is not None
+    assert answer.usage.prompt_tokens_details.image_tokens == 9
     counted = await client.post("/../tokenize", body={"model": "tiny", "messages": messages}, cast_to=object)
     assert isinstance(counted, dict)
     assert counted["count"] == len(ids)
@@ -125,6 +127,17 @@ async def test_messages_of_anthropic_have_pictures(served: Served, engine: FakeE
     refused = await http_of(served).post("/v1/messages", json=body)
     assert refused.status_code == 400
     assert "messages.0.content.0: Pictures are read from 'data:' URLs only" in refused.json()["error"]["message"]
+
+
+async def test_transformations_of_anthropic_are_the_default_or_refused(served: Served, http_of: HttpOf) -> None:
+    source = {"type": "base64", "media_type": "image/png", "data": CAT.partition(",")[2]}
+    given = {}
+    for choice in ("downsize", "error"):
+        cat = {"type": "image", "source": source, "transformations": {"oversized_image": choice}}
+        body = {"model": "tiny", "messages": [{"role": "user", "content": [cat]}], "max_tokens": 9}
+        given[choice] = await http_of(served).post("/v1/messages", json=body)
+    assert [each.status_code for each in given.values()] == [200, 400]
+    assert "messages.0.content.0.transformations" in given["error"].json()["error"]["message"]
 
 
 REFUSED = {

@@ -94,9 +94,10 @@ async def test_the_model_takes_text_only(
 ) -> None:
     parts = [{"type": "input_text", "text": "See:"}, {"type": "input_image", "image_url": "data:image/png;base64,AA=="}]
     async with serving(engine_of()) as served:
-        answer = await http_of(served).post("/v1/responses", json={**BODY, "input": [{**place, field: parts}]})
+        call = {"type": "function_call", "call_id": "1", "name": "look", "arguments": "{}"}
+        answer = await http_of(served).post("/v1/responses", json={**BODY, "input": [call, {**place, field: parts}]})
     error = answer.json()["error"]
-    assert (error["code"], error["param"]) == ("unsupported_parameter", f"input[0].{field}[1]")
+    assert (error["code"], error["param"]) == ("unsupported_parameter", f"input[1].{field}[1]")
     assert "takes text only" in error["message"]
 
 

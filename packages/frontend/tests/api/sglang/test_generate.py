@@ -187,7 +187,7 @@ async def test_generate_answers_a_list_of_prompts_with_a_list(
         ({"sampling_params": {"custom_params": {"a": 1}}}, "sampling_params.custom_params"),
         ({"sampling_params": {"beam_width": 2}}, "sampling_params.beam_width"),
         ({"return_routed_experts": True}, "return_routed_experts"),
-        ({"image_data": ["https://example.org/a.png"]}, "image_data"),
+        ({"image_data": ["https://example.org/a.png"]}, "image_data[0]"),
         ({"token_ids_logprob": [1]}, "token_ids_logprob"),
         ({"text": ["a", "b"], "session_params": {"id": "s"}}, "session_params"),
         ({"text": ["a"] * 1025, "sampling_params": {"n": 2}}, "sampling_params.n"),

@@ -1,5 +1,6 @@
 """Pictures in chat messages: parts of type `image_url`, as OpenAI's API has them."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
@@ -33,8 +34,13 @@ def take_pictures(messages: list[Message], param: str, model: ServedModel) -> tu
                     parts.append(part)
             message = {**message, "content": parts}
         taken.append(message)
+    check_pictures(pictures, param, model)
+    return taken, pictures
+
+
+def check_pictures(pictures: Sequence[PictureSource], param: str, model: ServedModel) -> None:
+    """Raise UnsupportedParameterError if the model takes no pictures, and BadRequestError for too many."""
     if pictures and model.limits.pictures is None:
         raise UnsupportedParameterError("Images are not supported: the model takes text only.", param=pictures[0].param)
     if len(pictures) > MAX_PICTURES:
         raise BadRequestError(f"At most {MAX_PICTURES} pictures are possible in a request.", param=param)
-    return taken, pictures

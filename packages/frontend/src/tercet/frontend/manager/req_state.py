@@ -374,6 +374,11 @@ class Generation:
         return sum(state.prompt_tokens for state in self.states)
 
     @property
+    def picture_tokens(self) -> int:
+        """Return the number of prompt tokens that stand for pictures."""
+        return sum(picture.tokens for state in self.states for picture in state.pictures)
+
+    @property
     def cached_tokens(self) -> int:
         """Return the number of prompt tokens found in the prefix cache."""
         return sum(state.cached_tokens for state in self.states)

@@ -32,6 +32,8 @@ class TextPrompt(msgspec.Struct, frozen=True):
     text: str
     add_special_tokens: bool = True
     param: str = "prompt"
+    pictures: list[PictureSource] = []
+    """Pictures in the places of the text that the model's `PictureFormat.marker` names."""
 
 
 class TokenPrompt(msgspec.Struct, frozen=True):

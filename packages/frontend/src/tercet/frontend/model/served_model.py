@@ -153,8 +153,9 @@ class ServedModel:
                 self.check_length(text, prompt.param, must_fit=must_fit)
                 return self.tokenizer.encode(text, add_special_tokens=False)
             case TextPrompt():
-                self.check_length(prompt.text, prompt.param, must_fit=must_fit)
-                return self.tokenizer.encode(prompt.text, add_special_tokens=prompt.add_special_tokens)
+                text = self._with_placeholders(prompt.text, prompt)
+                self.check_length(text, prompt.param, must_fit=must_fit)
+                return self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
             case TokenPrompt():
                 if must_fit and len(prompt.token_ids) > self.context:
                     raise self._too_long(prompt.param, f"{len(prompt.token_ids)} tokens", len(prompt.token_ids))
@@ -176,14 +177,20 @@ class ServedModel:
             param = prompt.param if error.param == "messages" else error.param
             raise BadRequestError(self.tokenizer.unescape(error.message), param=param) from error
 
-    def _with_placeholders(self, text: str, prompt: ChatPrompt) -> str:
-        """Put placeholder tokens into a rendered chat, in the place of its pictures."""
+    def _with_placeholders(self, text: str, prompt: ChatPrompt | TextPrompt) -> str:
+        """Put placeholder tokens into a text or a rendered chat, in the place of its pictures."""
         form = self.limits.pictures
         if not prompt.pictures or form is None:
             return text
-        text, found = self.tokenizer.replace_control(text, form.marker, form.replacement)
-        if found != len(prompt.pictures):
-            raise BadRequestError("The model's chat template takes no pictures here.", param=prompt.pictures[0].param)
+        count = len(prompt.pictures)
+        text, found = self.tokenizer.replace_control(text, form.marker, form.replacement, count + 1)
+        if found != count:
+            raise BadRequestError(
+                "The model's chat template takes no pictures here."
+                if isinstance(prompt, ChatPrompt)
+                else f"The text must have {form.marker!r} for each of its {count} pictures, and nowhere else.",
+                param=prompt.pictures[0].param,
+            )
         return text
 
     def check_length(self, text: str, param: str, *, must_fit: bool = True) -> None:

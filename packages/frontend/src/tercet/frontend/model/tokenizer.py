@@ -78,9 +78,9 @@ class PromptTokenizer:
             text += self._mark
         return text
 
-    def replace_control(self, text: str, token: str, by: str) -> tuple[str, int]:
-        """Replace a control token where no client wrote it. Return the text, and the number of replacements."""
-        return re.subn(f"{re.escape(token)}(?!{re.escape(self._mark)})", lambda _: by, text)
+    def replace_control(self, text: str, token: str, by: str, most: int) -> tuple[str, int]:
+        """Replace at most `most` control tokens that are not marked. Return the text, and the number of these."""
+        return re.subn(f"{re.escape(token)}(?!{re.escape(self._mark)})", lambda _: by, text, count=most)
 
     def unescape(self, text: str) -> str:
         """Remove the marks."""

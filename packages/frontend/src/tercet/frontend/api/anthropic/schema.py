@@ -110,19 +110,19 @@ class UrlSource(Strict):
     url: Text
 
 
-class Transformations(Strict):
-    """Transformations of a picture. Every picture is resized to the size that the model takes."""
-
-    oversized_image: Literal["downsize"] | None = None
-
-
 class ImageBlock(Strict):
-    """Picture of the user or of a tool."""
+    """Picture of the user or of a tool. All pictures are resized, so `transformations` cannot refuse large ones."""
 
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
     cache_control: Anything | None = None
-    transformations: Transformations | None = None
+    transformations: Anything | None = None
+
+    @model_validator(mode="after")
+    def _refuse_other_transformations(self) -> "ImageBlock":
+        given = self.transformations
+        refuse_field("transformations", given, harmless=given in ({}, {"oversized_image": "downsize"}))
+        return self
 
 
 class ThinkingBlock(Strict):

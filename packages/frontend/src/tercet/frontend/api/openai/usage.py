@@ -18,11 +18,14 @@ def usage(
     details = {"reasoning_tokens": reasoning_tokens}
     if ended and (predicted := generation.prediction_tokens()):
         details["accepted_prediction_tokens"], details["rejected_prediction_tokens"] = predicted
+    of_prompt = {"cached_tokens": generation.cached_tokens}
+    if generation.picture_tokens:
+        of_prompt["image_tokens"] = generation.picture_tokens
     return {
         "prompt_tokens": generation.prompt_tokens,
         "completion_tokens": output,
         "total_tokens": generation.prompt_tokens + output,
-        "prompt_tokens_details": {"cached_tokens": generation.cached_tokens},
+        "prompt_tokens_details": of_prompt,
         "completion_tokens_details": details,
     }
 

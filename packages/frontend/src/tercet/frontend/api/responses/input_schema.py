@@ -2,13 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, Discriminator, Field, Tag
+from pydantic import AliasChoices, Discriminator, Field, Tag, model_validator
 
-from tercet.frontend.api.openai.sampling_schema import Name, Strict
+from tercet.frontend.api.openai.sampling_schema import Name, Strict, refuse_field
 from tercet.frontend.api.openai.text_only import refuse_non_text
-from tercet.frontend.errors import UnsupportedParameterError
+from tercet.frontend.errors import FieldError, UnsupportedParameterError
+from tercet.frontend.media.decoder import MAX_URL_LENGTH
 
 Text = Annotated[str, Field(max_length=16_777_216)]
+PictureUrl = Annotated[str, Field(max_length=MAX_URL_LENGTH)]
 Status = Literal["in_progress", "completed", "incomplete"]
 ASYNC = AliasChoices("async", "async_")
 """Python keyword; OpenAI's clients write it with an underscore when they dump an item under Python names."""
@@ -32,6 +34,51 @@ class RefusalPart(Strict):
     refusal: Text
 
 
+class PicturePart(Strict):
+    """Common fields of pictures. Pictures have one size, so `detail` has no effect."""
+
+    file_id: Name | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
+    prompt_cache_breakpoint: Any = Field(None, exclude=True)
+
+    @model_validator(mode="after")
+    def _refuse_uploaded_file(self) -> "PicturePart":
+        refuse_field("file_id", self.file_id, harmless=False)
+        return self
+
+
+class ImagePart(PicturePart):
+    """Picture in a `data:` URL, or at a URL of an allowed host."""
+
+    type: Literal["input_image"]
+    image_url: PictureUrl | None = None
+
+    @model_validator(mode="after")
+    def _check_url(self) -> "ImagePart":
+        if self.image_url is None:
+            raise FieldError("An image needs an 'image_url'.")
+        return self
+
+
+class FilePart(PicturePart):
+    """File that is a picture, in a `data:` URL."""
+
+    type: Literal["input_file"]
+    file_data: PictureUrl | None = None
+    file_url: PictureUrl | None = None
+    filename: Name | None = None
+
+    @model_validator(mode="after")
+    def _check_data(self) -> "FilePart":
+        refuse_field("file_url", self.file_url, harmless=False)
+        if self.file_data is None:
+            raise FieldError("A file needs 'file_data'.")
+        if not self.file_data.startswith("data:image/"):
+            message = "Files are supported if they are images: 'file_data' must begin with 'data:image/'."
+            raise FieldError(message, "file_data", error=UnsupportedParameterError)
+        return self
+
+
 class ReasoningPart(Strict):
     """Text of reasoning."""
 
@@ -39,7 +86,9 @@ class ReasoningPart(Strict):
     text: Text
 
 
-Part = Annotated[TextPart | RefusalPart, Field(discriminator="type")]
+SeenPart = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
+Part = Annotated[TextPart | RefusalPart | ImagePart | FilePart, Field(discriminator="type")]
+PICTURES = frozenset({"input_image", "input_file"})
 
 
 class MessageItem(Strict):
@@ -97,7 +146,7 @@ class OutputItem(Strict):
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: Name
-    output: Text | Annotated[list[TextPart], Field(max_length=4096)]
+    output: Text | Annotated[list[SeenPart], Field(max_length=4096)]
     id: Name | None = None
     status: Status | None = None
     name: Name | None = None
@@ -148,6 +197,7 @@ def known_types(param: str, items: object) -> object:
         kind = item.get("type")
         if isinstance(kind, str) and kind not in _ITEMS:
             raise UnsupportedParameterError(f"Items of type '{kind}' are not supported.", param=f"{param}[{place}]")
-        for field in ("content", "output"):
-            refuse_non_text(item.get(field), f"{param}[{place}].{field}")
+        pictures = PICTURES if item.get("role") == "user" else ()
+        refuse_non_text(item.get("content"), f"{param}[{place}].content", pictures=pictures)
+        refuse_non_text(item.get("output"), f"{param}[{place}].output", pictures=PICTURES)
     return items

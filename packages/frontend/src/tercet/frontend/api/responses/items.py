@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from tercet.frontend.api.responses.input_schema import InputItem
+from tercet.frontend.api.responses.input_schema import PICTURES, InputItem
 from tercet.frontend.api.responses.namespaces import flat_name
 from tercet.frontend.errors import BadRequestError
 
@@ -61,6 +61,8 @@ async def resolve_items(items: Sequence[InputItem], param: str, find: Find) -> l
 def _part(part: dict[str, Any], kind: str) -> dict[str, Any]:
     if part["type"] == "refusal":
         return part
+    if part["type"] in PICTURES:
+        return {"detail": "auto", **part}
     return {"annotations": [], **part, "type": kind} if kind == "output_text" else {"type": kind, "text": part["text"]}
 
 
@@ -73,9 +75,10 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
     called: set[tuple[str, str]] = set()
     answered = {item["call_id"] for item in (*earlier, *given) if item["type"] in _ANSWERED}
     for place, item in enumerate((*earlier, *given), -len(earlier)):
+        where = f"input[{place}]" if place >= 0 else "conversation"
         match item["type"]:
             case "message" if item["role"] != "assistant":
-                messages.append({"role": item["role"], "content": text_of(item["content"])})
+                messages.append({"role": item["role"], "content": _content(item["content"], f"{where}.content")})
             case "message":
                 message = _assistant(messages, unless="tool_calls")
                 message["content"] += text_of(item["content"])
@@ -92,9 +95,9 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
                 if (_ANSWERED[kind], item["call_id"]) not in called:
                     raise BadRequestError(
                         f"No tool call found for {kind.replace('_', ' ')} with call_id {item['call_id']}.",
-                        param=f"input[{place}].call_id" if place >= 0 else "conversation",
+                        param=f"{where}.call_id" if place >= 0 else where,
                     )
-                output = text_of(item["output"])
+                output = _content(item["output"], f"{where}.output")
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
     return messages
 
@@ -104,6 +107,20 @@ def text_of(content: str | list[dict[str, Any]]) -> str:
     if isinstance(content, str):
         return content
     return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
+
+
+def _content(content: str | list[dict[str, Any]], where: str) -> str | list[dict[str, Any]]:
+    """Return an item's parts as text, or as those of a chat if some are pictures, each with its parameter."""
+    if isinstance(content, str) or all(part["type"] not in PICTURES for part in content):
+        return text_of(content)
+    parts = []
+    for step, part in enumerate(content):
+        url = part.get("image_url") or part.get("file_data")
+        if url:
+            parts.append({"type": "image_url", "image_url": {"url": url}, "param": f"{where}[{step}]"})
+        else:
+            parts.append({"type": "text", "text": text_of([part])})
+    return parts
 
 
 def _assistant(messages: list[Message], unless: str | None = None) -> Message:

@@ -36,7 +36,7 @@ _INCLUDABLE = {
     "code_interpreter_call.outputs": False,
     "computer_call_output.output.image_url": False,
     "file_search_call.results": False,
-    "message.input_image.image_url": False,
+    "message.input_image.image_url": True,  # input items always have it
 }
 """Values of `include`, and whether this server supports each."""
 

@@ -1,6 +1,7 @@
 """SGLang's /generate, /tokenize and /detokenize endpoints."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, cast
 
 from starlette.requests import Request
@@ -21,7 +22,7 @@ from tercet.frontend.api.sglang.generate_schema import (
 from tercet.frontend.api.sglang.generate_writer import GenerateWriter
 from tercet.frontend.api.sglang.session_routes import SessionRoutes
 from tercet.frontend.chat.messages import history
-from tercet.frontend.chat.pictures import take_pictures
+from tercet.frontend.chat.pictures import check_pictures, take_pictures
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.constraints import Constraint
 from tercet.frontend.errors import ApiError, BadRequestError
@@ -164,6 +165,7 @@ def to_generate_requests(
     requests: list[GenerateRequest] = []
     constraint: Constraint | None = None
     grammar: Grammar | None = None
+    check_pictures(list(chain.from_iterable(body.pictures())), "image_data", model)
     for each in body.prompt_options():
         if not requests or isinstance(body.sampling_params, list):
             constraint = native_constraint_of(each.sampling, each.param("sampling_params"))

@@ -23,12 +23,18 @@ from tercet.frontend.api.openai.structured_schema import NativeStructuredFields
 from tercet.frontend.api.openai.token_ids import QUICK_IDS, TokenId
 from tercet.frontend.api.openai.tool_schema import Tools, specs_of
 from tercet.frontend.api.sglang.session_schema import SessionParams
-from tercet.frontend.errors import BadRequestError
+from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
+from tercet.frontend.media.decoder import MAX_URL_LENGTH, PictureSource
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.protocol.messages.values import LogprobParams
 
 Text = Annotated[str, Field(max_length=16_777_216)]
+PictureUrl = Annotated[str, Field(max_length=MAX_URL_LENGTH)]
+_MANY = Field(max_length=MOST_CHOICES, fail_fast=True)
+PictureUrls = Annotated[list[PictureUrl], _MANY]
+_SCHEME = 16
+"""Characters in which the scheme of a URL ends."""
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True), QUICK_IDS]
 
 
@@ -145,7 +151,7 @@ class NativeGenerate(NativeInputs):
     return_bytes: Unsupported = None
     input_embeds: Unsupported = None
     positional_embed_overrides: Unsupported = None
-    image_data: Unsupported = None
+    image_data: PictureUrl | Annotated[list[PictureUrl | PictureUrls | None], _MANY] | None = None
     video_data: Unsupported = None
     audio_data: Unsupported = None
     use_audio_in_video: Unsupported = None
@@ -179,6 +185,7 @@ class NativeGenerate(NativeInputs):
             raise BadRequestError("'rid' is for one prompt outside a session: leave it out.", param="rid")
         if self.extra_key is not None and self.cache_salt is not None:
             raise BadRequestError("Give only one of 'cache_salt' and 'extra_key'.", param="extra_key")
+        self._check_pictures()
         prompts = len(self.text or self.input_ids or ()) if self.is_batch else 1
         for name in _PER_PROMPT:
             given = getattr(self, name)
@@ -190,6 +197,26 @@ class NativeGenerate(NativeInputs):
             param = "sampling_params" if isinstance(params, list) else "sampling_params.n"
             raise BadRequestError(f"A request can ask for {MOST_CHOICES} choices in all.", param=param)
         return self
+
+    def _check_pictures(self) -> None:
+        given, param = self.image_data, "image_data"
+        if not given:
+            return
+        if self.text is None:
+            raise UnsupportedParameterError("Images go with a 'text' that has their places.", param=param)
+        if self.session_params is not None:
+            raise UnsupportedParameterError("A turn of a session has no images.", param=param)
+        if self.is_batch and not (isinstance(given, list) and len(given) == len(self.text)):
+            raise BadRequestError("'image_data' has the images of each prompt of a list.", param=param)
+        if not self.is_batch and not (isinstance(given, str) or all(isinstance(each, str) for each in given)):
+            raise BadRequestError("'image_data' of one prompt is an image or a list of images.", param=param)
+
+    def pictures(self) -> list[list[PictureSource]]:
+        """Return the images of each prompt that is a text."""
+        if not self.is_batch:
+            return [_pictures(self.image_data, "image_data")]
+        given = self.image_data or [None] * len(self.text or ())
+        return [_pictures(each, f"image_data[{place}]") for place, each in enumerate(given)]
 
     def adapters(self) -> dict[str, str]:
         """Return the names of the adapters, each with the parameter that names it first."""
@@ -224,13 +251,27 @@ class NativeGenerate(NativeInputs):
     def prompts(self) -> list[TextPrompt | TokenPrompt]:
         if self.text is not None:
             if isinstance(self.text, str):
-                return [TextPrompt(self.text, param="text")]
-            return [TextPrompt(each, param=f"text[{place}]") for place, each in enumerate(self.text)]
+                return [TextPrompt(self.text, param="text", pictures=self.pictures()[0])]
+            return [
+                TextPrompt(text, param=f"text[{place}]", pictures=pictures)
+                for place, (text, pictures) in enumerate(zip(self.text, self.pictures(), strict=True))
+            ]
         # The schema has checked the elements. There may be millions, so they are not checked again.
         if not self.is_batch:
             return [TokenPrompt(cast("list[int]", self.input_ids), param="input_ids")]
         batch = cast("list[list[int]]", self.input_ids)
         return [TokenPrompt(each, param=f"input_ids[{place}]") for place, each in enumerate(batch)]
+
+
+def _pictures(given: Any, param: str) -> list[PictureSource]:
+    """Return images, which may be `data:` URLs, URLs of an allowed host, or files in base64."""
+    if not isinstance(given, list):
+        return [PictureSource(url=_url_of(given), param=param)] if given else []
+    return [PictureSource(url=_url_of(each), param=f"{param}[{step}]") for step, each in enumerate(given)]
+
+
+def _url_of(image: str) -> str:
+    return image if ":" in image[:_SCHEME] else f"data:;base64,{image}"
 
 
 class Tokenize(Strict):

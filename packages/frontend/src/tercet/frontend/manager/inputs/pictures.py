@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tercet.frontend.errors import ServerError
+from tercet.frontend.errors import BadRequestError, ServerError
 from tercet.frontend.media.decoder import Picture, PictureDecoder
-from tercet.frontend.model.prompts import ChatPrompt, Prompt
+from tercet.frontend.model.prompts import ChatPrompt, Prompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.media import PictureInput
 
@@ -30,11 +30,13 @@ async def _placed(
     decoder: PictureDecoder, prompt: Prompt, ids: Sequence[int], model: ServedModel, decoded: dict[str, Picture]
 ) -> list[PlacedPicture]:
     form = model.limits.pictures
-    if not isinstance(prompt, ChatPrompt) or not prompt.pictures or form is None:
+    if isinstance(prompt, TokenPrompt) or not prompt.pictures or form is None:
         return []
     firsts = [place for place, token in enumerate(ids) if token == form.token_id][:: form.tokens]
     if len(firsts) != len(prompt.pictures):
-        raise ServerError("The tokenizer has no placeholder tokens for pictures.")
+        if isinstance(prompt, ChatPrompt):
+            raise ServerError("The tokenizer has no placeholder tokens for pictures.")
+        raise BadRequestError(f"The text writes tokens of pictures besides {form.marker!r}.", param=prompt.param)
     placed = []
     for source, first in zip(prompt.pictures, firsts, strict=True):
         if (picture := decoded.get(source.url)) is None:
