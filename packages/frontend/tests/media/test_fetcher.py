@@ -2,6 +2,8 @@
 
 import asyncio
 import gzip
+import subprocess
+import sys
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -300,6 +302,22 @@ async def test_the_slow_files_of_one_key_leave_a_slot_to_others() -> None:
 def test_an_option_that_names_no_host_is_refused(host: str) -> None:
     with pytest.raises(ValueError, match="--allowed-media-host"):
         ServingConfig(allowed_media_host=(host,))
+
+
+async def test_the_machine_s_own_names_lead_nowhere() -> None:
+    assert "not public" in await refusal(PictureFetcher(read_media_hosts(["localhost"])), "http://localhost/a.png")
+
+
+def test_a_frontend_has_an_http_client_with_the_option_only() -> None:
+    code = (
+        "import sys; from tercet.frontend.config.config import *; from tercet.frontend.wiring import Frontend\n"
+        "for hosts in ((), ('a.org',)):\n"
+        "    link, http = LinkConfig(insecure_loopback=True), HttpConfig(port=0)\n"
+        "    made = Frontend(FrontendConfig(link=link, http=http, serving=ServingConfig(allowed_media_host=hosts)))\n"
+        "    print(made._manager.pictures._fetcher is not None, 'httpcore2' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.splitlines() == ["False False", "True True"]
 
 
 def test_an_option_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from packages.frontend.tests.media.hosts import internet, response
 from packages.frontend.tests.media.seeing import image, seeing, text, user
 from tercet.frontend.config.config import StoreConfig
 from tercet.frontend.config.validation import read_media_hosts
+from tercet.frontend.engine.requests import to_chat
+from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.media.decoder import PictureDecoder
 from tercet.frontend.media.fetcher import PictureFetcher
 from tercet.frontend.testing import FakeEngine, Served, serving
@@ -226,6 +228,14 @@ async def test_a_model_of_text_only_refuses_images(engine_of: Callable[..., Fake
         assert (error["code"], error["param"]) == ("unsupported_parameter", "image_data[0]")
         nothing = {"text": "a", "image_data": []}
         assert (await http_of(served).post("/generate", json=nothing)).status_code == 200
+
+
+async def test_token_ids_of_a_chat_with_images_are_refused(served: Served) -> None:
+    model = served.manager.models.get("tiny")
+    to_chat([user(text("see"))], None, model, add_generation_prompt=True)
+    with pytest.raises(UnsupportedParameterError, match="hold no images") as error:
+        to_chat([user(text("see"), image(CAT))], None, model, add_generation_prompt=True)
+    assert error.value.param == "messages[0].content[1]"
 
 
 async def test_every_count_has_the_tokens_of_pictures(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:

@@ -7,12 +7,12 @@ from pydantic import ValidationError
 
 from tercet.frontend.api.sglang.generate import prompts_of, to_generate_requests
 from tercet.frontend.api.sglang.generate_schema import NativeGenerate, Tokenize
-from tercet.frontend.errors import ApiError, BadRequestError
+from tercet.frontend.errors import ApiError, BadRequestError, UnsupportedParameterError
 from tercet.frontend.http.loop_turns import result_of
 from tercet.frontend.http.request_body import validation_error
 from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.model.embedding_request import EmbeddingRequest, Input, TextInput
-from tercet.frontend.model.prompts import Prompt
+from tercet.frontend.model.prompts import ChatPrompt, Prompt
 from tercet.frontend.model.served_model import ServedModel
 from tercet.protocol.messages.values import LoRAAdapter, Task
 
@@ -73,12 +73,19 @@ def to_chat(
     *,
     add_generation_prompt: bool,
 ) -> Prompt:
-    """Return the prompt of a chat in the format of /v1/chat/completions. Raises ValueError, BadRequestError."""
+    """Return the prompt of a chat in the format of /v1/chat/completions. Raises ValueError, BadRequestError.
+
+    Images are refused: the token ids of the prompt would be sent without them.
+    """
     body = {"messages": list(messages), "tools": tools and list(tools), "add_generation_prompt": add_generation_prompt}
     try:
         [prompt] = prompts_of(Tokenize.model_validate(body), model)
     except ValidationError as error:
         raise ValueError(str(validation_error(error, body, Tokenize))) from None
+    if isinstance(prompt, ChatPrompt) and prompt.pictures:
+        raise UnsupportedParameterError(
+            "Token ids hold no images: send the chat to a server.", param=prompt.pictures[0].param
+        )
     return prompt
 
 
