@@ -129,6 +129,11 @@ async def test_conversations_keep_pictures(served: Served, engine: FakeEngine, o
     conversation = await client.conversations.create(items=[item])
     await client.responses.create(model="tiny", input="what is it?", conversation=conversation.id)
     assert arrays(engine) == [[CAT_ARRAY]]
+    at_url: Any = {**item, "content": [input_image(URL)]}
+    await client.conversations.items.create(conversation.id, items=[at_url])
+    with pytest.raises(openai.BadRequestError) as error:
+        await client.responses.create(model="tiny", input="and now?", conversation=conversation.id)
+    assert (error.value.param, error.value.code) == ("conversation", "invalid_image_url")
     shown = [each.to_dict() async for each in client.conversations.items.list(conversation.id, order="asc")]
     assert shown[0]["content"] == [input_image(CAT, detail="auto")]
 

@@ -112,6 +112,7 @@ class MediaHost(NamedTuple):
 
 
 _HOST_NAME = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?\.)*[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
+"""Host names in lower case. The last label begins with a letter, so no form of an address matches."""
 
 
 def read_media_hosts(given: Iterable[str]) -> frozenset[MediaHost]:

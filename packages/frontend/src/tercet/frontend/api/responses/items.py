@@ -75,10 +75,9 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
     called: set[tuple[str, str]] = set()
     answered = {item["call_id"] for item in (*earlier, *given) if item["type"] in _ANSWERED}
     for place, item in enumerate((*earlier, *given), -len(earlier)):
-        where = f"input[{place}]" if place >= 0 else "conversation"
         match item["type"]:
             case "message" if item["role"] != "assistant":
-                messages.append({"role": item["role"], "content": _content(item["content"], f"{where}.content")})
+                messages.append({"role": item["role"], "content": _content(item["content"], place, "content")})
             case "message":
                 message = _assistant(messages, unless="tool_calls")
                 message["content"] += text_of(item["content"])
@@ -95,9 +94,9 @@ def messages_of(earlier: Sequence[Item], given: Sequence[Item], instructions: st
                 if (_ANSWERED[kind], item["call_id"]) not in called:
                     raise BadRequestError(
                         f"No tool call found for {kind.replace('_', ' ')} with call_id {item['call_id']}.",
-                        param=f"{where}.call_id" if place >= 0 else where,
+                        param=_param(place, "call_id"),
                     )
-                output = _content(item["output"], f"{where}.output")
+                output = _content(item["output"], place, "output")
                 messages.append({"role": "tool", "tool_call_id": item["call_id"], "content": output})
     return messages
 
@@ -109,7 +108,12 @@ def text_of(content: str | list[dict[str, Any]]) -> str:
     return "".join(part["refusal"] if part["type"] == "refusal" else part["text"] for part in content)
 
 
-def _content(content: str | list[dict[str, Any]], where: str) -> str | list[dict[str, Any]]:
+def _param(place: int, field: str) -> str:
+    """Return the parameter of a field of an item. Items before those of the request have negative places."""
+    return f"input[{place}].{field}" if place >= 0 else "conversation"
+
+
+def _content(content: str | list[dict[str, Any]], place: int, field: str) -> str | list[dict[str, Any]]:
     """Return an item's parts as text, or as those of a chat if some are pictures, each with its parameter."""
     if isinstance(content, str) or all(part["type"] not in PICTURES for part in content):
         return text_of(content)
@@ -117,7 +121,7 @@ def _content(content: str | list[dict[str, Any]], where: str) -> str | list[dict
     for step, part in enumerate(content):
         url = part.get("image_url") or part.get("file_data")
         if url:
-            parts.append({"type": "image_url", "image_url": {"url": url}, "param": f"{where}[{step}]"})
+            parts.append({"type": "image_url", "image_url": {"url": url}, "param": _param(place, f"{field}[{step}]")})
         else:
             parts.append({"type": "text", "text": text_of([part])})
     return parts
