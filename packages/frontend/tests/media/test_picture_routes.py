@@ -18,10 +18,11 @@ from packages.frontend.tests.media.hosts import internet, response
 from packages.frontend.tests.media.seeing import image, seeing, text, user
 from tercet.frontend.config.config import StoreConfig
 from tercet.frontend.config.validation import read_media_hosts
-from tercet.frontend.engine.requests import to_chat
+from tercet.frontend.engine.requests import to_chat, to_requests
 from tercet.frontend.errors import UnsupportedParameterError
 from tercet.frontend.media.decoder import PictureDecoder
 from tercet.frontend.media.fetcher import PictureFetcher
+from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.protocol.messages.values import ModelLimits, unpack_ints
 
@@ -233,6 +234,21 @@ async def test_a_model_of_text_only_refuses_images(engine_of: Callable[..., Fake
         assert (error["code"], error["param"]) == ("unsupported_parameter", "image_data[0]")
         nothing = {"text": "a", "image_data": []}
         assert (await http_of(served).post("/generate", json=nothing)).status_code == 200
+
+
+async def test_prompts_of_an_engine_have_images(served: Served) -> None:
+    model = served.manager.models.get("tiny")
+
+    def urls(prompt: Any, image_data: Any) -> list[list[str]]:
+        requests, _ = to_requests(prompt, None, None, {"image_data": image_data}, model, {})
+        prompts = [request.prompt for request in requests]
+        return [[each.url for each in prompt.pictures] for prompt in prompts if isinstance(prompt, TextPrompt)]
+
+    assert urls(MARKER, CAT) == [[CAT]]
+    assert urls(MARKER * 2, [CAT, DOG]) == [[CAT, DOG]]
+    assert urls([MARKER, "blind", MARKER * 2], [CAT, None, [CAT, DOG]]) == [[CAT], [], [CAT, DOG]]
+    with pytest.raises(ValueError, match="2 prompts with images of 1 in image_data"):
+        urls([MARKER, MARKER], [CAT])
 
 
 async def test_token_ids_of_a_chat_with_images_are_refused(served: Served) -> None:

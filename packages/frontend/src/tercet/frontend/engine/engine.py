@@ -168,7 +168,8 @@ class Engine:
 
         `stream` returns an iterator over growing answers, one choice at a time (`index` tells which). It takes one
         prompt; at most 512 streams run at a time. Parameters are those of /generate; `lora_path` is the name of an
-        adapter, or a list of them for several prompts. Arrays and series are accepted as lists. Raises ValueError for
+        adapter, or a list of them for several prompts, and `image_data` the image of a prompt, its images in a list,
+        or a list of both for several prompts. Arrays and series are accepted as lists. Raises ValueError for
         invalid values, TypeError for an unknown option, and ApiError for requests that fail, with a note that names
         the prompt if there are several.
         """

@@ -23,7 +23,7 @@ Sampling = Mapping[str, Any] | Iterable[Mapping[str, Any] | None]
 OPTIONS = frozenset(
     {
         *("return_logprob", "top_logprobs_num", "logprob_start_len", "return_text_in_logprobs"),
-        *("priority", "cache_salt", "lora_path"),
+        *("priority", "cache_salt", "lora_path", "image_data"),
     }
 )
 """Parameters of /generate other than prompts and sampling parameters."""
@@ -54,9 +54,13 @@ def to_requests(
     names = [named] * len(inputs) if named is None or isinstance(named, str) else list(named)
     if len(names) != len(inputs):
         raise ValueError(f"{len(inputs)} prompts with {len(names)} adapters in lora_path")
+    images = options.get("image_data")
+    pictures = [images] if single else [None] * len(inputs) if images is None else list(images)
+    if len(pictures) != len(inputs):
+        raise ValueError(f"{len(inputs)} prompts with images of {len(pictures)} in image_data")
     requests = []
-    for place, (given, params, name) in enumerate(zip(inputs, each, names, strict=True)):
-        own = {"sampling_params": {} if params is None else params, "lora_path": name}
+    for place, (given, params, name, own_images) in enumerate(zip(inputs, each, names, pictures, strict=True)):
+        own = {"sampling_params": {} if params is None else params, "lora_path": name, "image_data": own_images}
         try:
             requests.append(_request({**given, **options, **own}, model, lora))
         except (ValueError, ApiError) as error:
@@ -84,7 +88,8 @@ def to_chat(
         raise ValueError(str(validation_error(error, body, Tokenize))) from None
     if isinstance(prompt, ChatPrompt) and prompt.pictures:
         raise UnsupportedParameterError(
-            "Token ids hold no images: send the chat to a server.", param=prompt.pictures[0].param
+            "Token ids hold no images: give a text with its image_data to generate, or send the chat to a server.",
+            param=prompt.pictures[0].param,
         )
     return prompt
 
