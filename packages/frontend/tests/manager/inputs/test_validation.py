@@ -60,7 +60,7 @@ def roomy(limits: ModelLimits) -> ModelLimits:
         ("/v1/chat/completions", {**CHAT, "n": 128, "max_tokens": 1000}, "n"),
         ("/v1/chat/completions", {**CHAT, "max_completion_tokens": 100_000}, "logprobs"),
         ("/v1/completions", {**SCORED, "prompt": [5] * 8192, "n": 128}, "n"),
-        ("/v1/completions", {**SCORED, "prompt": [[5] * 8192] * 64}, "logprobs"),
+        ("/v1/completions", {**SCORED, "prompt": [[5] * 8192] * 63}, "logprobs"),
         ("/v1/completions", {"prompt": "hi", "best_of": 20, "logprobs": 5, "max_tokens": 20_000}, "best_of"),
         ("/v1/chat/completions", {**PROMPTED, "max_tokens": 99_000, "messages": [LONG]}, "prompt_logprobs"),
         ("/v1/completions", {"prompt": [5] * 1000, "n": 100, "prompt_logprobs": 20}, "n"),
