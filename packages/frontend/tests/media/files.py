@@ -7,7 +7,7 @@ import zlib
 from io import BytesIO
 from typing import Any
 
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from tercet.protocol.messages.media import PictureFormat
 
@@ -37,6 +37,32 @@ def rotated_by_exif(orientation: int) -> bytes:
 def animated(kind: str, frames: int = 3) -> bytes:
     pictures = [noise(20, 30, seed=number) for number in range(frames)]
     return saved(pictures[0], kind, save_all=True, append_images=pictures[1:])
+
+
+def many_frames(kind: str, frames: int) -> bytes:
+    """Return a GIF or WebP animation of two frames, the second of which is repeated."""
+    file = animated(kind, frames=2)
+    if kind == "GIF":
+        second = file.rindex(b"\x21\xf9")
+        return file[:second] + file[second:-1] * (frames - 1) + b";"
+    second = file.rindex(b"ANMF")
+    body = file[8:second] + file[second:] * (frames - 1)
+    return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def webp_claiming(width: int, height: int) -> bytes:
+    """Return a WebP animation of small frames on a huge canvas."""
+    file = animated("WEBP", frames=2)
+    canvas = file.index(b"VP8X") + 12
+    size = b"".join((side - 1).to_bytes(3, "little") for side in (width, height))
+    return file[:canvas] + size + file[canvas + 6 :]
+
+
+def png_with_text(size: int) -> bytes:
+    """Return a PNG whose compressed text grows to `size` bytes."""
+    info = PngImagePlugin.PngInfo()
+    info.add_text("note", "0" * size, zip=True)
+    return saved(noise(9, 9), pnginfo=info)
 
 
 def png_bomb(width: int, height: int) -> bytes:
@@ -69,6 +95,7 @@ def odd_pictures() -> dict[str, bytes]:
         "16 bits": saved(Image.new("I;16", (9, 9), 40_000)),
         "animated gif": animated("GIF"),
         "animated webp": animated("WEBP"),
+        "animated png": animated("PNG"),
         **{f"exif {number}": rotated_by_exif(number) for number in (3, 6, 7, 8)},
     }
 
