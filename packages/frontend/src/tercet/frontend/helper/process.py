@@ -42,7 +42,9 @@ class HelperProcess:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+        """Return the id of the running process, or None."""
+        process = self._process
+        return process.pid if process is not None and process.returncode is None else None
 
     async def ask(self, message: Any, seconds: float = ANSWER_TIMEOUT) -> bytes:
         """Return the encoded answer to a message. Raises HelperDiedError, TimeoutError, OSError.
@@ -50,10 +52,11 @@ class HelperProcess:
         After any failure, and on cancellation, the process is ended: it would be blocked by what was left half-way.
         """
         try:
-            if self._process is None:
+            if self.pid is None:
                 self._process = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", self._module, stdin=PIPE, stdout=PIPE, env=_environment(), limit=_BUFFER
                 )
+            assert self._process is not None
             return await self._exchange(self._process, encode_frame(message), seconds)
         except BaseException:
             await self.stop()
@@ -64,6 +67,8 @@ class HelperProcess:
         assert process.stdout is not None
         try:
             async with asyncio.timeout(seconds):
+                if process.stdin.is_closing():  # uvloop closed it when the process died, and would raise RuntimeError
+                    raise BrokenPipeError
                 process.stdin.write(frame)
                 await process.stdin.drain()
                 size = int.from_bytes(await process.stdout.readexactly(LENGTH), "little")
