@@ -12,9 +12,16 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer
-from tokenizers.models import WordLevel
 
+from packages.scheduler.tests.models.vision.checkpoint import (
+    BEGIN,
+    END,
+    IMAGE,
+    SIZE,
+    TOKENS,
+    processor_of,
+    write_gemma3,
+)
 from tercet.protocol.messages.media import PictureInput
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import Resume, pack_ints
@@ -24,35 +31,6 @@ from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
 from tercet.scheduler.testing import Driver, request
 
-BEGIN, END, IMAGE, TOKENS, SIZE = 290, 291, 292, 9, 42
-TEXT = {
-    "vocab_size": 300,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "query_pre_attn_scalar": 10,
-    "sliding_window": 14,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-VISION = {
-    "model_type": "siglip_vision_model",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "image_size": SIZE,
-    "patch_size": 7,
-    "vision_use_head": False,
-}
-PROCESSOR = {"size": {"height": SIZE, "width": SIZE}, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.4] * 3}
 ANSWER = 12
 Parts = Sequence[int | list[int]]
 """Numbers of pictures, and runs of token ids."""
@@ -60,28 +38,7 @@ Parts = Sequence[int | list[int]]
 
 @pytest.fixture(scope="module", params=[True, False], ids=["names of transformers 4", "names of transformers 5"])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random checkpoint, whose norms and embeddings of pictures count."""
-    path = tmp_path_factory.mktemp("gemma3")
-    config = transformers.Gemma3Config(
-        text_config=TEXT,
-        vision_config=VISION,
-        mm_tokens_per_image=TOKENS,
-        boi_token_index=BEGIN,
-        eoi_token_index=END,
-        image_token_index=IMAGE,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(7)
-        model = transformers.Gemma3ForConditionalGeneration(config)
-        for name, parameter in model.named_parameters():
-            if ("norm" in name and "vision" not in name) or "projector" in name or "vision_tower" in name:
-                torch.nn.init.normal_(parameter, 0.0, 0.3)
-    model.save_pretrained(path, save_original_format=request.param)
-    (path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR))
-    words = Tokenizer(WordLevel({f"w{number}": number for number in range(BEGIN)}, unk_token="w0"))
-    words.add_special_tokens([AddedToken(text, special=True) for text in ("<begin>", "<end>", "<image>")])
-    words.save(str(path / "tokenizer.json"))
-    return path
+    return write_gemma3(tmp_path_factory.mktemp("gemma3"), old_names=request.param)
 
 
 @cache
@@ -246,7 +203,7 @@ def test_processors_that_are_not_supported_are_refused(
     for path in directory.iterdir():
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "preprocessor_config.json").unlink()
-    (tmp_path / "preprocessor_config.json").write_text(json.dumps(PROCESSOR | change))
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor_of() | change))
     with pytest.raises(ModelError, match=why):
         Run(tmp_path)
 
