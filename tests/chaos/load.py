@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import httpx2
@@ -36,6 +37,15 @@ class Job:
     """Name of the adapter."""
 
     @property
+    def path(self) -> str:
+        return "/generate"
+
+    @property
+    def length(self) -> int:
+        """Return the number of tokens of each answer."""
+        return self.tokens + self.number % 7
+
+    @property
     def prompt(self) -> str:
         return f"{self.number // 4}. {PROMPTS[self.number % len(PROMPTS)]}"
 
@@ -56,7 +66,7 @@ class Job:
         return {
             "text": self.prompt,
             "sampling_params": {
-                "max_new_tokens": self.tokens + self.number % 7,
+                "max_new_tokens": self.length,
                 "temperature": 0.0 if self.greedy else TEMPERATURE,
                 "sampling_seed": self.number,
                 "n": self.n,
@@ -68,10 +78,49 @@ class Job:
         }
 
 
-def shuffled(count: int, seed: int) -> list[Job]:
-    """Return `count` jobs, always the same, in an order that depends on the seed. Jobs of a short form are short."""
+@dataclass(frozen=True)
+class PictureChat(Job):
+    """Greedy chat with one to three pictures, some of which others have, too."""
+
+    @property
+    def path(self) -> str:
+        return "/v1/chat/completions"
+
+    @property
+    def greedy(self) -> bool:
+        return True
+
+    def body(self) -> dict[str, Any]:
+        pictures = [_picture(self.number // 6 + place) for place in range(1 + self.number // 3 % 3)]
+        return {
+            "model": "seeing",
+            "messages": [{"role": "user", "content": [{"type": "text", "text": self.prompt}, *pictures]}],
+            "max_tokens": self.length,
+            "temperature": 0.0,
+            "n": self.n,
+            "ignore_eos": True,
+            "stream": self.streamed,
+            "return_token_ids": True,
+        }
+
+
+@cache
+def _picture(number: int) -> dict[str, Any]:
+    """Return one of the odd pictures as a part of a chat."""
+    from packages.frontend.tests.media.files import data_url, odd_pictures
+
+    files = list(odd_pictures().values())
+    return {"type": "image_url", "image_url": {"url": data_url(files[number % len(files)])}}
+
+
+def shuffled(count: int, seed: int, *, pictures: bool = False) -> list[Job]:
+    """Return `count` jobs, always the same, in an order that depends on the seed. Jobs of a short form are short.
+
+    With `pictures`, a third of the jobs has some.
+    """
     tokens = 200 if count == FULL else 100
-    return random.Random(seed).sample([Job(number, tokens) for number in range(count)], count)
+    jobs = [(PictureChat if pictures and number % 3 == 0 else Job)(number, tokens) for number in range(count)]
+    return random.Random(seed).sample(jobs, count)
 
 
 @dataclass
@@ -103,16 +152,26 @@ class Outcome:
         return max((end - max(begin, moment) for begin, end in pairs if end > moment > begin - 1.0), default=0.0)
 
     def take(self, answer: dict[str, Any]) -> None:
-        """Record the state of one choice. Raises AssertionError if an earlier part of it has changed."""
+        """Record an answer or an event. Raises AssertionError if an earlier part of it has changed."""
+        if "choices" in answer:
+            self._append(answer["choices"])
+            return
         index, text, ids = answer["index"], answer["text"], answer["output_ids"]
         assert text.startswith(self.texts.get(index, "")), (self.texts[index], text)
         assert ids[: len(self.ids.get(index, []))] == self.ids.get(index, []), (self.ids[index], ids)
         self.texts[index], self.ids[index] = text, ids
         self.frontend = "-".join(answer["meta_info"]["id"].split("-")[:2])
 
+    def _append(self, choices: Sequence[dict[str, Any]]) -> None:
+        """Record the next parts of a chat's choices."""
+        for choice in choices:
+            index, part = choice["index"], choice.get("delta") or choice.get("message") or {}
+            self.texts[index] = self.texts.get(index, "") + (part.get("content") or "")
+            self.ids[index] = [*self.ids.get(index, []), *choice.get("token_ids", ())]
+
     def end(self) -> None:
         self.ended = time.monotonic()
-        wanted = self.job.body()["sampling_params"]["max_new_tokens"]
+        wanted = self.job.length
         lengths = {index: len(ids) for index, ids in self.ids.items()}
         if not self.error:
             assert lengths == dict.fromkeys(range(self.job.n), wanted), f"{lengths} tokens instead of {wanted}"
@@ -182,10 +241,10 @@ class Load:
         self.outcomes.append(outcome)
         try:
             if job.streamed:
-                async with client.stream("POST", "/generate", json=job.body()) as response:
+                async with client.stream("POST", job.path, json=job.body()) as response:
                     await self._read(response, outcome)
             else:
-                response = await client.post("/generate", json=job.body())
+                response = await client.post(job.path, json=job.body())
                 self._whole(response, outcome)
         except httpx2.HTTPError as error:
             outcome.error = f"{type(error).__name__}: {error}"

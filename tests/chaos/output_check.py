@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 
 from tercet.kernels.ops.philox import gumbel_reference
-from tests.chaos.load import TEMPERATURE, Job, Outcome
+from tests.chaos.load import TEMPERATURE, Job, Outcome, PictureChat
 
 TIE = 1e-4
 """Score difference within which two tokens may change places: float32 sums depend on the batch."""
@@ -45,8 +45,11 @@ class OutputCheck:
     def _assert_tie(self, job: Job, index: int, wanted: list[int], got: list[int]) -> None:
         position = next(at for at, (one, other) in enumerate(zip(wanted, got, strict=True)) if one != other)
         with httpx2.Client(base_url=self._url, timeout=60) as client:
-            candidates = wanted[position], got[position]
-            scores = [self.score(client, job, index, wanted[:position], token) for token in candidates]
+            candidates, before = (wanted[position], got[position]), wanted[:position]
+            if isinstance(job, PictureChat):
+                scores = _best_two(client, job, index, before)
+            else:
+                scores = [self.score(client, job, index, before, token) for token in candidates]
         assert abs(scores[0] - scores[1]) < TIE, (
             f"{job}, choice {index}, position {position}: token {candidates[1]} (score {scores[1]:.6f}) "
             f"instead of {candidates[0]} ({scores[0]:.6f})"
@@ -61,6 +64,14 @@ class OutputCheck:
         if job.greedy:
             return scored
         return scored / TEMPERATURE + gumbel_reference(job.number, index, len(before), token)
+
+
+def _best_two(client: httpx2.Client, job: PictureChat, index: int, before: list[int]) -> list[float]:
+    """Return the log-probabilities of the two most probable tokens after `before`."""
+    more = {"stream": False, "max_tokens": len(before) + 1, "logprobs": True, "top_logprobs": 2}
+    choice = _post(client, job.path, {**job.body(), **more})["choices"][index]
+    assert choice["token_ids"][:-1] == before
+    return [each["logprob"] for each in choice["logprobs"]["content"][-1]["top_logprobs"]]
 
 
 def _post(client: httpx2.Client, path: str, body: dict[str, Any]) -> dict[str, Any]:
