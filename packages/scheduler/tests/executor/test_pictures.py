@@ -1,7 +1,10 @@
 """Arrays and embeddings of pictures are kept within bounds, as long as they are needed."""
 
 import hashlib
+import resource
+from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 
@@ -83,3 +86,25 @@ def test_embeddings_used_last_are_kept_within_the_bound() -> None:
     for number in (0, 1, 0, 2, 0, 1):
         assert pictures.begin([Row(number, 0, 3, False)]) is not None
     assert tower.encoded == [0, 1, 2, 1]
+
+
+def test_embeddings_that_are_kept_let_no_memory_grow() -> None:
+    form = msgspec.structs.replace(FORM, height=896, width=896)
+    arrays = [number.to_bytes(4, "big") * (form.array_bytes // 4) for number in range(60)]
+    places = [PictureInput(sha256=hashlib.sha256(array).digest(), first=0, tokens=3) for array in arrays]
+
+    def tower(pixels: torch.Tensor) -> torch.Tensor:
+        """Return small embeddings, after large blocks of memory."""
+        return (pixels.double() * 0.5).float().mean() + torch.arange(3000.0).view(1, 3, 1000)
+
+    store = PictureStore(form)
+    pictures = StepPictures(tower, store, torch.device("cpu"), whole=True)
+    sizes = []
+    for number, (place, array) in enumerate(zip(places, arrays, strict=True)):
+        assert store.add([place], [array]) == ""
+        planned = PlannedPicture(number=-1 - number, sha256=place.sha256, first=0, tokens=3)
+        pictures.introduce([msgspec.structs.replace(slot(0), pictures=[planned])])
+        assert pictures.begin([Row(0, 0, 3, False)]) is not None
+        store.retain(())
+        sizes.append(int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize())
+    assert sizes[-1] - sizes[19] < 100 << 20, "each embedding keeps freed blocks from being used again"

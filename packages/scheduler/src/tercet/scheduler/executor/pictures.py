@@ -69,6 +69,38 @@ class PictureStore:
         return torch.from_numpy(flat.copy()).view(self.form.height, self.form.width, 3)
 
 
+class EmbeddingCache:
+    """Embeddings that were used last, by number of the picture, in one tensor of at most `most_bytes`.
+
+    Tensors of their own would lie in the heap between blocks that the tower has freed, and no large block could take
+    the place of these again: memory would grow by some MB with each picture.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._memory: torch.Tensor | None = None  # [rows, tokens, hidden]
+        self._rows: OrderedDict[int, int] = OrderedDict()
+
+    def get(self, number: int) -> torch.Tensor | None:
+        """Return an embedding, which is valid until the next `add`; None if it is not there."""
+        if self._memory is None or number not in self._rows:
+            return None
+        self._rows.move_to_end(number)
+        return self._memory[self._rows[number]]
+
+    def add(self, number: int, embedding: torch.Tensor) -> None:
+        """Copy an embedding, in the place of the one that was used first if there is no room."""
+        if self._memory is None:
+            self._memory = embedding.new_empty(self._most_bytes // embedding.nbytes, *embedding.shape)
+        row = len(self._rows)
+        if row == len(self._memory):
+            if not row:
+                return
+            _, row = self._rows.popitem(last=False)
+        self._memory[row] = embedding
+        self._rows[number] = row
+
+
 class StepPictures:
     """The pictures of each slot, and at most `most_bytes` of embeddings, those that were used last."""
 
@@ -85,10 +117,9 @@ class StepPictures:
         self._store = store
         self._device = device
         self._whole = whole
-        self._most_bytes = most_bytes
         self._slots: dict[int, list[PlannedPicture]] = {}
-        self._embeddings: OrderedDict[int, torch.Tensor] = OrderedDict()
-        """By number of the picture: embeddings of other namespaces must not save time."""
+        self._embeddings = EmbeddingCache(most_bytes)
+        """By number and not by hash: embeddings of other namespaces must not save time."""
 
     def introduce(self, inits: Sequence[SlotInit]) -> None:
         """Note the pictures of choices that take slots."""
@@ -113,11 +144,6 @@ class StepPictures:
         return self._replaced(rows, parts) if parts else None
 
     def _replaced(self, rows: Sequence[Row], parts: Sequence[tuple[PlannedPicture, range, int]]) -> ReplacedEmbeddings:
-        encoded = self._encoded({picture.number: picture.sha256 for picture, _, _ in parts})
-        vectors = [
-            encoded[picture.number][tokens.start - picture.first : tokens.stop - picture.first]
-            for picture, tokens, _ in parts
-        ]
         places = np.concatenate([np.arange(place, place + len(tokens)) for _, tokens, place in parts])
         seen = None
         if self._whole:
@@ -125,19 +151,27 @@ class StepPictures:
             for _, tokens, place in parts:
                 counts[place : place + len(tokens)] = tokens.stop
             seen = torch.from_numpy(counts.astype(np.int32)).to(self._device)
-        return ReplacedEmbeddings(torch.from_numpy(places).to(self._device), torch.cat(vectors), seen)
+        return ReplacedEmbeddings(torch.from_numpy(places).to(self._device), self._vectors(parts), seen)
 
-    def _encoded(self, pictures: dict[int, bytes]) -> dict[int, torch.Tensor]:
-        """Return the embeddings of pictures by number. Those that are missing are encoded one at a time."""
+    def _vectors(self, parts: Sequence[tuple[PlannedPicture, range, int]]) -> torch.Tensor:
+        """Return the embeddings of tokens of pictures. Pictures whose embeddings are missing are encoded one by one."""
         encoded: dict[int, torch.Tensor] = {}
-        for number, sha256 in pictures.items():
-            embedding = self._embeddings.pop(number, None)
-            if embedding is None:
-                embedding = self._tower(self._store.array(sha256)[None])[0]
-            encoded[number] = self._embeddings[number] = embedding
-        while sum(each.nbytes for each in self._embeddings.values()) > self._most_bytes:
-            self._embeddings.popitem(last=False)
-        return encoded
+        new: dict[int, torch.Tensor] = {}
+        for picture, _, _ in parts:
+            if picture.number not in encoded:
+                known = self._embeddings.get(picture.number)
+                if known is None:
+                    known = new[picture.number] = self._tower(self._store.array(picture.sha256)[None])[0]
+                encoded[picture.number] = known
+        vectors = torch.cat(
+            [
+                encoded[picture.number][tokens.start - picture.first : tokens.stop - picture.first]
+                for picture, tokens, _ in parts
+            ]
+        )
+        for number, embedding in new.items():
+            self._embeddings.add(number, embedding)
+        return vectors
 
 
 def step_pictures(
