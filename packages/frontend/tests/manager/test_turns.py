@@ -64,7 +64,22 @@ async def test_prompts_that_started_are_aborted_if_the_client_leaves(engine_of: 
         await until(lambda: len(sent(engine)) > 2)
         many.cancel()
         await until(lambda: not served.manager.requests.states)
-        aborted = {message.rid for _, message in engine.sent if isinstance(message, AbortReq)}
         started = {message.rid for _, message in engine.sent if isinstance(message, TokenizedGenerateReqInput)}
-        assert started == aborted
-        assert len(started) < PROMPTS
+        await until(lambda: {message.rid for _, message in engine.sent if isinstance(message, AbortReq)} == started)
+        assert len(sent(engine)) == len(started) < PROMPTS
+
+
+async def test_prompts_are_aborted_in_turns(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(auto=False)
+    async with serving(engine) as served:
+        body = {"model": "tiny", "prompt": ["hello"] * PROMPTS, "max_tokens": 2}
+        many = asyncio.create_task(http_of(served).post("/v1/completions", json=body))
+        await until(lambda: len(sent(engine)) == PROMPTS)
+        shorten_turns(served)
+        many.cancel()
+        aborts: list[int] = []
+        while not aborts or aborts[-1] < PROMPTS:
+            await asyncio.sleep(0)
+            aborts.append(sum(isinstance(message, AbortReq) for _, message in engine.sent))
+        assert len(set(aborts)) > PROMPTS // 4, "a few in each turn"
+        assert not served.manager.requests.states

@@ -104,7 +104,7 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
     def run(self) -> None:
         """Serve until stopped. A step's exception is not caught: the process dies, and its supervisor restarts it."""
         self._board.enter(Phase.IDLE)
-        while not self.stopping and not (self.draining and self._idle and not self.outbox.backlog):
+        while not (self.stopping or (self.draining and self._core.empty and not (self._inbox or self.outbox.backlog))):
             self.turn()
 
     def turn(self) -> None:
@@ -129,11 +129,6 @@ class SchedulerLoop(Generic[PlanT, ResultT]):
             self._board.end_step(more=bool(in_flight))
         self._publish()
         self._on_turn()
-
-    @property
-    def _idle(self) -> bool:
-        """Return whether no request is held or waits to be handled."""
-        return self._core.empty and not self._inbox
 
     def _commit(self, plan: PlanT, pending: Pending[ResultT]) -> list[Outgoing]:
         """Commit a step, and announce the weights that it loaded before peers get the answers to the update."""

@@ -40,6 +40,7 @@ class LoopTurns:
         self._clock = clock
         self._busy = False
         self._waiting = RoundRobinQueue()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def waiting(self) -> int:
@@ -66,6 +67,20 @@ class LoopTurns:
             return result
         finally:
             steps.close()
+
+    def start(self, owner: str, steps: Steps[None]) -> None:
+        """Run `steps` in turns, in a task if they do not fit into one slice."""
+        end = self._clock() + SLICE_SECONDS
+        for _ in steps:
+            if self._clock() >= end:
+                task = asyncio.create_task(self.run(owner, steps))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+                return
+
+    async def close(self) -> None:
+        """Wait for the tasks of `start`."""
+        await asyncio.gather(*self._tasks)
 
     async def _wait(self, owner: str) -> None:
         turn = self._waiting.join(owner)

@@ -1,10 +1,11 @@
 """`RequestTable`: the requests of one frontend, from their first dispatch to their release."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tercet.frontend.errors import RateLimitError, UnavailableError
-from tercet.frontend.http.loop_turns import LoopTurns
+from tercet.frontend.http.auth import current_caller
+from tercet.frontend.http.loop_turns import LoopTurns, Steps
 from tercet.frontend.manager.counters import Counters, RequestOutcome
 from tercet.frontend.manager.embedding_state import EmbeddingBatch
 from tercet.frontend.manager.quota import ApiKeyQuota, RequestSlot
@@ -64,13 +65,17 @@ class RequestTable:
         """Forget requests and abort those that still run. Idempotent."""
         asked.slot.release()
         ended = [state for state in asked.states if self.states.pop(state.rid, None) is not None]
+        self.turns.start(current_caller().owner, self._forget(ended))
+        if ended:
+            self.reports.start(ended, asked.slot.admitted_at, self.clock)
+
+    def _forget(self, ended: Sequence[RequestState]) -> Steps[None]:
         for state in ended:
             outcome = outcome_of(state)
             self.counters.outcomes[outcome] += 1
             self.counters.resumed_finished += outcome is RequestOutcome.FINISHED and state.attempt > 0
             self.dispatcher.forget(state)
-        if ended:
-            self.reports.start(ended, asked.slot.admitted_at, self.clock)
+            yield
 
     def abort(self, rid: str) -> None:
         """Abort the requests with this id, or all requests that one HTTP request was split into.

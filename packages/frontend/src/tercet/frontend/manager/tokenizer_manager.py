@@ -142,7 +142,7 @@ class TokenizerManager:
         await self._message_handler.close()
         await self.grammars.close()
         await self.pictures.close()
-        await self.requests.reports.close()
+        await asyncio.gather(self.requests.turns.close(), self.requests.reports.close())
 
     def new_id(self) -> str:
         """Return an unguessable request id that contains this frontend's peer id."""
