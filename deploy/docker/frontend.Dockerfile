@@ -8,7 +8,7 @@ COPY packages/protocol packages/protocol
 COPY packages/frontend packages/frontend
 # The same pins for build dependencies, which -c alone does not pin.
 ENV PIP_CONSTRAINT=/src/constraints.txt PIP_BUILD_CONSTRAINT=/src/constraints.txt
-RUN /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt packages/protocol packages/frontend
+RUN /opt/tercet/bin/pip install --no-cache-dir -c constraints.txt packages/protocol "packages/frontend[media]"
 
 FROM python:3.12-slim-bookworm
 RUN groupadd --gid 10001 tercet \

@@ -29,6 +29,7 @@ from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
+from tercet.scheduler.models.vision.gemma3 import picture_model
 from tercet.scheduler.testing import Driver, request
 
 ANSWER = 12
@@ -206,6 +207,18 @@ def test_processors_that_are_not_supported_are_refused(
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor_of() | change))
     with pytest.raises(ModelError, match=why):
         Run(tmp_path)
+
+
+def test_the_processor_may_be_in_the_file_of_transformers_5(directory: Path, tmp_path: Path) -> None:
+    for path in directory.iterdir():
+        if path.name != "preprocessor_config.json":
+            (tmp_path / path.name).symlink_to(path)
+    common = {"image_processor": processor_of(), "processor_class": "Gemma3Processor"}
+    (tmp_path / "processor_config.json").write_text(json.dumps(common))
+    given, found = picture_model(directory), picture_model(tmp_path)
+    assert given is not None
+    assert found is not None
+    assert given.form == found.form
 
 
 def test_a_model_without_a_processor_takes_no_pictures(directory: Path, tmp_path: Path) -> None:

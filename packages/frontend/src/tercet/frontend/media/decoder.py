@@ -6,6 +6,7 @@ No result is kept: otherwise the time of a request would show a client which pic
 import asyncio
 import hashlib
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import cache
 from importlib.util import find_spec
 from typing import Protocol
 
@@ -69,7 +70,7 @@ class PictureDecoder:
 
     async def decode(self, source: PictureSource, form: PictureFormat) -> Picture:
         """Return a picture in the form that a model takes. Raises ApiError."""
-        if find_spec("PIL") is None:
+        if not _has_pillow():
             raise UnsupportedParameterError(
                 "This server decodes no pictures: it was installed without tercet-frontend[media].", param=source.param
             )
@@ -106,6 +107,11 @@ class PictureDecoder:
             param=source.param,
             code="invalid_image_url",
         )
+
+
+@cache
+def _has_pillow() -> bool:
+    return find_spec("PIL") is not None
 
 
 def _refused(why: str, source: PictureSource) -> BadRequestError:

@@ -14,7 +14,7 @@ from tercet.scheduler.tokenizer_files import added_token_texts
 
 _TOKENS = {"boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144}
 """Ids of the tokens before, after and in the place of a picture, where config.json does not say them."""
-_FILE = "preprocessor_config.json"
+_FILE, _COMMON_FILE = "preprocessor_config.json", "processor_config.json"
 _CONFIGS = ("vision_config", "text_config", "mm_tokens_per_image")
 _BILINEAR = 2
 _USUAL = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_pan_and_scan": False}
@@ -26,13 +26,22 @@ def picture_model(directory: Path) -> PictureModel | None:
     Raise ModelError for a size or an option that is not supported.
     """
     config = read_json(directory / "config.json")
-    if not isinstance(config.get("vision_config"), dict) or not (directory / _FILE).is_file():
+    if not isinstance(config.get("vision_config"), dict) or (processor := _processor(directory)) is None:
         return None
-    processor = read_json(directory / _FILE)
     for name, usual in _USUAL.items():
         if processor.get(name) not in (usual, None):
             raise ModelError(f"{_FILE}: {name} {processor[name]!r} is not supported")
     return PictureModel(form=_form(directory, config, processor), whole=True, build=partial(_build, config, processor))
+
+
+def _processor(directory: Path) -> dict[str, Any] | None:
+    """Return the config of the image processor, which transformers 5 writes into a file with the tokenizer's."""
+    if (directory / _FILE).is_file():
+        return read_json(directory / _FILE)
+    if not (directory / _COMMON_FILE).is_file():
+        return None
+    processor = read_json(directory / _COMMON_FILE).get("image_processor")
+    return processor if isinstance(processor, dict) else None
 
 
 def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, Any]) -> PictureFormat:
