@@ -1,14 +1,17 @@
 """Pictures of prompts, decoded, with their places among the tokens."""
 
+import asyncio
 from collections.abc import Sequence
 
 import msgspec
 
 from tercet.frontend.errors import BadRequestError, ServerError
-from tercet.frontend.media.decoder import Picture, PictureDecoder
+from tercet.frontend.media.decoder import Picture, PictureDecoder, PictureSource
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
-from tercet.protocol.messages.media import PictureInput
+from tercet.protocol.messages.media import PictureFormat, PictureInput
+
+_AT_ONCE = 4
 
 
 class PlacedPicture(msgspec.Struct, frozen=True):
@@ -21,26 +24,51 @@ class PlacedPicture(msgspec.Struct, frozen=True):
 async def placed_pictures(
     decoder: PictureDecoder, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]], model: ServedModel
 ) -> list[list[PlacedPicture]]:
-    """Decode the pictures of prompts with these token ids, one at a time, and each URL once. Raises ApiError."""
-    decoded: dict[str, Picture] = {}
-    return [await _placed(decoder, prompt, tokens, model, decoded) for prompt, tokens in zip(prompts, ids, strict=True)]
-
-
-async def _placed(
-    decoder: PictureDecoder, prompt: Prompt, ids: Sequence[int], model: ServedModel, decoded: dict[str, Picture]
-) -> list[PlacedPicture]:
+    """Decode the pictures of prompts with these token ids, each URL once. Raises ApiError."""
     form = model.limits.pictures
-    if isinstance(prompt, TokenPrompt) or not prompt.pictures or form is None:
-        return []
-    firsts = [place for place, token in enumerate(ids) if token == form.token_id][:: form.tokens]
-    if len(firsts) != len(prompt.pictures):
-        if isinstance(prompt, ChatPrompt):
-            raise ServerError("The tokenizer has no placeholder tokens for pictures.")
-        raise BadRequestError(f"The text writes tokens of pictures besides {form.marker!r}.", param=prompt.param)
-    placed = []
-    for source, first in zip(prompt.pictures, firsts, strict=True):
-        if (picture := decoded.get(source.url)) is None:
-            picture = decoded[source.url] = await decoder.decode(source, form)
-        place = PictureInput(sha256=picture.sha256, first=first, tokens=form.tokens)
-        placed.append(PlacedPicture(place, picture.array))
-    return placed
+    sources = [[] if form is None or isinstance(prompt, TokenPrompt) else [*prompt.pictures] for prompt in prompts]
+    if form is None or not any(sources):
+        return [[] for _ in prompts]
+    firsts = [
+        _places(prompt, tokens, len(own), form) for prompt, tokens, own in zip(prompts, ids, sources, strict=True)
+    ]
+    decoded = await _decoded(decoder, [source for own in sources for source in own], form)
+    return [
+        [_placed(decoded[source.url], first, form) for source, first in zip(own, places, strict=True)]
+        for own, places in zip(sources, firsts, strict=True)
+    ]
+
+
+def _places(prompt: Prompt, ids: Sequence[int], count: int, form: PictureFormat) -> list[int]:
+    """Return the index of the first placeholder token of each picture. Raises ApiError for another number of them."""
+    firsts = [place for place, token in enumerate(ids) if token == form.token_id][:: form.tokens] if count else []
+    if len(firsts) == count:
+        return firsts
+    if isinstance(prompt, ChatPrompt):
+        raise ServerError("The tokenizer has no placeholder tokens for pictures.")
+    raise BadRequestError(f"The text writes tokens of pictures besides {form.marker!r}.", param=prompt.param)
+
+
+async def _decoded(
+    decoder: PictureDecoder, sources: Sequence[PictureSource], form: PictureFormat
+) -> dict[str, Picture]:
+    """Return pictures by URL. At most `_AT_ONCE` are decoded at a time, so that one request fills no queue."""
+    slots = asyncio.Semaphore(_AT_ONCE)
+
+    async def decode(source: PictureSource) -> Picture:
+        async with slots:
+            return await decoder.decode(source, form)
+
+    tasks: dict[str, asyncio.Task[Picture]] = {}
+    for source in sources:
+        if source.url not in tasks:
+            tasks[source.url] = asyncio.create_task(decode(source))
+    try:
+        return dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+    finally:
+        for task in tasks.values():
+            task.cancel()
+
+
+def _placed(picture: Picture, first: int, form: PictureFormat) -> PlacedPicture:
+    return PlacedPicture(PictureInput(sha256=picture.sha256, first=first, tokens=form.tokens), picture.array)
