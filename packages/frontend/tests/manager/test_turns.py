@@ -83,3 +83,17 @@ async def test_prompts_are_aborted_in_turns(engine_of: EngineOf, http_of: HttpOf
             aborts.append(sum(isinstance(message, AbortReq) for _, message in engine.sent))
         assert len(set(aborts)) > PROMPTS // 4, "a few in each turn"
         assert not served.manager.requests.states
+
+
+async def test_prompts_are_aborted_by_request_in_turns(engine_of: EngineOf, http_of: HttpOf) -> None:
+    engine = engine_of(auto=False)
+    async with serving(engine) as served:
+        body = {"model": "tiny", "prompt": ["hello"] * PROMPTS, "max_tokens": 2}
+        many = asyncio.create_task(http_of(served).post("/v1/completions", json=body))
+        await until(lambda: len(sent(engine)) == PROMPTS)
+        states = list(served.manager.requests.states.values())
+        shorten_turns(served)
+        served.manager.requests.abort(states[0].rid.rpartition(".")[0])
+        assert 0 < sum(state.aborted for state in states) < PROMPTS // 4
+        await until(lambda: all(state.aborted for state in states))
+        assert (await many).status_code == 499

@@ -84,23 +84,23 @@ class RequestTable:
         RequestAbortedError, or the output so far if the request keeps it.
         """
         own = [state for state in self.states.values() if belongs(state.rid, rid)]
-        for state in own:
-            self._abort(state)
+        self.turns.start(current_caller().owner, self._abort(own))
         if not own:
             self._abort_elsewhere(AbortReq(rid=rid, reason="aborted by request", user_requested=True))
 
     def abort_all(self) -> None:
         """Abort every request, including those of other frontends."""
-        for state in self.states.values():
-            self._abort(state)
+        self.turns.start(current_caller().owner, self._abort(list(self.states.values())))
         self._abort_elsewhere(AbortReq(rid="", reason="all are aborted", user_requested=True))
 
-    def _abort(self, state: RequestState) -> None:
-        """Abort a request. Its release tells the scheduler, unless its choices count as finished already."""
-        was_open = bool(state.open_indices)
-        state.abort()
-        if was_open and not state.open_indices and state.scheduler:
-            self.dispatcher.abort(state, [], "aborted by request")
+    def _abort(self, states: Sequence[RequestState]) -> Steps[None]:
+        """Abort requests. Their release tells the scheduler, unless their choices count as finished already."""
+        for state in states:
+            was_open = bool(state.open_indices)
+            state.abort()
+            if was_open and not state.open_indices and state.scheduler:
+                self.dispatcher.abort(state, [], "aborted by request")
+            yield
 
     def _abort_elsewhere(self, message: AbortReq) -> None:
         for scheduler in self.dispatcher.peers.schedulers:
