@@ -46,7 +46,7 @@ def test_prompts_of_another_tenant_get_their_share_of_a_step(policy: PolicyName)
         run.send(request(f"long {number}", PROMPT, tenant="b", max_new_tokens=1, ignore_eos=True))
     plans = steps_until(run, "long 0")
     share = BUDGET // PROTECTION
-    assert max(map(prompt_tokens, plans)) <= share
+    assert max(map(prompt_tokens, plans)) <= share + 1, "one of each step is admitted without a share"
     assert min(map(prompt_tokens, plans[1:-1])) >= share, "the share is used"
 
 
@@ -123,8 +123,8 @@ def test_decodes_and_prompts_of_a_tenant_share_its_tokens() -> None:
         run.send(request(f"long {number}", PROMPT[: 20 * number + 20], tenant="b", max_new_tokens=1, ignore_eos=True))
     share = BUDGET // PROTECTION
     plans = steps_until(run, "long 2")
-    assert {prompt_tokens(plan) for plan in plans[1:-1]} == {share}
-    assert all(len(plan.introduce) <= share for plan in plans)
+    assert {prompt_tokens(plan) - len(plan.introduce) for plan in plans[1:-1]} <= {share - 1, share}
+    assert {prompt_tokens(plan) for plan in plans[1:-1]} <= {share, share + 1}
     run.run()
     run.assert_empty()
 

@@ -79,6 +79,8 @@ def options(directory: Path, **given: Any) -> WorkerOptions:
 class PromptBatch:
     """A step that is one whole prompt."""
 
+    replaced = None
+
     def attend(
         self, layer_id: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, params: AttentionParams
     ) -> torch.Tensor:

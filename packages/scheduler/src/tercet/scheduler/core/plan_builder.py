@@ -64,6 +64,8 @@ class PlanBuilder:
         self._used: Counter[str] = Counter()
         """Cost of the tokens of each tenant."""
         self._decoding: set[str] | None = None
+        self.admitted: set[str] = set()
+        """Tenants of which a choice was admitted."""
 
     def add(self, req: Req, step: int) -> None:
         """Plan as much of a choice as the budget allows, and sample if that reaches its last known token."""
@@ -100,6 +102,10 @@ class PlanBuilder:
         """Return whether a tenant may get another token of the step."""
         left = self._left(tenant)
         return left is None or left >= cost
+
+    def may_admit(self, tenant: str) -> bool:
+        """Return whether a choice of a tenant may be admitted: one in any step, so that its prompts block no others."""
+        return tenant not in self.admitted or self.has_share(tenant)
 
     def give_back(self) -> None:
         """Give the rest of the budget to the rows that were held back."""

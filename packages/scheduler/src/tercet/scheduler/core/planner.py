@@ -284,7 +284,7 @@ class Planner:
     def _admissible(self, shares: SlotShares, builder: PlanBuilder | None = None) -> set[str]:
         """Return the tenants that wait and may take a slot, and have a share of the step that is built."""
         tenants = filter(shares.may_run, self._waiting.tenants)
-        return {tenant for tenant in tenants if builder is None or builder.has_share(tenant)}
+        return {tenant for tenant in tenants if builder is None or builder.may_admit(tenant)}
 
     def _admit(
         self, builder: PlanBuilder, step: int, page_shares: PageShares | None = None, *, scarce: bool = False
@@ -386,6 +386,7 @@ class Planner:
         req.leader = None
         logprobs = req.logprobs
         builder.copies += copies
+        builder.admitted.add(req.tenant)
         builder.introduce.append(
             SlotInit(
                 slot=req.slot,
