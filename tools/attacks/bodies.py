@@ -39,7 +39,7 @@ async def allowed_numbers(url: str, key: str) -> None:
 
 
 async def messages(url: str, key: str) -> None:
-    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}] * 16_384}).encode()
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}] * 8192}).encode()
     await at_once(again(lambda: post(url, key, "/v1/chat/completions", body)) for _ in range(4))
 
 
@@ -65,7 +65,7 @@ ATTACKS = (
     Attack("bodies of 65,000 keys, 8 at a time", allowed_members),
     Attack("bodies of 4,000,000 numbers, 4 at a time", numbers),
     Attack("bodies of 520,000 numbers, 4 at a time", allowed_numbers),
-    Attack("chats of 16,384 messages, 4 at a time", messages),
+    Attack("chats of 8,192 messages, 4 at a time", messages),
     Attack("texts of 32 MiB full of quoted JSON, 4 at a time", quoted),
     Attack("bodies in chunks of one byte, 8 at a time", small_chunks),
     Attack("5,000 pipelined requests, 8 at a time", pipelines),

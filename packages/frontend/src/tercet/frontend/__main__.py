@@ -13,6 +13,10 @@ from tercet.protocol.system.streams import part_streams
 EXIT_CONFIG = 2
 """Exit status for invalid options: a restart would not help."""
 
+SWITCH_INTERVAL = 0.0005
+"""Seconds for which a thread that renders or tokenizes may keep the interpreter's lock from the event loop. The default
+is 5 ms, and sending a token takes the lock several times."""
+
 app = App(name="tercet-frontend", version=__version__, help="Serve the OpenAI API over HTTP.")
 
 
@@ -28,6 +32,8 @@ def serve(config: FrontendConfig = FrontendConfig()) -> None:
         from tercet.frontend.wiring import Frontend
         from tercet.protocol.errors import ProtocolError
         from tercet.protocol.system.file_limit import raise_file_limit
+
+    sys.setswitchinterval(SWITCH_INTERVAL)
 
     async def run() -> None:
         await Frontend(config).run()

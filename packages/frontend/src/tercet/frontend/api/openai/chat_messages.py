@@ -171,7 +171,7 @@ def _check_text_only(messages: object) -> object:
     return messages
 
 
-Messages = Annotated[list[Message], Field(min_length=1, max_length=16_384), BeforeValidator(_check_text_only)]
+Messages = Annotated[list[Message], Field(min_length=1, max_length=8192), BeforeValidator(_check_text_only)]
 
 
 def check_continued(messages: list[Message] | None, *, add_generation_prompt: bool | None) -> None:

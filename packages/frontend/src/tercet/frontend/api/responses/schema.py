@@ -102,7 +102,7 @@ class Prompted(Strict):
     """The prompt fields, shared by response creation and token counting."""
 
     model: Name
-    input: Text | Annotated[list[InputItem], Field(max_length=16_384)] | None = None
+    input: Text | Annotated[list[InputItem], Field(max_length=8192)] | None = None
     instructions: Text | None = None
     previous_response_id: Name | None = None
     conversation: Name | InConversation | None = None
