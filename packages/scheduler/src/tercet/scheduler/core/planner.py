@@ -384,7 +384,6 @@ class Planner:
         self._counters.forks += req.leader is not None and req.leader.slot >= 0 and req.computed > 0
         self._counters.copies += len(copies)
         req.leader = None
-        logprobs = req.logprobs
         builder.copies += copies
         builder.admitted.add(req.tenant)
         builder.introduce.append(
@@ -395,7 +394,7 @@ class Planner:
                 choice=req.index,
                 sampling=req.sampling,
                 suppressed_ids=sorted(req.stop_ids) if req.sampling.min_new_tokens else [],
-                top_logprobs=-1 if logprobs is None else logprobs.top,
+                top_logprobs=-1 if req.logprobs is None else req.logprobs.top,
                 prompt_logprobs=req.to_score,
                 adapter=req.adapter_slot,
                 request=req.request,
