@@ -31,6 +31,12 @@ def sent(engine: FakeEngine) -> list[str]:
     ]
 
 
+def ask_many(http: httpx2.AsyncClient) -> "asyncio.Task[httpx2.Response]":
+    """Send a request with many prompts."""
+    body = {"model": "tiny", "prompt": ["hello"] * PROMPTS, "max_tokens": 2}
+    return asyncio.create_task(http.post("/v1/completions", json=body))
+
+
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(30):
         while not condition():  # noqa: ASYNC110 - the engine tells nobody
@@ -59,8 +65,7 @@ async def test_prompts_that_started_are_aborted_if_the_client_leaves(engine_of: 
     engine = engine_of(auto=False)
     async with serving(engine) as served:
         shorten_turns(served)
-        body = {"model": "tiny", "prompt": ["hello"] * PROMPTS, "max_tokens": 2}
-        many = asyncio.create_task(http_of(served).post("/v1/completions", json=body))
+        many = ask_many(http_of(served))
         await until(lambda: len(sent(engine)) > 2)
         many.cancel()
         await until(lambda: not served.manager.requests.states)
@@ -72,8 +77,7 @@ async def test_prompts_that_started_are_aborted_if_the_client_leaves(engine_of: 
 async def test_prompts_are_aborted_in_turns(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of(auto=False)
     async with serving(engine) as served:
-        body = {"model": "tiny", "prompt": ["hello"] * PROMPTS, "max_tokens": 2}
-        many = asyncio.create_task(http_of(served).post("/v1/completions", json=body))
+        many = ask_many(http_of(served))
         await until(lambda: len(sent(engine)) == PROMPTS)
         shorten_turns(served)
         many.cancel()
@@ -88,8 +92,7 @@ async def test_prompts_are_aborted_in_turns(engine_of: EngineOf, http_of: HttpOf
 async def test_prompts_are_aborted_by_request_in_turns(engine_of: EngineOf, http_of: HttpOf) -> None:
     engine = engine_of(auto=False)
     async with serving(engine) as served:
-        body = {"model": "tiny", "prompt": ["hello"] * PROMPTS, "max_tokens": 2}
-        many = asyncio.create_task(http_of(served).post("/v1/completions", json=body))
+        many = ask_many(http_of(served))
         await until(lambda: len(sent(engine)) == PROMPTS)
         states = list(served.manager.requests.states.values())
         shorten_turns(served)

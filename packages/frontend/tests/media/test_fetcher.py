@@ -1,4 +1,4 @@
-"""Pictures are read from allowed hosts, and from nothing else that their URLs lead to."""
+"""Images are read from allowed hosts, and from nothing else that their URLs lead to."""
 
 import asyncio
 import gzip

@@ -202,9 +202,9 @@ async def test_a_text_has_images_in_the_places_of_its_markers(
 
 GENERATE_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"text": "no place", "image_data": CAT}, "image_data", f"'{MARKER}'"),
-    ({"text": MARKER * 2, "image_data": [CAT]}, "image_data[0]", "each of its 1 pictures"),
-    ({"text": f"{MARKER}</s>", "image_data": [CAT]}, "text", "tokens of pictures"),
-    ({"text": f"</s></s></s>{MARKER}", "image_data": [CAT]}, "text", "tokens of pictures"),
+    ({"text": MARKER * 2, "image_data": [CAT]}, "image_data[0]", "each of its 1 images"),
+    ({"text": f"{MARKER}</s>", "image_data": [CAT]}, "text", "tokens of images"),
+    ({"text": f"</s></s></s>{MARKER}", "image_data": [CAT]}, "text", "tokens of images"),
     ({"input_ids": [1, 2], "image_data": CAT}, "image_data", "'text'"),
     ({"text": MARKER, "image_data": "/etc/passwd"}, "image_data", "no base64"),
     ({"text": MARKER, "image_data": "file:///etc/passwd"}, "image_data", "'data:' URLs only"),
@@ -212,7 +212,7 @@ GENERATE_REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"text": MARKER, "image_data": [[CAT]]}, "image_data", "one prompt"),
     ({"text": [MARKER, MARKER], "image_data": CAT}, "image_data", "each prompt"),
     ({"text": [MARKER, MARKER], "image_data": [CAT]}, "image_data", "each prompt"),
-    ({"text": [MARKER, "blind"], "image_data": [CAT, DOG]}, "image_data[1]", "each of its 1 pictures"),
+    ({"text": [MARKER, "blind"], "image_data": [CAT, DOG]}, "image_data[1]", "each of its 1 images"),
     ({"text": MARKER * 33, "image_data": [CAT] * 33}, "image_data", "At most 32"),
     ({"text": MARKER, "image_data": [CAT], "session_params": {"id": "a"}}, "image_data", "session"),
 ]

@@ -126,7 +126,7 @@ async def test_messages_of_anthropic_have_pictures(served: Served, engine: FakeE
     ]
     refused = await http_of(served).post("/v1/messages", json=body)
     assert refused.status_code == 400
-    assert "messages.0.content.0: Pictures are read from 'data:' URLs only" in refused.json()["error"]["message"]
+    assert "messages.0.content.0: Images are read from 'data:' URLs only" in refused.json()["error"]["message"]
 
 
 async def test_transformations_of_anthropic_are_the_default_or_refused(served: Served, http_of: HttpOf) -> None:

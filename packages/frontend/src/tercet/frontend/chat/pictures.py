@@ -43,4 +43,4 @@ def check_pictures(pictures: Sequence[PictureSource], param: str, model: ServedM
     if pictures and model.limits.pictures is None:
         raise UnsupportedParameterError("Images are not supported: the model takes text only.", param=pictures[0].param)
     if len(pictures) > MAX_PICTURES:
-        raise BadRequestError(f"At most {MAX_PICTURES} pictures are possible in a request.", param=param)
+        raise BadRequestError(f"At most {MAX_PICTURES} images are possible in a request.", param=param)

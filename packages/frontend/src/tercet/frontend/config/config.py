@@ -43,7 +43,7 @@ class ServingOptions:
     reasoning_field_name: str = "reasoning_content"
     """Field of chat messages that holds reasoning, for clients that look for it elsewhere."""
     allowed_media_host: Repeatable = ()
-    """HOST or HOST:PORT that pictures of requests are read from, by http and https; repeatable. Without any, none."""
+    """HOST or HOST:PORT that images of requests are read from, by http and https; repeatable. Without any, none."""
 
     def __post_init__(self) -> None:
         read_adapters(self.lora)

@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from tercet.frontend.errors import ServerError
 from tercet.frontend.helper.process import HelperDiedError
-from tercet.frontend.helper.turns import Turns, overloaded
+from tercet.frontend.helper.slots import KeySlots, overloaded
 
 logger = logging.getLogger(__name__)
 
@@ -29,13 +29,13 @@ HelperT = TypeVar("HelperT", bound=Helper)
 
 
 class HelperPool(Generic[HelperT]):
-    """Pool of helpers, which API keys share by `Turns`. `work` names the work in messages, as a plural."""
+    """Pool of helpers, which API keys share by `KeySlots`. `work` names the work in messages, as a plural."""
 
     def __init__(self, helpers: Sequence[HelperT], max_waiting: int, work: str) -> None:
         self._all = list(helpers)
         self._idle = list(helpers)
         self._work = work
-        self._turns = Turns(len(helpers), max_waiting, work)
+        self._slots = KeySlots(len(helpers), max_waiting, work)
 
     @property
     def pids(self) -> list[int]:
@@ -68,7 +68,7 @@ class HelperPool(Generic[HelperT]):
 
     @asynccontextmanager
     async def _turn(self, prefers: Callable[[HelperT], bool]) -> AsyncIterator[HelperT]:
-        async with self._turns.turn():
+        async with self._slots.slot():
             helper = next(filter(prefers, self._idle), self._idle[-1])
             self._idle.remove(helper)
             try:

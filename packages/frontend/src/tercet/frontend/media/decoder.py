@@ -59,7 +59,7 @@ class PictureDecoder:
     ) -> None:
         self._seconds = seconds
         self._fetcher = fetcher
-        self._pool = HelperPool([HelperProcess(WORKER) for _ in range(workers)], max_waiting, "pictures")
+        self._pool = HelperPool([HelperProcess(WORKER) for _ in range(workers)], max_waiting, "images")
 
     @property
     def pids(self) -> list[int]:
@@ -72,7 +72,7 @@ class PictureDecoder:
         """Return a picture in the form that a model takes. Raises ApiError."""
         if not _has_pillow():
             raise UnsupportedParameterError(
-                "This server decodes no pictures: it was installed without tercet-frontend[media].", param=source.param
+                "This server decodes no images: it was installed without tercet-frontend[media].", param=source.param
             )
         async with self._file(source) as file:
             order = Decode(
@@ -102,7 +102,7 @@ class PictureDecoder:
         if head.partition(":")[0].lower() in ("http", "https") and self._fetcher is not None:
             return self._fetcher.file(source)
         raise BadRequestError(
-            "Pictures are read from 'data:' URLs only: send the picture itself, in base64. With --allowed-media-host "
+            "Images are read from 'data:' URLs only: send the image itself, in base64. With --allowed-media-host "
             "HOST a server also reads http and https URLs of that host.",
             param=source.param,
             code="invalid_image_url",
@@ -115,4 +115,4 @@ def _has_pillow() -> bool:
 
 
 def _refused(why: str, source: PictureSource) -> BadRequestError:
-    return BadRequestError(f"The picture is refused: {why}.", param=source.param, code="invalid_image")
+    return BadRequestError(f"The image is refused: {why}.", param=source.param, code="invalid_image")

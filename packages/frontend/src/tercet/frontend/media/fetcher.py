@@ -19,7 +19,7 @@ from httpcore2 import AsyncHTTPConnection, AsyncNetworkBackend, AsyncNetworkStre
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.config.validation import MediaHost
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.helper.turns import Turns
+from tercet.frontend.helper.slots import KeySlots
 from tercet.frontend.media.addresses import is_public
 from tercet.frontend.media.decoder import MAX_FILE_BYTES, PictureSource
 
@@ -42,7 +42,7 @@ async def resolve(host: str, port: int) -> list[str]:
 
 
 class _RefusedError(Exception):
-    """File that is not read; the message, for the client, completes "the picture is refused: "."""
+    """File that is not read; the message, for the client, completes "the image is refused: "."""
 
 
 class PictureFetcher:
@@ -64,7 +64,7 @@ class PictureFetcher:
     ) -> None:
         self._hosts = hosts
         self._network = _PublicNetwork(resolve, network or httpcore2.AnyIOBackend())
-        self._turns = Turns(slots, max_waiting, "pictures")
+        self._slots = KeySlots(slots, max_waiting, "images")
         self._seconds = seconds
         self._max_bytes = max_bytes
 
@@ -73,11 +73,11 @@ class PictureFetcher:
         """Read a file, and hold its slot while it is used, so that slots bound memory, too. Raises ApiError."""
         try:
             origin, target = self._place(source.url)
-            async with self._turns.turn():
+            async with self._slots.slot():
                 yield await self._read(origin, target)
         except _RefusedError as error:
             raise BadRequestError(
-                f"The picture is refused: {error}.", param=source.param, code="invalid_image_url"
+                f"The image is refused: {error}.", param=source.param, code="invalid_image_url"
             ) from None
 
     def _place(self, url: str) -> tuple[Origin, str]:

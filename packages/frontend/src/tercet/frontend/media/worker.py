@@ -1,6 +1,6 @@
 """`python -m tercet.frontend.media.worker`: a killable process that decodes clients' pictures with Pillow.
 
-Errors complete "the picture is refused: ". The process ends when its input ends.
+Errors complete "the image is refused: ". The process ends when its input ends.
 """
 
 import binascii

@@ -186,9 +186,9 @@ class ServedModel:
         text, found = self.tokenizer.replace_control(text, form.marker, form.replacement, count + 1)
         if found != count:
             raise BadRequestError(
-                "The model's chat template takes no pictures here."
+                "The model's chat template takes no images here."
                 if isinstance(prompt, ChatPrompt)
-                else f"The text must have {form.marker!r} for each of its {count} pictures, and nowhere else.",
+                else f"The text must have {form.marker!r} for each of its {count} images, and nowhere else.",
                 param=prompt.pictures[0].param,
             )
         return text

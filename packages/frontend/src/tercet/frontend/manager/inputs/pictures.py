@@ -45,8 +45,8 @@ def _places(prompt: Prompt, ids: Sequence[int], count: int, form: PictureFormat)
     if len(firsts) == count:
         return firsts
     if isinstance(prompt, ChatPrompt):
-        raise ServerError("The tokenizer has no placeholder tokens for pictures.")
-    raise BadRequestError(f"The text writes tokens of pictures besides {form.marker!r}.", param=prompt.param)
+        raise ServerError("The tokenizer has no placeholder tokens for images.")
+    raise BadRequestError(f"The text writes tokens of images besides {form.marker!r}.", param=prompt.param)
 
 
 async def _decoded(

@@ -49,7 +49,7 @@ def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, An
     texts = added_token_texts(tokenizer_files(directory))
     ids = [config.get(name) or config.get(name.replace("_index", "_id")) or usual for name, usual in _TOKENS.items()]
     if lacking := [each for each in ids if each not in texts]:
-        raise ModelError(f"tokenizer.json lacks the tokens of pictures, which are {lacking} in config.json")
+        raise ModelError(f"tokenizer.json lacks the tokens of images, which are {lacking} in config.json")
     begin, end, image = map(texts.__getitem__, ids)
     return PictureFormat(
         height=size,

@@ -1,4 +1,4 @@
-"""Bounded queue for work on untrusted input, which API keys share."""
+"""Slots for work on untrusted input, and a bounded queue for them, which API keys share."""
 
 import asyncio
 from collections import Counter
@@ -10,7 +10,7 @@ from tercet.frontend.errors import UnavailableError
 from tercet.frontend.http.auth import current_caller
 
 
-class Turns:
+class KeySlots:
     """Queue for `slots` slots. Work beyond `max_waiting` is refused.
 
     One API key uses at most all slots but one, and half of the queue. `work` names the work in messages, as a plural.
@@ -25,7 +25,7 @@ class Turns:
         self._max = slots + max_waiting
 
     @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    async def slot(self) -> AsyncIterator[None]:
         """Hold a slot. Raises UnavailableError if many wait."""
         owner = current_caller().owner
         if self._waiting_by_key.total() >= self._max or (owner and self._waiting_by_key[owner] >= self._max // 2):
