@@ -1,7 +1,7 @@
-"""Pictures: decoding beside transformers' image processor, memory over 1,000 pictures, and text beside pictures.
+"""Images: decoding beside transformers' image processor, memory over 1,000 images, and text beside images.
 
 Decoding is measured in this process by the function that a helper runs, and through a helper. The server has a tiny
-random Gemma 3 that takes pictures of 896 x 896 pixels, as the real one does, in larger patches.
+random Gemma 3 that takes images of 896 x 896 pixels, as the real one does, in larger patches.
 """
 
 import asyncio
@@ -23,25 +23,25 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from benchmarks.micro.cpu import Measured
 from packages.frontend.tests.media.files import data_url, noise, saved
 from packages.scheduler.tests.models.vision.checkpoint import write_gemma3
-from tercet.frontend.media.decoder import PictureDecoder, PictureSource
+from tercet.frontend.media.decoder import ImageDecoder, ImageSource
 from tercet.frontend.media.pipe import Decode
-from tercet.frontend.media.worker import picture_array
-from tercet.protocol.messages.media import PictureFormat
+from tercet.frontend.media.worker import image_array
+from tercet.protocol.messages.media import ImageFormat
 from tests.chaos.parts import Parts, watched
 from tests.server_process import Server
 
 SIZE, PATCH, TOKENS = 896, 56, 16
-FORM = PictureFormat(height=SIZE, width=SIZE, resample=2, marker="", replacement="", token_id=0, tokens=TOKENS)
+FORM = ImageFormat(height=SIZE, width=SIZE, resample=2, marker="", replacement="", token_id=0, tokens=TOKENS)
 PROCESSOR = Gemma3ImageProcessorPil(size={"height": SIZE, "width": SIZE}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 ROUNDS = 21
-PICTURES, WARM = 1000, 200
-"""Pictures of 1 MP that a server answers, and those before the first look at its memory."""
-SECONDS, TEXT_CLIENTS, PICTURE_CLIENTS, ANSWER = 20.0, 4, 2, 64
+IMAGES, WARM = 1000, 200
+"""Images of 1 MP that a server answers, and those before the first look at its memory."""
+SECONDS, TEXT_CLIENTS, IMAGE_CLIENTS, ANSWER = 20.0, 4, 2, 64
 MIB = 1 << 20
 
 
 def photo(width: int, height: int, seed: int) -> Image.Image:
-    """Return a picture with the grain of a photo, which compresses about as badly."""
+    """Return an image with the grain of a photo, which compresses about as badly."""
     grain = Image.frombytes("L", (512, 512), random.Random(seed).randbytes(1 << 18)).resize((width, height))
     return Image.blend(noise(width, height, seed=seed), grain.convert("RGB"), 0.2)
 
@@ -54,13 +54,13 @@ def decoding() -> Iterator[Measured]:
         "WebP of 1 MP": saved(photo(1000, 1000, 1), "WEBP"),
         "JPEG of 12 MP": saved(photo(4000, 3000, 1), "JPEG", quality=90),
     }
-    decoder = PictureDecoder(workers=1)
+    decoder = ImageDecoder(workers=1)
     with asyncio.Runner() as runner:
         for name, file in files.items():
-            source = PictureSource(url=data_url(file), param="")
+            source = ImageSource(url=data_url(file), param="")
             seconds = medians(
                 {
-                    "in the helper": partial(picture_array, order_of(file)),
+                    "in the helper": partial(image_array, order_of(file)),
                     "transformers": partial(theirs, base64.b64encode(file)),
                     "through the helper": partial(decoded, runner, decoder, source),
                 }
@@ -80,7 +80,7 @@ def theirs(text: bytes) -> object:
     return PROCESSOR(images=Image.open(BytesIO(base64.b64decode(text))), return_tensors="np")
 
 
-def decoded(runner: asyncio.Runner, decoder: PictureDecoder, source: PictureSource) -> None:
+def decoded(runner: asyncio.Runner, decoder: ImageDecoder, source: ImageSource) -> None:
     async def decode() -> None:  # without a result, of which Runner.run would make a repr
         await decoder.decode(source, FORM)
 
@@ -106,7 +106,7 @@ class Clients:
     def __init__(self, server: Server) -> None:
         self._http = httpx2.AsyncClient(base_url=server.url, timeout=120)
         self._model = server.model()
-        self.tokens = self.pictures = 0
+        self.tokens = self.images = 0
 
     async def text(self, number: int) -> None:
         """Ask for a text."""
@@ -114,13 +114,13 @@ class Clients:
         await self._post("/generate", {"text": f"{number}. Once upon a time", "sampling_params": sampling})
         self.tokens += ANSWER
 
-    async def picture(self, number: int) -> None:
-        """Show a picture that no other request has."""
+    async def image(self, number: int) -> None:
+        """Show an image that no other request has."""
         file = await asyncio.to_thread(lambda: saved(photo(1000, 1000, number), "JPEG", quality=90))
         content = [{"type": "image_url", "image_url": {"url": data_url(file, "image/jpeg")}}]
         messages = [{"role": "user", "content": content}]
         await self._post("/v1/chat/completions", {"model": self._model, "messages": messages, "max_tokens": 4})
-        self.pictures += 1
+        self.images += 1
 
     async def close(self) -> None:
         await self._http.aclose()
@@ -131,33 +131,33 @@ class Clients:
 
 
 async def memory(parts: Parts) -> list[Measured]:
-    """Return the memory of each part after some pictures, and its growth over `PICTURES` further ones."""
+    """Return the memory of each part after some images, and its growth over `IMAGES` further ones."""
     clients, looks = Clients(parts.server), []
-    waiting = iter(range(WARM + PICTURES))
+    waiting = iter(range(WARM + IMAGES))
 
     async def work(end: int) -> None:
-        while clients.pictures < end and (number := next(waiting, None)) is not None:
-            await clients.picture(number)
+        while clients.images < end and (number := next(waiting, None)) is not None:
+            await clients.image(number)
 
     began = time.perf_counter()
-    for end in (WARM, WARM + PICTURES):
-        await asyncio.gather(*(work(end) for _ in range(PICTURE_CLIENTS)))
+    for end in (WARM, WARM + IMAGES):
+        await asyncio.gather(*(work(end) for _ in range(IMAGE_CLIENTS)))
         await parts.idle()
         looks.append(parts.memory())
-    rate = clients.pictures / (time.perf_counter() - began)
+    rate = clients.images / (time.perf_counter() - began)
     await clients.close()
     before, after = looks
-    rows: list[Measured] = [("pictures of 1 MP, all different, with their clients on this machine", rate, "1/s", None)]
+    rows: list[Measured] = [("images of 1 MP, all different, with their clients on this machine", rate, "1/s", None)]
     for name in parts.names:
-        rows.append((f"{name}: memory after {WARM} pictures", before[name] / MIB, "MiB", None))
-        rows.append((f"{name}: more after {PICTURES} others", (after[name] - before[name]) / MIB, "MiB", 12.0))
+        rows.append((f"{name}: memory after {WARM} images", before[name] / MIB, "MiB", None))
+        rows.append((f"{name}: more after {IMAGES} others", (after[name] - before[name]) / MIB, "MiB", 12.0))
     return rows
 
 
 async def throughput(server: Server) -> list[Measured]:
-    """Return tokens a second of texts alone, and beside pictures."""
+    """Return tokens a second of texts alone, and beside images."""
     rates = []
-    for beside in (0, PICTURE_CLIENTS):
+    for beside in (0, IMAGE_CLIENTS):
         clients, end = Clients(server), time.perf_counter() + SECONDS
 
         async def repeat(ask: Callable[[int], Any], first: int, end: float = end) -> None:
@@ -167,14 +167,14 @@ async def throughput(server: Server) -> list[Measured]:
                 number += 1
 
         texts = [repeat(clients.text, 10_000 * each) for each in range(TEXT_CLIENTS)]
-        await asyncio.gather(*texts, *(repeat(clients.picture, 10_000 * (each + 1)) for each in range(beside)))
+        await asyncio.gather(*texts, *(repeat(clients.image, 10_000 * (each + 1)) for each in range(beside)))
         await clients.close()
-        rates.append((clients.tokens / SECONDS, clients.pictures / SECONDS))
-    (alone, _), (tokens, pictures) = rates
+        rates.append((clients.tokens / SECONDS, clients.images / SECONDS))
+    (alone, _), (tokens, images) = rates
     return [
         (f"texts of {TEXT_CLIENTS} clients alone", alone, "tokens/s", None),
-        (f"the same beside {PICTURE_CLIENTS} clients with pictures of 1 MP", tokens, "tokens/s", None),
-        ("pictures meanwhile", pictures, "1/s", None),
+        (f"the same beside {IMAGE_CLIENTS} clients with images of 1 MP", tokens, "tokens/s", None),
+        ("images meanwhile", images, "1/s", None),
     ]
 
 

@@ -79,8 +79,8 @@ class Job:
 
 
 @dataclass(frozen=True)
-class PictureChat(Job):
-    """Greedy chat with one to three pictures, some of which others have, too."""
+class ImageChat(Job):
+    """Greedy chat with one to three images, some of which others have, too."""
 
     @property
     def path(self) -> str:
@@ -91,10 +91,10 @@ class PictureChat(Job):
         return True
 
     def body(self) -> dict[str, Any]:
-        pictures = [_picture(self.number // 6 + place) for place in range(1 + self.number // 3 % 3)]
+        images = [_image(self.number // 6 + place) for place in range(1 + self.number // 3 % 3)]
         return {
             "model": "seeing",
-            "messages": [{"role": "user", "content": [{"type": "text", "text": self.prompt}, *pictures]}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": self.prompt}, *images]}],
             "max_tokens": self.length,
             "temperature": 0.0,
             "n": self.n,
@@ -105,21 +105,21 @@ class PictureChat(Job):
 
 
 @cache
-def _picture(number: int) -> dict[str, Any]:
-    """Return one of the odd pictures as a part of a chat."""
-    from packages.frontend.tests.media.files import data_url, odd_pictures
+def _image(number: int) -> dict[str, Any]:
+    """Return one of the odd images as a part of a chat."""
+    from packages.frontend.tests.media.files import data_url, odd_images
 
-    files = list(odd_pictures().values())
+    files = list(odd_images().values())
     return {"type": "image_url", "image_url": {"url": data_url(files[number % len(files)])}}
 
 
-def shuffled(count: int, seed: int, *, pictures: bool = False) -> list[Job]:
+def shuffled(count: int, seed: int, *, images: bool = False) -> list[Job]:
     """Return `count` jobs, always the same, in an order that depends on the seed. Jobs of a short form are short.
 
-    With `pictures`, a third of the jobs has some.
+    With `images`, a third of the jobs has some.
     """
     tokens = 200 if count == FULL else 100
-    jobs = [(PictureChat if pictures and number % 3 == 0 else Job)(number, tokens) for number in range(count)]
+    jobs = [(ImageChat if images and number % 3 == 0 else Job)(number, tokens) for number in range(count)]
     return random.Random(seed).sample(jobs, count)
 
 

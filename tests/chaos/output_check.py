@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 
 from tercet.kernels.ops.philox import gumbel_reference
-from tests.chaos.load import TEMPERATURE, Job, Outcome, PictureChat
+from tests.chaos.load import TEMPERATURE, ImageChat, Job, Outcome
 
 TIE = 1e-4
 """Score difference within which two tokens may change places: float32 sums depend on the batch."""
@@ -46,7 +46,7 @@ class OutputCheck:
         position = next(at for at, (one, other) in enumerate(zip(wanted, got, strict=True)) if one != other)
         with httpx2.Client(base_url=self._url, timeout=60) as client:
             candidates, before = (wanted[position], got[position]), wanted[:position]
-            if isinstance(job, PictureChat):
+            if isinstance(job, ImageChat):
                 scores = _best_two(client, job, index, before)
             else:
                 scores = [self.score(client, job, index, before, token) for token in candidates]
@@ -66,7 +66,7 @@ class OutputCheck:
         return scored / TEMPERATURE + gumbel_reference(job.number, index, len(before), token)
 
 
-def _best_two(client: httpx2.Client, job: PictureChat, index: int, before: list[int]) -> list[float]:
+def _best_two(client: httpx2.Client, job: ImageChat, index: int, before: list[int]) -> list[float]:
     """Return the log-probabilities of the two most probable tokens after `before`."""
     more = {"stream": False, "max_tokens": len(before) + 1, "logprobs": True, "top_logprobs": 2}
     choice = _post(client, job.path, {**job.body(), **more})["choices"][index]

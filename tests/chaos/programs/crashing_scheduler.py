@@ -14,7 +14,7 @@ from tercet.scheduler.async_loader import AsyncLoader
 from tercet.scheduler.config import ModelOptions, ScheduleOptions
 from tercet.scheduler.core.plan import Capacity, Plan, StepResult
 from tercet.scheduler.executor_factory import EXECUTORS, build_torch
-from tercet.scheduler.ports import Advance, Executor, LateMasks, LoadedAdapter, Pending, PictureArrays
+from tercet.scheduler.ports import Advance, Executor, ImageArrays, LateMasks, LoadedAdapter, Pending
 from tercet.scheduler.resolved_model import ResolvedModel
 
 POISON = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -35,8 +35,8 @@ class CrashingExecutor:
         return self._executor.adapters
 
     @property
-    def pictures(self) -> PictureArrays | None:
-        return self._executor.pictures
+    def images(self) -> ImageArrays | None:
+        return self._executor.images
 
     @property
     def late_masks(self) -> LateMasks | None:

@@ -1,4 +1,4 @@
-"""Picture files of all kinds, made with Pillow."""
+"""Image files of all kinds, made with Pillow."""
 
 import base64
 import random
@@ -9,15 +9,15 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from tercet.protocol.messages.media import PictureFormat
+from tercet.protocol.messages.media import ImageFormat
 
-FORM = PictureFormat(
+FORM = ImageFormat(
     height=28, width=14, resample=2, marker="<image>", replacement="<image><image>", token_id=9, tokens=2
 )
 
 
 def noise(width: int, height: int, mode: str = "RGB", seed: int = 0) -> Image.Image:
-    """Return a picture of smooth noise, so that resizing filters differ."""
+    """Return an image of smooth noise, so that resizing filters differ."""
     small = Image.frombytes("RGBA", (8, 8), random.Random(seed).randbytes(256))
     return small.resize((width, height), Image.Resampling.BICUBIC).convert(mode)
 
@@ -35,8 +35,8 @@ def rotated_by_exif(orientation: int) -> bytes:
 
 
 def animated(kind: str, frames: int = 3) -> bytes:
-    pictures = [noise(20, 30, seed=number) for number in range(frames)]
-    return saved(pictures[0], kind, save_all=True, append_images=pictures[1:])
+    images = [noise(20, 30, seed=number) for number in range(frames)]
+    return saved(images[0], kind, save_all=True, append_images=images[1:])
 
 
 def many_frames(kind: str, frames: int) -> bytes:
@@ -66,7 +66,7 @@ def png_with_text(size: int) -> bytes:
 
 
 def png_bomb(width: int, height: int) -> bytes:
-    """Return a small PNG file of a huge picture of one color."""
+    """Return a small PNG file of a huge image of one color."""
     row = b"\x00" + bytes(width // 8)
     compressor = zlib.compressobj(9)
     rows = b"".join(compressor.compress(row * 1000) for _ in range(height // 1000)) + compressor.flush()
@@ -77,7 +77,7 @@ def png_bomb(width: int, height: int) -> bytes:
     )
 
 
-def odd_pictures() -> dict[str, bytes]:
+def odd_images() -> dict[str, bytes]:
     """Return files of odd sizes, modes and formats by name."""
     palette = noise(50, 40).quantize(16)
     palette.info["transparency"] = 3

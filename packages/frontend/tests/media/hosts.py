@@ -1,4 +1,4 @@
-"""Hosts of pictures: names, addresses, and a local server in the place of every address."""
+"""Hosts of images: names, addresses, and a local server in the place of every address."""
 
 import asyncio
 import contextlib

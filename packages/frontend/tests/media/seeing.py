@@ -1,4 +1,4 @@
-"""Tiny model that reads pictures, and messages with pictures."""
+"""Tiny model that reads images, and messages with images."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,7 +7,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from tercet.frontend.testing import FakeEngine
-from tercet.protocol.messages.media import PictureFormat
+from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.values import ModelLimits
 
 TEMPLATE = (
@@ -21,10 +21,10 @@ TEMPLATE = (
 def seeing(
     engine_of: Callable[..., FakeEngine], files: dict[str, bytes], limits: ModelLimits, tokenizer: Tokenizer
 ) -> FakeEngine:
-    """Return an engine whose model reads pictures of three tokens."""
+    """Return an engine whose model reads images of three tokens."""
     token_id = tokenizer.token_to_id("</s>")
     assert token_id is not None
-    form = PictureFormat(
+    form = ImageFormat(
         height=4,
         width=6,
         resample=2,
@@ -34,7 +34,7 @@ def seeing(
         tokens=3,
     )
     files = {**files, "chat_template.jinja": TEMPLATE.encode()}
-    return engine_of(files=files, limits=msgspec.structs.replace(limits, pictures=form))
+    return engine_of(files=files, limits=msgspec.structs.replace(limits, images=form))
 
 
 def image(url: str) -> dict[str, Any]:

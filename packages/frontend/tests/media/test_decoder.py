@@ -1,4 +1,4 @@
-"""Pictures are decoded where they can do no harm."""
+"""Images are decoded where they can do no harm."""
 
 import asyncio
 import base64
@@ -20,7 +20,7 @@ from packages.frontend.tests.media.files import (
     data_url,
     many_frames,
     noise,
-    odd_pictures,
+    odd_images,
     png_bomb,
     png_with_text,
     saved,
@@ -30,7 +30,7 @@ from packages.frontend.tests.polling import until
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.helper import pool
 from tercet.frontend.media import worker
-from tercet.frontend.media.decoder import Picture, PictureDecoder, PictureSource
+from tercet.frontend.media.decoder import DecodedImage, ImageDecoder, ImageSource
 from tercet.frontend.media.pipe import Decode
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><rect width="9" height="9"/></svg>'
@@ -38,8 +38,8 @@ GOOD, GIF = saved(noise(40, 30)), saved(noise(9, 9), "GIF")
 
 
 @pytest.fixture
-async def decoder() -> AsyncIterator[PictureDecoder]:
-    made = PictureDecoder(workers=1)
+async def decoder() -> AsyncIterator[ImageDecoder]:
+    made = ImageDecoder(workers=1)
     yield made
     await made.close()
 
@@ -48,26 +48,26 @@ def order_of(file: bytes) -> Decode:
     return Decode(base64=base64.b64encode(file).decode(), height=28, width=14, resample=2, seconds=1)
 
 
-async def decoded(decoder: PictureDecoder, url: str) -> Picture:
-    return await decoder.decode(PictureSource(url=url, param="messages[0].content[1]"), FORM)
+async def decoded(decoder: ImageDecoder, url: str) -> DecodedImage:
+    return await decoder.decode(ImageSource(url=url, param="messages[0].content[1]"), FORM)
 
 
-async def refusal(decoder: PictureDecoder, url: str) -> str:
+async def refusal(decoder: ImageDecoder, url: str) -> str:
     with pytest.raises(BadRequestError) as error:
         await decoded(decoder, url)
     assert error.value.param == "messages[0].content[1]"
     return error.value.message
 
 
-def test_odd_pictures_become_arrays_of_the_form() -> None:
-    arrays = {name: worker.picture_array(order_of(file)) for name, file in odd_pictures().items()}
+def test_odd_images_become_arrays_of_the_form() -> None:
+    arrays = {name: worker.image_array(order_of(file)) for name, file in odd_images().items()}
     assert {len(array) for array in arrays.values()} == {FORM.array_bytes}
 
 
-async def test_the_array_and_its_hash_come_from_a_helper(decoder: PictureDecoder) -> None:
-    picture = await decoded(decoder, data_url(GOOD))
-    assert picture.array == noise(40, 30).resize((14, 28), Image.Resampling.BILINEAR).tobytes()
-    assert picture.sha256 == hashlib.sha256(picture.array).digest()
+async def test_the_array_and_its_hash_come_from_a_helper(decoder: ImageDecoder) -> None:
+    image = await decoded(decoder, data_url(GOOD))
+    assert image.array == noise(40, 30).resize((14, 28), Image.Resampling.BILINEAR).tobytes()
+    assert image.sha256 == hashlib.sha256(image.array).digest()
 
 
 BAD = {
@@ -82,12 +82,12 @@ BAD = {
     "a PNG that is cut off": (saved(noise(300, 300))[:-900], "damaged"),
     "a TIFF": (saved(noise(9, 9), "TIFF"), "none of"),
     "an SVG": (SVG, "none of"),
-    "a text": (b"no picture", "none of"),
+    "a text": (b"no image", "none of"),
     "no bytes": (b"", "none of"),
 }
 
 
-async def test_a_bad_file_costs_its_sender_a_400(decoder: PictureDecoder) -> None:
+async def test_a_bad_file_costs_its_sender_a_400(decoder: ImageDecoder) -> None:
     refusals = {name: await refusal(decoder, data_url(file)) for name, (file, _) in BAD.items()}
     assert {name: why for name, (_, why) in BAD.items() if why not in refusals[name]} == {}
     [pid] = decoder.pids
@@ -107,35 +107,35 @@ URLS = {
 }
 
 
-async def test_other_urls_are_refused(decoder: PictureDecoder) -> None:
+async def test_other_urls_are_refused(decoder: ImageDecoder) -> None:
     assert {url for url, why in URLS.items() if why not in await refusal(decoder, url)} == set()
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP"])
-async def test_of_ten_thousand_frames_only_the_first_is_decoded(decoder: PictureDecoder, kind: str) -> None:
-    picture = await decoded(decoder, data_url(many_frames(kind, 10_000)))
-    assert picture == await decoded(decoder, data_url(many_frames(kind, 2)))
+async def test_of_ten_thousand_frames_only_the_first_is_decoded(decoder: ImageDecoder, kind: str) -> None:
+    image = await decoded(decoder, data_url(many_frames(kind, 10_000)))
+    assert image == await decoded(decoder, data_url(many_frames(kind, 2)))
 
 
-async def test_a_picture_that_takes_too_long_ends_its_helper() -> None:
-    decoder = PictureDecoder(workers=1, seconds=0.02)
+async def test_an_image_that_takes_too_long_ends_its_helper() -> None:
+    decoder = ImageDecoder(workers=1, seconds=0.02)
     assert "takes too long" in await refusal(decoder, data_url(saved(Image.new("L", (6000, 6000)), compress_level=1)))
     assert decoder.pids == []
     await decoder.close()
 
 
-def test_a_picture_that_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_that_takes_too_much_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(worker, "picture_array", fail)
+    monkeypatch.setattr(worker, "image_array", fail)
     assert worker._decoded(order_of(GOOD)).error == "it takes too much memory to decode"
 
 
 @pytest.mark.parametrize("new_event_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
 def test_a_killed_helper_is_replaced(new_event_loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
     async def kill() -> None:
-        decoder = PictureDecoder(workers=1)
+        decoder = ImageDecoder(workers=1)
         await decoded(decoder, data_url(GOOD))
         for milliseconds in (0, 1, 2, 3, 3, 3):  # event loops see the death of a process in several steps
             [pid] = decoder.pids
@@ -149,9 +149,7 @@ def test_a_killed_helper_is_replaced(new_event_loop: Callable[[], asyncio.Abstra
         runner.run(kill())
 
 
-async def test_a_helper_that_died_idle_costs_no_attempt(
-    decoder: PictureDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_helper_that_died_idle_costs_no_attempt(decoder: ImageDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pool, "_MAX_ATTEMPTS", 1)
     await decoded(decoder, data_url(GOOD))
     [pid] = decoder.pids
@@ -160,8 +158,8 @@ async def test_a_helper_that_died_idle_costs_no_attempt(
     await decoded(decoder, data_url(GOOD))
 
 
-async def test_more_pictures_than_may_wait_are_refused() -> None:
-    decoder = PictureDecoder(workers=1, max_waiting=1)
+async def test_more_images_than_may_wait_are_refused() -> None:
+    decoder = ImageDecoder(workers=1, max_waiting=1)
     results = await asyncio.gather(*(decoded(decoder, data_url(GOOD)) for _ in range(3)), return_exceptions=True)
-    assert [type(each) for each in results] == [Picture, Picture, UnavailableError]
+    assert [type(each) for each in results] == [DecodedImage, DecodedImage, UnavailableError]
     await decoder.close()

@@ -21,38 +21,38 @@ from tercet.frontend.config.validation import read_media_hosts
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.http.auth import Caller, set_current_caller
 from tercet.frontend.media.addresses import is_public
-from tercet.frontend.media.decoder import PictureDecoder, PictureSource
-from tercet.frontend.media.fetcher import PictureFetcher
+from tercet.frontend.media.decoder import ImageDecoder, ImageSource
+from tercet.frontend.media.fetcher import ImageFetcher
 
 URL = "http://images.example.org/a.png"
 CAT = saved(noise(40, 30))
 
 
-def fetcher_of(net: Internet, *hosts: str, **options: Any) -> PictureFetcher:
-    return PictureFetcher(read_media_hosts(hosts or ("images.example.org",)), net.resolve, net, **options)
+def fetcher_of(net: Internet, *hosts: str, **options: Any) -> ImageFetcher:
+    return ImageFetcher(read_media_hosts(hosts or ("images.example.org",)), net.resolve, net, **options)
 
 
-async def fetched(fetcher: PictureFetcher, url: str = URL) -> bytes:
-    async with fetcher.file(PictureSource(url=url, param="messages[0].content[1]")) as file:
+async def fetched(fetcher: ImageFetcher, url: str = URL) -> bytes:
+    async with fetcher.file(ImageSource(url=url, param="messages[0].content[1]")) as file:
         return file
 
 
-async def refusal(fetcher: PictureFetcher, url: str = URL) -> str:
+async def refusal(fetcher: ImageFetcher, url: str = URL) -> str:
     with pytest.raises(BadRequestError) as error:
         await fetched(fetcher, url)
     assert (error.value.param, error.value.code) == ("messages[0].content[1]", "invalid_image_url")
     return error.value.message
 
 
-async def test_a_picture_comes_from_an_allowed_host(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_image_comes_from_an_allowed_host(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY", "https_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     async with internet(response(CAT, "200 OK", "content-type: text/html", "set-cookie: a=b")) as net:
-        decoder = PictureDecoder(workers=1, fetcher=fetcher_of(net))
-        source = PictureSource(url="HTTP://Images.Example.org/é/a.png?size=1#top", param="")
-        pictures = [await decoder.decode(source, FORM) for _ in range(2)]
+        decoder = ImageDecoder(workers=1, fetcher=fetcher_of(net))
+        source = ImageSource(url="HTTP://Images.Example.org/é/a.png?size=1#top", param="")
+        images = [await decoder.decode(source, FORM) for _ in range(2)]
         await decoder.close()
-    assert pictures[0].array == noise(40, 30).resize((14, 28), 2).tobytes()
+    assert images[0].array == noise(40, 30).resize((14, 28), 2).tobytes()
     assert net.connected == [(PUBLIC, 80)] * 2
     line, *headers = net.heads[1].decode().lower().splitlines()
     assert line == "get /%c3%a9/a.png?size=1 http/1.1"
@@ -136,7 +136,7 @@ async def test_urls_of_other_hosts_are_refused() -> None:
 async def test_other_schemes_are_refused(url: str) -> None:
     async with internet() as net:
         with pytest.raises(BadRequestError, match="'data:' URLs only") as error:
-            await PictureDecoder(fetcher=fetcher_of(net)).decode(PictureSource(url=url, param="a"), FORM)
+            await ImageDecoder(fetcher=fetcher_of(net)).decode(ImageSource(url=url, param="a"), FORM)
     assert (error.value.code, net.lookups) == ("invalid_image_url", [])
 
 
@@ -168,7 +168,7 @@ async def test_an_unknown_name_is_refused() -> None:
     async def unknown(host: str, port: int) -> list[str]:
         raise OSError(f"{host}:{port}")
 
-    fetcher = PictureFetcher(read_media_hosts(["images.example.org"]), unknown)
+    fetcher = ImageFetcher(read_media_hosts(["images.example.org"]), unknown)
     assert "cannot be reached" in await refusal(fetcher)
 
 
@@ -231,7 +231,7 @@ async def test_a_name_that_is_never_resolved_has_the_same_time() -> None:
         await asyncio.Event().wait()
         return [host, str(port)]
 
-    fetcher = PictureFetcher(read_media_hosts(["images.example.org"]), never, seconds=0.02)
+    fetcher = ImageFetcher(read_media_hosts(["images.example.org"]), never, seconds=0.02)
     assert "takes more than 0.02 s" in await refusal(fetcher)
 
 
@@ -260,7 +260,7 @@ async def test_tiny_chunks_leave_turns_to_others() -> None:
 async def test_a_slot_is_held_while_its_file_is_used() -> None:
     async with internet(response(CAT)) as net, AsyncExitStack() as stack:
         fetcher = fetcher_of(net, slots=1, max_waiting=1)
-        source = PictureSource(url=URL, param="")
+        source = ImageSource(url=URL, param="")
         await stack.enter_async_context(fetcher.file(source))
         second = asyncio.create_task(fetched(fetcher))
         await asyncio.sleep(0)
@@ -278,7 +278,7 @@ async def test_the_slow_files_of_one_key_leave_a_slot_to_others() -> None:
         await free.wait()
         writer.write(response(CAT))
 
-    async def sent(net: Internet, fetcher: PictureFetcher, owner: str, connected: int) -> "asyncio.Task[bytes]":
+    async def sent(net: Internet, fetcher: ImageFetcher, owner: str, connected: int) -> "asyncio.Task[bytes]":
         set_current_caller(Caller(owner))
         task = asyncio.create_task(fetched(fetcher))
         await until(lambda: len(net.connected) == connected)
@@ -305,7 +305,7 @@ def test_an_option_that_names_no_host_is_refused(host: str) -> None:
 
 
 async def test_the_machine_s_own_names_lead_nowhere() -> None:
-    assert "not public" in await refusal(PictureFetcher(read_media_hosts(["localhost"])), "http://localhost/a.png")
+    assert "not public" in await refusal(ImageFetcher(read_media_hosts(["localhost"])), "http://localhost/a.png")
 
 
 def test_a_frontend_has_an_http_client_with_the_option_only() -> None:
@@ -314,7 +314,7 @@ def test_a_frontend_has_an_http_client_with_the_option_only() -> None:
         "for hosts in ((), ('a.org',)):\n"
         "    link, http = LinkConfig(insecure_loopback=True), HttpConfig(port=0)\n"
         "    made = Frontend(FrontendConfig(link=link, http=http, serving=ServingConfig(allowed_media_host=hosts)))\n"
-        "    print(made._manager.pictures._fetcher is not None, 'httpcore2' in sys.modules)\n"
+        "    print(made._manager.images._fetcher is not None, 'httpcore2' in sys.modules)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.splitlines() == ["False False", "True True"]

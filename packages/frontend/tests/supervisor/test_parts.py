@@ -52,8 +52,8 @@ def test_grpc_takes_the_port_and_http_the_next_one() -> None:
             ServeOptions(port=port, grpc_mode=True)
 
 
-def test_each_allowed_host_of_pictures_reaches_the_frontend() -> None:
-    pytest.importorskip("httpcore2", reason="pictures are an optional extra")
+def test_each_allowed_host_of_images_reaches_the_frontend() -> None:
+    pytest.importorskip("httpcore2", reason="images are an optional extra")
     config = ServeConfig(frontend=FrontendOptions(allowed_media_host=("a.example.org", "b.example.org:8443")))
     command = local_parts(config, Path("/run/x"))[-1].command
     assert [word for word in command if "media" in word] == [

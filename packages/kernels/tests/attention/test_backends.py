@@ -205,7 +205,7 @@ def test_auto_takes_an_available_backend_and_unknown_names_are_refused() -> None
 
 
 BIDIRECTIONAL = {
-    "pictures": (((30, 30), (40, 90)), [(3, 12), (12, 25)], [(60, 85)]),
+    "images": (((30, 30), (40, 90)), [(3, 12), (12, 25)], [(60, 85)]),
     "at the ends": (((16, 16), (16, 40)), [(0, 16)], [(24, 40)]),
     "beside decodes": (((1, 9), (1, 40), (300, 700)), [], [], [(410, 690)]),
     "the rest of one": (((5, 30), (1, 12)), [(10, 30)], []),

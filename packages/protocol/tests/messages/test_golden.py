@@ -10,7 +10,7 @@ import pytest
 from tercet.protocol.messages import messages as m
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, tag_of
 from tercet.protocol.messages.internal_state import ChoicePhase, ChoiceRow, PrefixRow
-from tercet.protocol.messages.media import PictureFormat, PictureInput
+from tercet.protocol.messages.media import ImageFormat, ImageInput
 from tercet.protocol.messages.profiles import StartProfileReq, StopProfileReq
 from tercet.protocol.messages.values import (
     WIRE_VERSION,
@@ -95,7 +95,7 @@ MESSAGES: list[m.Message] = [
             width=2,
             labels=["no", "yes"],
             max_loras=8,
-            pictures=PictureFormat(
+            images=ImageFormat(
                 height=28,
                 width=14,
                 resample=2,
@@ -145,7 +145,7 @@ MESSAGES: list[m.Message] = [
         prediction=pack_ints([42, 128_000]),
         tenant="00ff" * 8,
         traced=True,
-        pictures=[PictureInput(sha256=b"\x0f" * 32, first=1, tokens=2)],
+        images=[ImageInput(sha256=b"\x0f" * 32, first=1, tokens=2)],
     ),
     m.TokenizedEmbeddingReqInput(
         rid="r2",

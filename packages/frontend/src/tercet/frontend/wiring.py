@@ -35,7 +35,7 @@ from tercet.protocol.transport.endpoints import check_peer_id, is_supervised_id
 
 if TYPE_CHECKING:
     from tercet.frontend.grpc.server import GrpcServer
-    from tercet.frontend.media.fetcher import PictureFetcher
+    from tercet.frontend.media.fetcher import ImageFetcher
     from tercet.frontend.server.tracing import Tracing
 
 logger = logging.getLogger(__name__)
@@ -55,13 +55,13 @@ def _start_tracing(endpoint: str, requests: RequestTable) -> "Tracing | None":
     return tracing
 
 
-def _fetcher(config: ServingConfig) -> "PictureFetcher | None":
-    """Return the reader of pictures at URLs, if hosts are configured. Without any, no HTTP client is imported."""
+def _fetcher(config: ServingConfig) -> "ImageFetcher | None":
+    """Return the reader of images at URLs, if hosts are configured. Without any, no HTTP client is imported."""
     if not config.allowed_media_host:
         return None
-    from tercet.frontend.media.fetcher import PictureFetcher
+    from tercet.frontend.media.fetcher import ImageFetcher
 
-    return PictureFetcher(read_media_hosts(config.allowed_media_host))
+    return ImageFetcher(read_media_hosts(config.allowed_media_host))
 
 
 def _grpc_server(manager: TokenizerManager, config: FrontendConfig) -> "GrpcServer | None":

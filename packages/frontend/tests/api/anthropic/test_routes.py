@@ -249,14 +249,14 @@ async def test_tokens_are_counted_as_they_are_read(engine_of: EngineOf, anthropi
     assert count.input_tokens == answer.usage.input_tokens + (answer.usage.cache_read_input_tokens or 0)
 
 
-PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
-PICTURED: Any = [
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+WITH_IMAGES: Any = [
     {"role": "user", "content": "look"},
     {"role": "assistant", "content": [{"type": "tool_use", "id": "x", "name": "look", "input": {}}]},
     {
         "role": "user",
         "content": [
-            {"type": "tool_result", "tool_use_id": "x", "content": [{"type": "text", "text": "see"}, PICTURE]},
+            {"type": "tool_result", "tool_use_id": "x", "content": [{"type": "text", "text": "see"}, IMAGE]},
         ],
     },
 ]
@@ -266,8 +266,8 @@ PICTURED: Any = [
     ("fields", "named"),
     [
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "web_search_20250305"),
-        ({"messages": [{"role": "user", "content": [PICTURE]}]}, "messages.0.content.0: Images are not supported"),
-        ({"messages": PICTURED}, "messages.2.content.0.content.1: Images are not supported"),
+        ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages.0.content.0: Images are not supported"),
+        ({"messages": WITH_IMAGES}, "messages.2.content.0.content.1: Images are not supported"),
         ({"system": [{"type": "image", "source": {}}]}, "system.0: Content of type 'image'"),
         ({"tools": [{**WEATHER, "defer_loading": True}]}, "tools.0.defer_loading"),
         ({"tools": [{**WEATHER, "allowed_callers": ["code_execution_20250825"]}]}, "tools.0.allowed_callers"),

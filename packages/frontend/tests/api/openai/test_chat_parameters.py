@@ -18,7 +18,7 @@ HttpOf = Callable[[Served], httpx2.AsyncClient]
 
 USER: list[ChatCompletionUserMessageParam] = [{"role": "user", "content": "hello"}]
 BODY: dict[str, Any] = {"model": "tiny", "messages": USER}
-PICTURED: dict[str, Any] = {
+WITH_IMAGES: dict[str, Any] = {
     "role": "user",
     "content": [
         {"type": "text", "text": "What is this?"},
@@ -117,7 +117,7 @@ async def test_rule_17_parameters_that_change_no_text_are_accepted(engine_of: En
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"thinking_token_budget": 9}, "thinking_token_budget"),
         ({"messages": [{"role": "assistant", "content": "x", "audio": {"id": "1"}}]}, "messages[0].audio"),
-        ({"messages": [PICTURED]}, "messages[0].content[1]"),
+        ({"messages": [WITH_IMAGES]}, "messages[0].content[1]"),
         ({"messages": [{"role": "user", "content": [{"type": "file", "file": {}}]}]}, "messages[0].content[0]"),
         (
             {"messages": [*USER, {"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},

@@ -1,4 +1,4 @@
-"""Grammars, adapters, weights and pictures of requests: loaded while the loop goes on, and events for the core."""
+"""Grammars, adapters, weights and images of requests: loaded while the loop goes on, and events for the core."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from tercet.scheduler.core.events import (
     MaskReady,
     WeightsRead,
 )
-from tercet.scheduler.ports import Core, LateMasks, LoadedAdapter, PictureArrays
+from tercet.scheduler.ports import Core, ImageArrays, LateMasks, LoadedAdapter
 from tercet.scheduler.weight_transfer.weight_transfers import WeightTransfers
 
 
@@ -42,7 +42,7 @@ class Loaders:
     adapters: AsyncLoader[LoRAAdapter, LoadedAdapter] | None = None
     weights: AsyncLoader[str, None] | None = None
     transfers: WeightTransfers | None = None
-    pictures: PictureArrays | None = None
+    images: ImageArrays | None = None
 
     @property
     def busy(self) -> bool:
@@ -70,11 +70,11 @@ class Loaders:
                     events.append(self.update(source, outcome))
         return events, answers
 
-    def keep_pictures(self, request: TokenizedGenerateReqInput, frames: Sequence[Frame]) -> Rejected | None:
-        """Keep the arrays of a request's pictures, or return its rejection."""
-        if not request.pictures or self.pictures is None:
+    def keep_images(self, request: TokenizedGenerateReqInput, frames: Sequence[Frame]) -> Rejected | None:
+        """Keep the arrays of a request's images, or return its rejection."""
+        if not request.images or self.images is None:
             return None
-        fault = self.pictures.add(request.pictures, frames)
+        fault = self.images.add(request.images, frames)
         if not fault:
             return None
         return Rejected(rid=request.rid, attempt=request.attempt, code="overloaded", message=fault, retry=True)
@@ -115,8 +115,8 @@ class Loaders:
             self.adapters.retain(core.adapters())
         if self.weights is not None:
             self.weights.retain(())
-        if self.pictures is not None:
-            self.pictures.retain(core.pictures())
+        if self.images is not None:
+            self.images.retain(core.images())
 
     def _weights_read(self, weights: AsyncLoader[str, None], path: str) -> Arrival:
         error = weights.error_of(path)

@@ -5,7 +5,7 @@ from typing import Protocol, TypeVar
 
 from tercet.protocol.backlog import Outgoing
 from tercet.protocol.messages.codec import Frame
-from tercet.protocol.messages.media import PictureInput
+from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.messages import InternalState
 from tercet.protocol.messages.values import Grammar, Held, Load, LoRAAdapter
 from tercet.scheduler.async_loader import AsyncLoader
@@ -34,7 +34,7 @@ class Core(Protocol[PlanT_co, ResultT_contra]):
     def commit(self, result: ResultT_contra) -> list[Outgoing]: ...
     def grammars(self) -> set[Grammar]: ...
     def adapters(self) -> set[LoRAAdapter]: ...
-    def pictures(self) -> set[bytes]: ...
+    def images(self) -> set[bytes]: ...
     def load(self) -> Load: ...
     def held(self) -> dict[str, Held]: ...
     def internal_state(self, number: str, now: float) -> InternalState: ...
@@ -85,10 +85,10 @@ class LateMasks(Protocol):
         ...
 
 
-class PictureArrays(Protocol):
-    """Arrays of pictures, implemented in `tercet.scheduler.executor.pictures`."""
+class ImageArrays(Protocol):
+    """Arrays of images, implemented in `tercet.scheduler.executor.images`."""
 
-    def add(self, pictures: Sequence[PictureInput], frames: Sequence[Frame]) -> str:
+    def add(self, images: Sequence[ImageInput], frames: Sequence[Frame]) -> str:
         """Keep the arrays of a request. Return a fault, or an empty text."""
         ...
 
@@ -121,8 +121,8 @@ class Executor(Runner[Plan, StepResult], Protocol):
         ...
 
     @property
-    def pictures(self) -> PictureArrays | None:
-        """Return the arrays of pictures; None if the model takes none."""
+    def images(self) -> ImageArrays | None:
+        """Return the arrays of images; None if the model takes none."""
         ...
 
     @property

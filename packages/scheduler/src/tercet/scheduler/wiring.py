@@ -208,7 +208,7 @@ class SchedulerProcess:
                 adapters=executor.adapters,
                 weights=executor.weights,
                 transfers=transfers,
-                pictures=executor.pictures,
+                images=executor.images,
             ),
             prepare=executor.prepare,
             on_weights_loaded=on_weights_loaded,
@@ -360,7 +360,7 @@ def _limits(found: ResolvedModel, capacity: Capacity, tokens: int) -> ModelLimit
         eos_token_ids=capacity.eos_token_ids,
         grammars=capacity.grammars,
         max_loras=capacity.adapters,
-        pictures=capacity.pictures,
+        images=capacity.images,
     )
 
 

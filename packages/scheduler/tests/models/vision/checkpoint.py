@@ -1,4 +1,4 @@
-"""Tiny random Gemma 3 that reads pictures, with a processor, a tokenizer and a chat template."""
+"""Tiny random Gemma 3 that reads images, with a processor, a tokenizer and a chat template."""
 
 import json
 from pathlib import Path
@@ -7,10 +7,10 @@ from typing import Any
 from packages.scheduler.tests.conftest import VOCAB_SIZE, write_tokenizer
 
 MARKS = ("<begin>", "<end>", "<image>")
-"""Texts of the tokens before, after and in the place of a picture."""
+"""Texts of the tokens before, after and in the place of an image."""
 BEGIN, END, IMAGE = range(VOCAB_SIZE - 5, VOCAB_SIZE - 2)
 TOKENS, SIZE, PATCH = 9, 42, 7
-"""Placeholder tokens of a picture; pixels of a side of a picture and of a patch."""
+"""Placeholder tokens of an image; pixels of a side of an image and of a patch."""
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
@@ -57,7 +57,7 @@ def processor_of(size: int = SIZE) -> dict[str, Any]:
 def write_gemma3(
     directory: Path, *, old_names: bool = True, size: int = SIZE, patch: int = PATCH, tokens: int = TOKENS
 ) -> Path:
-    """Write the same checkpoint every time; its norms and embeddings of pictures count.
+    """Write the same checkpoint every time; its norms and embeddings of images count.
 
     `old_names` are the names of tensors of transformers 4.
     """

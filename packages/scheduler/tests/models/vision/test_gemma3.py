@@ -1,4 +1,4 @@
-"""Gemma 3 with pictures, chunk by chunk and beside text, against transformers."""
+"""Gemma 3 with images, chunk by chunk and beside text, against transformers."""
 
 import hashlib
 import json
@@ -22,19 +22,19 @@ from packages.scheduler.tests.models.vision.checkpoint import (
     processor_of,
     write_gemma3,
 )
-from tercet.protocol.messages.media import PictureInput
+from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
 from tercet.scheduler.executor.tp_worker import TpModelWorker
 from tercet.scheduler.executor.worker_options import WorkerOptions
 from tercet.scheduler.model_files import ModelError
-from tercet.scheduler.models.vision.gemma3 import picture_model
+from tercet.scheduler.models.vision.gemma3 import image_model
 from tercet.scheduler.testing import Driver, request
 
 ANSWER = 12
 Parts = Sequence[int | list[int]]
-"""Numbers of pictures, and runs of token ids."""
+"""Numbers of images, and runs of token ids."""
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["names of transformers 4", "names of transformers 5"])
@@ -43,7 +43,7 @@ def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @cache
-def picture(number: int) -> bytes:
+def image(number: int) -> bytes:
     return random.Random(number).randbytes(3 * SIZE * SIZE)
 
 
@@ -51,19 +51,19 @@ def words(count: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(3, BEGIN), k=count)
 
 
-def prompt_of(parts: Parts) -> tuple[list[int], list[PictureInput], list[bytes]]:
-    """Return the ids of a prompt, its pictures (numbers in `parts`) and their arrays."""
-    ids, pictures, arrays = [1], [], []
+def prompt_of(parts: Parts) -> tuple[list[int], list[ImageInput], list[bytes]]:
+    """Return the ids of a prompt, its images (numbers in `parts`) and their arrays."""
+    ids, images, arrays = [1], [], []
     for part in parts:
         if isinstance(part, int):
-            array = picture(part)
+            array = image(part)
             ids.append(BEGIN)
-            pictures.append(PictureInput(sha256=hashlib.sha256(array).digest(), first=len(ids), tokens=TOKENS))
+            images.append(ImageInput(sha256=hashlib.sha256(array).digest(), first=len(ids), tokens=TOKENS))
             arrays.append(array)
             ids += [*[IMAGE] * TOKENS, END]
         else:
             ids += part
-    return ids, pictures, arrays
+    return ids, images, arrays
 
 
 class Run:
@@ -75,12 +75,12 @@ class Run:
         self.driver = Driver(self.worker.capacity, CoreConfig(token_budget=budget), executor=self.worker)
 
     def send(self, rid: str, parts: Parts, **more: Any) -> TokenizedGenerateReqInput:
-        ids, pictures, arrays = prompt_of(parts)
+        ids, images, arrays = prompt_of(parts)
         given = {"max_new_tokens": ANSWER, "ignore_eos": True, "temperature": 0.0}
-        asked = request(rid, ids, pictures=pictures, **(given | more))
-        if pictures:
-            assert self.worker.pictures is not None
-            assert self.worker.pictures.add(pictures, arrays) == ""
+        asked = request(rid, ids, images=images, **(given | more))
+        if images:
+            assert self.worker.images is not None
+            assert self.worker.images.add(images, arrays) == ""
         self.driver.send(asked)
         return asked
 
@@ -105,9 +105,9 @@ class Reference:
     def answer(self, parts: Parts) -> list[int]:
         key = repr(parts)
         if key not in self._known:
-            ids, pictures, arrays = prompt_of(parts)
+            ids, images, arrays = prompt_of(parts)
             given: dict[str, Any] = {}
-            if pictures:
+            if images:
                 pixels = np.stack([np.frombuffer(array, np.uint8).reshape(SIZE, SIZE, 3) for array in arrays])
                 given["pixel_values"] = torch.from_numpy((pixels.transpose(0, 3, 1, 2) / 255 - 0.5) / 0.4).float()
                 given["token_type_ids"] = torch.tensor([[int(token == IMAGE) for token in ids]])
@@ -147,16 +147,16 @@ def test_answers_equal_those_of_transformers(directory: Path, reference: Referen
     assert answers == {name: reference.answer(parts) for name, parts in ALL.items()}
 
 
-def test_prefix_hits_before_inside_and_after_a_picture_change_no_answer(directory: Path, reference: Reference) -> None:
+def test_prefix_hits_before_inside_and_after_an_image_change_no_answer(directory: Path, reference: Reference) -> None:
     run = Run(directory)
     encoded: list[int] = []
-    run.worker._runner._pictures._tower.register_forward_hook(lambda *_: encoded.append(1))  # type: ignore[union-attr]
+    run.worker._runner._images._tower.register_forward_hook(lambda *_: encoded.append(1))  # type: ignore[union-attr]
     before, after = words(14, 10), words(6, 11)
     chats: list[Parts] = [
         [before, 1, after],
         [before, 1, after],  # all but the last page
-        [before, 1, words(5, 12)],  # ends inside the picture or right after it
-        [before, 2, after],  # another picture: what was before it
+        [before, 1, words(5, 12)],  # ends inside the image or right after it
+        [before, 2, after],  # another image: what was before it
         [before, 2, after, 1, words(3, 13)],
     ]
     hits = []
@@ -165,7 +165,7 @@ def test_prefix_hits_before_inside_and_after_a_picture_change_no_answer(director
         assert run.answers(**{f"r{number}": parts})[f"r{number}"] == reference.answer(parts)
         hits.append(run.driver.core.counters.cached_tokens - counted)
     assert hits == [0, 28, 24, 16, 32]
-    assert len(encoded) == 2, "each picture is encoded once"
+    assert len(encoded) == 2, "each image is encoded once"
     run.worker.close()
 
 
@@ -215,17 +215,17 @@ def test_the_processor_may_be_in_the_file_of_transformers_5(directory: Path, tmp
             (tmp_path / path.name).symlink_to(path)
     common = {"image_processor": processor_of(), "processor_class": "Gemma3Processor"}
     (tmp_path / "processor_config.json").write_text(json.dumps(common))
-    given, found = picture_model(directory), picture_model(tmp_path)
+    given, found = image_model(directory), image_model(tmp_path)
     assert given is not None
     assert found is not None
     assert given.form == found.form
 
 
-def test_a_model_without_a_processor_takes_no_pictures(directory: Path, tmp_path: Path) -> None:
+def test_a_model_without_a_processor_takes_no_images(directory: Path, tmp_path: Path) -> None:
     for path in directory.iterdir():
         if path.name != "preprocessor_config.json":
             (tmp_path / path.name).symlink_to(path)
     run = Run(tmp_path)
-    assert run.worker.pictures is None
-    assert run.worker.capacity.pictures is None
+    assert run.worker.images is None
+    assert run.worker.capacity.images is None
     run.worker.close()

@@ -8,9 +8,9 @@ import msgspec
 from tercet.frontend.chat.answer_grammar import EnforcedCalls, Thinking, answer_grammar, composition
 from tercet.frontend.chat.chat_request import Calls, ChatOptions
 from tercet.frontend.chat.custom_calls import CustomCalls
+from tercet.frontend.chat.images import take_images
 from tercet.frontend.chat.messages import history
 from tercet.frontend.chat.output_parser import OutputParser
-from tercet.frontend.chat.pictures import take_pictures
 from tercet.frontend.chat.reasoning_tokens import ReasoningTokens
 from tercet.frontend.chat.template_variables import enforce_switch, template_variables
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
@@ -184,7 +184,7 @@ def _prompt(turn: ChatOptions, model: ServedModel, names: ParserNames) -> ChatPr
     """Return the input of the template, without tools if calls are disabled."""
     template = model.files.template
     param = turn.options.param_names.messages
-    messages, pictures = take_pictures(history(turn.messages), param, model)
+    messages, images = take_images(history(turn.messages), param, model)
     tools = turn.tools if turn.tool_choice.calls is not Calls.NONE else ()
     if tools and template is not None and not template.supports_tools:
         messages = with_instructions(messages, tools, names.tools)
@@ -197,7 +197,7 @@ def _prompt(turn: ChatOptions, model: ServedModel, names: ParserNames) -> ChatPr
             turn, template.variables if template else frozenset(), reasons=names.reasoning is not None
         ),
         param=param,
-        pictures=pictures,
+        images=images,
     )
 
 

@@ -105,7 +105,7 @@ def _is_origin(text: str) -> bool:
 
 
 class MediaHost(NamedTuple):
-    """Host that pictures are read from. Without a port, those of http and https."""
+    """Host that images are read from. Without a port, those of http and https."""
 
     name: str
     port: int | None = None

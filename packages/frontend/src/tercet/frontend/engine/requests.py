@@ -54,12 +54,12 @@ def to_requests(
     names = [named] * len(inputs) if named is None or isinstance(named, str) else list(named)
     if len(names) != len(inputs):
         raise ValueError(f"{len(inputs)} prompts with {len(names)} adapters in lora_path")
-    images = options.get("image_data")
-    pictures = [images] if single else [None] * len(inputs) if images is None else list(images)
-    if len(pictures) != len(inputs):
-        raise ValueError(f"{len(inputs)} prompts with images of {len(pictures)} in image_data")
+    sent = options.get("image_data")
+    images = [sent] if single else [None] * len(inputs) if sent is None else list(sent)
+    if len(images) != len(inputs):
+        raise ValueError(f"{len(inputs)} prompts with images of {len(images)} in image_data")
     requests = []
-    for place, (given, params, name, own_images) in enumerate(zip(inputs, each, names, pictures, strict=True)):
+    for place, (given, params, name, own_images) in enumerate(zip(inputs, each, names, images, strict=True)):
         own = {"sampling_params": {} if params is None else params, "lora_path": name, "image_data": own_images}
         try:
             requests.append(_request({**given, **options, **own}, model, lora))
@@ -86,10 +86,10 @@ def to_chat(
         [prompt] = prompts_of(Tokenize.model_validate(body), model)
     except ValidationError as error:
         raise ValueError(str(validation_error(error, body, Tokenize))) from None
-    if isinstance(prompt, ChatPrompt) and prompt.pictures:
+    if isinstance(prompt, ChatPrompt) and prompt.images:
         raise UnsupportedParameterError(
             "Token ids hold no images: give a text with its image_data to generate, or send the chat to a server.",
-            param=prompt.pictures[0].param,
+            param=prompt.images[0].param,
         )
     return prompt
 

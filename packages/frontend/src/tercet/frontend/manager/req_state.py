@@ -11,7 +11,7 @@ from enum import Enum, auto
 import msgspec
 
 from tercet.frontend.errors import ApiError, RequestAbortedError, ServerError, from_rejection
-from tercet.frontend.manager.inputs.pictures import PlacedPicture
+from tercet.frontend.manager.inputs.images import PlacedImage
 from tercet.frontend.manager.inputs.prediction import predicted_tokens
 from tercet.frontend.manager.quota import RequestSlot
 from tercet.frontend.manager.request import GenerateRequest
@@ -159,13 +159,13 @@ class ReqState(RequestState):
         sampling: SamplingParams,
         wake: SingleWaiterEvent,
         prediction: Sequence[int] = (),
-        pictures: Sequence[PlacedPicture] = (),
+        images: Sequence[PlacedImage] = (),
     ) -> None:
         super().__init__(rid, model, pack_ints(prompt_ids), wake)
         self.request = request
         self.prediction = prediction
-        self.pictures = [each.place for each in pictures]
-        self.frames = [each.array for each in pictures]
+        self.images = [each.place for each in images]
+        self.frames = [each.array for each in images]
         self.sampling = sampling
         self.choices = [ChoiceState(index) for index in range(sampling.n)]
         self.cached_tokens = 0
@@ -194,11 +194,11 @@ class ReqState(RequestState):
 
     @property
     def signature(self) -> bytes:
-        """Return the encoded sampling parameters without the seed, and the hashes of adapter and pictures."""
+        """Return the encoded sampling parameters without the seed, and the hashes of adapter and images."""
         lora = self.request.lora
         adapter = b"" if lora is None else lora.sha256.encode()
         return msgspec.msgpack.encode(msgspec.structs.replace(self.sampling, seed=0)) + b"".join(
-            [adapter, *(each.sha256 for each in self.pictures)]
+            [adapter, *(each.sha256 for each in self.images)]
         )
 
     @property
@@ -326,7 +326,7 @@ class ReqState(RequestState):
             prediction=pack_ints(self.prediction),
             tenant=request.tenant,
             traced=bool(self.trace_id),
-            pictures=self.pictures,
+            images=self.images,
         )
 
 
@@ -374,9 +374,9 @@ class Generation:
         return sum(state.prompt_tokens for state in self.states)
 
     @property
-    def picture_tokens(self) -> int:
-        """Return the number of prompt tokens that stand for pictures."""
-        return sum(picture.tokens for state in self.states for picture in state.pictures)
+    def image_tokens(self) -> int:
+        """Return the number of prompt tokens that stand for images."""
+        return sum(image.tokens for state in self.states for image in state.images)
 
     @property
     def cached_tokens(self) -> int:

@@ -15,7 +15,7 @@ from tercet.frontend.lora.registry import AdapterRegistry
 from tercet.frontend.lora.store import AdapterNames
 from tercet.frontend.manager.embedding_state import EmbeddingBatch, EmbeddingState
 from tercet.frontend.manager.inputs.grammars import with_checked_grammars
-from tercet.frontend.manager.inputs.pictures import placed_pictures
+from tercet.frontend.manager.inputs.images import placed_images
 from tercet.frontend.manager.inputs.prediction import prediction_of
 from tercet.frontend.manager.inputs.validation import cheap_checks, check_output, check_scores, sampling_of_all
 from tercet.frontend.manager.message_handler import MessageHandler
@@ -26,7 +26,7 @@ from tercet.frontend.manager.request import GenerateRequest
 from tercet.frontend.manager.request_table import RequestTable
 from tercet.frontend.manager.series import frontend_series
 from tercet.frontend.manager.status_feed import StatusFeed
-from tercet.frontend.media.decoder import Fetcher, PictureDecoder
+from tercet.frontend.media.decoder import Fetcher, ImageDecoder
 from tercet.frontend.model.embedding_request import EmbeddingRequest
 from tercet.frontend.model.input_encoder import encode_all
 from tercet.frontend.routing.control import Control
@@ -50,7 +50,7 @@ class TokenizerManager:
     """Entry point of every request. Methods run on the event loop's thread; only tokenization uses other threads.
 
     `lora` maps adapter names to paths; `adapter_names` stores adapters that are loaded at run time, by default in
-    memory. `siblings` are the ids of the frontends that share this one's socket. `fetcher` reads pictures at URLs.
+    memory. `siblings` are the ids of the frontends that share this one's socket. `fetcher` reads images at URLs.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class TokenizerManager:
         self.adapters = AdapterRegistry(models, self.fleet, self.control, lora or {}, adapter_names)
         self.weights = WeightUpdates(models, self.fleet, self.control)
         self.grammars = GrammarChecker()
-        self.pictures = PictureDecoder(fetcher=fetcher)
+        self.images = ImageDecoder(fetcher=fetcher)
         self.status = StatusFeed(outbox, models, requests)
         self._message_handler = MessageHandler(
             outbox, models, requests, self.control, self.peer_metrics, self.status, self._on_peers_changed
@@ -141,7 +141,7 @@ class TokenizerManager:
         await self.weights.close()
         await self._message_handler.close()
         await self.grammars.close()
-        await self.pictures.close()
+        await self.images.close()
         await asyncio.gather(self.requests.turns.close(), self.requests.reports.close())
 
     def new_id(self) -> str:
@@ -179,10 +179,10 @@ class TokenizerManager:
         params = await in_turns(sampling_of_all(requests, model, prompts))
         check_output(requests, params)
         check_scores(requests, params, [len(ids) for ids in prompts])
-        pictures = await placed_pictures(self.pictures, [request.prompt for request in requests], prompts, model)
+        images = await placed_images(self.images, [request.prompt for request in requests], prompts, model)
         generation, rid = Generation(slot), rid or self.new_id()
         names = [rid] if len(requests) == 1 else (f"{rid}.{number}" for number in count())
-        every = zip(names, requests, prompts, params, predictions, pictures, strict=False)
+        every = zip(names, requests, prompts, params, predictions, images, strict=False)
 
         def start() -> Steps[None]:
             for name, request, ids, chosen, prediction, placed in every:

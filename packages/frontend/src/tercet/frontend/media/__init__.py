@@ -1,1 +1,1 @@
-"""Pictures of requests, which a helper process decodes."""
+"""Images of requests, which a helper process decodes."""

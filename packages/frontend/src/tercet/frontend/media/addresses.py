@@ -1,4 +1,4 @@
-"""Internet addresses that pictures may come from."""
+"""Internet addresses that images may come from."""
 
 from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address, ip_network
 

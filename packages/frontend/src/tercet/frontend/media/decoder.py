@@ -1,6 +1,6 @@
-"""`PictureDecoder`: pictures of requests as the arrays that a model takes, made in helper processes.
+"""`ImageDecoder`: images of requests as the arrays that a model takes, made in helper processes.
 
-No result is kept: otherwise the time of a request would show a client which pictures others have sent.
+No result is kept: otherwise the time of a request would show a client which images others have sent.
 """
 
 import asyncio
@@ -16,25 +16,25 @@ from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.helper.pool import HelperPool
 from tercet.frontend.helper.process import HelperDiedError, HelperProcess
 from tercet.frontend.media.pipe import Decode, decode_result
-from tercet.protocol.messages.media import PictureFormat
+from tercet.protocol.messages.media import ImageFormat
 
 WORKER = "tercet.frontend.media.worker"
 MAX_URL_LENGTH = 16_777_216
-"""Maximum characters of a URL, which may be the picture itself."""
+"""Maximum characters of a URL, which may be the image itself."""
 MAX_FILE_BYTES = MAX_URL_LENGTH // 4 * 3
 """Maximum bytes of a file: those of its base64 text in the longest URL."""
 
 
-class PictureSource(msgspec.Struct, frozen=True, kw_only=True):
-    """Picture of a request before it is decoded."""
+class ImageSource(msgspec.Struct, frozen=True, kw_only=True):
+    """Image of a request before it is decoded."""
 
     url: str
     param: str
     """Client's parameter name for error messages."""
 
 
-class Picture(msgspec.Struct, frozen=True):
-    """Array of a picture, and its SHA-256."""
+class DecodedImage(msgspec.Struct, frozen=True):
+    """Array of an image, and its SHA-256."""
 
     array: bytes
     sha256: bytes
@@ -43,15 +43,15 @@ class Picture(msgspec.Struct, frozen=True):
 class Fetcher(Protocol):
     """Reader of files at http and https URLs."""
 
-    def file(self, source: PictureSource) -> AbstractAsyncContextManager[bytes]:
+    def file(self, source: ImageSource) -> AbstractAsyncContextManager[bytes]:
         """Read a file. Raises ApiError."""
         ...
 
 
-class PictureDecoder:
-    """Pool of up to `workers` processes, started on demand. Pictures beyond `max_waiting` are refused.
+class ImageDecoder:
+    """Pool of up to `workers` processes, started on demand. Images beyond `max_waiting` are refused.
 
-    A picture gets `seconds` of processor time. Without a fetcher, pictures are read from `data:` URLs only.
+    An image gets `seconds` of processor time. Without a fetcher, images are read from `data:` URLs only.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class PictureDecoder:
     async def close(self) -> None:
         await self._pool.close()
 
-    async def decode(self, source: PictureSource, form: PictureFormat) -> Picture:
-        """Return a picture in the form that a model takes. Raises ApiError."""
+    async def decode(self, source: ImageSource, form: ImageFormat) -> DecodedImage:
+        """Return an image in the form that a model takes. Raises ApiError."""
         if not _has_pillow():
             raise UnsupportedParameterError(
                 "This server decodes no images: it was installed without tercet-frontend[media].", param=source.param
@@ -90,9 +90,9 @@ class PictureDecoder:
         if result.error:
             raise _refused(result.error, source)
         digest = await asyncio.to_thread(hashlib.sha256, result.array)
-        return Picture(result.array, digest.digest())
+        return DecodedImage(result.array, digest.digest())
 
-    def _file(self, source: PictureSource) -> AbstractAsyncContextManager[str | bytes]:
+    def _file(self, source: ImageSource) -> AbstractAsyncContextManager[str | bytes]:
         """Return the file at a URL, in base64 from a `data:` URL. Raises ApiError."""
         head, comma, data = source.url.partition(",")
         if head.startswith("data:"):
@@ -114,5 +114,5 @@ def _has_pillow() -> bool:
     return find_spec("PIL") is not None
 
 
-def _refused(why: str, source: PictureSource) -> BadRequestError:
+def _refused(why: str, source: ImageSource) -> BadRequestError:
     return BadRequestError(f"The image is refused: {why}.", param=source.param, code="invalid_image")

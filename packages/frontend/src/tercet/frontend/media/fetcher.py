@@ -1,4 +1,4 @@
-"""`PictureFetcher`: files of pictures, read from the hosts of `--allowed-media-host`.
+"""`ImageFetcher`: files of images, read from the hosts of `--allowed-media-host`.
 
 A URL is parsed once, and its parts go to httpcore as they were checked. The host's name is resolved once, and the
 connection goes to an address that was checked. httpcore reads no proxies from the environment, keeps no cookies,
@@ -21,7 +21,7 @@ from tercet.frontend.config.validation import MediaHost
 from tercet.frontend.errors import BadRequestError
 from tercet.frontend.helper.slots import KeySlots
 from tercet.frontend.media.addresses import is_public
-from tercet.frontend.media.decoder import MAX_FILE_BYTES, PictureSource
+from tercet.frontend.media.decoder import MAX_FILE_BYTES, ImageSource
 
 MAX_URL = 8192
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -45,7 +45,7 @@ class _RefusedError(Exception):
     """File that is not read; the message, for the client, completes "the image is refused: "."""
 
 
-class PictureFetcher:
+class ImageFetcher:
     """Reader of up to `slots` files at once. Files beyond `max_waiting` are refused.
 
     A file has `seconds` to arrive, and at most `max_bytes`. Tests replace `resolve` and `network`.
@@ -69,7 +69,7 @@ class PictureFetcher:
         self._max_bytes = max_bytes
 
     @asynccontextmanager
-    async def file(self, source: PictureSource) -> AsyncIterator[bytes]:
+    async def file(self, source: ImageSource) -> AsyncIterator[bytes]:
         """Read a file, and hold its slot while it is used, so that slots bound memory, too. Raises ApiError."""
         try:
             origin, target = self._place(source.url)
@@ -144,7 +144,7 @@ class _PublicNetwork(AsyncNetworkBackend):
         self,
         host: str,
         port: int,
-        timeout: float | None = None,  # noqa: ARG002, ASYNC109 - `PictureFetcher` has a timeout for the whole
+        timeout: float | None = None,  # noqa: ARG002, ASYNC109 - `ImageFetcher` has a timeout for the whole
         local_address: str | None = None,
         socket_options: Iterable[httpcore2.SOCKET_OPTION] | None = None,
     ) -> AsyncNetworkStream:

@@ -1,10 +1,10 @@
-"""Messages between a frontend and its picture workers."""
+"""Messages between a frontend and its image workers."""
 
 import msgspec
 
 
 class Decode(msgspec.Struct, frozen=True, kw_only=True):
-    """Order to decode a file and to resize its picture, within `seconds` of processor time."""
+    """Order to decode a file and to resize its image, within `seconds` of processor time."""
 
     base64: str = ""
     """File, unless it is in `file`."""

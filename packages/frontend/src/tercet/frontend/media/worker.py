@@ -1,4 +1,4 @@
-"""`python -m tercet.frontend.media.worker`: a killable process that decodes clients' pictures with Pillow.
+"""`python -m tercet.frontend.media.worker`: a killable process that decodes clients' images with Pillow.
 
 Errors complete "the image is refused: ". The process ends when its input ends.
 """
@@ -22,7 +22,7 @@ _WHITE = (255, 255, 255, 255)
 
 
 class _RefusedError(Exception):
-    """Picture that is not decoded; the message is for the client."""
+    """Image that is not decoded; the message is for the client."""
 
 
 def main() -> None:
@@ -42,7 +42,7 @@ def main() -> None:
 
 def _decoded(order: Decode) -> Decoded:
     try:
-        return Decoded(array=picture_array(order))
+        return Decoded(array=image_array(order))
     except _RefusedError as error:
         return Decoded(error=str(error))
     except MemoryError:
@@ -51,7 +51,7 @@ def _decoded(order: Decode) -> Decoded:
         return Decoded(error=f"it is damaged ({type(error).__name__})")
 
 
-def picture_array(order: Decode) -> bytes:
+def image_array(order: Decode) -> bytes:
     """Return the first frame of a file, upright, resized, as uint8 [height, width, 3]."""
     image = ImageOps.exif_transpose(_open(order.file or _file(order.base64)))
     array: bytes = _rgb(image).resize((order.width, order.height), Image.Resampling(order.resample)).tobytes()
@@ -66,7 +66,7 @@ def _file(text: str) -> bytes:
 
 
 def _open(file: bytes) -> Image.Image:
-    """Read the header of a file, and refuse too large a picture before it is decoded."""
+    """Read the header of a file, and refuse too large an image before it is decoded."""
     try:
         image = Image.open(BytesIO(file), formats=FORMATS)
     except UnidentifiedImageError:
@@ -77,7 +77,7 @@ def _open(file: bytes) -> Image.Image:
 
 
 def _rgb(image: Image.Image) -> Image.Image:
-    """Return a picture in RGB, on white where it is transparent, as transformers' image processors have it."""
+    """Return an image in RGB, on white where it is transparent, as transformers' image processors have it."""
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image.convert("RGB")
     image = image.convert("RGBA")

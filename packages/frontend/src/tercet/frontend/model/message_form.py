@@ -23,8 +23,8 @@ REASONING_NAMES = ("reasoning_content", "reasoning", "thinking", "thought")
 _PROBE, _REASONING, _CONTENT = "tercet-probe", "tercet-reasoning", "tercet-content"
 _PROBE_ID = "probe1234"
 PROBE_USER: Message = {"role": "user", "content": "x"}
-PICTURE: Message = {"type": "image"}
-"""Part of a content in the place of a picture, as transformers' processors give it to templates."""
+IMAGE: Message = {"type": "image"}
+"""Part of a content in the place of an image, as transformers' processors give it to templates."""
 _OWN_KEYS = frozenset({"role", "content"})
 _TEMPLATE_KEYS = frozenset(
     {
@@ -101,7 +101,7 @@ class MessageForm(msgspec.Struct, frozen=True, kw_only=True):
         shaped = {key: value if key in _OWN_KEYS else escaped(value, escape) for key, value in message.items()}
         if message["role"] == "developer":
             shaped["role"] = self.developer
-        if has_pictures(message):
+        if has_images(message):
             return {**shaped, "content": [_escaped_part(part, escape) for part in parts_of(message)]}
         text = escape(content) if content is not None else None
         if calls := shaped.get("tool_calls"):
@@ -226,20 +226,20 @@ def text_of(message: Message) -> str | None:
 
 
 def _escaped_part(part: Message, escape: Escape) -> Message:
-    return part if part == PICTURE else {"type": "text", "text": escape(part["text"])}
+    return part if part == IMAGE else {"type": "text", "text": escape(part["text"])}
 
 
-def has_pictures(message: Message) -> bool:
-    """Return whether the content of a message has pictures."""
+def has_images(message: Message) -> bool:
+    """Return whether the content of a message has images."""
     content = message.get("content")
-    return isinstance(content, list) and PICTURE in content
+    return isinstance(content, list) and IMAGE in content
 
 
 def parts_of(message: Message) -> list[Message]:
     """Return the content of a message as parts, without empty ones."""
     content = message.get("content")
     parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    return [part for part in parts if part == PICTURE or part.get("text")]
+    return [part for part in parts if part == IMAGE or part.get("text")]
 
 
 def escaped(value: Any, escape: Escape) -> Any:

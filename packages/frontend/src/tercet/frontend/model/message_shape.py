@@ -16,7 +16,7 @@ from tercet.frontend.model.message_form import (
     PROBE_USER,
     Message,
     Render,
-    has_pictures,
+    has_images,
     parts_of,
     probe_call,
     probe_result,
@@ -242,7 +242,7 @@ def _as_result(message: Message, role: str) -> Message:
     if role != "user":
         return {**message, "role": role}
     head = f"Result of {message['name']}:\n"
-    if has_pictures(message):
+    if has_images(message):
         return {"role": "user", "content": [{"type": "text", "text": head}, *parts_of(message)]}
     return {"role": "user", "content": f"{head}{text_of(message) or ''}"}
 
@@ -261,7 +261,7 @@ def _alternating(messages: Sequence[Message]) -> list[Message]:
 
 def _joined(messages: Sequence[Message]) -> Message:
     """Return the first message with the texts of all, between blank lines."""
-    if any(map(has_pictures, messages)):
+    if any(map(has_images, messages)):
         return {**messages[0], "content": [part for message in messages for part in parts_of(message)]}
     texts = [text for text in map(text_of, messages) if text]
     return {**messages[0], "content": "\n\n".join(texts)}

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from tercet.frontend.media.decoder import PictureSource
+from tercet.frontend.media.decoder import ImageSource
 from tercet.frontend.model.tokenizer_pool import characters_in
 
 
@@ -22,8 +22,8 @@ class ChatPrompt(msgspec.Struct, frozen=True, kw_only=True):
     """Variables that the template reads."""
     param: str = "messages"
     """Client's parameter name for error messages."""
-    pictures: list[PictureSource] = []
-    """Pictures of the messages, in order: their parts are `message_form.PICTURE`."""
+    images: list[ImageSource] = []
+    """Images of the messages, in order: their parts are `message_form.IMAGE`."""
 
 
 class TextPrompt(msgspec.Struct, frozen=True):
@@ -32,8 +32,8 @@ class TextPrompt(msgspec.Struct, frozen=True):
     text: str
     add_special_tokens: bool = True
     param: str = "prompt"
-    pictures: list[PictureSource] = []
-    """Pictures in the places of the text that the model's `PictureFormat.marker` names."""
+    images: list[ImageSource] = []
+    """Images in the places of the text that the model's `ImageFormat.marker` names."""
 
 
 class TokenPrompt(msgspec.Struct, frozen=True):

@@ -178,18 +178,18 @@ class ServedModel:
             raise BadRequestError(self.tokenizer.unescape(error.message), param=param) from error
 
     def _with_placeholders(self, text: str, prompt: ChatPrompt | TextPrompt) -> str:
-        """Put placeholder tokens into a text or a rendered chat, in the place of its pictures."""
-        form = self.limits.pictures
-        if not prompt.pictures or form is None:
+        """Put placeholder tokens into a text or a rendered chat, in the place of its images."""
+        form = self.limits.images
+        if not prompt.images or form is None:
             return text
-        count = len(prompt.pictures)
+        count = len(prompt.images)
         text, found = self.tokenizer.replace_control(text, form.marker, form.replacement, count + 1)
         if found != count:
             raise BadRequestError(
                 "The model's chat template takes no images here."
                 if isinstance(prompt, ChatPrompt)
                 else f"The text must have {form.marker!r} for each of its {count} images, and nowhere else.",
-                param=prompt.pictures[0].param,
+                param=prompt.images[0].param,
             )
         return text
 

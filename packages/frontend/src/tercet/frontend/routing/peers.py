@@ -5,7 +5,7 @@ from itertools import islice
 
 from tercet.frontend.routing.request_state import RequestState
 from tercet.protocol.membership.heartbeat_timer import is_stuck
-from tercet.protocol.messages.media import PictureFormat
+from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.messages import Heartbeat, Ready
 from tercet.protocol.messages.values import Load, ModelIdentity, ModelLimits, Phase, Role
 
@@ -170,12 +170,12 @@ class PeerRegistry:
         return self.schedulers.pop(peer, None) or self.detokenizers.pop(peer, None)
 
     def eligible_schedulers(
-        self, weights: str, *, grammars: bool = False, adapters: bool = False, pictures: PictureFormat | None = None
+        self, weights: str, *, grammars: bool = False, adapters: bool = False, images: ImageFormat | None = None
     ) -> list[SchedulerPeer]:
         """Return ready schedulers with exactly these weights, between which requests can move.
 
-        `grammars` and `adapters` restrict the result to schedulers with support for them, `pictures` to those that take
-        pictures in this form.
+        `grammars` and `adapters` restrict the result to schedulers with support for them, `images` to those that take
+        images in this form.
         """
         return [
             each
@@ -185,15 +185,15 @@ class PeerRegistry:
             and each.identity.weights == weights
             and (not grammars or (each.limits and each.limits.grammars))
             and (not adapters or (each.limits and each.limits.max_loras))
-            and (pictures is None or (each.limits and each.limits.pictures == pictures))
+            and (images is None or (each.limits and each.limits.images == images))
         ]
 
     def able_schedulers(self, state: RequestState) -> list[SchedulerPeer]:
         """Return schedulers that can run a request: those with its weights, else those with their successor."""
         weights, adapters = state.model.identity.weights, state.lora is not None
-        pictures = state.model.limits.pictures if state.frames else None
+        images = state.model.limits.images if state.frames else None
         for each in dict.fromkeys([weights, self.weight_lineage.latest(weights)]):
-            if able := self.eligible_schedulers(each, grammars=state.constrained, adapters=adapters, pictures=pictures):
+            if able := self.eligible_schedulers(each, grammars=state.constrained, adapters=adapters, images=images):
                 return able
         return []
 

@@ -1,4 +1,4 @@
-"""Embeddings of tokens that are none of the vocabulary's, such as those of pictures."""
+"""Embeddings of tokens that are none of the vocabulary's, such as those of images."""
 
 from typing import NamedTuple
 

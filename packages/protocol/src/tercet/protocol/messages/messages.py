@@ -12,7 +12,7 @@ owns `token_ids[offsets[i]:offsets[i + 1]]`.
 import msgspec
 
 from tercet.protocol.messages.internal_state import ChoiceRow, PrefixRow
-from tercet.protocol.messages.media import PictureInput
+from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.values import (
     FinishReason,
     Held,
@@ -140,8 +140,8 @@ class TokenizedGenerateReqInput(Message, frozen=True, kw_only=True):
     """Hash of the API key, equal at every frontend: schedulers share their capacity fairly among tenants. Since 1.1."""
     traced: bool = False
     """Report the steps of the prompt in `FirstRow.chunks`. Since 1.1."""
-    pictures: list[PictureInput] = []
-    """One raw frame for each, in order of the prompt; only to a scheduler with `ModelLimits.pictures`. Since 1.1."""
+    images: list[ImageInput] = []
+    """One raw frame for each, in order of the prompt; only to a scheduler with `ModelLimits.images`. Since 1.1."""
 
 
 class TokenizedEmbeddingReqInput(Message, frozen=True, kw_only=True):

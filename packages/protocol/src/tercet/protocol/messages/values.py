@@ -8,7 +8,7 @@ from typing import Annotated, get_args, get_type_hints
 
 import msgspec
 
-from tercet.protocol.messages.media import PictureFormat
+from tercet.protocol.messages.media import ImageFormat
 
 WIRE_VERSION = (1, 1)
 """(major, minor) of the messages. Independent of the package version: see `tercet.protocol.messages.messages`."""
@@ -300,8 +300,8 @@ class ModelLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Names of a classifier's scores, in order."""
     max_loras: int = 0
     """Number of adapters that can run side by side; 0 if none can."""
-    pictures: PictureFormat | None = None
-    """Form of pictures; None if the scheduler takes none."""
+    images: ImageFormat | None = None
+    """Form of images; None if the scheduler takes none."""
 
 
 class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True):

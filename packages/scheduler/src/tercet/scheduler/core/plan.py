@@ -2,7 +2,7 @@
 
 import msgspec
 
-from tercet.protocol.messages.media import PictureFormat
+from tercet.protocol.messages.media import ImageFormat
 from tercet.protocol.messages.values import Logprobs, LoRAAdapter, MemoryTag, SamplingParams
 
 
@@ -17,9 +17,9 @@ class CacheGroup(msgspec.Struct, frozen=True):
     """
 
 
-def excess_tokens(pictures: PictureFormat | None, *, whole: bool) -> int:
-    """Return the tokens by which a step may exceed its budget: less than a picture if these stay whole."""
-    return pictures.tokens - 1 if pictures is not None and whole else 0
+def excess_tokens(images: ImageFormat | None, *, whole: bool) -> int:
+    """Return the tokens by which a step may exceed its budget: less than an image if these stay whole."""
+    return images.tokens - 1 if images is not None and whole else 0
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,21 +37,21 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
     """Name and version of the grammar backend; empty if grammars are not supported."""
     adapters: int = 0
     """Number of adapter slots. Many choices can use each."""
-    pictures: PictureFormat | None = None
-    """Form of pictures; None if the model takes none."""
-    whole_pictures: bool = False
-    """The tokens of a picture see each other, so one step computes all that are not cached."""
+    images: ImageFormat | None = None
+    """Form of images; None if the model takes none."""
+    whole_images: bool = False
+    """The tokens of an image see each other, so one step computes all that are not cached."""
 
     @property
     def excess_tokens(self) -> int:
-        """Return the tokens by which a step may exceed its budget, so that it does not cut a picture."""
-        return excess_tokens(self.pictures, whole=self.whole_pictures)
+        """Return the tokens by which a step may exceed its budget, so that it does not cut an image."""
+        return excess_tokens(self.images, whole=self.whole_images)
 
 
-class PlannedPicture(msgspec.Struct, frozen=True, kw_only=True):
-    """Picture whose embeddings take the place of `tokens` placeholder tokens from `first` on.
+class PlannedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """Image whose embeddings take the place of `tokens` placeholder tokens from `first` on.
 
-    Equal pictures of one namespace have the same `number`.
+    Equal images of one namespace have the same `number`.
     """
 
     number: int
@@ -81,8 +81,8 @@ class SlotInit(msgspec.Struct, frozen=True, kw_only=True):
     """Slot of the choice's adapter; -1 is none."""
     request: int = 0
     """Number of the request. Its choices share the time that their grammar may take."""
-    pictures: list[PlannedPicture] = []
-    """Pictures whose embeddings take the place of placeholder tokens, in order."""
+    images: list[PlannedImage] = []
+    """Images whose embeddings take the place of placeholder tokens, in order."""
 
 
 class AdapterLoad(msgspec.Struct, frozen=True):

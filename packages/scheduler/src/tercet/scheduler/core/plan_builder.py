@@ -136,8 +136,8 @@ class PlanBuilder:
         row, req = self.rows[index], self.reqs[index]
         length = req.length
         count = min(length - req.computed, most, self._share(req, 0 if row.count else 1))
-        if req.pictures is not None:
-            count = req.pictures.chunk(req.computed, count)
+        if req.images is not None:
+            count = req.images.chunk(req.computed, count)
         req.computed += count
         sample = req.computed == length and length < req.end
         self.rows[index] = Row(row.slot, row.start, row.count + count, sample)

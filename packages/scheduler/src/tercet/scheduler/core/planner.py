@@ -398,7 +398,7 @@ class Planner:
                 prompt_logprobs=req.to_score,
                 adapter=req.adapter_slot,
                 request=req.request,
-                pictures=req.pictures.planned if req.pictures else [],
+                images=req.images.planned if req.images else [],
             )
         )
         builder.add(req, step)

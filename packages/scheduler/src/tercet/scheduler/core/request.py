@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import FinishReason, FinishType, Logprobs, PrefillChunk, unpack_array
 from tercet.scheduler.core.cache.prefix_cache import Node, PageLists, PrefixCache
-from tercet.scheduler.core.pictures import PromptPictures
+from tercet.scheduler.core.images import PromptImages
 from tercet.scheduler.core.speculation.draft_policy import DraftPolicy
 
 
@@ -43,6 +43,7 @@ class Req:
         "followers",
         "frontend",
         "hold",
+        "images",
         "in_flight",
         "index",
         "last_step",
@@ -56,7 +57,6 @@ class Req:
         "offered",
         "opened",
         "pages",
-        "pictures",
         "priority",
         "prompt_logprobs",
         "prompt_tokens",
@@ -100,8 +100,8 @@ class Req:
         self.tokens = unpack_array(request.input_ids)
         self.prompt_tokens = len(self.tokens)
         self.tokens.extend(output_ids)
-        self.pictures: PromptPictures | None = None
-        """If set, `tokens` has keys of pictures in the place of placeholder tokens."""
+        self.images: PromptImages | None = None
+        """If set, `tokens` has keys of images in the place of placeholder tokens."""
         self.sampling = request.sampling
         self.drafting = DraftPolicy(bytes(request.prediction))
         self.constrained = request.sampling.grammar is not None
@@ -232,7 +232,7 @@ class Req:
 
     def ids(self) -> bytes:
         """Return all known ids."""
-        return (self.tokens if self.pictures is None else self.pictures.with_ids(self.tokens)).tobytes()
+        return (self.tokens if self.images is None else self.images.with_ids(self.tokens)).tobytes()
 
 
 def finish_after(req: Req, token: int, *, complete: bool = False) -> FinishReason | None:

@@ -274,9 +274,9 @@ class Scheduler:
         """Return the adapters of held choices and of load requests."""
         return {*self.orders, *(req.adapter for req in self.roster if req.adapter is not None)}
 
-    def pictures(self) -> set[bytes]:
-        """Return the hashes of the pictures of held choices."""
-        return {each.sha256 for req in self.roster if req.pictures is not None for each in req.pictures.inputs}
+    def images(self) -> set[bytes]:
+        """Return the hashes of the images of held choices."""
+        return {each.sha256 for req in self.roster if req.images is not None for each in req.images.inputs}
 
     def load(self) -> Load:
         """Return the load that heartbeats report."""

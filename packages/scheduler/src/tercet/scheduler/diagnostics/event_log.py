@@ -123,8 +123,8 @@ class RecordingScheduler:
     def adapters(self) -> set[LoRAAdapter]:
         return self._core.adapters()
 
-    def pictures(self) -> set[bytes]:
-        return self._core.pictures()
+    def images(self) -> set[bytes]:
+        return self._core.images()
 
     def load(self) -> Load:
         return self._core.load()

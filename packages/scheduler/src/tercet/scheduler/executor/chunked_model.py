@@ -51,7 +51,7 @@ class OomChunkedModel:
     """A wrapper of a `Model`. After an out-of-memory error, steps of that size are split into halves for a while.
 
     A step may be computed twice, which is harmless: the same keys and values are written again. Recurrent states would
-    advance twice, so a step over them is not repeated. A step whose pictures cannot be cut is not split.
+    advance twice, so a step over them is not repeated. A step whose images cannot be cut is not split.
     """
 
     def __init__(self, model: Model, release: Callable[[], None] = release_cached) -> None:

@@ -49,7 +49,7 @@ class ForwardBatch:
     chained: bool = False  # a row may see the new token of another row
     states: StatePool | None = None  # of models with recurrent layers
     segments: Segments | None = None  # with `states`
-    replaced: ReplacedEmbeddings | None = None  # of pictures
+    replaced: ReplacedEmbeddings | None = None  # of images
 
     @classmethod
     def planned(
@@ -70,7 +70,7 @@ class ForwardBatch:
         """Create a batch and plan its backends, which stay valid until they are planned for another batch.
 
         If rows are `chained`, one sees the new token of another, so all are stored before any attends. Backends in
-        which no token sees later ones are replaced in a step with pictures whose tokens do.
+        which no token sees later ones are replaced in a step with images whose tokens do.
         """
         if replaced is not None and replaced.seen is not None:
             attention = [replace(group, seen=replaced.seen) for group in attention]

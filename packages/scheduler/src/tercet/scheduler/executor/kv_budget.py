@@ -11,9 +11,9 @@ from tercet.kernels.attention.api import AttentionBackend
 from tercet.scheduler.core.window_pages import window_pages
 from tercet.scheduler.device.device_memory import available_bytes, shares_host_memory, total_bytes
 from tercet.scheduler.executor.graphs.warmup import measured_kv_bytes, profile_run
+from tercet.scheduler.executor.images import LoadedImages
 from tercet.scheduler.executor.kv_pool import KVGroup, KVShape
 from tercet.scheduler.executor.model_runner import Model
-from tercet.scheduler.executor.pictures import LoadedPictures
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.worker_options import KV_DTYPES, WorkerOptions
 from tercet.scheduler.models.config.model_config import DecoderShape, HeadShape, ModelConfig
@@ -87,7 +87,7 @@ class KVBudget:
     shapes: Mapping[int, KVShape]
     device: torch.device
     shard: Shard
-    pictures: LoadedPictures | None = None
+    images: LoadedImages | None = None
 
     def longest_context(self) -> int:
         """Return the most tokens of one sequence that total memory can hold, in the cache and in tables of positions
@@ -156,7 +156,7 @@ class KVBudget:
             states=state_layers(config),
             slots=options.rows,
             tokens=options.step_tokens + self._excess_tokens,
-            pictures=self.pictures,
+            images=self.images,
             context_length=config.context_length,
             vocab_size=config.vocab_size,
             device=device,
@@ -177,7 +177,7 @@ class KVBudget:
     @property
     def _excess_tokens(self) -> int:
         """Tokens by which a step may exceed `step_tokens`."""
-        return 0 if self.pictures is None else self.pictures.excess_tokens
+        return 0 if self.images is None else self.images.excess_tokens
 
     @property
     def _page_bytes(self) -> int:

@@ -18,8 +18,8 @@ from tercet.scheduler.architectures import is_ours, text_architecture
 from tercet.scheduler.device.cpu_threads import limit_torch_threads
 from tercet.scheduler.device.oom import lacks_memory, release_cached
 from tercet.scheduler.executor.chunked_model import report_layers
+from tercet.scheduler.executor.images import LoadedImages
 from tercet.scheduler.executor.model_runner import Model
-from tercet.scheduler.executor.pictures import LoadedPictures
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.smoke_test import run_smoke_test
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -45,7 +45,7 @@ from tercet.scheduler.models.native_linear import (
     use_native_projections,
 )
 from tercet.scheduler.models.registry import build_model, family_of, load_config
-from tercet.scheduler.models.vision.picture_model import load_tower
+from tercet.scheduler.models.vision.image_model import load_tower
 from tercet.scheduler.models.weights.kv_scales import Scales, read_kv_scales
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 from tercet.scheduler.models.weights.weights import Progress, check_weights, dummy_weights, load_weights
@@ -60,7 +60,7 @@ class LoadedModel(NamedTuple):
     model: Model
     adapters: LoRABank | None = None
     """Memory of the adapters; None if the model cannot run any."""
-    pictures: LoadedPictures | None = None
+    images: LoadedImages | None = None
     """None if the model takes none."""
 
 
@@ -166,13 +166,13 @@ def load_model(
     return LoadedModel(packed, bank)
 
 
-def load_pictures(
+def load_images(
     options: WorkerOptions, config: DecoderShape, device: torch.device, *, native: bool, shard: Shard, advance: Advance
-) -> LoadedPictures | None:
-    """Load the vision tower; None if the model takes no pictures, or has no weights or several ranks."""
+) -> LoadedImages | None:
+    """Load the vision tower; None if the model takes no images, or has no weights or several ranks."""
     if not isinstance(config, ModelConfig) or shard.size > 1 or options.load_format == "dummy":
         return None
-    model = family_of(config.architecture).pictures(options.model)
+    model = family_of(config.architecture).images(options.model)
     if model is None:
         return None
     tower = load_tower(model, options.checkpoint, config.dtype, device)
@@ -180,7 +180,7 @@ def load_pictures(
         report_layers(tower, advance)
         if native and not unsupported_dtype(config.dtype, "weights"):
             use_native_linears(tower, load_library())
-    return LoadedPictures(model, tower)
+    return LoadedImages(model, tower)
 
 
 def _bank(options: WorkerOptions, config: ModelConfig, model: CausalLM, device: torch.device) -> LoRABank | None:

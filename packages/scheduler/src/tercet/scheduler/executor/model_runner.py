@@ -21,9 +21,9 @@ from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.oom import OomPolicy, SplitOnOom, again, release_cached
 from tercet.scheduler.device.staging import Array
 from tercet.scheduler.executor.forward_batch import ForwardBatch
+from tercet.scheduler.executor.images import StepImages
 from tercet.scheduler.executor.kv_pool import KVPool
 from tercet.scheduler.executor.lora.adapters import StepAdapters
-from tercet.scheduler.executor.pictures import StepPictures
 from tercet.scheduler.executor.sampling.draft_penalties import DraftTokens
 from tercet.scheduler.executor.sampling.sampler import (
     Agree,
@@ -103,7 +103,7 @@ class ModelRunner:
         oom_policy: Callable[[str, Callable[[], None]], OomPolicy] = SplitOnOom,
         logprobs_mode: LogprobsMode = "raw",
         states: StatePool | None = None,
-        pictures: StepPictures | None = None,
+        images: StepImages | None = None,
     ) -> None:
         """Create a runner. `graphs` creates the object that replays steps of its tables; the pool must have spare
         pages.
@@ -113,7 +113,7 @@ class ModelRunner:
         self._model = model
         self._pool = pool
         self._states = states
-        self._pictures = pictures
+        self._images = images
         self._backends = [backend() for _ in pool.groups]
         self._inits: list[SlotInit | None] = [None] * slots
         self._scored = np.zeros(slots, dtype=np.bool_)  # slots with prompt log-probabilities
@@ -157,8 +157,8 @@ class ModelRunner:
         constrained = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         segments = None if self._states is None else self._states.begin(plan)
-        replaced = None if self._pictures is None else self._pictures.begin(plan.rows)
-        if replaced is not None:  # no graph has pictures
+        replaced = None if self._images is None else self._images.begin(plan.rows)
+        if replaced is not None:  # no graph has images
             inputs = dataclasses.replace(inputs, in_fixed_buffers=False)
         hidden = self._forward(inputs, lora, segments, replaced)
         if self._states is not None:
@@ -180,8 +180,8 @@ class ModelRunner:
         again(partial(self._sampler.introduce, inits), self._release)
         if self._grammars is not None:
             self._grammars.introduce(inits)
-        if self._pictures is not None:
-            self._pictures.introduce(inits)
+        if self._images is not None:
+            self._images.introduce(inits)
 
     def _forward(
         self,

@@ -27,21 +27,21 @@ from tercet.scheduler.device.oom import release_cached, require_memory
 from tercet.scheduler.device.pool_memory import allocate_tensors, release_tensors
 from tercet.scheduler.executor.graphs.cuda_graphs import CudaRecorder, graph_runners
 from tercet.scheduler.executor.graphs.warmup import compile_mask_kernels, ordinary_plans
+from tercet.scheduler.executor.images import ImageStore, step_images
 from tercet.scheduler.executor.kv_budget import KVBudget, kv_shapes, state_layers
 from tercet.scheduler.executor.kv_pool import KVPool, KVShape
 from tercet.scheduler.executor.loading import (
     LoadedModel,
     check_replacement,
     kv_scales,
+    load_images,
     load_model,
-    load_pictures,
     reading_model,
     sampling_ops,
     shape_of,
 )
 from tercet.scheduler.executor.lora.adapters import AdapterLoader, StepAdapters, adapter_loader_of
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
-from tercet.scheduler.executor.pictures import PictureStore, step_pictures
 from tercet.scheduler.executor.rank_strategy import rank_strategy_of
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.state_pool import StatePool
@@ -110,7 +110,7 @@ class TpModelWorker:
         with require_memory("the model's weights"), reading_model(options.checkpoint):
             self._loaded: LoadedModel | None = (loaded := self._load(options))
         ops = sampling_ops(loaded.model, device, native=self._native)
-        budget = replace(budget, pictures=loaded.pictures)
+        budget = replace(budget, images=loaded.images)
         sizes = budget.sizes(loaded.model, backend, ops)
         groups, tokens = budget.groups(sizes), sizes.pages * options.page_size
         with require_memory(f"a KV cache of {tokens} tokens, lower kv_cache_bytes"):
@@ -120,14 +120,14 @@ class TpModelWorker:
             if sizes.snapshots is not None:
                 self._states = StatePool(state_layers(config), options.rows, sizes.snapshots, device)
         log_cache(self._pool, self._states, options)
-        self.pictures = None if loaded.pictures is None else PictureStore(loaded.pictures.model.form)
+        self.images = None if loaded.images is None else ImageStore(loaded.images.model.form)
         self._adapter_loader = None if loaded.adapters is None else adapter_loader_of(loaded.adapters)
         with require_memory("steps beside the KV cache, lower kv_cache_bytes or the slots"):
             self._runner = self._runner_of(loaded)
             if device.type == "cuda":
                 self._warm_up(loaded.model)
         self.weights = weights_loader(self._check)
-        self._capacity = capacity_of(options, config, ends, self._pool, self._states, self._grammars, loaded.pictures)
+        self._capacity = capacity_of(options, config, ends, self._pool, self._states, self._grammars, loaded.images)
         threaded = options.overlap and device.type == "cpu"
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="executor") if threaded else None
 
@@ -193,8 +193,8 @@ class TpModelWorker:
         native, shard, config, device = self._native, self._shard, self._config, self._device
         progress, advance = self._progress, self._advance
         loaded = load_model(options, config, self._cached, device, native=native, progress=progress, shard=shard)
-        pictures = load_pictures(options, config, device, native=native, shard=shard, advance=advance)
-        return loaded._replace(pictures=pictures)
+        images = load_images(options, config, device, native=native, shard=shard, advance=advance)
+        return loaded._replace(images=images)
 
     def _runner_of(self, loaded: LoadedModel) -> ModelRunner:
         """Return a runner of a model over the existing pages."""
@@ -222,7 +222,7 @@ class TpModelWorker:
             oom_policy=strategy.oom_policy,
             logprobs_mode=options.logprobs_mode,
             states=self._states,
-            pictures=step_pictures(loaded.pictures, self.pictures, device),
+            images=step_images(loaded.images, self.images, device),
         )
 
     def _warm_up(self, model: Model) -> None:

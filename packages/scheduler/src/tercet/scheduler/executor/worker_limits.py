@@ -4,8 +4,8 @@ import logging
 from collections.abc import Sequence
 
 from tercet.scheduler.core.plan import CacheGroup, Capacity
+from tercet.scheduler.executor.images import LoadedImages
 from tercet.scheduler.executor.kv_pool import KVPool
-from tercet.scheduler.executor.pictures import LoadedPictures
 from tercet.scheduler.executor.sampling.slot_grammars import SlotGrammars
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.executor.worker_options import WorkerOptions
@@ -23,7 +23,7 @@ def capacity_of(
     pool: KVPool,
     states: StatePool | None,
     grammars: SlotGrammars | None,
-    pictures: LoadedPictures | None,
+    images: LoadedImages | None,
 ) -> Capacity:
     """Return the limits that the core must know."""
     return Capacity(
@@ -36,8 +36,8 @@ def capacity_of(
         eos_token_ids=list(ends),
         grammars=grammars.name if grammars else "",
         adapters=options.max_loras,
-        pictures=pictures and pictures.model.form,
-        whole_pictures=pictures is not None and pictures.model.whole,
+        images=images and images.model.form,
+        whole_images=images is not None and images.model.whole,
     )
 
 

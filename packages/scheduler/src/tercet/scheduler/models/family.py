@@ -13,7 +13,7 @@ from tercet.scheduler.models.config.model_config import ModelConfig
 from tercet.scheduler.models.layers.decoder import CausalLM, build_decoder
 from tercet.scheduler.models.layers.packed import Packed
 from tercet.scheduler.models.layers.shard import Shard
-from tercet.scheduler.models.vision.picture_model import PictureModel
+from tercet.scheduler.models.vision.image_model import ImageModel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +26,8 @@ class ModelFamily(FamilyConfig):
     """Makes the model on torch's default device, without loaded weights."""
     pad_token_id: int | None = None
     """The default of `pad_token_id`, which a classifier skips at the end of a text."""
-    pictures: Callable[[Path], PictureModel | None] = lambda _: None
-    """Returns the pictures that the model in a directory takes."""
+    images: Callable[[Path], ImageModel | None] = lambda _: None
+    """Returns the images that the model in a directory takes."""
     not_native: str = ""
     """The reason why native kernels cannot run any of its models; empty if they can."""
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tercet.protocol.backlog import Outgoing
-from tercet.protocol.messages.media import PictureInput
+from tercet.protocol.messages.media import ImageInput
 from tercet.protocol.messages.messages import BatchTokenIDOutput, FirstRow, Rejected, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import (
     FinishReason,
@@ -50,7 +50,7 @@ def request(
     logprobs: LogprobParams | None = None,
     lora: LoRAAdapter | None = None,
     prediction: Sequence[int] = (),
-    pictures: Sequence[PictureInput] = (),
+    images: Sequence[ImageInput] = (),
     **sampling: Any,
 ) -> TokenizedGenerateReqInput:
     """Return a request in the form that a frontend sends."""
@@ -70,7 +70,7 @@ def request(
         logprobs=logprobs,
         lora=lora,
         prediction=pack_ints(prediction),
-        pictures=list(pictures),
+        images=list(images),
     )
 
 
@@ -174,7 +174,7 @@ class Driver:
         """Return the fake model's answer to a request, including the token that ends it."""
         sampling = wanted.sampling
         ends = {*sampling.stop_token_ids, *([] if sampling.ignore_eos else self.core.capacity.eos_token_ids)}
-        prompt = seen_tokens(wanted.input_ids, wanted.pictures)
+        prompt = seen_tokens(wanted.input_ids, wanted.images)
         output: list[int] = []
         while len(output) < sampling.max_new_tokens:
             must, complete = self.fake.follow([*prompt, *output], sampling)

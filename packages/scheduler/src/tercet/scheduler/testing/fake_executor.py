@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tercet.protocol.messages.media import PictureFormat, PictureInput
+from tercet.protocol.messages.media import ImageFormat, ImageInput
 from tercet.protocol.messages.values import (
     Logprobs,
     LoRAAdapter,
@@ -22,7 +22,7 @@ from tercet.scheduler.core.plan import (
     CacheGroup,
     Capacity,
     Plan,
-    PlannedPicture,
+    PlannedImage,
     Row,
     SlotInit,
     StateSnapshot,
@@ -54,8 +54,8 @@ def small_capacity(
     grammars: str = "",
     adapters: int = 0,
     snapshots: int | None = None,
-    pictures: PictureFormat | None = None,
-    whole_pictures: bool = False,
+    images: ImageFormat | None = None,
+    whole_images: bool = False,
 ) -> Capacity:
     """Return a capacity for tests."""
     return Capacity(
@@ -68,15 +68,15 @@ def small_capacity(
         grammars=grammars,
         adapters=adapters,
         snapshots=snapshots,
-        pictures=pictures,
-        whole_pictures=whole_pictures,
+        images=images,
+        whole_images=whole_images,
     )
 
 
-def seen_tokens(ids: bytes, pictures: Sequence[PictureInput | PlannedPicture]) -> list[int]:
-    """Return what the fake model sees: ids, and numbers made of a picture's hash in its place."""
+def seen_tokens(ids: bytes, images: Sequence[ImageInput | PlannedImage]) -> list[int]:
+    """Return what the fake model sees: ids, and numbers made of an image's hash in its place."""
     tokens = list(unpack_ints(ids))
-    for each in pictures:
+    for each in images:
         first = int.from_bytes(each.sha256[:8])
         tokens[each.first : each.first + each.tokens] = range(first, first + each.tokens)
     return tokens
@@ -216,8 +216,8 @@ class FakeExecutor:
         return
 
     @property
-    def pictures(self) -> None:
-        """Return None: pictures are told apart by their hashes."""
+    def images(self) -> None:
+        """Return None: images are told apart by their hashes."""
         return
 
     @property
@@ -238,7 +238,7 @@ class FakeExecutor:
             self._adapters[load.place] = load.adapter
         for init in plan.introduce:
             adapter = None if init.adapter < 0 else self._adapters[init.adapter]
-            self._slots[init.slot] = _Slot(init, adapter, seen_tokens(init.tokens, init.pictures))
+            self._slots[init.slot] = _Slot(init, adapter, seen_tokens(init.tokens, init.images))
         for update in plan.pages:
             for group, pages in enumerate(update.pages):
                 self._slots[update.slot].tables.update(
@@ -368,9 +368,9 @@ class FakeExecutor:
         size, end = self._capacity.page_size, row.start + row.count
         if slot.adapter is not None and self._adapters[slot.init.adapter] != slot.adapter:
             raise StaleCacheError(f"slot {row.slot} lost its adapter to another")
-        for each in slot.init.pictures if self._capacity.whole_pictures else ():
+        for each in slot.init.images if self._capacity.whole_images else ():
             if each.first < end < each.first + each.tokens:
-                raise StaleCacheError(f"the plan cuts the picture at {each.first} after token {end - 1}")
+                raise StaleCacheError(f"the plan cuts the image at {each.first} after token {end - 1}")
         if end > len(slot.tokens):
             raise StaleCacheError(f"the plan computes token {end - 1} of {len(slot.tokens)} known")
         while len(slot.hashes) < end:

@@ -61,7 +61,7 @@ def _assistant(blocks: Sequence[Block], place: int) -> dict[str, Any]:
 
 
 def _user_messages(role: str, blocks: Sequence[Block], call_ids: set[str], place: int) -> list[dict[str, Any]]:
-    """Return tool results as messages of their own, then the text and pictures."""
+    """Return tool results as messages of their own, then the text and images."""
     chat: list[dict[str, Any]] = []
     read: list[tuple[str, ReadBlock | ImageBlock]] = []
     for step, block in enumerate(blocks):
@@ -92,7 +92,7 @@ def _user_messages(role: str, blocks: Sequence[Block], call_ids: set[str], place
 
 
 def _content(blocks: Sequence[tuple[str, ReadBlock | ImageBlock]]) -> str | list[dict[str, Any]]:
-    """Return blocks, each with its parameter, as text on lines of their own, and as parts if some are pictures."""
+    """Return blocks, each with its parameter, as text on lines of their own, and as parts if some are images."""
     parts: list[dict[str, Any]] = []
     lines: list[str] = []
     for param, block in blocks:

@@ -92,7 +92,7 @@ def text_of(content: str | Sequence[ReadBlock]) -> str:
 
 
 class Base64Source(Strict):
-    """Picture as a file in base64."""
+    """Image as a file in base64."""
 
     type: Literal["base64"]
     media_type: Literal["image/png", "image/jpeg", "image/gif", "image/webp"]
@@ -104,14 +104,14 @@ class Base64Source(Strict):
 
 
 class UrlSource(Strict):
-    """Picture at a URL."""
+    """Image at a URL."""
 
     type: Literal["url"]
     url: Text
 
 
 class ImageBlock(Strict):
-    """Picture of the user or of a tool. All pictures are resized, so `transformations` cannot refuse large ones."""
+    """Image of the user or of a tool. All images are resized, so `transformations` cannot refuse large ones."""
 
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]

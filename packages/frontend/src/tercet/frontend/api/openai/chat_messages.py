@@ -22,14 +22,14 @@ class TextPart(Strict):
 
 
 class ImageUrl(Strict):
-    """Picture in a `data:` URL, or at a URL of an allowed host. Pictures have one size, so `detail` has no effect."""
+    """Image in a `data:` URL, or at a URL of an allowed host. Images have one size, so `detail` has no effect."""
 
     url: Annotated[str, Field(max_length=MAX_URL_LENGTH)]
     detail: Literal["auto", "low", "high", "original"] | None = Field(None, exclude=True)
 
 
 class ImagePart(Strict):
-    """Picture in a message of the user or in the result of a tool."""
+    """Image in a message of the user or in the result of a tool."""
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -166,8 +166,8 @@ Message = Annotated[
 def _check_text_only(messages: object) -> object:
     for place, message in enumerate(messages if isinstance(messages, list) else ()):
         if isinstance(message, dict):
-            pictures = ("image_url",) if message.get("role") in ("user", "tool") else ()
-            refuse_non_text(message.get("content"), f"messages[{place}].content", pictures=pictures)
+            images = ("image_url",) if message.get("role") in ("user", "tool") else ()
+            refuse_non_text(message.get("content"), f"messages[{place}].content", images=images)
     return messages
 
 

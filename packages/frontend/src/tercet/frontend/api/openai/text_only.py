@@ -1,4 +1,4 @@
-"""Refusal of audio and files, because the models read text and pictures only, and of pictures in other places."""
+"""Refusal of audio and files, because the models read text and images only, and of images in other places."""
 
 from collections.abc import Collection
 
@@ -13,11 +13,11 @@ _NOT_TEXT = frozenset(
 """Types of parts: first those of OpenAI's two APIs, then those of vLLM, SGLang and others."""
 
 
-def refuse_non_text(parts: object, where: str, *, pictures: Collection[str] = ()) -> None:
-    """Raise UnsupportedParameterError that names the first part that is neither text nor of a type in `pictures`."""
+def refuse_non_text(parts: object, where: str, *, images: Collection[str] = ()) -> None:
+    """Raise UnsupportedParameterError that names the first part that is neither text nor of a type in `images`."""
     for step, part in enumerate(parts if isinstance(parts, list) else ()):
         kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind in _NOT_TEXT and kind not in pictures:
-            raise UnsupportedParameterError(  # as models without pictures refuse them
+        if isinstance(kind, str) and kind in _NOT_TEXT and kind not in images:
+            raise UnsupportedParameterError(  # as models without images refuse them
                 f"Content of type '{kind}' is not supported: the model takes text only.", param=f"{where}[{step}]"
             )

@@ -19,8 +19,8 @@ def usage(
     if ended and (predicted := generation.prediction_tokens()):
         details["accepted_prediction_tokens"], details["rejected_prediction_tokens"] = predicted
     of_prompt = {"cached_tokens": generation.cached_tokens}
-    if generation.picture_tokens:
-        of_prompt["image_tokens"] = generation.picture_tokens
+    if generation.image_tokens:
+        of_prompt["image_tokens"] = generation.image_tokens
     return {
         "prompt_tokens": generation.prompt_tokens,
         "completion_tokens": output,

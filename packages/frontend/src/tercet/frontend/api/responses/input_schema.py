@@ -10,7 +10,7 @@ from tercet.frontend.errors import FieldError, UnsupportedParameterError
 from tercet.frontend.media.decoder import MAX_URL_LENGTH
 
 Text = Annotated[str, Field(max_length=16_777_216)]
-PictureUrl = Annotated[str, Field(max_length=MAX_URL_LENGTH)]
+ImageUrl = Annotated[str, Field(max_length=MAX_URL_LENGTH)]
 Status = Literal["in_progress", "completed", "incomplete"]
 ASYNC = AliasChoices("async", "async_")
 """Python keyword; OpenAI's clients write it with an underscore when they dump an item under Python names."""
@@ -34,24 +34,24 @@ class RefusalPart(Strict):
     refusal: Text
 
 
-class PicturePart(Strict):
-    """Common fields of pictures. Pictures have one size, so `detail` has no effect."""
+class _ImageSource(Strict):
+    """Common fields of images. Images have one size, so `detail` has no effect."""
 
     file_id: Name | None = None
     detail: Literal["auto", "low", "high", "original"] | None = None
     prompt_cache_breakpoint: Any = Field(None, exclude=True)
 
     @model_validator(mode="after")
-    def _refuse_uploaded_file(self) -> "PicturePart":
+    def _refuse_uploaded_file(self) -> "_ImageSource":
         refuse_field("file_id", self.file_id, harmless=False)
         return self
 
 
-class ImagePart(PicturePart):
-    """Picture in a `data:` URL, or at a URL of an allowed host."""
+class ImagePart(_ImageSource):
+    """Image in a `data:` URL, or at a URL of an allowed host."""
 
     type: Literal["input_image"]
-    image_url: PictureUrl | None = None
+    image_url: ImageUrl | None = None
 
     @model_validator(mode="after")
     def _check_url(self) -> "ImagePart":
@@ -60,12 +60,12 @@ class ImagePart(PicturePart):
         return self
 
 
-class FilePart(PicturePart):
-    """File that is a picture, in a `data:` URL."""
+class FilePart(_ImageSource):
+    """File that is an image, in a `data:` URL."""
 
     type: Literal["input_file"]
-    file_data: PictureUrl | None = None
-    file_url: PictureUrl | None = None
+    file_data: ImageUrl | None = None
+    file_url: ImageUrl | None = None
     filename: Name | None = None
 
     @model_validator(mode="after")
@@ -88,7 +88,7 @@ class ReasoningPart(Strict):
 
 SeenPart = Annotated[TextPart | ImagePart | FilePart, Field(discriminator="type")]
 Part = Annotated[TextPart | RefusalPart | ImagePart | FilePart, Field(discriminator="type")]
-PICTURES = frozenset({"input_image", "input_file"})
+IMAGES = frozenset({"input_image", "input_file"})
 
 
 class MessageItem(Strict):
@@ -197,7 +197,7 @@ def known_types(param: str, items: object) -> object:
         kind = item.get("type")
         if isinstance(kind, str) and kind not in _ITEMS:
             raise UnsupportedParameterError(f"Items of type '{kind}' are not supported.", param=f"{param}[{place}]")
-        pictures = PICTURES if item.get("role") == "user" else ()
-        refuse_non_text(item.get("content"), f"{param}[{place}].content", pictures=pictures)
-        refuse_non_text(item.get("output"), f"{param}[{place}].output", pictures=PICTURES)
+        images = IMAGES if item.get("role") == "user" else ()
+        refuse_non_text(item.get("content"), f"{param}[{place}].content", images=images)
+        refuse_non_text(item.get("output"), f"{param}[{place}].output", images=IMAGES)
     return items

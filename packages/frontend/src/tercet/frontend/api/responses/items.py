@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from tercet.frontend.api.responses.input_schema import PICTURES, InputItem
+from tercet.frontend.api.responses.input_schema import IMAGES, InputItem
 from tercet.frontend.api.responses.namespaces import flat_name
 from tercet.frontend.errors import BadRequestError
 
@@ -61,7 +61,7 @@ async def resolve_items(items: Sequence[InputItem], param: str, find: Find) -> l
 def _part(part: dict[str, Any], kind: str) -> dict[str, Any]:
     if part["type"] == "refusal":
         return part
-    if part["type"] in PICTURES:
+    if part["type"] in IMAGES:
         return {"detail": "auto", **part}
     return {"annotations": [], **part, "type": kind} if kind == "output_text" else {"type": kind, "text": part["text"]}
 
@@ -114,8 +114,8 @@ def _param(place: int, field: str) -> str:
 
 
 def _content(content: str | list[dict[str, Any]], place: int, field: str) -> str | list[dict[str, Any]]:
-    """Return an item's parts as text, or as those of a chat if some are pictures, each with its parameter."""
-    if isinstance(content, str) or all(part["type"] not in PICTURES for part in content):
+    """Return an item's parts as text, or as those of a chat if some are images, each with its parameter."""
+    if isinstance(content, str) or all(part["type"] not in IMAGES for part in content):
         return text_of(content)
     parts = []
     for step, part in enumerate(content):

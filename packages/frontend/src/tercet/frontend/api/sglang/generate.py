@@ -21,8 +21,8 @@ from tercet.frontend.api.sglang.generate_schema import (
 )
 from tercet.frontend.api.sglang.generate_writer import GenerateWriter
 from tercet.frontend.api.sglang.session_routes import SessionRoutes
+from tercet.frontend.chat.images import check_images, take_images
 from tercet.frontend.chat.messages import history
-from tercet.frontend.chat.pictures import check_pictures, take_pictures
 from tercet.frontend.chat.tool_prompt import for_template, with_instructions
 from tercet.frontend.constraints import Constraint
 from tercet.frontend.errors import ApiError, BadRequestError
@@ -141,7 +141,7 @@ def prompts_of(body: Tokenize, model: ServedModel) -> Sequence[Prompt]:
             return [TextPrompt(each, special, f"prompt[{place}]") for place, each in enumerate(body.prompt)]
         return [TextPrompt(body.prompt or "", special)]
     given, tools = history([message_of(message) for message in body.messages]), body.specs()
-    messages, pictures = take_pictures(given, "messages", model)
+    messages, images = take_images(given, "messages", model)
     template = model.files.template
     if tools and template is not None and not template.supports_tools:
         messages = with_instructions(messages, tools, template.parsers.tools)
@@ -150,7 +150,7 @@ def prompts_of(body: Tokenize, model: ServedModel) -> Sequence[Prompt]:
         tools=for_template(tools) if tools else None,
         add_generation_prompt=body.adds_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
-        pictures=pictures,
+        images=images,
     )
     return [chat]
 
@@ -165,7 +165,7 @@ def to_generate_requests(
     requests: list[GenerateRequest] = []
     constraint: Constraint | None = None
     grammar: Grammar | None = None
-    check_pictures(list(chain.from_iterable(body.pictures())), "image_data", model)
+    check_images(list(chain.from_iterable(body.images())), "image_data", model)
     for each in body.prompt_options():
         if not requests or isinstance(body.sampling_params, list):
             constraint = native_constraint_of(each.sampling, each.param("sampling_params"))

@@ -24,15 +24,15 @@ from tercet.frontend.api.openai.token_ids import QUICK_IDS, TokenId
 from tercet.frontend.api.openai.tool_schema import Tools, specs_of
 from tercet.frontend.api.sglang.session_schema import SessionParams
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
-from tercet.frontend.media.decoder import MAX_URL_LENGTH, PictureSource
+from tercet.frontend.media.decoder import MAX_URL_LENGTH, ImageSource
 from tercet.frontend.model.prompts import TextPrompt, TokenPrompt
 from tercet.frontend.parsers.port import ToolSpec
 from tercet.protocol.messages.values import LogprobParams
 
 Text = Annotated[str, Field(max_length=16_777_216)]
-PictureUrl = Annotated[str, Field(max_length=MAX_URL_LENGTH)]
+ImageUrl = Annotated[str, Field(max_length=MAX_URL_LENGTH)]
 _MANY = Field(max_length=MOST_CHOICES, fail_fast=True)
-PictureUrls = Annotated[list[PictureUrl], _MANY]
+ImageUrls = Annotated[list[ImageUrl], _MANY]
 _SCHEME = 16
 """Characters in which the scheme of a URL ends."""
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=4_194_304, fail_fast=True), QUICK_IDS]
@@ -151,7 +151,7 @@ class NativeGenerate(NativeInputs):
     return_bytes: Unsupported = None
     input_embeds: Unsupported = None
     positional_embed_overrides: Unsupported = None
-    image_data: PictureUrl | Annotated[list[PictureUrl | PictureUrls | None], _MANY] | None = None
+    image_data: ImageUrl | Annotated[list[ImageUrl | ImageUrls | None], _MANY] | None = None
     video_data: Unsupported = None
     audio_data: Unsupported = None
     use_audio_in_video: Unsupported = None
@@ -185,7 +185,7 @@ class NativeGenerate(NativeInputs):
             raise BadRequestError("'rid' is for one prompt outside a session: leave it out.", param="rid")
         if self.extra_key is not None and self.cache_salt is not None:
             raise BadRequestError("Give only one of 'cache_salt' and 'extra_key'.", param="extra_key")
-        self._check_pictures()
+        self._check_images()
         prompts = len(self.text or self.input_ids or ()) if self.is_batch else 1
         for name in _PER_PROMPT:
             given = getattr(self, name)
@@ -198,7 +198,7 @@ class NativeGenerate(NativeInputs):
             raise BadRequestError(f"A request can ask for {MOST_CHOICES} choices in all.", param=param)
         return self
 
-    def _check_pictures(self) -> None:
+    def _check_images(self) -> None:
         given, param = self.image_data, "image_data"
         if not given:
             return
@@ -211,12 +211,12 @@ class NativeGenerate(NativeInputs):
         if not self.is_batch and not (isinstance(given, str) or all(isinstance(each, str) for each in given)):
             raise BadRequestError("'image_data' of one prompt is an image or a list of images.", param=param)
 
-    def pictures(self) -> list[list[PictureSource]]:
+    def images(self) -> list[list[ImageSource]]:
         """Return the images of each prompt that is a text."""
         if not self.is_batch:
-            return [_pictures(self.image_data, "image_data")]
+            return [_images(self.image_data, "image_data")]
         given = self.image_data or [None] * len(self.text or ())
-        return [_pictures(each, f"image_data[{place}]") for place, each in enumerate(given)]
+        return [_images(each, f"image_data[{place}]") for place, each in enumerate(given)]
 
     def adapters(self) -> dict[str, str]:
         """Return the names of the adapters, each with the parameter that names it first."""
@@ -251,10 +251,10 @@ class NativeGenerate(NativeInputs):
     def prompts(self) -> list[TextPrompt | TokenPrompt]:
         if self.text is not None:
             if isinstance(self.text, str):
-                return [TextPrompt(self.text, param="text", pictures=self.pictures()[0])]
+                return [TextPrompt(self.text, param="text", images=self.images()[0])]
             return [
-                TextPrompt(text, param=f"text[{place}]", pictures=pictures)
-                for place, (text, pictures) in enumerate(zip(self.text, self.pictures(), strict=True))
+                TextPrompt(text, param=f"text[{place}]", images=images)
+                for place, (text, images) in enumerate(zip(self.text, self.images(), strict=True))
             ]
         # The schema has checked the elements. There may be millions, so they are not checked again.
         if not self.is_batch:
@@ -263,11 +263,11 @@ class NativeGenerate(NativeInputs):
         return [TokenPrompt(each, param=f"input_ids[{place}]") for place, each in enumerate(batch)]
 
 
-def _pictures(given: Any, param: str) -> list[PictureSource]:
+def _images(given: Any, param: str) -> list[ImageSource]:
     """Return images, which may be `data:` URLs, URLs of an allowed host, or files in base64."""
     if not isinstance(given, list):
-        return [PictureSource(url=_url_of(given), param=param)] if given else []
-    return [PictureSource(url=_url_of(each), param=f"{param}[{step}]") for step, each in enumerate(given)]
+        return [ImageSource(url=_url_of(given), param=param)] if given else []
+    return [ImageSource(url=_url_of(each), param=f"{param}[{step}]") for step, each in enumerate(given)]
 
 
 def _url_of(image: str) -> str:

@@ -116,7 +116,7 @@ class InfoRoutes:
                 "reasoning_parser": names.reasoning,
                 "tool_call_parser": names.tools,
                 "disaggregation_mode": "null",
-                "has_image_understanding": model.limits.pictures is not None,
+                "has_image_understanding": model.limits.images is not None,
                 "has_audio_understanding": False,
             }
         )

@@ -1,1 +1,1 @@
-"""Inputs of requests before they are dispatched: checks, grammars, predictions and pictures."""
+"""Inputs of requests before they are dispatched: checks, grammars, predictions and images."""

@@ -13,10 +13,10 @@ from tercet.protocol.messages.values import (
     unpack_ints,
 )
 from tercet.scheduler.core.counters import CoreCounters
+from tercet.scheduler.core.images import ImageNumbers, PromptImages, image_error
 from tercet.scheduler.core.intake.pending_aborts import PendingAborts
 from tercet.scheduler.core.intake.validation import invalid_ids, request_error
 from tercet.scheduler.core.outputs import Outputs
-from tercet.scheduler.core.pictures import PictureNumbers, PromptPictures, picture_error
 from tercet.scheduler.core.plan import Capacity
 from tercet.scheduler.core.request import Req, finish_at_arrival, namespace_of
 from tercet.scheduler.core.request_table import RequestTable
@@ -37,8 +37,8 @@ class RequestIntake:
         counters: CoreCounters,
     ) -> None:
         self._vocab_size = capacity.vocab_size
-        self._pictures, self._whole_pictures = capacity.pictures, capacity.whole_pictures
-        self._picture_numbers = PictureNumbers()
+        self._images, self._whole_images = capacity.images, capacity.whole_images
+        self._image_numbers = ImageNumbers()
         self._reads_grammars = bool(capacity.grammars)
         self._runs_adapters = bool(capacity.adapters)
         self._ends = [token for token in capacity.eos_token_ids if 0 <= token < capacity.vocab_size]
@@ -146,11 +146,11 @@ class RequestIntake:
     ) -> Req:
         req = Req(request, source, index, output_ids, self._arrivals, at, number)
         self._arrivals += 1
-        if request.pictures and self._pictures is not None:
-            req.pictures = PromptPictures(
-                request.pictures, self._pictures.token_id, req.salt, self._picture_numbers, whole=self._whole_pictures
+        if request.images and self._images is not None:
+            req.images = PromptImages(
+                request.images, self._images.token_id, req.salt, self._image_numbers, whole=self._whole_images
             )
-            req.pictures.write_keys(req.tokens)
+            req.images.write_keys(req.tokens)
         sampling = request.sampling
         req.end = req.prompt_tokens + sampling.max_new_tokens
         ends = [] if sampling.ignore_eos else self._ends
@@ -172,7 +172,7 @@ class RequestIntake:
 
         if self.draining:
             return rejected("draining", "this scheduler is leaving", retry=True)
-        fault = request_error(request, self._vocab_size) or picture_error(request, self._pictures)
+        fault = request_error(request, self._vocab_size) or image_error(request, self._images)
         if fault is not None:
             return rejected("invalid_request", fault)
         if request.sampling.grammar is not None and not self._reads_grammars:
@@ -203,7 +203,7 @@ def _continues(req: Req, request: TokenizedGenerateReqInput, output_ids: Sequenc
         return False
     if req.salt != namespace_of(request):
         return False
-    if request.pictures != (req.pictures.inputs if req.pictures else []):
+    if request.images != (req.images.inputs if req.images else []):
         return False
     known = req.ids()[: TOKEN * (req.prompt_tokens + count)]
     return known == bytes(request.input_ids) + pack_ints(output_ids)

@@ -55,5 +55,5 @@ class Drafter:
         found = prediction.rest(text[req.prompt_tokens * TOKEN :], most) if prediction else b""
         found = found or self._cache.upcoming(req.salt, text, most) or recurrence(text, most)
         drafts = array("i", found)
-        picture = next((place for place, token in enumerate(drafts) if token < 0), len(drafts))
-        return drafts[:picture]  # a key of a picture is no token
+        image = next((place for place, token in enumerate(drafts) if token < 0), len(drafts))
+        return drafts[:image]  # a key of an image is no token

@@ -12,9 +12,9 @@ from tercet.protocol.messages.values import SamplingParams, pack_ints
 from tercet.scheduler.config import InsufficientMemoryError
 from tercet.scheduler.core.plan import Plan, Row, SlotInit
 from tercet.scheduler.device.oom import lacks_memory
+from tercet.scheduler.executor.images import LoadedImages
 from tercet.scheduler.executor.kv_pool import KVGroup, KVPool, KVShape
 from tercet.scheduler.executor.model_runner import Model, ModelRunner
-from tercet.scheduler.executor.pictures import LoadedPictures
 from tercet.scheduler.executor.sampling.sampler import SamplingOps
 from tercet.scheduler.executor.state_pool import StatePool
 from tercet.scheduler.models.config.recurrent_config import StateTensor
@@ -136,11 +136,11 @@ def profile_run(
     vocab_size: int,
     device: torch.device,
     states: Mapping[int, Sequence[StateTensor]] = {},
-    pictures: LoadedPictures | None = None,
+    images: LoadedImages | None = None,
 ) -> None:
     """Run the largest plan over a cache of one page, which all rows overwrite: only its memory matters.
 
-    The tower encodes a picture before, as it does within steps.
+    The tower encodes an image before, as it does within steps.
 
     The step is not split. Raise torch.OutOfMemoryError if it does not fit.
     """
@@ -157,8 +157,8 @@ def profile_run(
         release=_refuse,
         states=StatePool(states, slots, 0, device) if states else None,
     )
-    if pictures is not None:
-        pictures.encode_blank()
+    if images is not None:
+        images.encode_blank()
     runner.execute(worst_plan(slots, tokens, context_length)).result()
 
 

@@ -101,8 +101,8 @@ class Ranks:
         return self._worker.adapters
 
     @property
-    def pictures(self) -> None:
-        """Return None: several ranks take no pictures."""
+    def images(self) -> None:
+        """Return None: several ranks take no images."""
         return
 
     @property

@@ -1,4 +1,4 @@
-"""Gemma 2 and 3, and the text model of Gemma 3 with pictures: norms before and after attention and MLP."""
+"""Gemma 2 and 3, and the text model of Gemma 3 with images: norms before and after attention and MLP."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -198,7 +198,7 @@ FAMILIES = (
         fields=_GEMMA3_FIELDS,
         windows=_WINDOWS,
         normalize=_normalize_gemma3,
-        pictures=gemma3.picture_model,
+        images=gemma3.image_model,
         adapt=_adapt,
     ),
 )

@@ -1,1 +1,1 @@
-"""Vision towers: pictures to embeddings."""
+"""Vision towers: images to embeddings."""

@@ -1,4 +1,4 @@
-"""Pictures of Gemma 3: SigLIP, average pooling and a projection. The tokens of a picture see each other."""
+"""Images of Gemma 3: SigLIP, average pooling and a projection. The tokens of an image see each other."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -7,21 +7,21 @@ from typing import Any
 
 import torch
 
-from tercet.protocol.messages.media import PictureFormat
+from tercet.protocol.messages.media import ImageFormat
 from tercet.scheduler.model_files import ModelError, read_json, tokenizer_files
-from tercet.scheduler.models.vision.picture_model import PictureModel, VisionTower
+from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
 from tercet.scheduler.tokenizer_files import added_token_texts
 
 _TOKENS = {"boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144}
-"""Ids of the tokens before, after and in the place of a picture, where config.json does not say them."""
+"""Ids of the tokens before, after and in the place of an image, where config.json does not say them."""
 _FILE, _COMMON_FILE = "preprocessor_config.json", "processor_config.json"
 _CONFIGS = ("vision_config", "text_config", "mm_tokens_per_image")
 _BILINEAR = 2
 _USUAL = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_pan_and_scan": False}
 
 
-def picture_model(directory: Path) -> PictureModel | None:
-    """Return the pictures of the model in a directory; None for its text model alone.
+def image_model(directory: Path) -> ImageModel | None:
+    """Return the images of the model in a directory; None for its text model alone.
 
     Raise ModelError for a size or an option that is not supported.
     """
@@ -31,7 +31,7 @@ def picture_model(directory: Path) -> PictureModel | None:
     for name, usual in _USUAL.items():
         if processor.get(name) not in (usual, None):
             raise ModelError(f"{_FILE}: {name} {processor[name]!r} is not supported")
-    return PictureModel(form=_form(directory, config, processor), whole=True, build=partial(_build, config, processor))
+    return ImageModel(form=_form(directory, config, processor), whole=True, build=partial(_build, config, processor))
 
 
 def _processor(directory: Path) -> dict[str, Any] | None:
@@ -44,14 +44,14 @@ def _processor(directory: Path) -> dict[str, Any] | None:
     return processor if isinstance(processor, dict) else None
 
 
-def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, Any]) -> PictureFormat:
+def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, Any]) -> ImageFormat:
     size, tokens = _size(config, processor), config.get("mm_tokens_per_image") or 256
     texts = added_token_texts(tokenizer_files(directory))
     ids = [config.get(name) or config.get(name.replace("_index", "_id")) or usual for name, usual in _TOKENS.items()]
     if lacking := [each for each in ids if each not in texts]:
         raise ModelError(f"tokenizer.json lacks the tokens of images, which are {lacking} in config.json")
     begin, end, image = map(texts.__getitem__, ids)
-    return PictureFormat(
+    return ImageFormat(
         height=size,
         width=size,
         resample=processor.get("resample") or _BILINEAR,

@@ -1,4 +1,4 @@
-"""Pictures of one request are decoded a few at a time, and none is decoded after one has failed."""
+"""Images of one request are decoded a few at a time, and none is decoded after one has failed."""
 
 import asyncio
 from types import SimpleNamespace
@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.manager.inputs.pictures import placed_pictures
-from tercet.frontend.media.decoder import Picture, PictureSource
+from tercet.frontend.manager.inputs.images import placed_images
+from tercet.frontend.media.decoder import DecodedImage, ImageSource
 from tercet.frontend.model.prompts import ChatPrompt
-from tercet.protocol.messages.media import PictureFormat
+from tercet.protocol.messages.media import ImageFormat
 
-FORM = PictureFormat(height=1, width=1, resample=2, marker="<m>", replacement="<i><i>", token_id=7, tokens=2)
-MODEL: Any = SimpleNamespace(limits=SimpleNamespace(pictures=FORM))
+FORM = ImageFormat(height=1, width=1, resample=2, marker="<m>", replacement="<i><i>", token_id=7, tokens=2)
+MODEL: Any = SimpleNamespace(limits=SimpleNamespace(images=FORM))
 
 
 class Decoder:
@@ -25,28 +25,28 @@ class Decoder:
         self.most = 0
         self.go = asyncio.Event()
 
-    async def decode(self, source: PictureSource, form: PictureFormat) -> Picture:
+    async def decode(self, source: ImageSource, form: ImageFormat) -> DecodedImage:
         assert form == FORM
         self.running.append(source.url)
         self.most = max(self.most, len(self.running))
         try:
             if source.url in self.faulty:
-                raise BadRequestError("no picture", param=source.param)
+                raise BadRequestError("no image", param=source.param)
             await self.go.wait()
         finally:
             self.running.remove(source.url)
-        return Picture(source.url.encode(), source.url.encode())
+        return DecodedImage(source.url.encode(), source.url.encode())
 
 
 def prompt_of(*urls: str) -> ChatPrompt:
-    sources = [PictureSource(url=url, param=f"messages[{place}]") for place, url in enumerate(urls)]
-    return ChatPrompt(messages=[], pictures=sources)
+    sources = [ImageSource(url=url, param=f"messages[{place}]") for place, url in enumerate(urls)]
+    return ChatPrompt(messages=[], images=sources)
 
 
 async def test_a_few_are_decoded_at_a_time_and_each_url_once() -> None:
     decoder: Any = Decoder()
     first, second = prompt_of(*"abcdefgh", "a"), prompt_of("b")
-    placing = asyncio.ensure_future(placed_pictures(decoder, [first, second], [[7] * 18, [1, 7, 7]], MODEL))
+    placing = asyncio.ensure_future(placed_images(decoder, [first, second], [[7] * 18, [1, 7, 7]], MODEL))
     for _ in range(20):
         await asyncio.sleep(0)
     assert decoder.running == list("abcd")
@@ -61,7 +61,7 @@ async def test_a_few_are_decoded_at_a_time_and_each_url_once() -> None:
 async def test_a_failure_ends_the_others_and_names_the_first_place() -> None:
     decoder: Any = Decoder("c")
     with pytest.raises(BadRequestError) as caught:
-        await placed_pictures(decoder, [prompt_of("a", "b", "c", "d", "c")], [[7] * 10], MODEL)
+        await placed_images(decoder, [prompt_of("a", "b", "c", "d", "c")], [[7] * 10], MODEL)
     assert caught.value.param == "messages[2]"
     await asyncio.sleep(0)
     assert decoder.running == []

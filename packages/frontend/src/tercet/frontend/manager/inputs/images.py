@@ -1,4 +1,4 @@
-"""Pictures of prompts, decoded, with their places among the tokens."""
+"""Images of prompts, decoded, with their places among the tokens."""
 
 import asyncio
 from collections.abc import Sequence
@@ -6,27 +6,27 @@ from collections.abc import Sequence
 import msgspec
 
 from tercet.frontend.errors import BadRequestError, ServerError
-from tercet.frontend.media.decoder import Picture, PictureDecoder, PictureSource
+from tercet.frontend.media.decoder import DecodedImage, ImageDecoder, ImageSource
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TokenPrompt
 from tercet.frontend.model.served_model import ServedModel
-from tercet.protocol.messages.media import PictureFormat, PictureInput
+from tercet.protocol.messages.media import ImageFormat, ImageInput
 
 _AT_ONCE = 4
 
 
-class PlacedPicture(msgspec.Struct, frozen=True):
-    """Picture with its place in a prompt, and its array."""
+class PlacedImage(msgspec.Struct, frozen=True):
+    """Image with its place in a prompt, and its array."""
 
-    place: PictureInput
+    place: ImageInput
     array: bytes
 
 
-async def placed_pictures(
-    decoder: PictureDecoder, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]], model: ServedModel
-) -> list[list[PlacedPicture]]:
-    """Decode the pictures of prompts with these token ids, each URL once. Raises ApiError."""
-    form = model.limits.pictures
-    sources = [[] if form is None or isinstance(prompt, TokenPrompt) else [*prompt.pictures] for prompt in prompts]
+async def placed_images(
+    decoder: ImageDecoder, prompts: Sequence[Prompt], ids: Sequence[Sequence[int]], model: ServedModel
+) -> list[list[PlacedImage]]:
+    """Decode the images of prompts with these token ids, each URL once. Raises ApiError."""
+    form = model.limits.images
+    sources = [[] if form is None or isinstance(prompt, TokenPrompt) else [*prompt.images] for prompt in prompts]
     if form is None or not any(sources):
         return [[] for _ in prompts]
     firsts = [
@@ -39,8 +39,8 @@ async def placed_pictures(
     ]
 
 
-def _places(prompt: Prompt, ids: Sequence[int], count: int, form: PictureFormat) -> list[int]:
-    """Return the index of the first placeholder token of each picture. Raises ApiError for another number of them."""
+def _places(prompt: Prompt, ids: Sequence[int], count: int, form: ImageFormat) -> list[int]:
+    """Return the index of the first placeholder token of each image. Raises ApiError for another number of them."""
     firsts = [place for place, token in enumerate(ids) if token == form.token_id][:: form.tokens] if count else []
     if len(firsts) == count:
         return firsts
@@ -49,17 +49,15 @@ def _places(prompt: Prompt, ids: Sequence[int], count: int, form: PictureFormat)
     raise BadRequestError(f"The text writes tokens of images besides {form.marker!r}.", param=prompt.param)
 
 
-async def _decoded(
-    decoder: PictureDecoder, sources: Sequence[PictureSource], form: PictureFormat
-) -> dict[str, Picture]:
-    """Return pictures by URL. At most `_AT_ONCE` are decoded at a time, so that one request fills no queue."""
+async def _decoded(decoder: ImageDecoder, sources: Sequence[ImageSource], form: ImageFormat) -> dict[str, DecodedImage]:
+    """Return images by URL. At most `_AT_ONCE` are decoded at a time, so that one request fills no queue."""
     slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def decode(source: PictureSource) -> Picture:
+    async def decode(source: ImageSource) -> DecodedImage:
         async with slots:
             return await decoder.decode(source, form)
 
-    tasks: dict[str, asyncio.Task[Picture]] = {}
+    tasks: dict[str, asyncio.Task[DecodedImage]] = {}
     for source in sources:
         if source.url not in tasks:
             tasks[source.url] = asyncio.create_task(decode(source))
@@ -70,5 +68,5 @@ async def _decoded(
             task.cancel()
 
 
-def _placed(picture: Picture, first: int, form: PictureFormat) -> PlacedPicture:
-    return PlacedPicture(PictureInput(sha256=picture.sha256, first=first, tokens=form.tokens), picture.array)
+def _placed(image: DecodedImage, first: int, form: ImageFormat) -> PlacedImage:
+    return PlacedImage(ImageInput(sha256=image.sha256, first=first, tokens=form.tokens), image.array)

@@ -1,4 +1,4 @@
-"""Pictures in prompts: equal ones hit the prefix cache, different ones never do, and some are never cut."""
+"""Images in prompts: equal ones hit the prefix cache, different ones never do, and some are never cut."""
 
 from array import array
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tercet.protocol.messages.media import PictureFormat, PictureInput
+from tercet.protocol.messages.media import ImageFormat, ImageInput
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
-from tercet.scheduler.core.pictures import PictureNumbers, PromptPictures
+from tercet.scheduler.core.images import ImageNumbers, PromptImages
 from tercet.scheduler.core.plan import CacheGroup
 from tercet.scheduler.core.window_pages import window_pages
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 IMAGE, TOKENS = 49, 6
-FORM = PictureFormat(height=2, width=2, resample=2, marker="", replacement="", token_id=IMAGE, tokens=TOKENS)
+FORM = ImageFormat(height=2, width=2, resample=2, marker="", replacement="", token_id=IMAGE, tokens=TOKENS)
 CAT, DOG, BIRD = (bytes([number]) * 32 for number in (1, 2, 3))
 
 
@@ -27,7 +27,7 @@ def driver(
     *, whole: bool = True, budget: int = 64, overlap: int = 0, pages: int = 64, window: int = 0, **config: Any
 ) -> Driver:
     """Return a scheduler; with a window, its window pages are the fewest that serve a choice."""
-    capacity = small_capacity(pages=pages, pictures=FORM, whole_pictures=whole)
+    capacity = small_capacity(pages=pages, images=FORM, whole_images=whole)
     if window:
         most = max(budget, capacity.slots) + capacity.excess_tokens
         least = window_pages(window, capacity.page_size, 1, most)
@@ -37,14 +37,14 @@ def driver(
 
 
 def shown(rid: str, parts: Sequence[int | bytes], **more: Any) -> TokenizedGenerateReqInput:
-    """Return a request for token ids and pictures."""
+    """Return a request for token ids and images."""
     prompt: list[int] = []
-    pictures = []
+    images = []
     for part in parts:
         if isinstance(part, bytes):
-            pictures.append(PictureInput(sha256=part, first=len(prompt), tokens=TOKENS))
+            images.append(ImageInput(sha256=part, first=len(prompt), tokens=TOKENS))
         prompt += [IMAGE] * TOKENS if isinstance(part, bytes) else [part]
-    return request(rid, prompt, pictures=pictures, **{"max_new_tokens": 4, "ignore_eos": True, **more})
+    return request(rid, prompt, images=images, **{"max_new_tokens": 4, "ignore_eos": True, **more})
 
 
 def run(core: Driver, *requests: TokenizedGenerateReqInput) -> None:
@@ -62,7 +62,7 @@ def cached(core: Driver, asked: TokenizedGenerateReqInput) -> int:
     return core.core.counters.cached_tokens - before
 
 
-def test_equal_prefixes_with_equal_pictures_hit() -> None:
+def test_equal_prefixes_with_equal_images_hit() -> None:
     core = driver()
     parts = [1, 2, CAT, *range(3, 9), DOG, 9, 10, 11]
     assert cached(core, shown("first", parts)) == 0
@@ -70,22 +70,22 @@ def test_equal_prefixes_with_equal_pictures_hit() -> None:
     assert cached(core, shown("before", [1, 2, CAT, *range(3, 9), BIRD, 9, 10, 11])) == 12, "the pages before the bird"
 
 
-def test_a_prefix_that_ends_inside_a_picture_hits() -> None:
+def test_a_prefix_that_ends_inside_an_image_hits() -> None:
     core = driver()
     run(core, shown("first", [1, CAT, 2]))
     assert cached(core, shown("inside", [1, CAT, 3, 4])) == 4
 
 
-def test_different_pictures_never_hit() -> None:
+def test_different_images_never_hit() -> None:
     core = driver()
-    for number, picture in enumerate((CAT, DOG, CAT[:31] + b"\0", b"\0" + CAT[1:])):
-        assert cached(core, shown(f"r{number}", [picture, 1, 2])) == 0
+    for number, image in enumerate((CAT, DOG, CAT[:31] + b"\0", b"\0" + CAT[1:])):
+        assert cached(core, shown(f"r{number}", [image, 1, 2])) == 0
     assert cached(core, request("text", [IMAGE] * TOKENS + [1, 2], max_new_tokens=1)) == 0
     assert cached(core, shown("salt", [CAT, 1, 2], salt="other")) == 0
 
 
-def test_a_picture_that_was_forgotten_gets_another_number() -> None:
-    numbers = PictureNumbers(most=2)
+def test_an_image_that_was_forgotten_gets_another_number() -> None:
+    numbers = ImageNumbers(most=2)
     first = [numbers.of("", each) for each in (CAT, DOG, CAT, BIRD, CAT)]
     assert first == [-1, -2, -1, -3, -1]
     assert numbers.of("", DOG) == -4
@@ -93,22 +93,22 @@ def test_a_picture_that_was_forgotten_gets_another_number() -> None:
 
 
 @given(st.integers(0, 40), st.integers(1, 60), st.booleans())
-def test_a_chunk_cuts_no_whole_picture_and_is_never_empty(start: int, count: int, whole: bool) -> None:
-    places = [PictureInput(sha256=CAT, first=first, tokens=TOKENS) for first in (3, 9, 20)]
-    found = PromptPictures(places, IMAGE, "", PictureNumbers(), whole=whole).chunk(start, count)
+def test_a_chunk_cuts_no_whole_image_and_is_never_empty(start: int, count: int, whole: bool) -> None:
+    places = [ImageInput(sha256=CAT, first=first, tokens=TOKENS) for first in (3, 9, 20)]
+    found = PromptImages(places, IMAGE, "", ImageNumbers(), whole=whole).chunk(start, count)
     assert found > 0
     assert abs(found - count) < TOKENS
     assert found == count if not whole else not any(p.first < start + found < p.first + TOKENS for p in places)
 
 
 def test_ids_come_back_from_keys() -> None:
-    places = [PictureInput(sha256=CAT, first=1, tokens=TOKENS)]
-    pictures = PromptPictures(places, IMAGE, "", PictureNumbers(), whole=True)
+    places = [ImageInput(sha256=CAT, first=1, tokens=TOKENS)]
+    images = PromptImages(places, IMAGE, "", ImageNumbers(), whole=True)
     tokens = array("i", [1, *[IMAGE] * TOKENS, 2])
     keys = tokens[:]
-    pictures.write_keys(keys)
+    images.write_keys(keys)
     assert list(keys) == [1, *[-1] * TOKENS, 2]
-    assert pictures.with_ids(keys) == tokens
+    assert images.with_ids(keys) == tokens
 
 
 parts = st.lists(st.sampled_from([1, 2, 3, CAT, DOG, BIRD]), min_size=1, max_size=7)
@@ -124,7 +124,7 @@ parts = st.lists(st.sampled_from([1, 2, 3, CAT, DOG, BIRD]), min_size=1, max_siz
     draft_rows=st.sampled_from([0, 16]),
     window=st.sampled_from([0, 3, 8]),
 )
-def test_any_mix_of_pictures_and_text_gets_its_own_answers(
+def test_any_mix_of_images_and_text_gets_its_own_answers(
     prompts: list[tuple[list[int | bytes], str, int]],
     budget: int,
     overlap: int,
@@ -142,7 +142,7 @@ def test_any_mix_of_pictures_and_text_gets_its_own_answers(
     assert all(sum(row.count for row in plan.rows) < most + TOKENS for plan in core.plans)
 
 
-def test_an_attempt_goes_on_only_with_the_same_pictures() -> None:
+def test_an_attempt_goes_on_only_with_the_same_images() -> None:
     core = driver()
     first = shown("r", [1, CAT, 2], max_new_tokens=8)
     core.send(first)
@@ -166,28 +166,28 @@ def test_an_attempt_goes_on_only_with_the_same_pictures() -> None:
         ({"first": 0}, "not in the place"),
     ],
 )
-def test_pictures_out_of_place_are_rejected(change: dict[str, Any], why: str) -> None:
+def test_images_out_of_place_are_rejected(change: dict[str, Any], why: str) -> None:
     core = driver()
-    place = PictureInput(**{"sha256": CAT, "first": 1, "tokens": TOKENS, **change})
-    core.send(request("r", [1, *[IMAGE] * TOKENS, 2], pictures=[place]))
+    place = ImageInput(**{"sha256": CAT, "first": 1, "tokens": TOKENS, **change})
+    core.send(request("r", [1, *[IMAGE] * TOKENS, 2], images=[place]))
     assert why in core.rejected["r"].message
 
 
-def test_two_pictures_in_one_place_are_rejected() -> None:
+def test_two_images_in_one_place_are_rejected() -> None:
     core = driver()
-    core.send(request("r", [IMAGE] * TOKENS, pictures=[PictureInput(sha256=CAT, first=0, tokens=TOKENS)] * 2))
+    core.send(request("r", [IMAGE] * TOKENS, images=[ImageInput(sha256=CAT, first=0, tokens=TOKENS)] * 2))
     assert "no place" in core.rejected["r"].message
 
 
-def test_a_scheduler_without_pictures_rejects_them() -> None:
+def test_a_scheduler_without_images_rejects_them() -> None:
     core = Driver(small_capacity())
     core.send(shown("r", [CAT, 1]))
-    assert "takes no pictures" in core.rejected["r"].message
+    assert "takes no images" in core.rejected["r"].message
 
 
-def test_the_core_lists_the_pictures_of_held_choices() -> None:
+def test_the_core_lists_the_images_of_held_choices() -> None:
     core = driver()
     core.send(shown("r", [1, CAT, DOG]), shown("s", [CAT, 2]))
-    assert core.core.pictures() == {CAT, DOG}
+    assert core.core.images() == {CAT, DOG}
     core.run()
-    assert core.core.pictures() == set()
+    assert core.core.images() == set()

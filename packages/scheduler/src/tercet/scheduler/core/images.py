@@ -1,24 +1,24 @@
-"""Pictures in prompts: their keys in the prefix cache, and the chunks that keep them whole.
+"""Images in prompts: their keys in the prefix cache, and the chunks that keep them whole.
 
-Every placeholder token of a picture has the picture's number as its key: a negative one, so that no token id equals it.
-Equal pictures of a namespace have equal numbers, and different pictures never do.
+Every placeholder token of an image has the image's number as its key: a negative one, so that no token id equals it.
+Equal images of a namespace have equal numbers, and different images never do.
 """
 
 from array import array
 from collections import OrderedDict
 
-from tercet.protocol.messages.media import PictureFormat, PictureInput
+from tercet.protocol.messages.media import ImageFormat, ImageInput
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import unpack_ints
-from tercet.scheduler.core.plan import PlannedPicture
+from tercet.scheduler.core.plan import PlannedImage
 
 _HASH_BYTES = 32
 
 
-class PictureNumbers:
-    """Numbers of the `most` pictures that were used last.
+class ImageNumbers:
+    """Numbers of the `most` images that were used last.
 
-    No number is used again, so a picture that was forgotten misses the prefix cache and hits no other picture.
+    No number is used again, so an image that was forgotten misses the prefix cache and hits no other image.
     """
 
     def __init__(self, most: int = 65_536) -> None:
@@ -27,7 +27,7 @@ class PictureNumbers:
         self._last = 0
 
     def of(self, namespace: str, sha256: bytes) -> int:
-        """Return the number of a picture."""
+        """Return the number of an image."""
         key = namespace, sha256
         number = self._numbers.get(key)
         if number is None:
@@ -40,24 +40,24 @@ class PictureNumbers:
         return number
 
 
-class PromptPictures:
-    """Pictures of one prompt. With `whole`, their tokens see each other, so no chunk ends inside a picture."""
+class PromptImages:
+    """Images of one prompt. With `whole`, their tokens see each other, so no chunk ends inside an image."""
 
     def __init__(
-        self, pictures: list[PictureInput], token_id: int, namespace: str, numbers: PictureNumbers, *, whole: bool
+        self, images: list[ImageInput], token_id: int, namespace: str, numbers: ImageNumbers, *, whole: bool
     ) -> None:
-        self.inputs = pictures
+        self.inputs = images
         self.planned = [
-            PlannedPicture(
+            PlannedImage(
                 number=numbers.of(namespace, each.sha256), sha256=each.sha256, first=each.first, tokens=each.tokens
             )
-            for each in pictures
+            for each in images
         ]
         self._token_id = token_id
         self._whole = whole
 
     def write_keys(self, tokens: "array[int]") -> None:
-        """Replace the placeholder tokens of a prompt by the keys of their pictures."""
+        """Replace the placeholder tokens of a prompt by the keys of their images."""
         for each in self.planned:
             tokens[each.first : each.first + each.tokens] = array("i", [each.number] * each.tokens)
 
@@ -69,9 +69,9 @@ class PromptPictures:
         return ids
 
     def chunk(self, start: int, count: int) -> int:
-        """Return the number of tokens of a chunk of about `count` tokens from `start` on that cuts no picture.
+        """Return the number of tokens of a chunk of about `count` tokens from `start` on that cuts no image.
 
-        It is larger than `count` if the chunk begins with a picture.
+        It is larger than `count` if the chunk begins with an image.
         """
         end = start + count
         for each in self.inputs if self._whole and count > 0 else ():
@@ -81,22 +81,22 @@ class PromptPictures:
         return count
 
 
-def picture_error(request: TokenizedGenerateReqInput, form: PictureFormat | None) -> str | None:
-    """Return the fault in the pictures of a request, or None."""
-    if not request.pictures:
+def image_error(request: TokenizedGenerateReqInput, form: ImageFormat | None) -> str | None:
+    """Return the fault in the images of a request, or None."""
+    if not request.images:
         return None
     if form is None:
-        return "this scheduler takes no pictures"
+        return "this scheduler takes no images"
     ids = unpack_ints(request.input_ids)
     end = 0
-    for each in request.pictures:
+    for each in request.images:
         first, end, before = each.first, each.first + form.tokens, end
         if (
             len(each.sha256) != _HASH_BYTES
             or each.tokens != form.tokens
             or not before <= first <= len(ids) - each.tokens
         ):
-            return "a picture has no place in the prompt"
+            return "an image has no place in the prompt"
         if any(token != form.token_id for token in ids[first:end]):
-            return "a picture is not in the place of placeholder tokens"
+            return "an image is not in the place of placeholder tokens"
     return None

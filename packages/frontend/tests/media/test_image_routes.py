@@ -1,4 +1,4 @@
-"""Pictures of all routes reach schedulers, from `data:` URLs and from allowed hosts."""
+"""Images of all routes reach schedulers, from `data:` URLs and from allowed hosts."""
 
 import base64
 from collections.abc import AsyncIterator, Callable
@@ -20,8 +20,8 @@ from tercet.frontend.config.config import StoreConfig
 from tercet.frontend.config.validation import read_media_hosts
 from tercet.frontend.engine.requests import to_chat, to_requests
 from tercet.frontend.errors import UnsupportedParameterError
-from tercet.frontend.media.decoder import PictureDecoder
-from tercet.frontend.media.fetcher import PictureFetcher
+from tercet.frontend.media.decoder import ImageDecoder
+from tercet.frontend.media.fetcher import ImageFetcher
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.testing import FakeEngine, Served, serving
 from tercet.protocol.messages.values import ModelLimits, unpack_ints
@@ -63,12 +63,12 @@ def input_text(content: str) -> dict[str, Any]:
 
 async def test_one_request_reads_a_url_once(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
     async with internet(response(FILES[0])) as net:
-        fetcher = PictureFetcher(read_media_hosts(["images.example.org"]), net.resolve, net)
-        served.manager.pictures = PictureDecoder(workers=1, fetcher=fetcher)
+        fetcher = ImageFetcher(read_media_hosts(["images.example.org"]), net.resolve, net)
+        served.manager.images = ImageDecoder(workers=1, fetcher=fetcher)
         http = http_of(served)
         body: dict[str, Any] = {"model": "tiny", "messages": [user(image(URL)), user(image(URL), image(DOG))], "n": 2}
         counted = await http.post("/tokenize", json={"messages": body["messages"]})
-        assert (counted.status_code, net.connected) == (200, []), "tokens are counted without the picture"
+        assert (counted.status_code, net.connected) == (200, []), "tokens are counted without the image"
         for _ in range(2):
             assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
         block = {"type": "image", "source": {"type": "url", "url": URL}}
@@ -83,8 +83,8 @@ async def test_one_request_reads_a_url_once(served: Served, engine: FakeEngine, 
 
 async def test_a_url_that_fails_is_named_with_its_place(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
     async with internet(response(b"", "404 Not Found")) as net:
-        fetcher = PictureFetcher(read_media_hosts(["images.example.org"]), net.resolve, net)
-        served.manager.pictures = PictureDecoder(workers=1, fetcher=fetcher)
+        fetcher = ImageFetcher(read_media_hosts(["images.example.org"]), net.resolve, net)
+        served.manager.images = ImageDecoder(workers=1, fetcher=fetcher)
         items = [{"role": "user", "content": [input_text("see"), input_image(URL)]}]
         answer = await http_of(served).post("/v1/responses", json={"model": "tiny", "input": items})
     error = answer.json()["error"]
@@ -96,7 +96,7 @@ async def test_a_url_that_fails_is_named_with_its_place(served: Served, engine: 
 CALL = {"type": "function_call", "call_id": "call00001", "name": "look", "arguments": "{}"}
 
 
-async def test_responses_have_pictures(
+async def test_responses_have_images(
     served: Served, engine: FakeEngine, openai_of: OpenAIOf, http_of: HttpOf, tokenizer: Tokenizer
 ) -> None:
     file = {"type": "input_file", "filename": "dog.png", "file_data": DOG, "detail": "low"}
@@ -113,7 +113,7 @@ async def test_responses_have_pictures(
     assert first.usage is not None
     assert first.usage.input_tokens == len(ids)
     order = [list(ids).index(tokenizer.encode(each).ids[0]) for each in ("see", "this", "as")]
-    [cat, dog] = engine.requests()[0].pictures
+    [cat, dog] = engine.requests()[0].images
     assert order[0] < cat.first < order[1] < order[2] < dog.first
     counted = await client.responses.input_tokens.count(model="tiny", input=items)
     assert counted.input_tokens == len(ids)
@@ -124,7 +124,7 @@ async def test_responses_have_pictures(
     assert second.status == "completed"
 
 
-async def test_conversations_keep_pictures(served: Served, engine: FakeEngine, openai_of: OpenAIOf) -> None:
+async def test_conversations_keep_images(served: Served, engine: FakeEngine, openai_of: OpenAIOf) -> None:
     client = openai_of(served)
     item: Any = {"type": "message", "role": "user", "content": [input_image(CAT)]}
     conversation = await client.conversations.create(items=[item])
@@ -169,7 +169,7 @@ RESPONSES_REFUSED: list[tuple[dict[str, Any], str, str | None]] = [
 ]
 
 
-async def test_other_pictures_of_responses_are_refused_by_name(
+async def test_other_images_of_responses_are_refused_by_name(
     served: Served, engine: FakeEngine, http_of: HttpOf
 ) -> None:
     for fields, param, code in RESPONSES_REFUSED:
@@ -191,12 +191,12 @@ async def test_a_text_has_images_in_the_places_of_its_markers(
         answer = await http.post("/generate", json={**body, "sampling_params": {"max_new_tokens": 4}})
         assert answer.status_code == 200, answer.text
     assert arrays(engine) == [[CAT_ARRAY, DOG_ARRAY], [DOG_ARRAY], [DOG_ARRAY], [CAT_ARRAY, DOG_ARRAY]]
-    assert [len(request.pictures) for request in engine.requests()] == [2, 1, 1, 0, 2]
+    assert [len(request.images) for request in engine.requests()] == [2, 1, 1, 0, 2]
     first = engine.requests()[0]
     ids = list(unpack_ints(first.input_ids))
     placeholder = tokenizer.token_to_id("</s>")
     assert placeholder is not None
-    assert [ids[each.first : each.first + 3] for each in first.pictures] == [[placeholder] * 3] * 2
+    assert [ids[each.first : each.first + 3] for each in first.images] == [[placeholder] * 3] * 2
     assert ids.count(placeholder) == 6
 
 
@@ -242,7 +242,7 @@ async def test_prompts_of_an_engine_have_images(served: Served) -> None:
     def urls(prompt: Any, image_data: Any) -> list[list[str]]:
         requests, _ = to_requests(prompt, None, None, {"image_data": image_data}, model, {})
         prompts = [request.prompt for request in requests]
-        return [[each.url for each in prompt.pictures] for prompt in prompts if isinstance(prompt, TextPrompt)]
+        return [[each.url for each in prompt.images] for prompt in prompts if isinstance(prompt, TextPrompt)]
 
     assert urls(MARKER, CAT) == [[CAT]]
     assert urls(MARKER * 2, [CAT, DOG]) == [[CAT, DOG]]
@@ -259,7 +259,7 @@ async def test_token_ids_of_a_chat_with_images_are_refused(served: Served) -> No
     assert error.value.param == "messages[0].content[1]"
 
 
-async def test_every_count_has_the_tokens_of_pictures(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+async def test_every_count_has_the_tokens_of_images(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
     http = http_of(served)
     chat = {"model": "tiny", "messages": [user(text("see"), image(CAT))]}
     usage = (await http.post("/v1/chat/completions", json=chat)).json()["usage"]

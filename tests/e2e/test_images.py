@@ -1,4 +1,4 @@
-"""Pictures through official clients: the texts of transformers on the same files, and nothing of other API keys."""
+"""Images through official clients: the texts of transformers on the same files, and nothing of other API keys."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,12 +28,12 @@ Ids = list[int]
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_gemma3(tmp_path_factory.mktemp("pictures") / "seeing")
+    return write_gemma3(tmp_path_factory.mktemp("images") / "seeing")
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Return PNG files of pictures of odd sizes."""
+    """Return PNG files of images of odd sizes."""
     folder = tmp_path_factory.mktemp("files")
     paths = [folder / f"{number}.png" for number in range(3)]
     for number, (path, size) in enumerate(zip(paths, [(61, 47), (3, 2000), (1, 1)], strict=True)):
@@ -82,11 +82,11 @@ class Reference:
         )
         return inputs["input_ids"][0].tolist(), self._answer(inputs)
 
-    def answer(self, ids: Ids, pictures: Sequence[Path]) -> str:
-        """Return the answer to a prompt that has placeholder tokens for these pictures."""
-        images = self.processor.image_processor([Image.open(path) for path in pictures], return_tensors="pt")
+    def answer(self, ids: Ids, images: Sequence[Path]) -> str:
+        """Return the answer to a prompt that has placeholder tokens for these images."""
+        arrays = self.processor.image_processor([Image.open(path) for path in images], return_tensors="pt")
         tokens = torch.tensor([ids])
-        shown = {"pixel_values": images["pixel_values"], "token_type_ids": (tokens == IMAGE).long()}
+        shown = {"pixel_values": arrays["pixel_values"], "token_type_ids": (tokens == IMAGE).long()}
         return self._answer({"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **shown})
 
     @torch.inference_mode()
@@ -187,7 +187,7 @@ def test_a_model_that_reads_text_only_refuses_the_part(client: OpenAI, model: st
     assert "takes text only" in error.value.message
 
 
-def test_another_key_s_picture_is_not_in_the_cache(seeing: Server, files: list[Path]) -> None:
+def test_another_key_s_image_is_not_in_the_cache(seeing: Server, files: list[Path]) -> None:
     def cached(key: str) -> tuple[int, int]:
         """Return the prompt tokens and the cached ones of a request."""
         with OpenAI(base_url=f"{seeing.url}/v1", api_key=key, max_retries=0, timeout=60) as client:

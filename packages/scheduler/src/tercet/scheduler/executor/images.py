@@ -1,4 +1,4 @@
-"""Pictures of a step: arrays that frontends sent, embeddings that the vision tower made of them, and their places."""
+"""Images of a step: arrays that frontends sent, embeddings that the vision tower made of them, and their places."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
@@ -9,19 +9,19 @@ import torch
 
 from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.protocol.messages.codec import Frame
-from tercet.protocol.messages.media import PictureFormat, PictureInput
-from tercet.scheduler.core.plan import PlannedPicture, Row, SlotInit, excess_tokens
-from tercet.scheduler.models.vision.picture_model import PictureModel, VisionTower
+from tercet.protocol.messages.media import ImageFormat, ImageInput
+from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit, excess_tokens
+from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
 
 MOST_ARRAY_BYTES = 4 << 30
 """Arrays of all held requests; further requests are refused."""
 MOST_EMBEDDING_BYTES = 256 << 20
 
 
-class LoadedPictures(NamedTuple):
-    """Pictures of a loaded model, and the tower that encodes them."""
+class LoadedImages(NamedTuple):
+    """Images of a loaded model, and the tower that encodes them."""
 
-    model: PictureModel
+    model: ImageModel
     tower: VisionTower
 
     @property
@@ -31,30 +31,30 @@ class LoadedPictures(NamedTuple):
 
     @torch.inference_mode()
     def encode_blank(self) -> None:
-        """Encode a picture, for the memory that this takes."""
+        """Encode an image, for the memory that this takes."""
         form = self.model.form
         self.tower(torch.zeros(1, form.height, form.width, 3, dtype=torch.uint8))
 
 
 Tower = Callable[[torch.Tensor], torch.Tensor]
-"""Embeddings [pictures, tokens, hidden] of arrays uint8 [pictures, height, width, 3]."""
+"""Embeddings [images, tokens, hidden] of arrays uint8 [images, height, width, 3]."""
 
 
-class PictureStore:
+class ImageStore:
     """Arrays by hash, as long as a held choice needs them. The loop adds and retains, the executor reads."""
 
-    def __init__(self, form: PictureFormat, most_bytes: int = MOST_ARRAY_BYTES) -> None:
+    def __init__(self, form: ImageFormat, most_bytes: int = MOST_ARRAY_BYTES) -> None:
         self.form = form
         self._most = most_bytes // form.array_bytes
         self._arrays: dict[bytes, Frame] = {}
 
-    def add(self, pictures: Sequence[PictureInput], frames: Sequence[Frame]) -> str:
+    def add(self, images: Sequence[ImageInput], frames: Sequence[Frame]) -> str:
         """Keep the arrays of a request, without copying them. Return a fault, or an empty text."""
-        if [memoryview(frame).nbytes for frame in frames] != [self.form.array_bytes] * len(pictures):
-            return "the arrays do not fit the pictures"
-        arrays = {each.sha256: frame for each, frame in zip(pictures, frames, strict=True)}
+        if [memoryview(frame).nbytes for frame in frames] != [self.form.array_bytes] * len(images):
+            return "the arrays do not fit the images"
+        arrays = {each.sha256: frame for each, frame in zip(images, frames, strict=True)}
         if len(self._arrays.keys() | arrays.keys()) > self._most:
-            return "too many pictures are held"
+            return "too many images are held"
         self._arrays.update(arrays)
         return ""
 
@@ -70,10 +70,10 @@ class PictureStore:
 
 
 class EmbeddingCache:
-    """Embeddings that were used last, by number of the picture, in one tensor of at most `most_bytes`.
+    """Embeddings that were used last, by number of the image, in one tensor of at most `most_bytes`.
 
     Tensors of their own would lie in the heap between blocks that the tower has freed, and no large block could take
-    the place of these again: memory would grow by some MB with each picture.
+    the place of these again: memory would grow by some MB with each image.
     """
 
     def __init__(self, most_bytes: int) -> None:
@@ -101,13 +101,13 @@ class EmbeddingCache:
         self._rows[number] = row
 
 
-class StepPictures:
-    """The pictures of each slot, and at most `most_bytes` of embeddings, those that were used last."""
+class StepImages:
+    """The images of each slot, and at most `most_bytes` of embeddings, those that were used last."""
 
     def __init__(
         self,
         tower: Tower,
-        store: PictureStore,
+        store: ImageStore,
         device: torch.device,
         *,
         whole: bool,
@@ -117,33 +117,33 @@ class StepPictures:
         self._store = store
         self._device = device
         self._whole = whole
-        self._slots: dict[int, list[PlannedPicture]] = {}
+        self._slots: dict[int, list[PlannedImage]] = {}
         self._embeddings = EmbeddingCache(most_bytes)
         """By number and not by hash: embeddings of other namespaces must not save time."""
 
     def introduce(self, inits: Sequence[SlotInit]) -> None:
-        """Note the pictures of choices that take slots."""
+        """Note the images of choices that take slots."""
         for init in inits:
             self._slots.pop(init.slot, None)
-            if init.pictures:
-                self._slots[init.slot] = init.pictures
+            if init.images:
+                self._slots[init.slot] = init.images
 
     def begin(self, rows: Sequence[Row]) -> ReplacedEmbeddings | None:
-        """Return the embeddings of a step, after encoding what is missing; None if no row is in a picture."""
+        """Return the embeddings of a step, after encoding what is missing; None if no row is in an image."""
         if not self._slots:
             return None
-        parts: list[tuple[PlannedPicture, range, int]] = []  # of each picture, its tokens in a row and their place
+        parts: list[tuple[PlannedImage, range, int]] = []  # of each image, its tokens in a row and their place
         offset = 0
         for row in rows:
             end = row.start + row.count
-            for picture in self._slots.get(row.slot, ()):
-                first, last = max(row.start, picture.first), min(end, picture.first + picture.tokens)
+            for image in self._slots.get(row.slot, ()):
+                first, last = max(row.start, image.first), min(end, image.first + image.tokens)
                 if first < last:
-                    parts.append((picture, range(first, last), offset + first - row.start))
+                    parts.append((image, range(first, last), offset + first - row.start))
             offset += row.count
         return self._replaced(rows, parts) if parts else None
 
-    def _replaced(self, rows: Sequence[Row], parts: Sequence[tuple[PlannedPicture, range, int]]) -> ReplacedEmbeddings:
+    def _replaced(self, rows: Sequence[Row], parts: Sequence[tuple[PlannedImage, range, int]]) -> ReplacedEmbeddings:
         places = np.concatenate([np.arange(place, place + len(tokens)) for _, tokens, place in parts])
         seen = None
         if self._whole:
@@ -153,20 +153,20 @@ class StepPictures:
             seen = torch.from_numpy(counts.astype(np.int32)).to(self._device)
         return ReplacedEmbeddings(torch.from_numpy(places).to(self._device), self._vectors(parts), seen)
 
-    def _vectors(self, parts: Sequence[tuple[PlannedPicture, range, int]]) -> torch.Tensor:
-        """Return the embeddings of tokens of pictures. Pictures whose embeddings are missing are encoded one by one."""
+    def _vectors(self, parts: Sequence[tuple[PlannedImage, range, int]]) -> torch.Tensor:
+        """Return the embeddings of tokens of images. Images whose embeddings are missing are encoded one by one."""
         encoded: dict[int, torch.Tensor] = {}
         new: dict[int, torch.Tensor] = {}
-        for picture, _, _ in parts:
-            if picture.number not in encoded:
-                known = self._embeddings.get(picture.number)
+        for image, _, _ in parts:
+            if image.number not in encoded:
+                known = self._embeddings.get(image.number)
                 if known is None:
-                    known = new[picture.number] = self._tower(self._store.array(picture.sha256)[None])[0]
-                encoded[picture.number] = known
+                    known = new[image.number] = self._tower(self._store.array(image.sha256)[None])[0]
+                encoded[image.number] = known
         vectors = torch.cat(
             [
-                encoded[picture.number][tokens.start - picture.first : tokens.stop - picture.first]
-                for picture, tokens, _ in parts
+                encoded[image.number][tokens.start - image.first : tokens.stop - image.first]
+                for image, tokens, _ in parts
             ]
         )
         for number, embedding in new.items():
@@ -174,10 +174,8 @@ class StepPictures:
         return vectors
 
 
-def step_pictures(
-    loaded: LoadedPictures | None, store: PictureStore | None, device: torch.device
-) -> StepPictures | None:
-    """Return the pictures of a model's steps; None if it takes none."""
+def step_images(loaded: LoadedImages | None, store: ImageStore | None, device: torch.device) -> StepImages | None:
+    """Return the images of a model's steps; None if it takes none."""
     if loaded is None or store is None:
         return None
-    return StepPictures(loaded.tower, store, device, whole=loaded.model.whole)
+    return StepImages(loaded.tower, store, device, whole=loaded.model.whole)

@@ -1,4 +1,4 @@
-"""`kill -9` of a serving part, or of the helper that decodes, while a third of the requests has pictures."""
+"""`kill -9` of a serving part, or of the helper that decodes, while a third of the requests has images."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ pytest.importorskip("PIL")
 from packages.scheduler.tests.models.vision.checkpoint import write_gemma3
 from tests.chaos.conftest import References, Table, served
 from tests.chaos.fault_injection import FaultInjection, assert_nothing_is_lost, failures
-from tests.chaos.load import FULL, SHORT, Load, PictureChat, shuffled
+from tests.chaos.load import FULL, SHORT, ImageChat, Load, shuffled
 from tests.chaos.output_check import OutputCheck
 from tests.chaos.parts import Parts, assert_nothing_is_left, watched
 from tests.server_process import Server
@@ -31,7 +31,7 @@ def references() -> References:
 @pytest.fixture(scope="module")
 def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Yield a server of one part of each role, for a tiny random Gemma 3."""
-    yield from served(model=str(write_gemma3(tmp_path_factory.mktemp("pictures") / "seeing")))
+    yield from served(model=str(write_gemma3(tmp_path_factory.mktemp("images") / "seeing")))
 
 
 @pytest.fixture
@@ -43,16 +43,16 @@ async def parts(seeing: Server) -> AsyncIterator[Parts]:
 
 @pytest.mark.parametrize(("count", "seed"), CASES)
 @pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
-async def test_every_request_goes_on_with_its_pictures(
+async def test_every_request_goes_on_with_its_images(
     parts: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:
     fault = FaultInjection(parts, role)
-    jobs = shuffled(count, seed, pictures=True)
+    jobs = shuffled(count, seed, images=True)
     await assert_nothing_is_lost(parts, references, table, fault, jobs, random.Random(seed))
 
 
 def helpers(parts: Parts) -> list[psutil.Process]:
-    """Return the processes that decode pictures."""
+    """Return the processes that decode images."""
     return [each for each in psutil.Process(parts.pids()["frontend-0"]).children() if HELPER in each.cmdline()]
 
 
@@ -66,10 +66,10 @@ async def kill_helpers(parts: Parts, times: int) -> None:
 
 
 @pytest.mark.parametrize(("count", "seed"), CASES)
-async def test_pictures_are_decoded_again_after_the_death_of_a_helper(
+async def test_images_are_decoded_again_after_the_death_of_a_helper(
     parts: Parts, references: References, table: Table, count: int, seed: int
 ) -> None:
-    jobs = shuffled(count, seed, pictures=True)
+    jobs = shuffled(count, seed, images=True)
     expected = await references.of(parts.server.url, jobs)
     for idle in (found := helpers(parts)):
         idle.kill()
@@ -77,7 +77,7 @@ async def test_pictures_are_decoded_again_after_the_death_of_a_helper(
     outcomes = await Load(parts.server.url).run(jobs, lambda: kill_helpers(parts, 1 if count == SHORT else 20))
     failed = [each for each in outcomes if not each.finished]
     table.add(f"{len(outcomes)} requests, {len(failed)} failed")
-    assert all("Pictures cannot be processed now." in each.error for each in failed), failures(outcomes)
+    assert all("Images cannot be processed now." in each.error for each in failed), failures(outcomes)
     assert not failed or count == FULL, "only the second death is told to a client"
     verdict = OutputCheck(parts.server.url, expected).compare([each for each in outcomes if each.finished])
     assert verdict.ties <= max(1, verdict.texts // 500)
@@ -85,8 +85,8 @@ async def test_pictures_are_decoded_again_after_the_death_of_a_helper(
     assert_nothing_is_left(await parts.idle())
 
 
-async def test_a_changed_token_of_a_chat_with_pictures_is_found(parts: Parts, references: References) -> None:
-    job = PictureChat(0, 20)
+async def test_a_changed_token_of_a_chat_with_images_is_found(parts: Parts, references: References) -> None:
+    job = ImageChat(0, 20)
     check = OutputCheck(parts.server.url, await references.of(parts.server.url, [job]))
     [right] = await Load(parts.server.url).run([job])
     assert check.compare([right]).ties == 0

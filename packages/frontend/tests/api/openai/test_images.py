@@ -1,4 +1,4 @@
-"""Pictures in chat messages reach schedulers as arrays, in their places among the tokens."""
+"""Images in chat messages reach schedulers as arrays, in their places among the tokens."""
 
 import asyncio
 import hashlib
@@ -37,7 +37,7 @@ async def served(engine: FakeEngine) -> AsyncIterator[Served]:
         yield running
 
 
-async def test_pictures_travel_with_their_places(
+async def test_images_travel_with_their_places(
     served: Served, engine: FakeEngine, openai_of: OpenAIOf, tokenizer: Tokenizer
 ) -> None:
     messages: Any = [
@@ -51,13 +51,13 @@ async def test_pictures_travel_with_their_places(
     assert answer.choices[0].message.content == "Hello world!"
     [request], [frames] = engine.requests(), engine.frames
     ids = list(unpack_ints(request.input_ids))
-    assert engine.limits.pictures is not None
-    placeholder = engine.limits.pictures.token_id
+    assert engine.limits.images is not None
+    placeholder = engine.limits.images.token_id
     assert ids.count(placeholder) == 9, "what the client writes stays text"
-    assert [ids[each.first - 1 : each.first + 4] for each in request.pictures] == [
+    assert [ids[each.first - 1 : each.first + 4] for each in request.images] == [
         [tokenizer.token_to_id("<s>"), *[placeholder] * 3, tokenizer.encode("\n").ids[0]]
     ] * 3
-    assert [each.sha256 for each in request.pictures] == [hashlib.sha256(frame).digest() for frame in frames]
+    assert [each.sha256 for each in request.images] == [hashlib.sha256(frame).digest() for frame in frames]
     assert [bytes(frame) for frame in frames] == [
         noise(20, 30, seed=seed).resize((6, 4), 2).tobytes() for seed in (1, 2, 1)
     ]
@@ -70,7 +70,7 @@ async def test_pictures_travel_with_their_places(
     assert counted["count"] == len(ids)
 
 
-async def test_a_request_is_sent_again_with_its_pictures(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+async def test_a_request_is_sent_again_with_its_images(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
     engine.auto = False
     body = {"model": "tiny", "messages": [user(image(CAT))], "max_tokens": 4}
     asked = asyncio.create_task(http_of(served).post("/v1/chat/completions", json=body))
@@ -82,12 +82,12 @@ async def test_a_request_is_sent_again_with_its_pictures(served: Served, engine:
         engine.step()
     assert (await asked).status_code == 200
     first, again = engine.requests()[:2]
-    assert (again.pictures, again.attempt) == (first.pictures, 1)
+    assert (again.images, again.attempt) == (first.images, 1)
     assert engine.frames[0] == engine.frames[1]
 
 
-async def test_schedulers_that_take_no_pictures_get_none(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
-    engine.limits = msgspec.structs.replace(engine.limits, pictures=None)
+async def test_schedulers_that_take_no_images_get_none(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+    engine.limits = msgspec.structs.replace(engine.limits, images=None)
     engine.scheduler_up("scheduler-1")
     for _ in range(4):
         body = {"model": "tiny", "messages": [user(image(CAT))], "max_tokens": 4}
@@ -98,7 +98,7 @@ async def test_schedulers_that_take_no_pictures_get_none(served: Served, engine:
 CALL = {"id": "call00001", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
 
-async def test_a_result_of_a_tool_may_be_a_picture(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+async def test_a_result_of_a_tool_may_be_an_image(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
     messages = [
         user(text("look")),
         {"role": "assistant", "tool_calls": [CALL]},
@@ -106,10 +106,10 @@ async def test_a_result_of_a_tool_may_be_a_picture(served: Served, engine: FakeE
     ]
     answer = await http_of(served).post("/v1/chat/completions", json={"model": "tiny", "messages": messages})
     assert answer.status_code == 200, answer.text
-    assert [len(request.pictures) for request in engine.requests()] == [1]
+    assert [len(request.images) for request in engine.requests()] == [1]
 
 
-async def test_messages_of_anthropic_have_pictures(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
+async def test_messages_of_anthropic_have_images(served: Served, engine: FakeEngine, http_of: HttpOf) -> None:
     cat = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": CAT.partition(",")[2]}}
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "see"}, cat, {"type": "text", "text": "and look"}]},
@@ -120,7 +120,7 @@ async def test_messages_of_anthropic_have_pictures(served: Served, engine: FakeE
     answer = await http_of(served).post("/v1/messages", json=body)
     assert answer.status_code == 200, answer.text
     [request] = engine.requests()
-    assert len(request.pictures) == 2
+    assert len(request.images) == 2
     body["messages"] = [
         {"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "http://a/b"}}]}
     ]
@@ -141,14 +141,14 @@ async def test_transformations_of_anthropic_are_the_default_or_refused(served: S
 
 
 REFUSED = {
-    "no picture": (data_url(b"no picture"), "none of PNG, JPEG, GIF, WEBP"),
+    "no image": (data_url(b"no image"), "none of PNG, JPEG, GIF, WEBP"),
     "a file of the server": ("file:///etc/passwd", "'data:' URLs only"),
     "an address": ("http://169.254.169.254/latest/meta-data", "'data:' URLs only"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-async def test_a_bad_picture_is_named(served: Served, engine: FakeEngine, http_of: HttpOf, name: str) -> None:
+async def test_a_bad_image_is_named(served: Served, engine: FakeEngine, http_of: HttpOf, name: str) -> None:
     url, why = REFUSED[name]
     body = {"model": "tiny", "messages": [user(text("see"), image(url))]}
     answer = await http_of(served).post("/v1/chat/completions", json=body)
@@ -158,7 +158,7 @@ async def test_a_bad_picture_is_named(served: Served, engine: FakeEngine, http_o
     assert engine.requests() == []
 
 
-async def test_more_pictures_than_possible_are_refused(served: Served, http_of: HttpOf) -> None:
+async def test_more_images_than_possible_are_refused(served: Served, http_of: HttpOf) -> None:
     body = {"model": "tiny", "messages": [user(*[image(CAT)] * 33)]}
     answer = await http_of(served).post("/v1/chat/completions", json=body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "messages")

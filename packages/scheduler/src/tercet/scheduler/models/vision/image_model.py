@@ -1,4 +1,4 @@
-"""The record of a model's pictures: their form, and the tower that makes embeddings of them."""
+"""The record of a model's images: their form, and the tower that makes embeddings of them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tercet.protocol.messages.media import PictureFormat
+from tercet.protocol.messages.media import ImageFormat
 from tercet.scheduler.model_files import ModelError, read_header, weight_files
 from tercet.scheduler.models.weights.tensor_files import open_tensors
 
@@ -35,7 +35,7 @@ class VisionTower(nn.Module):
         self._mean, self._std = (torch.tensor(each, device="cpu").view(3, 1, 1) for each in (mean, std))
 
     def forward(self, arrays: torch.Tensor) -> torch.Tensor:
-        """Return embeddings [pictures, tokens, hidden] of arrays uint8 [pictures, height, width, 3] on the CPU."""
+        """Return embeddings [images, tokens, hidden] of arrays uint8 [images, height, width, 3] on the CPU."""
         parameter = next(self.multi_modal_projector.parameters())
         pixels = (arrays.permute(0, 3, 1, 2).double() * self._factor).float()
         pixels = ((pixels - self._mean) / self._std).to(parameter.device, parameter.dtype)
@@ -45,17 +45,17 @@ class VisionTower(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureModel:
-    """Pictures of a model."""
+class ImageModel:
+    """Images of a model."""
 
-    form: PictureFormat
+    form: ImageFormat
     whole: bool
-    """The tokens of a picture see each other."""
+    """The tokens of an image see each other."""
     build: Callable[[], VisionTower]
     """Makes the tower on torch's default device in its default dtype, without loaded weights."""
 
 
-def load_tower(model: PictureModel, directory: Path, dtype: torch.dtype, device: torch.device) -> VisionTower:
+def load_tower(model: ImageModel, directory: Path, dtype: torch.dtype, device: torch.device) -> VisionTower:
     """Return the tower with the weights of a checkpoint. Raise ModelError for one that lacks any."""
     with torch.device("meta"):
         tower = model.build().to(dtype).eval()
