@@ -25,13 +25,21 @@ from packages.frontend.tests.media.files import data_url, noise, saved
 from packages.scheduler.tests.models.vision.checkpoint import write_gemma3
 from tercet.frontend.media.decoder import ImageDecoder, ImageSource
 from tercet.frontend.media.pipe import Decode
-from tercet.frontend.media.worker import image_array
-from tercet.protocol.messages.media import ImageFormat
+from tercet.frontend.media.worker import decoded_image
+from tercet.protocol.messages.media import FixedSize, ImageFormat
 from tests.chaos.parts import Parts, watched
 from tests.server_process import Server
 
 SIZE, PATCH, TOKENS = 896, 56, 16
-FORM = ImageFormat(height=SIZE, width=SIZE, resample=2, marker="", replacement="", token_id=0, tokens=TOKENS)
+FORM = ImageFormat(
+    size=FixedSize(height=SIZE, width=SIZE),
+    patch=SIZE // 4,
+    resample=2,
+    marker="",
+    token="",
+    token_id=0,
+    max_tokens=TOKENS,
+)
 PROCESSOR = Gemma3ImageProcessorPil(size={"height": SIZE, "width": SIZE}, image_mean=[0.5] * 3, image_std=[0.5] * 3)
 ROUNDS = 21
 IMAGES, WARM = 1000, 200
@@ -60,7 +68,7 @@ def decoding() -> Iterator[Measured]:
             source = ImageSource(url=data_url(file), param="")
             seconds = medians(
                 {
-                    "in the helper": partial(image_array, order_of(file)),
+                    "in the helper": partial(decoded_image, order_of(file)),
                     "transformers": partial(theirs, base64.b64encode(file)),
                     "through the helper": partial(decoded, runner, decoder, source),
                 }
@@ -72,7 +80,7 @@ def decoding() -> Iterator[Measured]:
 
 
 def order_of(file: bytes) -> Decode:
-    return Decode(base64=base64.b64encode(file).decode(), height=SIZE, width=SIZE, resample=2, seconds=5)
+    return Decode(base64=base64.b64encode(file).decode(), size=FORM.size, patch=FORM.patch, resample=2, seconds=5)
 
 
 def theirs(text: bytes) -> object:

@@ -9,10 +9,16 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from tercet.protocol.messages.media import ImageFormat
+from tercet.protocol.messages.media import FixedSize, ImageFormat
 
 FORM = ImageFormat(
-    height=28, width=14, resample=2, marker="<image>", replacement="<image><image>", token_id=9, tokens=2
+    size=FixedSize(height=28, width=14),
+    patch=14,
+    resample=2,
+    marker="<image>",
+    token="<image>",
+    token_id=9,
+    max_tokens=2,
 )
 
 

@@ -7,7 +7,7 @@ import msgspec
 from tokenizers import Tokenizer
 
 from tercet.frontend.testing import FakeEngine
-from tercet.protocol.messages.media import ImageFormat
+from tercet.protocol.messages.media import FixedSize, ImageFormat
 from tercet.protocol.messages.values import ModelLimits
 
 TEMPLATE = (
@@ -25,13 +25,15 @@ def seeing(
     token_id = tokenizer.token_to_id("</s>")
     assert token_id is not None
     form = ImageFormat(
-        height=4,
-        width=6,
+        size=FixedSize(height=2, width=6),
+        patch=2,
         resample=2,
         marker="<|endoftext|>",
-        replacement="<s></s></s></s>\n",
+        prefix="<s>",
+        token="</s>",
+        suffix="\n",
         token_id=token_id,
-        tokens=3,
+        max_tokens=3,
     )
     files = {**files, "chat_template.jinja": TEMPLATE.encode()}
     return engine_of(files=files, limits=msgspec.structs.replace(limits, images=form))

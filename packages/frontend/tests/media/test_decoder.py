@@ -45,7 +45,7 @@ async def decoder() -> AsyncIterator[ImageDecoder]:
 
 
 def order_of(file: bytes) -> Decode:
-    return Decode(base64=base64.b64encode(file).decode(), height=28, width=14, resample=2, seconds=1)
+    return Decode(base64=base64.b64encode(file).decode(), size=FORM.size, patch=FORM.patch, resample=2, seconds=1)
 
 
 async def decoded(decoder: ImageDecoder, url: str) -> DecodedImage:
@@ -60,14 +60,15 @@ async def refusal(decoder: ImageDecoder, url: str) -> str:
 
 
 def test_odd_images_become_arrays_of_the_form() -> None:
-    arrays = {name: worker.image_array(order_of(file)) for name, file in odd_images().items()}
-    assert {len(array) for array in arrays.values()} == {FORM.array_bytes}
+    images = [worker.decoded_image(order_of(file)) for file in odd_images().values()]
+    assert {(each.height, each.width, len(each.array)) for each in images} == {(28, 14, 3 * 28 * 14)}
 
 
 async def test_the_array_and_its_hash_come_from_a_helper(decoder: ImageDecoder) -> None:
     image = await decoded(decoder, data_url(GOOD))
     assert image.array == noise(40, 30).resize((14, 28), Image.Resampling.BILINEAR).tobytes()
-    assert image.sha256 == hashlib.sha256(image.array).digest()
+    assert (image.height, image.width) == (28, 14)
+    assert image.sha256 == hashlib.sha256(b"28 14 " + image.array).digest()
 
 
 BAD = {
@@ -128,7 +129,7 @@ def test_an_image_that_takes_too_much_memory_is_refused(monkeypatch: pytest.Monk
     def fail(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(worker, "image_array", fail)
+    monkeypatch.setattr(worker, "decoded_image", fail)
     assert worker._decoded(order_of(GOOD)).error == "it takes too much memory to decode"
 
 

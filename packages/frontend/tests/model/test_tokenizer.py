@@ -97,8 +97,11 @@ def test_a_templates_own_specials_stay_special() -> None:
 def test_control_tokens_are_replaced_where_no_client_wrote_them() -> None:
     prompts = PromptTokenizer(byte_level().to_str())
     text = f"{prompts.escape_special('<s>')}<s>" + "<s>" * 1000
-    replaced, found = prompts.replace_control(text, "<s>", "ab" * 1000, 2)
-    assert (prompts.unescape(replaced), found) == ("<s>" + "ab" * 2000 + "<s>" * 999, 2)
+    replaced = prompts.replace_control(text, "<s>", ["ab" * number for number in range(1001)])
+    assert replaced is not None
+    assert prompts.unescape(replaced) == "<s>" + "ab" * (1000 * 1001 // 2)
+    assert prompts.replace_control(text, "<s>", ["ab"] * 1000) is None
+    assert prompts.replace_control(text, "<s>", ["ab"] * 1002) is None
 
 
 def test_a_token_split_over_two_texts_is_not_put_together() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tercet.protocol.messages import messages as m
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, tag_of
 from tercet.protocol.messages.internal_state import ChoicePhase, ChoiceRow, PrefixRow
-from tercet.protocol.messages.media import ImageFormat, ImageInput
+from tercet.protocol.messages.media import ImageFormat, ImageInput, PixelRange
 from tercet.protocol.messages.profiles import StartProfileReq, StopProfileReq
 from tercet.protocol.messages.values import (
     WIRE_VERSION,
@@ -96,13 +96,15 @@ MESSAGES: list[m.Message] = [
             labels=["no", "yes"],
             max_loras=8,
             images=ImageFormat(
-                height=28,
-                width=14,
+                size=PixelRange(min_pixels=784, max_pixels=12_845_056),
+                patch=28,
                 resample=2,
                 marker="<image>",
-                replacement="<begin><image><image>",
+                token="<image>",
                 token_id=31_999,
-                tokens=2,
+                max_tokens=16_384,
+                prefix="<begin>",
+                row_break="<break>",
             ),
         ),
         identity=ModelIdentity(
@@ -145,7 +147,7 @@ MESSAGES: list[m.Message] = [
         prediction=pack_ints([42, 128_000]),
         tenant="00ff" * 8,
         traced=True,
-        images=[ImageInput(sha256=b"\x0f" * 32, first=1, tokens=2)],
+        images=[ImageInput(sha256=b"\x0f" * 32, height=28, width=56, first=1, tokens=2)],
     ),
     m.TokenizedEmbeddingReqInput(
         rid="r2",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tercet.protocol.messages.media import ImageFormat, ImageInput
+from tercet.protocol.messages.media import FixedSize, ImageFormat, ImageInput
 from tercet.protocol.messages.messages import TokenizedGenerateReqInput
 from tercet.protocol.messages.values import Resume, pack_ints
 from tercet.scheduler.core.config import CoreConfig
@@ -19,7 +19,8 @@ from tercet.scheduler.core.window_pages import window_pages
 from tercet.scheduler.testing import Driver, request, small_capacity
 
 IMAGE, TOKENS = 49, 6
-FORM = ImageFormat(height=2, width=2, resample=2, marker="", replacement="", token_id=IMAGE, tokens=TOKENS)
+SIZE = {"height": 2, "width": 3}
+FORM = ImageFormat(size=FixedSize(**SIZE), patch=1, resample=2, marker="", token="", token_id=IMAGE, max_tokens=TOKENS)
 CAT, DOG, BIRD = (bytes([number]) * 32 for number in (1, 2, 3))
 
 
@@ -42,7 +43,7 @@ def shown(rid: str, parts: Sequence[int | bytes], **more: Any) -> TokenizedGener
     images = []
     for part in parts:
         if isinstance(part, bytes):
-            images.append(ImageInput(sha256=part, first=len(prompt), tokens=TOKENS))
+            images.append(ImageInput(sha256=part, first=len(prompt), tokens=TOKENS, **SIZE))
         prompt += [IMAGE] * TOKENS if isinstance(part, bytes) else [part]
     return request(rid, prompt, images=images, **{"max_new_tokens": 4, "ignore_eos": True, **more})
 
@@ -94,16 +95,16 @@ def test_an_image_that_was_forgotten_gets_another_number() -> None:
 
 @given(st.integers(0, 40), st.integers(1, 60), st.booleans())
 def test_a_chunk_cuts_no_whole_image_and_is_never_empty(start: int, count: int, whole: bool) -> None:
-    places = [ImageInput(sha256=CAT, first=first, tokens=TOKENS) for first in (3, 9, 20)]
-    found = PromptImages(places, IMAGE, "", ImageNumbers(), whole=whole).chunk(start, count)
+    places = [ImageInput(sha256=CAT, first=first, tokens=TOKENS, **SIZE) for first in (3, 9, 20)]
+    found = PromptImages(places, "", ImageNumbers(), whole=whole).chunk(start, count)
     assert found > 0
     assert abs(found - count) < TOKENS
     assert found == count if not whole else not any(p.first < start + found < p.first + TOKENS for p in places)
 
 
 def test_ids_come_back_from_keys() -> None:
-    places = [ImageInput(sha256=CAT, first=1, tokens=TOKENS)]
-    images = PromptImages(places, IMAGE, "", ImageNumbers(), whole=True)
+    places = [ImageInput(sha256=CAT, first=1, tokens=TOKENS, **SIZE)]
+    images = PromptImages(places, "", ImageNumbers(), whole=True)
     tokens = array("i", [1, *[IMAGE] * TOKENS, 2])
     keys = tokens[:]
     images.write_keys(keys)
@@ -162,20 +163,39 @@ def test_an_attempt_goes_on_only_with_the_same_images() -> None:
         ({"sha256": b"short"}, "no place"),
         ({"first": -1}, "no place"),
         ({"first": 9}, "no place"),
-        ({"tokens": 5}, "no place"),
+        ({"tokens": 5}, "not in the place"),
+        ({"tokens": 0}, "no place"),
+        ({"tokens": -3}, "no place"),
+        ({"height": 4, "width": 3}, "not in the place"),
+        ({"height": 0}, "size"),
+        ({"height": -2, "width": -3}, "size"),
         ({"first": 0}, "not in the place"),
     ],
 )
 def test_images_out_of_place_are_rejected(change: dict[str, Any], why: str) -> None:
     core = driver()
-    place = ImageInput(**{"sha256": CAT, "first": 1, "tokens": TOKENS, **change})
+    place = ImageInput(**{"sha256": CAT, "first": 1, "tokens": TOKENS, **SIZE, **change})
     core.send(request("r", [1, *[IMAGE] * TOKENS, 2], images=[place]))
     assert why in core.rejected["r"].message
 
 
+def test_images_have_rows_with_other_tokens_between_them() -> None:
+    rows = [IMAGE, IMAGE, IMAGE, 7, IMAGE, IMAGE, IMAGE]
+    place = ImageInput(sha256=CAT, first=1, tokens=len(rows), **SIZE)
+    core = Driver(
+        small_capacity(images=msgspec.structs.replace(FORM, max_tokens=len(rows))), CoreConfig(token_budget=4)
+    )
+    asked = request("r", [1, *rows, 2], images=[place], max_new_tokens=4, ignore_eos=True)
+    run(core, asked)
+    assert [bytes(init.tokens) for plan in core.plans for init in plan.introduce] == [asked.input_ids]
+    core = driver(whole=False)
+    core.send(asked)
+    assert "size" in core.rejected["r"].message, "the image has more tokens than the model's images"
+
+
 def test_two_images_in_one_place_are_rejected() -> None:
     core = driver()
-    core.send(request("r", [IMAGE] * TOKENS, images=[ImageInput(sha256=CAT, first=0, tokens=TOKENS)] * 2))
+    core.send(request("r", [IMAGE] * TOKENS, images=[ImageInput(sha256=CAT, first=0, tokens=TOKENS, **SIZE)] * 2))
     assert "no place" in core.rejected["r"].message
 
 

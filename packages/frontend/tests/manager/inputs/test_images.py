@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 
 from tercet.frontend.errors import BadRequestError
-from tercet.frontend.manager.inputs.images import placed_images
+from tercet.frontend.manager.inputs.images import decoded_images, placed_images
 from tercet.frontend.media.decoder import DecodedImage, ImageSource
 from tercet.frontend.model.prompts import ChatPrompt
-from tercet.protocol.messages.media import ImageFormat
+from tercet.protocol.messages.media import FixedSize, ImageFormat
 
-FORM = ImageFormat(height=1, width=1, resample=2, marker="<m>", replacement="<i><i>", token_id=7, tokens=2)
+FORM = ImageFormat(
+    size=FixedSize(height=1, width=2),
+    patch=1,
+    resample=2,
+    marker="<m>",
+    token="<i>",
+    token_id=7,
+    max_tokens=2,
+)
 MODEL: Any = SimpleNamespace(limits=SimpleNamespace(images=FORM))
 
 
@@ -35,7 +43,7 @@ class Decoder:
             await self.go.wait()
         finally:
             self.running.remove(source.url)
-        return DecodedImage(source.url.encode(), source.url.encode())
+        return DecodedImage(array=source.url.encode(), height=1, width=2, sha256=source.url.encode())
 
 
 def prompt_of(*urls: str) -> ChatPrompt:
@@ -46,12 +54,16 @@ def prompt_of(*urls: str) -> ChatPrompt:
 async def test_a_few_are_decoded_at_a_time_and_each_url_once() -> None:
     decoder: Any = Decoder()
     first, second = prompt_of(*"abcdefgh", "a"), prompt_of("b")
-    placing = asyncio.ensure_future(placed_images(decoder, [first, second], [[7] * 18, [1, 7, 7]], MODEL))
+    placing = asyncio.ensure_future(decoded_images(decoder, [first, second], MODEL))
     for _ in range(20):
         await asyncio.sleep(0)
     assert decoder.running == list("abcd")
     decoder.go.set()
-    placed, [other] = await placing
+    decoded = await placing
+    placed, [other] = (
+        placed_images(images, prompt, ids, FORM)
+        for images, prompt, ids in zip(decoded, (first, second), ([7] * 18, [1, 7, 7]), strict=True)
+    )
     assert [each.array for each in placed] == [each.encode() for each in (*"abcdefgh", "a")]
     assert [each.place.first for each in placed] == [*range(0, 18, 2)]
     assert (other.array, other.place.first) == (b"b", 1)
@@ -61,7 +73,7 @@ async def test_a_few_are_decoded_at_a_time_and_each_url_once() -> None:
 async def test_a_failure_ends_the_others_and_names_the_first_place() -> None:
     decoder: Any = Decoder("c")
     with pytest.raises(BadRequestError) as caught:
-        await placed_images(decoder, [prompt_of("a", "b", "c", "d", "c")], [[7] * 10], MODEL)
+        await decoded_images(decoder, [prompt_of("a", "b", "c", "d", "c")], MODEL)
     assert caught.value.param == "messages[2]"
     await asyncio.sleep(0)
     assert decoder.running == []

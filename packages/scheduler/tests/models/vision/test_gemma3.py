@@ -58,7 +58,11 @@ def prompt_of(parts: Parts) -> tuple[list[int], list[ImageInput], list[bytes]]:
         if isinstance(part, int):
             array = image(part)
             ids.append(BEGIN)
-            images.append(ImageInput(sha256=hashlib.sha256(array).digest(), first=len(ids), tokens=TOKENS))
+            images.append(
+                ImageInput(
+                    sha256=hashlib.sha256(array).digest(), height=SIZE, width=SIZE, first=len(ids), tokens=TOKENS
+                )
+            )
             arrays.append(array)
             ids += [*[IMAGE] * TOKENS, END]
         else:

@@ -15,7 +15,7 @@ from tercet.frontend.lora.registry import AdapterRegistry
 from tercet.frontend.lora.store import AdapterNames
 from tercet.frontend.manager.embedding_state import EmbeddingBatch, EmbeddingState
 from tercet.frontend.manager.inputs.grammars import with_checked_grammars
-from tercet.frontend.manager.inputs.images import placed_images
+from tercet.frontend.manager.inputs.images import placed_images, tokenize_all
 from tercet.frontend.manager.inputs.prediction import prediction_of
 from tercet.frontend.manager.inputs.validation import cheap_checks, check_output, check_scores, sampling_of_all
 from tercet.frontend.manager.message_handler import MessageHandler
@@ -174,18 +174,18 @@ class TokenizerManager:
         in_turns = partial(self.requests.turns.run, current_caller().owner)
         await in_turns(cheap_checks(requests, model))  # first: grammars may have to wait for a worker
         requests = await with_checked_grammars(requests, model, self.grammars, self.fleet)
-        prompts = await model.tokenize_all([request.prompt for request in requests])
+        prompts, images = await tokenize_all(self.images, [request.prompt for request in requests], model)
         predictions = [await prediction_of(request, model) for request in requests]
         params = await in_turns(sampling_of_all(requests, model, prompts))
         check_output(requests, params)
         check_scores(requests, params, [len(ids) for ids in prompts])
-        images = await placed_images(self.images, [request.prompt for request in requests], prompts, model)
         generation, rid = Generation(slot), rid or self.new_id()
         names = [rid] if len(requests) == 1 else (f"{rid}.{number}" for number in count())
         every = zip(names, requests, prompts, params, predictions, images, strict=False)
 
         def start() -> Steps[None]:
-            for name, request, ids, chosen, prediction, placed in every:
+            for name, request, ids, chosen, prediction, shown in every:
+                placed = placed_images(shown, request.prompt, ids, model.limits.images)
                 state = ReqState(name, request, model, ids, chosen, generation.wake, prediction, placed)
                 generation.states.append(state)
                 self.requests.start(state)

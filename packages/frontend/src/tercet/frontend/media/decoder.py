@@ -15,7 +15,7 @@ import msgspec
 from tercet.frontend.errors import BadRequestError, UnsupportedParameterError
 from tercet.frontend.helper.pool import HelperPool
 from tercet.frontend.helper.process import HelperDiedError, HelperProcess
-from tercet.frontend.media.pipe import Decode, decode_result
+from tercet.frontend.media.pipe import Decode, Decoded, decode_result
 from tercet.protocol.messages.media import ImageFormat
 
 WORKER = "tercet.frontend.media.worker"
@@ -33,10 +33,12 @@ class ImageSource(msgspec.Struct, frozen=True, kw_only=True):
     """Client's parameter name for error messages."""
 
 
-class DecodedImage(msgspec.Struct, frozen=True):
-    """Array of an image, and its SHA-256."""
+class DecodedImage(msgspec.Struct, frozen=True, kw_only=True):
+    """Array of an image, uint8 [height, width, 3], and the SHA-256 of its size and itself."""
 
     array: bytes
+    height: int
+    width: int
     sha256: bytes
 
 
@@ -78,8 +80,8 @@ class ImageDecoder:
             order = Decode(
                 base64=file if isinstance(file, str) else "",
                 file=b"" if isinstance(file, str) else file,
-                height=form.height,
-                width=form.width,
+                size=form.size,
+                patch=form.patch,
                 resample=form.resample,
                 seconds=self._seconds,
             )
@@ -89,8 +91,8 @@ class ImageDecoder:
                 raise _refused(f"it takes too {error.why} to decode", source) from None
         if result.error:
             raise _refused(result.error, source)
-        digest = await asyncio.to_thread(hashlib.sha256, result.array)
-        return DecodedImage(result.array, digest.digest())
+        sha256 = await asyncio.to_thread(_digest, result)
+        return DecodedImage(array=result.array, height=result.height, width=result.width, sha256=sha256)
 
     def _file(self, source: ImageSource) -> AbstractAsyncContextManager[str | bytes]:
         """Return the file at a URL, in base64 from a `data:` URL. Raises ApiError."""
@@ -107,6 +109,13 @@ class ImageDecoder:
             param=source.param,
             code="invalid_image_url",
         )
+
+
+def _digest(image: Decoded) -> bytes:
+    """Return the hash of an image. Its size is a part, because arrays of other sizes may have the same bytes."""
+    digest = hashlib.sha256(f"{image.height} {image.width} ".encode())
+    digest.update(image.array)
+    return digest.digest()
 
 
 @cache

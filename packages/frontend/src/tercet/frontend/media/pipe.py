@@ -2,6 +2,8 @@
 
 import msgspec
 
+from tercet.protocol.messages.media import ImageSize
+
 
 class Decode(msgspec.Struct, frozen=True, kw_only=True):
     """Order to decode a file and to resize its image, within `seconds` of processor time."""
@@ -9,8 +11,8 @@ class Decode(msgspec.Struct, frozen=True, kw_only=True):
     base64: str = ""
     """File, unless it is in `file`."""
     file: bytes = b""
-    height: int
-    width: int
+    size: ImageSize
+    patch: int
     resample: int
     seconds: float
 
@@ -19,6 +21,8 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     """Result of an order: the array, uint8 [height, width, 3], or the fault of the file."""
 
     array: bytes = b""
+    height: int = 0
+    width: int = 0
     error: str = ""
 
 

@@ -12,6 +12,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from tercet.frontend.helper.limits import detach, limit_memory, processor_time
 from tercet.frontend.helper.pipe import encode_frame, read_frame
 from tercet.frontend.media.pipe import Decode, Decoded, decode_order
+from tercet.frontend.media.sizes import AspectRatioError, array_size
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 """Formats that OpenAI's and Anthropic's APIs take. Others would only be more code that reads untrusted files."""
@@ -42,8 +43,8 @@ def main() -> None:
 
 def _decoded(order: Decode) -> Decoded:
     try:
-        return Decoded(array=image_array(order))
-    except _RefusedError as error:
+        return decoded_image(order)
+    except (_RefusedError, AspectRatioError) as error:
         return Decoded(error=str(error))
     except MemoryError:
         return Decoded(error="it takes too much memory to decode")
@@ -51,11 +52,12 @@ def _decoded(order: Decode) -> Decoded:
         return Decoded(error=f"it is damaged ({type(error).__name__})")
 
 
-def image_array(order: Decode) -> bytes:
-    """Return the first frame of a file, upright, resized, as uint8 [height, width, 3]."""
+def decoded_image(order: Decode) -> Decoded:
+    """Return the first frame of a file, upright and resized. Raises an error for a file that is refused or damaged."""
     image = ImageOps.exif_transpose(_open(order.file or _file(order.base64)))
-    array: bytes = _rgb(image).resize((order.width, order.height), Image.Resampling(order.resample)).tobytes()
-    return array
+    height, width = array_size(image.height, image.width, order.size, order.patch)
+    array = _rgb(image).resize((width, height), Image.Resampling(order.resample)).tobytes()
+    return Decoded(array=array, height=height, width=width)
 
 
 def _file(text: str) -> bytes:

@@ -12,6 +12,7 @@ import msgspec
 from tercet.frontend.__about__ import __version__
 from tercet.frontend.constraints import Tokens
 from tercet.frontend.errors import BadRequestError, ContextLengthExceededError
+from tercet.frontend.media.decoder import DecodedImage
 from tercet.frontend.model.chat_template import TemplateManager
 from tercet.frontend.model.files import read_text, reading
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt, TokenPrompt, size_of
@@ -116,17 +117,21 @@ class ServedModel:
     def tokenizer(self) -> PromptTokenizer:
         return self.files.tokenizer
 
-    async def tokenize(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
+    async def tokenize(
+        self, prompt: Prompt, images: Sequence[DecodedImage] = (), *, must_fit: bool = True
+    ) -> list[int]:
         """Run `prompt_ids` in the tokenizer pool, with its timeout. Raises ApiError."""
         return await self.tokenizer_pool.run(
-            Piece(partial(self.prompt_ids, prompt, must_fit=must_fit), size_of(prompt))
+            Piece(partial(self.prompt_ids, prompt, images, must_fit=must_fit), size_of(prompt))
         )
 
-    async def tokenize_all(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+    async def tokenize_all(
+        self, prompts: Sequence[Prompt], images: Sequence[Sequence[DecodedImage]]
+    ) -> list[list[int]]:
         """Tokenize the prompts of one request. Raises ApiError, after which no further prompt is started."""
-        return await self.tokenizer_pool.run_all(
-            [Piece(partial(self.prompt_ids, each), size_of(each)) for each in prompts]
-        )
+        every = zip(prompts, images, strict=True)
+        pieces = [Piece(partial(self.prompt_ids, prompt, own), size_of(prompt)) for prompt, own in every]
+        return await self.tokenizer_pool.run_all(pieces)
 
     async def render_end(self, prompt: ChatPrompt) -> str:
         """Return the end of a rendered chat, right before the answer. Raises ApiError."""
@@ -141,19 +146,19 @@ class ServedModel:
         """Return the vocabulary's spelling of each id, in the tokenizer pool. Raises ApiError."""
         return await self.tokenizer_pool.run(Piece(lambda: list(map(self.tokenizer.token, ids)), len(ids)))
 
-    def prompt_ids(self, prompt: Prompt, *, must_fit: bool = True) -> list[int]:
-        """Render and tokenize a prompt. CPU-bound: not for the event loop. Raises BadRequestError.
+    def prompt_ids(self, prompt: Prompt, images: Sequence[DecodedImage] = (), *, must_fit: bool = True) -> list[int]:
+        """Render and tokenize a prompt with its images. CPU-bound: not for the event loop. Raises BadRequestError.
 
         A text that is certainly longer than the context is refused before tokenization; without `must_fit`, one with
         more characters than may be counted.
         """
         match prompt:
             case ChatPrompt():
-                text = self._with_placeholders(self._rendered(prompt), prompt)
+                text = self._with_placeholders(self._rendered(prompt), prompt, images)
                 self.check_length(text, prompt.param, must_fit=must_fit)
                 return self.tokenizer.encode(text, add_special_tokens=False)
             case TextPrompt():
-                text = self._with_placeholders(prompt.text, prompt)
+                text = self._with_placeholders(prompt.text, prompt, images)
                 self.check_length(text, prompt.param, must_fit=must_fit)
                 return self.tokenizer.encode(text, add_special_tokens=prompt.add_special_tokens)
             case TokenPrompt():
@@ -177,21 +182,21 @@ class ServedModel:
             param = prompt.param if error.param == "messages" else error.param
             raise BadRequestError(self.tokenizer.unescape(error.message), param=param) from error
 
-    def _with_placeholders(self, text: str, prompt: ChatPrompt | TextPrompt) -> str:
+    def _with_placeholders(self, text: str, prompt: ChatPrompt | TextPrompt, images: Sequence[DecodedImage]) -> str:
         """Put placeholder tokens into a text or a rendered chat, in the place of its images."""
         form = self.limits.images
-        if not prompt.images or form is None:
+        if not images or form is None:
             return text
-        count = len(prompt.images)
-        text, found = self.tokenizer.replace_control(text, form.marker, form.replacement, count + 1)
-        if found != count:
+        texts = [form.replacement(image.height, image.width) for image in images]
+        replaced = self.tokenizer.replace_control(text, form.marker, texts)
+        if replaced is None:
             raise BadRequestError(
                 "The model's chat template takes no images here."
                 if isinstance(prompt, ChatPrompt)
-                else f"The text must have {form.marker!r} for each of its {count} images, and nowhere else.",
+                else f"The text must have {form.marker!r} for each of its {len(images)} images, and nowhere else.",
                 param=prompt.images[0].param,
             )
-        return text
+        return replaced
 
     def check_length(self, text: str, param: str, *, must_fit: bool = True) -> None:
         """Refuse a text that is too long before it is tokenized. Raises BadRequestError."""

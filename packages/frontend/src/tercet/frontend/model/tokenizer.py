@@ -10,7 +10,8 @@ the text.
 import json
 import re
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer
@@ -78,9 +79,15 @@ class PromptTokenizer:
             text += self._mark
         return text
 
-    def replace_control(self, text: str, token: str, by: str, most: int) -> tuple[str, int]:
-        """Replace at most `most` control tokens that are not marked. Return the text, and the number of these."""
-        return re.subn(f"{re.escape(token)}(?!{re.escape(self._mark)})", lambda _: by, text, count=most)
+    def replace_control(self, text: str, token: str, by: Sequence[str]) -> str | None:
+        """Replace a control token wherever it is not marked, by one text at each place.
+
+        Return None if these are not as many as the texts.
+        """
+        parts = re.split(f"{re.escape(token)}(?!{re.escape(self._mark)})", text, maxsplit=len(by) + 1)
+        if len(parts) != len(by) + 1:
+            return None
+        return "".join(chain.from_iterable(zip(parts, [*by, ""], strict=True)))
 
     def unescape(self, text: str) -> str:
         """Remove the marks."""

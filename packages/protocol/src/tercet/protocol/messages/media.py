@@ -3,35 +3,75 @@
 import msgspec
 
 
-class ImageFormat(msgspec.Struct, frozen=True, kw_only=True):
-    """Form of the images that a model takes: arrays uint8 [height, width, 3], all of one size.
-
-    `resample` is the number of the filter in Pillow. Images are resized to that size.
-    """
+class FixedSize(msgspec.Struct, frozen=True, kw_only=True, tag="fixed"):
+    """Fixed size of every image. The aspect ratio is not kept."""
 
     height: int
     width: int
+
+
+class PixelRange(msgspec.Struct, frozen=True, kw_only=True, tag="pixels"):
+    """Size near the image's own, with at least `min_pixels` and at most `max_pixels`."""
+
+    min_pixels: int
+    max_pixels: int
+
+
+class LongestEdge(msgspec.Struct, frozen=True, kw_only=True, tag="longest_edge"):
+    """Size of the image itself, or a smaller one with sides of at most `max_edge`, rounded up."""
+
+    max_edge: int
+
+
+ImageSize = FixedSize | PixelRange | LongestEdge
+
+
+class ImageFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """Form of the images that a model takes: arrays uint8 [height, width, 3].
+
+    `size` has the size of an image's array. Both sides are multiples of `patch`, and each square of `patch` pixels has
+    one placeholder token, in whose place the model gets an embedding. `resample` is the number of the filter in Pillow.
+    """
+
+    size: ImageSize
+    patch: int
     resample: int
     marker: str
     """Text that the chat template writes for an image."""
-    replacement: str
-    """Text that takes the place of the marker before tokenization, with `tokens` placeholder tokens in a row."""
+    token: str
+    """Text of a placeholder token."""
     token_id: int
-    """Id of a placeholder token."""
-    tokens: int
-    """Placeholder tokens of each image, in whose place the model gets its embeddings."""
+    max_tokens: int
+    """Maximum tokens of an image, from its first to its last placeholder token."""
+    prefix: str = ""
+    suffix: str = ""
+    """Texts around the placeholder tokens of an image."""
+    row_break: str = ""
+    """Text between the rows of an image."""
 
-    @property
-    def array_bytes(self) -> int:
-        """Return the size of an array in bytes."""
-        return 3 * self.height * self.width
+    def replacement(self, height: int, width: int) -> str:
+        """Return the text that takes the place of the marker before tokenization."""
+        row = self.token * (width // self.patch)
+        return f"{self.prefix}{self.row_break.join([row] * (height // self.patch))}{self.suffix}"
+
+    def embeddings(self, height: int, width: int) -> int:
+        """Return the number of embeddings, and so of placeholder tokens, of an image."""
+        return (height // self.patch) * (width // self.patch)
 
 
 class ImageInput(msgspec.Struct, frozen=True, kw_only=True):
     """Image in a prompt, whose array is a raw frame of the message."""
 
     sha256: bytes
-    """Hash of the array, 32 bytes."""
+    """Hash of the array and its size, 32 bytes."""
+    height: int
+    width: int
     first: int
     """Index of its first placeholder token in the prompt."""
     tokens: int
+    """Tokens from its first to its last placeholder token."""
+
+    @property
+    def array_bytes(self) -> int:
+        """Return the size of the array in bytes."""
+        return 3 * self.height * self.width

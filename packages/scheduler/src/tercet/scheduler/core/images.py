@@ -1,6 +1,6 @@
 """Images in prompts: their keys in the prefix cache, and the chunks that keep them whole.
 
-Every placeholder token of an image has the image's number as its key: a negative one, so that no token id equals it.
+Every token of an image has the image's number as its key: a negative one, so that no token id equals it.
 Equal images of a namespace have equal numbers, and different images never do.
 """
 
@@ -43,29 +43,34 @@ class ImageNumbers:
 class PromptImages:
     """Images of one prompt. With `whole`, their tokens see each other, so no chunk ends inside an image."""
 
-    def __init__(
-        self, images: list[ImageInput], token_id: int, namespace: str, numbers: ImageNumbers, *, whole: bool
-    ) -> None:
+    def __init__(self, images: list[ImageInput], namespace: str, numbers: ImageNumbers, *, whole: bool) -> None:
         self.inputs = images
         self.planned = [
             PlannedImage(
-                number=numbers.of(namespace, each.sha256), sha256=each.sha256, first=each.first, tokens=each.tokens
+                number=numbers.of(namespace, each.sha256),
+                sha256=each.sha256,
+                height=each.height,
+                width=each.width,
+                first=each.first,
+                tokens=each.tokens,
             )
             for each in images
         ]
-        self._token_id = token_id
+        self._ids: list[array[int]] = []
         self._whole = whole
 
     def write_keys(self, tokens: "array[int]") -> None:
-        """Replace the placeholder tokens of a prompt by the keys of their images."""
+        """Replace the tokens of images in a prompt by the keys of the images."""
         for each in self.planned:
-            tokens[each.first : each.first + each.tokens] = array("i", [each.number] * each.tokens)
+            place = slice(each.first, each.first + each.tokens)
+            self._ids.append(tokens[place])
+            tokens[place] = array("i", [each.number] * each.tokens)
 
     def with_ids(self, tokens: "array[int]") -> "array[int]":
-        """Return a copy of a prompt, and what follows it, with placeholder tokens in the place of keys."""
+        """Return a copy of a prompt, and what follows it, with its own tokens in the place of keys."""
         ids = tokens[:]
-        for each in self.inputs:
-            ids[each.first : each.first + each.tokens] = array("i", [self._token_id] * each.tokens)
+        for each, own in zip(self.inputs, self._ids, strict=True):
+            ids[each.first : each.first + each.tokens] = own
         return ids
 
     def chunk(self, start: int, count: int) -> int:
@@ -90,13 +95,17 @@ def image_error(request: TokenizedGenerateReqInput, form: ImageFormat | None) ->
     ids = unpack_ints(request.input_ids)
     end = 0
     for each in request.images:
-        first, end, before = each.first, each.first + form.tokens, end
-        if (
-            len(each.sha256) != _HASH_BYTES
-            or each.tokens != form.tokens
-            or not before <= first <= len(ids) - each.tokens
-        ):
+        before, end = end, each.first + each.tokens
+        if len(each.sha256) != _HASH_BYTES or not before <= each.first < end <= len(ids):
             return "an image has no place in the prompt"
-        if any(token != form.token_id for token in ids[first:end]):
+        if not _fits(each, form):
+            return "an image has a size that the model does not take"
+        own = list(ids[each.first : end])
+        if {own[0], own[-1]} != {form.token_id} or own.count(form.token_id) != form.embeddings(each.height, each.width):
             return "an image is not in the place of placeholder tokens"
     return None
+
+
+def _fits(image: ImageInput, form: ImageFormat) -> bool:
+    sides = image.height, image.width
+    return image.tokens <= form.max_tokens and all(side > 0 and side % form.patch == 0 for side in sides)

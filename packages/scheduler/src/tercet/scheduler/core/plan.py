@@ -19,7 +19,7 @@ class CacheGroup(msgspec.Struct, frozen=True):
 
 def excess_tokens(images: ImageFormat | None, *, whole: bool) -> int:
     """Return the tokens by which a step may exceed its budget: less than an image if these stay whole."""
-    return images.tokens - 1 if images is not None and whole else 0
+    return images.max_tokens - 1 if images is not None and whole else 0
 
 
 class Capacity(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,13 +49,15 @@ class Capacity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PlannedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """Image whose embeddings take the place of `tokens` placeholder tokens from `first` on.
+    """Image whose embeddings take the place of placeholder tokens among the `tokens` from `first` on.
 
     Equal images of one namespace have the same `number`.
     """
 
     number: int
     sha256: bytes
+    height: int
+    width: int
     first: int
     tokens: int
 

@@ -1,5 +1,6 @@
 """Images of a step: arrays that frontends sent, embeddings that the vision tower made of them, and their places."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
@@ -9,13 +10,15 @@ import torch
 
 from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.protocol.messages.codec import Frame
-from tercet.protocol.messages.media import ImageFormat, ImageInput
+from tercet.protocol.messages.media import FixedSize, ImageFormat, ImageInput, LongestEdge, PixelRange
 from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit, excess_tokens
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
 
 MOST_ARRAY_BYTES = 4 << 30
 """Arrays of all held requests; further requests are refused."""
 MOST_EMBEDDING_BYTES = 256 << 20
+_PAGE = 64
+"""Embeddings of a page of the cache."""
 
 
 class LoadedImages(NamedTuple):
@@ -31,46 +34,60 @@ class LoadedImages(NamedTuple):
 
     @torch.inference_mode()
     def encode_blank(self) -> None:
-        """Encode an image, for the memory that this takes."""
-        form = self.model.form
-        self.tower(torch.zeros(1, form.height, form.width, 3, dtype=torch.uint8))
+        """Encode the largest image, for the memory that this takes."""
+        self.tower(torch.zeros(*_largest(self.model.form), 3, dtype=torch.uint8))
+
+
+def _largest(form: ImageFormat) -> tuple[int, int]:
+    match form.size:
+        case FixedSize() as size:
+            return size.height, size.width
+        case PixelRange() as size:
+            side = math.isqrt(size.max_pixels)
+        case LongestEdge() as size:
+            side = size.max_edge
+    side = max(1, side // form.patch) * form.patch
+    return side, side
 
 
 Tower = Callable[[torch.Tensor], torch.Tensor]
-"""Embeddings [images, tokens, hidden] of arrays uint8 [images, height, width, 3]."""
+"""Embeddings [embeddings, hidden] of an array uint8 [height, width, 3]."""
 
 
 class ImageStore:
     """Arrays by hash, as long as a held choice needs them. The loop adds and retains, the executor reads."""
 
-    def __init__(self, form: ImageFormat, most_bytes: int = MOST_ARRAY_BYTES) -> None:
-        self.form = form
-        self._most = most_bytes // form.array_bytes
+    def __init__(self, most_bytes: int = MOST_ARRAY_BYTES) -> None:
+        self._most = most_bytes
+        self._held = 0
         self._arrays: dict[bytes, Frame] = {}
 
     def add(self, images: Sequence[ImageInput], frames: Sequence[Frame]) -> str:
         """Keep the arrays of a request, without copying them. Return a fault, or an empty text."""
-        if [memoryview(frame).nbytes for frame in frames] != [self.form.array_bytes] * len(images):
+        if [memoryview(frame).nbytes for frame in frames] != [each.array_bytes for each in images]:
             return "the arrays do not fit the images"
         arrays = {each.sha256: frame for each, frame in zip(images, frames, strict=True)}
-        if len(self._arrays.keys() | arrays.keys()) > self._most:
+        new = [arrays[sha256] for sha256 in arrays.keys() - self._arrays.keys()]
+        held = self._held + sum(memoryview(frame).nbytes for frame in new)
+        if held > self._most:
             return "too many images are held"
-        self._arrays.update(arrays)
+        self._held = held
+        self._arrays = arrays | self._arrays
         return ""
 
     def retain(self, needed: Collection[bytes]) -> None:
         """Drop all other arrays."""
         for sha256 in self._arrays.keys() - needed:
-            del self._arrays[sha256]
+            self._held -= memoryview(self._arrays.pop(sha256)).nbytes
 
-    def array(self, sha256: bytes) -> torch.Tensor:
+    def array(self, image: PlannedImage) -> torch.Tensor:
         """Return an array, uint8 [height, width, 3]. Raise KeyError if it was never added or is dropped."""
-        flat = np.frombuffer(self._arrays[sha256], np.uint8)
-        return torch.from_numpy(flat.copy()).view(self.form.height, self.form.width, 3)
+        flat = np.frombuffer(self._arrays[image.sha256], np.uint8)
+        return torch.from_numpy(flat.copy()).view(image.height, image.width, 3)
 
 
 class EmbeddingCache:
-    """Embeddings that were used last, by number of the image, in one tensor of at most `most_bytes`.
+    """Embeddings that were used last, by number of the image, in pages of one tensor of at most `most_bytes`.
 
     Tensors of their own would lie in the heap between blocks that the tower has freed, and no large block could take
     the place of these again: memory would grow by some MB with each image.
@@ -78,27 +95,53 @@ class EmbeddingCache:
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
-        self._memory: torch.Tensor | None = None  # [rows, tokens, hidden]
-        self._rows: OrderedDict[int, int] = OrderedDict()
+        self._memory: torch.Tensor | None = None  # [pages * _PAGE, hidden]
+        self._free: list[int] = []
+        self._images: OrderedDict[int, tuple[list[int], int]] = OrderedDict()  # pages and embeddings of each
 
-    def get(self, number: int) -> torch.Tensor | None:
-        """Return an embedding, which is valid until the next `add`; None if it is not there."""
-        if self._memory is None or number not in self._rows:
+    def get(self, number: int, part: slice) -> torch.Tensor | None:
+        """Return a copy of a part of an image's embeddings; None if they are not there."""
+        if self._memory is None or number not in self._images:
             return None
-        self._rows.move_to_end(number)
-        return self._memory[self._rows[number]]
+        self._images.move_to_end(number)
+        return self._memory[self._rows(number)[part]]
 
-    def add(self, number: int, embedding: torch.Tensor) -> None:
-        """Copy an embedding, in the place of the one that was used first if there is no room."""
+    def add(self, number: int, embeddings: torch.Tensor) -> None:
+        """Copy the embeddings of an image, in the place of those that were used first if there is no room."""
         if self._memory is None:
-            self._memory = embedding.new_empty(self._most_bytes // embedding.nbytes, *embedding.shape)
-        row = len(self._rows)
-        if row == len(self._memory):
-            if not row:
-                return
-            _, row = self._rows.popitem(last=False)
-        self._memory[row] = embedding
-        self._rows[number] = row
+            pages = self._most_bytes // (embeddings[0].nbytes * _PAGE)
+            self._memory = embeddings.new_empty(pages * _PAGE, embeddings.shape[1])
+            self._free = list(range(pages))
+        needed = -(-len(embeddings) // _PAGE)
+        if needed * _PAGE > len(self._memory):
+            return
+        while len(self._free) < needed:
+            _, (freed, _) = self._images.popitem(last=False)
+            self._free += freed
+        self._images[number] = [self._free.pop() for _ in range(needed)], len(embeddings)
+        self._memory[self._rows(number)] = embeddings
+
+    def _rows(self, number: int) -> torch.Tensor:
+        """Return the rows of the memory that hold an image, int64."""
+        assert self._memory is not None
+        pages, count = self._images[number]
+        rows = torch.tensor(pages)[:, None] * _PAGE + torch.arange(_PAGE)
+        return rows.flatten()[:count].to(self._memory.device)
+
+
+class _Shown(NamedTuple):
+    """Image of a slot, and the places of its embeddings in the prompt."""
+
+    image: PlannedImage
+    places: "np.ndarray[tuple[int], np.dtype[np.int64]]"
+
+
+class _Part(NamedTuple):
+    """Embeddings of an image that a step needs, and their places among the tokens of the step."""
+
+    image: PlannedImage
+    embeddings: slice
+    places: "np.ndarray[tuple[int], np.dtype[np.int64]]"
 
 
 class StepImages:
@@ -108,6 +151,7 @@ class StepImages:
         self,
         tower: Tower,
         store: ImageStore,
+        token_id: int,
         device: torch.device,
         *,
         whole: bool,
@@ -115,9 +159,10 @@ class StepImages:
     ) -> None:
         self._tower = tower
         self._store = store
+        self._token_id = token_id
         self._device = device
         self._whole = whole
-        self._slots: dict[int, list[PlannedImage]] = {}
+        self._slots: dict[int, list[_Shown]] = {}
         self._embeddings = EmbeddingCache(most_bytes)
         """By number and not by hash: embeddings of other namespaces must not save time."""
 
@@ -126,56 +171,57 @@ class StepImages:
         for init in inits:
             self._slots.pop(init.slot, None)
             if init.images:
-                self._slots[init.slot] = init.images
+                ids = np.frombuffer(init.tokens, np.int32)
+                self._slots[init.slot] = [_Shown(each, self._places(each, ids)) for each in init.images]
+
+    def _places(
+        self, image: PlannedImage, ids: "np.ndarray[tuple[int], np.dtype[np.int32]]"
+    ) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
+        own = ids[image.first : image.first + image.tokens]
+        return image.first + np.flatnonzero(own == self._token_id)
 
     def begin(self, rows: Sequence[Row]) -> ReplacedEmbeddings | None:
         """Return the embeddings of a step, after encoding what is missing; None if no row is in an image."""
         if not self._slots:
             return None
-        parts: list[tuple[PlannedImage, range, int]] = []  # of each image, its tokens in a row and their place
+        parts: list[_Part] = []
         offset = 0
         for row in rows:
-            end = row.start + row.count
-            for image in self._slots.get(row.slot, ()):
-                first, last = max(row.start, image.first), min(end, image.first + image.tokens)
+            for image, places in self._slots.get(row.slot, ()):
+                first, last = np.searchsorted(places, (row.start, row.start + row.count))
                 if first < last:
-                    parts.append((image, range(first, last), offset + first - row.start))
+                    parts.append(_Part(image, slice(first, last), places[first:last] + (offset - row.start)))
             offset += row.count
         return self._replaced(rows, parts) if parts else None
 
-    def _replaced(self, rows: Sequence[Row], parts: Sequence[tuple[PlannedImage, range, int]]) -> ReplacedEmbeddings:
-        places = np.concatenate([np.arange(place, place + len(tokens)) for _, tokens, place in parts])
+    def _replaced(self, rows: Sequence[Row], parts: Sequence[_Part]) -> ReplacedEmbeddings:
+        places = np.concatenate([part.places for part in parts])
         seen = None
         if self._whole:
             counts = np.concatenate([np.arange(row.start, row.start + row.count) + 1 for row in rows])
-            for _, tokens, place in parts:
-                counts[place : place + len(tokens)] = tokens.stop
+            for part in parts:
+                counts[part.places] = part.image.first + part.image.tokens
             seen = torch.from_numpy(counts.astype(np.int32)).to(self._device)
         return ReplacedEmbeddings(torch.from_numpy(places).to(self._device), self._vectors(parts), seen)
 
-    def _vectors(self, parts: Sequence[tuple[PlannedImage, range, int]]) -> torch.Tensor:
-        """Return the embeddings of tokens of images. Images whose embeddings are missing are encoded one by one."""
-        encoded: dict[int, torch.Tensor] = {}
+    def _vectors(self, parts: Sequence[_Part]) -> torch.Tensor:
+        """Return the embeddings of parts. Images whose embeddings are missing are encoded one by one."""
         new: dict[int, torch.Tensor] = {}
-        for image, _, _ in parts:
-            if image.number not in encoded:
-                known = self._embeddings.get(image.number)
-                if known is None:
-                    known = new[image.number] = self._tower(self._store.array(image.sha256)[None])[0]
-                encoded[image.number] = known
-        vectors = torch.cat(
-            [
-                encoded[image.number][tokens.start - image.first : tokens.stop - image.first]
-                for image, tokens, _ in parts
-            ]
-        )
-        for number, embedding in new.items():
-            self._embeddings.add(number, embedding)
-        return vectors
+        vectors: list[torch.Tensor] = []
+        for image, part, _ in parts:
+            if image.number not in new and (known := self._embeddings.get(image.number, part)) is not None:
+                vectors.append(known)
+                continue
+            if image.number not in new:
+                new[image.number] = self._tower(self._store.array(image))
+            vectors.append(new[image.number][part])
+        for number, embeddings in new.items():
+            self._embeddings.add(number, embeddings)
+        return torch.cat(vectors)
 
 
 def step_images(loaded: LoadedImages | None, store: ImageStore | None, device: torch.device) -> StepImages | None:
     """Return the images of a model's steps; None if it takes none."""
     if loaded is None or store is None:
         return None
-    return StepImages(loaded.tower, store, device, whole=loaded.model.whole)
+    return StepImages(loaded.tower, store, loaded.model.form.token_id, device, whole=loaded.model.whole)

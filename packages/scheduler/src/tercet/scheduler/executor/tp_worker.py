@@ -120,7 +120,7 @@ class TpModelWorker:
             if sizes.snapshots is not None:
                 self._states = StatePool(state_layers(config), options.rows, sizes.snapshots, device)
         log_cache(self._pool, self._states, options)
-        self.images = None if loaded.images is None else ImageStore(loaded.images.model.form)
+        self.images = None if loaded.images is None else ImageStore()
         self._adapter_loader = None if loaded.adapters is None else adapter_loader_of(loaded.adapters)
         with require_memory("steps beside the KV cache, lower kv_cache_bytes or the slots"):
             self._runner = self._runner_of(loaded)

@@ -22,6 +22,7 @@ from tercet.frontend.http.request_id import request_id_of
 from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect, named_event
 from tercet.frontend.json_number import dump_json
+from tercet.frontend.manager.inputs.images import tokenize
 from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerationOptions, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
@@ -86,7 +87,7 @@ class AnthropicServingMessages:
         body = await read_model(request, CountTokens, self._body_limit)
         model = await self._manager.adapters.model(body.model)
         plan = await self._plan(body, GenerationOptions(param_names=_NAMES), model)
-        ids = await model.tokenize(plan.request.prompt, must_fit=False)
+        ids = await tokenize(self._manager.images, plan.request.prompt, model)
         return json_response({"input_tokens": len(ids)})
 
     async def _plan(self, body: Prompted, options: GenerationOptions, model: ServedModel) -> ChatPlan:

@@ -26,6 +26,7 @@ from tercet.frontend.http.query import flag, number
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
 from tercet.frontend.http.sse import EventStream, cancel_on_disconnect
+from tercet.frontend.manager.inputs.images import tokenize
 from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 
@@ -117,7 +118,7 @@ class OpenAIServingResponses:
         """Return the number of prompt tokens of a response."""
         body = await read_model(request, TokenCount, self._body_limit)
         plan, model = await self._drafter.prompt(caller_of(request).owner, body)
-        ids = await model.tokenize(plan.request.prompt, must_fit=False)
+        ids = await tokenize(self._manager.images, plan.request.prompt, model)
         return json_response({"object": "response.input_tokens", "input_tokens": len(ids)})
 
     @property

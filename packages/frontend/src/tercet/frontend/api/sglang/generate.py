@@ -31,6 +31,7 @@ from tercet.frontend.http.json_response import json_in_turn
 from tercet.frontend.http.loop_turns import Steps, turns_of
 from tercet.frontend.http.request_body import read_model
 from tercet.frontend.http.route import Route
+from tercet.frontend.manager.inputs.images import tokenize
 from tercet.frontend.manager.request import GenerateRequest, GenerationOptions, ParamNames
 from tercet.frontend.manager.tokenizer_manager import TokenizerManager
 from tercet.frontend.model.prompts import ChatPrompt, Prompt, TextPrompt
@@ -89,7 +90,7 @@ class GenerateRoutes:
         body = await read_model(request, self._tokenize, self._body_limit)
         model = await self._manager.adapters.model_or_first(body.model)
         several = isinstance(body.prompt, list)
-        found = [await model.tokenize(prompt, must_fit=False) for prompt in prompts_of(body, model)]
+        found = [await tokenize(self._manager.images, prompt, model) for prompt in prompts_of(body, model)]
         fields: dict[str, list[Any]] = {"tokens": found, "count": list(map(len, found))}
         if body.return_token_strs:
             fields["token_strs"] = [await model.spell(ids) for ids in found]

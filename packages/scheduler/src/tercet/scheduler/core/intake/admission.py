@@ -147,9 +147,7 @@ class RequestIntake:
         req = Req(request, source, index, output_ids, self._arrivals, at, number)
         self._arrivals += 1
         if request.images and self._images is not None:
-            req.images = PromptImages(
-                request.images, self._images.token_id, req.salt, self._image_numbers, whole=self._whole_images
-            )
+            req.images = PromptImages(request.images, req.salt, self._image_numbers, whole=self._whole_images)
             req.images.write_keys(req.tokens)
         sampling = request.sampling
         req.end = req.prompt_tokens + sampling.max_new_tokens

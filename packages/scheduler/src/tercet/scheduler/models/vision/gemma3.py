@@ -1,5 +1,6 @@
 """Images of Gemma 3: SigLIP, average pooling and a projection. The tokens of an image see each other."""
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tercet.protocol.messages.media import ImageFormat
+from tercet.protocol.messages.media import FixedSize, ImageFormat
 from tercet.scheduler.model_files import ModelError, read_json, tokenizer_files
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
 from tercet.scheduler.tokenizer_files import added_token_texts
@@ -52,13 +53,15 @@ def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, An
         raise ModelError(f"tokenizer.json lacks the tokens of images, which are {lacking} in config.json")
     begin, end, image = map(texts.__getitem__, ids)
     return ImageFormat(
-        height=size,
-        width=size,
+        size=FixedSize(height=size, width=size),
+        patch=size // math.isqrt(tokens),
         resample=processor.get("resample") or _BILINEAR,
         marker=begin,
-        replacement=f"\n\n{begin}{image * tokens}{end}\n\n",
+        prefix=f"\n\n{begin}",
+        token=image,
         token_id=ids[2],
-        tokens=tokens,
+        suffix=f"{end}\n\n",
+        max_tokens=tokens,
     )
 
 

@@ -34,14 +34,14 @@ class VisionTower(nn.Module):
         self._factor = factor
         self._mean, self._std = (torch.tensor(each, device="cpu").view(3, 1, 1) for each in (mean, std))
 
-    def forward(self, arrays: torch.Tensor) -> torch.Tensor:
-        """Return embeddings [images, tokens, hidden] of arrays uint8 [images, height, width, 3] on the CPU."""
+    def forward(self, array: torch.Tensor) -> torch.Tensor:
+        """Return embeddings [tokens, hidden] of an array uint8 [height, width, 3] on the CPU."""
         parameter = next(self.multi_modal_projector.parameters())
-        pixels = (arrays.permute(0, 3, 1, 2).double() * self._factor).float()
+        pixels = (array[None].permute(0, 3, 1, 2).double() * self._factor).float()
         pixels = ((pixels - self._mean) / self._std).to(parameter.device, parameter.dtype)
         states = self.vision_tower(pixel_values=pixels, return_dict=True).last_hidden_state
         embeddings: torch.Tensor = self.multi_modal_projector(states)
-        return embeddings
+        return embeddings[0]
 
 
 @dataclass(frozen=True, kw_only=True)
