@@ -51,12 +51,12 @@ class Client:
 
 @asynccontextmanager
 async def grpc_serving(
-    engine: FakeEngine, http: HttpConfig = HttpConfig(), **options: Any
+    engine: FakeEngine, http: HttpConfig = HttpConfig(), *, connections: int = 128, **options: Any
 ) -> AsyncIterator[tuple[Served, Client]]:
     """Serve on 127.0.0.1 over HTTP and gRPC."""
     async with serving(engine, http, **options) as served:
         config = replace(http, grpc_listen="127.0.0.1:0")
-        server = GrpcServer(served.manager, ChatPlanner(options.get("config", ServingConfig())), config)
+        server = GrpcServer(served.manager, ChatPlanner(options.get("config", ServingConfig())), config, connections)
         await server.start()
         try:
             async with client(server.port) as opened:

@@ -271,6 +271,29 @@ async def test_garbage_ends_its_own_call_alone(engine_of: EngineOf, caplog: pyte
     assert caplog.records == [], "garbage could fill the log"
 
 
+async def test_connections_beyond_the_limit_are_closed(engine_of: EngineOf) -> None:
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\x04" + bytes(5)
+    async with grpc_serving(engine_of(), connections=9) as (_, peer):
+        assert [each async for each in peer.call("Generate", generate(IDS))]
+        opened = [await asyncio.open_connection("127.0.0.1", peer.port) for _ in range(40)]
+        for _, writer in opened:
+            writer.write(preface)
+        heads = [await _head(reader) for reader, _ in opened]
+        assert sum(map(bool, heads)) == 9 - 1
+        assert [each async for each in peer.call("Generate", generate(IDS))], "an open connection goes on"
+        for _, writer in opened:
+            writer.close()
+
+
+async def _head(reader: asyncio.StreamReader) -> bytes:
+    """Return the first bytes of a server, none if it closes the connection."""
+    try:
+        async with asyncio.timeout(5):
+            return await reader.read(9)
+    except ConnectionError:
+        return b""
+
+
 async def test_api_keys_are_needed_and_separate_their_requests(engine_of: EngineOf) -> None:
     async with grpc_serving(engine_of(auto=False), HttpConfig(api_key=("k", "l"))) as (served, anonymous):
         port = anonymous.port

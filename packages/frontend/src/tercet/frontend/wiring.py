@@ -22,6 +22,7 @@ from tercet.frontend.routing.dispatcher import Dispatcher
 from tercet.frontend.routing.model_registry import ModelRegistry
 from tercet.frontend.routing.policies import POLICIES
 from tercet.frontend.server.app import build_app
+from tercet.frontend.server.connection_limit import max_grpc_connections
 from tercet.frontend.server.listener import is_local, listening_socket, url_of
 from tercet.frontend.server.stores import Stores
 from tercet.frontend.server.uvicorn_server import HttpServer
@@ -70,7 +71,7 @@ def _grpc_server(manager: TokenizerManager, config: FrontendConfig) -> "GrpcServ
         return None
     from tercet.frontend.grpc.server import GrpcServer
 
-    return GrpcServer(manager, ChatPlanner(config.serving), config.http)
+    return GrpcServer(manager, ChatPlanner(config.serving), config.http, max_grpc_connections())
 
 
 class Frontend:

@@ -19,16 +19,21 @@ _MAX_MESSAGE_BYTES = 4 << 20
 """Bytes of a message, which is parsed at once; those of the tokens of a million-token prompt are 3 MiB."""
 _MAX_STREAMS = 1024
 """Calls at once on one connection."""
+_MAX_CALLS = 8192
+"""Calls at once, whose messages may lie in memory. Quotas of keys bound requests."""
 _KEEPALIVE_MS = 30_000
 _STOP_GRACE = 1.0
 """Seconds for the last answers of a server that has drained."""
 
 
 class GrpcServer:
-    """Server at `config.grpc_listen`. All methods run on the event loop's thread."""
+    """Server at `config.grpc_listen`, with at most `connections`. All methods run on the event loop's thread."""
 
-    def __init__(self, manager: TokenizerManager, planner: ChatPlanner, config: HttpConfig) -> None:
+    def __init__(
+        self, manager: TokenizerManager, planner: ChatPlanner, config: HttpConfig, connections: int = 128
+    ) -> None:
         self._config = config
+        self._connections = connections
         keys = Keys(config.api_keys(), config.admin_key, open_admin=config.open_admin)
         self._service = SchedulerService(manager, planner, keys)
         self._health = health.aio.HealthServicer()
@@ -42,10 +47,11 @@ class GrpcServer:
             ("grpc.max_receive_message_length", min(_MAX_MESSAGE_BYTES, self._config.max_body_bytes)),
             ("grpc.max_metadata_size", self._config.max_header_bytes),
             ("grpc.max_concurrent_streams", _MAX_STREAMS),
+            ("grpc.max_allowed_incoming_connections", self._connections),
             ("grpc.keepalive_time_ms", _KEEPALIVE_MS),  # finds clients whose network is gone
             ("grpc.so_reuseport", int(self._config.fd is not None)),  # frontends with one HTTP socket share this port
         ]
-        self._server = grpc.aio.server(options=options)
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=_MAX_CALLS)
         self._server.add_generic_rpc_handlers((self._service.handler(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         POOL.AddSerializedFile(health_pb2.DESCRIPTOR.serialized_pb)

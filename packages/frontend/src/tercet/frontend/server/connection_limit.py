@@ -6,8 +6,10 @@ from typing import Protocol
 from tercet.protocol.system.file_limit import raise_file_limit
 
 _RESERVED_FILES = 512
-"""File descriptors reserved for connections to other processes (five each), grammar workers and files. ZeroMQ aborts
-a process that has no descriptor left to accept a connection."""
+"""File descriptors reserved for connections to other processes (five each), gRPC clients, helpers and files. ZeroMQ
+aborts a process that has no descriptor left to accept a connection."""
+_MAX_GRPC_CONNECTIONS = 128
+"""Maximum connections of gRPC clients, which are few: one has many calls at a time."""
 
 
 class Connection(Protocol):
@@ -55,3 +57,8 @@ def max_connections() -> int:
     """
     limit = raise_file_limit()
     return max(limit - _RESERVED_FILES, limit // 2)
+
+
+def max_grpc_connections() -> int:
+    """Return the number of gRPC connections that fit beside `max_connections`. Raises ChannelError like it."""
+    return min(_MAX_GRPC_CONNECTIONS, raise_file_limit() // 8)
