@@ -40,7 +40,8 @@ def references() -> References:
 
 @pytest.fixture(scope="session")
 def one_of_each() -> Iterator[Server]:
-    yield from served()
+    """Yield a server whose frontend gives a scheduler that joins its turn, whatever the others have cached."""
+    yield from served("--frontend.routing-policy", "round_robin")
 
 
 @pytest.fixture(scope="session")

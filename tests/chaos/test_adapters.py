@@ -1,4 +1,7 @@
-"""`kill -9` while requests use more adapters than there are slots: each ends with its own text."""
+"""`kill -9` while requests use more adapters than there are slots: each ends with its own text.
+
+All are slow: in an ordinary run, `tests/e2e/test_adapters.py` kills parts during requests with adapters.
+"""
 
 import random
 import time
@@ -16,7 +19,8 @@ from tests.chaos.parts import Parts, watched
 from tests.server_process import Server
 
 NAMES = ["", "a0", "a1", "a2", "a3"]
-LONG = [pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = pytest.mark.slow
+LONG = pytest.mark.timeout(7200)
 
 
 @pytest.fixture(scope="module")

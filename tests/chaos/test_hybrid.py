@@ -1,4 +1,7 @@
-"""`kill -9` of a serving part of a model with recurrent states, which are lost with it: each text is the reference."""
+"""`kill -9` of a serving part of a model with recurrent states, which are lost with it: each text is the reference.
+
+All are slow: an ordinary run computes states anew after retractions, in `packages/scheduler/tests/generation`.
+"""
 
 import random
 from collections.abc import AsyncIterator, Iterator
@@ -12,7 +15,8 @@ from tests.chaos.load import FULL, SHORT, shuffled
 from tests.chaos.parts import Parts, watched
 from tests.server_process import Server
 
-LONG = [pytest.mark.slow, pytest.mark.timeout(7200)]
+pytestmark = pytest.mark.slow
+LONG = pytest.mark.timeout(7200)
 
 
 @pytest.fixture(scope="module")

@@ -42,7 +42,7 @@ async def parts(seeing: Server) -> AsyncIterator[Parts]:
 
 
 @pytest.mark.parametrize(("count", "seed"), CASES)
-@pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
+@pytest.mark.parametrize("role", ["scheduler", pytest.param("detokenizer", marks=pytest.mark.slow)])
 async def test_every_request_goes_on_with_its_images(
     parts: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:

@@ -34,11 +34,13 @@ async def test_every_request_outlives_the_only_part_of_its_role(
         assert fault.stalled < ONE * machine_load()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "seed"), CASES)
 @pytest.mark.parametrize("role", ["scheduler", "detokenizer"])
 async def test_every_request_outlives_one_of_two(
     double: Parts, references: References, table: Table, role: str, count: int, seed: int
 ) -> None:
+    """In an ordinary run, kills at random in `test_repeated_faults.py` take one of each role."""
     fault = FaultInjection(double, role)
     jobs, chance = shuffled(count, seed), random.Random(seed)
     await assert_nothing_is_lost(double, references, table, fault, jobs, chance)

@@ -191,6 +191,7 @@ def test_requests_go_to_another_scheduler_while_one_is_cut_off(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", CUTS)
 def test_requests_wait_while_the_only_detokenizer_is_cut_off(
     network: Network, server: ComposeServer, table: Table, seconds: float

@@ -3,30 +3,19 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.chaos.conftest import ENVIRONMENT, OPTIONS, References
+from tests.chaos.conftest import ENVIRONMENT, References
 from tests.chaos.fault_injection import failures
 from tests.chaos.load import SHORT, Load, shuffled
 from tests.chaos.output_check import OutputCheck
-from tests.chaos.parts import Parts, assert_nothing_is_left, watched
+from tests.chaos.parts import Parts, assert_nothing_is_left
 from tests.part_process import ChildProcess, until
 from tests.server_process import Server
 
 SCHEDULER, DETOKENIZER = "scheduler-joined", "detokenizer-joined"
-
-
-@pytest.fixture
-def in_turn() -> Iterator[Server]:
-    """Yield a server of one of each part, whose frontend uses round robin."""
-    server = Server("embedded", *OPTIONS, "--frontend.routing-policy", "round_robin", env=ENVIRONMENT)
-    try:
-        yield server.wait()
-    finally:
-        server.stop()
 
 
 def tokens(server: Server, name: str) -> int:
@@ -51,30 +40,29 @@ def start(name: str, parts: Parts, tmp_path: Path, *options: str) -> ChildProces
     "number", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)], ids=["leaving", "killed"]
 )
 async def test_parts_that_join_share_the_work_and_lose_nothing_when_they_go(
-    in_turn: Server, references: References, tmp_path: Path, number: signal.Signals
+    single: Parts, references: References, tmp_path: Path, number: signal.Signals
 ) -> None:
     jobs = shuffled(SHORT, 0)
-    expected = await references.of(in_turn.url, jobs)
-    load = Load(in_turn.url)
+    server = single.server
+    expected = await references.of(server.url, jobs)
+    load = Load(server.url)
 
     async def come_and_go() -> None:
         model = "--model=embedded", "--dtype=float32", f"--kv-cache-bytes={64 * 2**20}", "--threads=1"
-        joined = [start(SCHEDULER, parts, tmp_path, *model), start(DETOKENIZER, parts, tmp_path)]
+        joined = [start(SCHEDULER, single, tmp_path, *model), start(DETOKENIZER, single, tmp_path)]
         try:
-            await asyncio.to_thread(until, lambda: tokens(in_turn, SCHEDULER) > 200, lambda: joined[0].output)
-            assert strangers(in_turn) == {SCHEDULER, DETOKENIZER}
+            await asyncio.to_thread(until, lambda: tokens(server, SCHEDULER) > 200, lambda: joined[0].output)
+            assert strangers(server) == {SCHEDULER, DETOKENIZER}
             for part in joined:
                 part.process.send_signal(number)
             codes = [await asyncio.to_thread(part.process.wait, 30) for part in joined]
             assert codes == [0 if number is signal.SIGTERM else -number] * 2
-            await asyncio.to_thread(until, lambda: not strangers(in_turn), lambda: "still known")
+            await asyncio.to_thread(until, lambda: not strangers(server), lambda: "still known")
         finally:
             for part in joined:
                 part.kill()
 
-    with watched(in_turn) as parts:
-        await parts.ready()
-        outcomes = await load.run_while(jobs, come_and_go)
-        assert failures(outcomes) == []
-        OutputCheck(in_turn.url, expected).compare(outcomes)
-        assert_nothing_is_left(await parts.idle())
+    outcomes = await load.run_while(jobs, come_and_go)
+    assert failures(outcomes) == []
+    OutputCheck(server.url, expected).compare(outcomes)
+    assert_nothing_is_left(await single.idle())
