@@ -30,7 +30,7 @@ def test_a_chat_does_not_wait_behind_all_that_another_key_has_asked_for(
 
     assert ordered(server, "/pause_generation").status_code == 200  # so that all of them wait before any is served
     with ThreadPoolExecutor(FLOOD + 1) as pool:
-        flood = [pool.submit(ask, "many", f"Tell me of {number}", 40) for number in range(FLOOD)]
+        flood = [pool.submit(ask, "many", f"Tell me of {number}", 16) for number in range(FLOOD)]
         server.wait_for(lambda load: load["queued"] == FLOOD, 30)
         chat = pool.submit(ask, "one", "What is a scheduler?", 8)
         server.wait_for(lambda load: load["queued"] == FLOOD + 1, 30)

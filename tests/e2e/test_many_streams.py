@@ -46,7 +46,7 @@ async def one(client: AsyncOpenAI, model: str, number: int, chance: random.Rando
     return "finished"
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_every_stream_ends_once_and_nothing_is_left(server: Server, model: str, seed: int) -> None:
     chance = random.Random(seed)
     client = AsyncOpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0, timeout=120)

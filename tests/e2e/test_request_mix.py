@@ -58,7 +58,7 @@ def close(one: dict[Any, ParsedChoice], other: dict[Any, ParsedChoice]) -> bool:
     )
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_alone_or_in_a_crowd_streamed_or_not_an_answer_is_the_same(crowded: Server, seed: int) -> None:
     mix = list(Mix(seed, ["tiny", "tiny", "adapted"], VOCABULARY).requests(REQUESTS))
     with httpx2.Client(base_url=crowded.url, timeout=60) as client, ThreadPoolExecutor(24) as crowd:

@@ -16,8 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.server_process import Server
 
 FRONTENDS = {"frontend-0", "frontend-1", "frontend-2"}
-REQUESTS = 60
-SCRAPES = 24
+REQUESTS = 30
+SCRAPES = 12
 OPENMETRICS = {"accept": "application/openmetrics-text;version=1.0.0"}
 BOUND = 3.0
 """Seconds for a scrape: one for a silent sibling, the rest for a busy machine."""

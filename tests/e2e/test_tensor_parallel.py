@@ -50,13 +50,20 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def test_a_request_outlives_either_process(shared: Server, client: OpenAI) -> None:
+@pytest.mark.parametrize(
+    ("rank", "words"),
+    [
+        (1, r"rank 1 of this model ended.*: killed by SIGKILL"),
+        pytest.param(0, r"died: killed by SIGKILL", marks=pytest.mark.slow),
+    ],
+    ids=["rank 1", "rank 0"],
+)
+def test_a_request_outlives_either_process(shared: Server, client: OpenAI, rank: int, words: str) -> None:
     model = shared.model()
     whole = long_answer(client, model, TOKENS)
     assert len(set(whole.split())) > 20
-    for rank, words in ((1, r"rank 1 of this model ended.*: killed by SIGKILL"), (0, r"died: killed by SIGKILL")):
-        before = ranks(shared)
-        assert len(before) == 2
-        assert long_answer(client, model, TOKENS, 20, before[rank].kill) == whole
-        assert not any(map(lives, before))
-        assert any(re.search(words, line) for line in shared.lines), "\n".join(shared.lines)
+    before = ranks(shared)
+    assert len(before) == 2
+    assert long_answer(client, model, TOKENS, 20, before[rank].kill) == whole
+    assert not any(map(lives, before))
+    assert any(re.search(words, line) for line in shared.lines), "\n".join(shared.lines)

@@ -134,10 +134,10 @@ def test_a_model_that_embeds_ranks_documents(embedder: Server) -> None:
         assert abs(each["score"] - by_index[each["index"]]) < 1e-5
 
 
-async def test_two_hundred_inputs_at_once(embedder: Server) -> None:
+async def test_many_inputs_at_once(embedder: Server) -> None:
     chance = random.Random(0)
     words = ["rain", "line", "verse", "batch"]
-    texts = [" ".join(chance.choices(words, k=chance.randrange(1, 40))) for _ in range(200)]
+    texts = [" ".join(chance.choices(words, k=chance.randrange(1, 40))) for _ in range(60)]
     async with AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key="any", max_retries=0, timeout=120) as client:
         whole = await client.embeddings.create(model="minilm", input=texts)
         singles = await asyncio.gather(*(client.embeddings.create(model="minilm", input=text) for text in texts))

@@ -12,7 +12,7 @@ from tercet.frontend.api.docs.operations import OPERATIONS
 from tests.server_process import Server
 
 EXAMPLES = settings(
-    max_examples=12,
+    max_examples=4,
     deadline=None,
     phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),

@@ -144,8 +144,12 @@ def test_a_bomb_is_refused_while_others_are_served(client: OpenAI, model: str) -
     assert choice.text == "ok"
 
 
+@pytest.mark.slow
 def test_a_killed_scheduler_costs_an_instance_nothing(start: Callable[..., Server]) -> None:
-    """The grammar is replayed over the earlier output, and continues from there."""
+    """The grammar is replayed over the earlier output, and continues from there.
+
+    In an ordinary run, `tests/chaos/test_chats.py` kills a scheduler of chats with grammars.
+    """
     server = start("embedded", "--dtype", "float32", "--kv-cache-bytes", "64MiB").wait()
     client = server.client()
     asked: dict[str, Any] = {
