@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PARTS = ("protocol", "frontend", "scheduler", "kernels", "detokenizer")
 LIMITS = {"frontend": 150, "detokenizer": 60}
 """Megabytes of a part with all its dependencies, beyond Python."""
+INSTALLED = [pytest.param("frontend", marks=pytest.mark.slow), "detokenizer"]
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
 Environment = Callable[[str], Path]
@@ -89,7 +90,7 @@ def test_a_wheel_holds_its_portion_of_the_namespace_and_no_more(wheels: Path, pa
     assert wheel.stat().st_size < 20e6
 
 
-@pytest.mark.parametrize("part", LIMITS)
+@pytest.mark.parametrize("part", INSTALLED)
 def test_a_part_installs_alone_and_stays_small(environment: Environment, part: str) -> None:
     programs = environment(part)
     found = installed(programs)
@@ -98,7 +99,7 @@ def test_a_part_installs_alone_and_stays_small(environment: Environment, part: s
     assert megabytes(programs) < LIMITS[part]
 
 
-@pytest.mark.parametrize("part", LIMITS)
+@pytest.mark.parametrize("part", INSTALLED)
 def test_a_part_starts_by_its_own_name(environment: Environment, part: str, tmp_path: Path) -> None:
     programs = environment(part)
     version = installed(programs)[f"tercet-{part}"]
@@ -186,6 +187,7 @@ def serve_a_client(deployment: Deployment) -> None:
         assert process.stop() == 0, deployment.last_output()
 
 
+@pytest.mark.slow
 def test_parts_of_their_own_environments_serve_together_over_tcp_with_keys(
     environment: Environment, deploy: Callable[..., Deployment]
 ) -> None:

@@ -13,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from packages.kernels.tests.pairwise import alternating
+from packages.protocol.tests.extents import extents
 from tercet.frontend.manager.counters import RequestOutcome
 from tercet.frontend.manager.req_state import Generation
 from tercet.frontend.manager.request import GenerateRequest, GenerationOptions
@@ -175,9 +177,8 @@ def test_without_a_fault_nothing_is_dispatched_twice() -> None:
 FATES = {"lost": Fate(copies=0), "doubled": Fate(copies=2), "overtaken": Fate(late=2), "late": Fate(late=30)}
 
 
-@pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("fate", FATES)
-@pytest.mark.parametrize("every", [12, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("fate", "overlap"), alternating([*FATES], [0, 1]))
+@pytest.mark.parametrize("every", [40, pytest.param(1, marks=pytest.mark.slow)])
 def test_any_single_message_may_be(every: int, fate: str, overlap: int) -> None:
     """Every message of a run in turn: none is needed, and no fault costs more than two seconds."""
     few = [name for name in names(overlap) if name[0] in {"request", "other"}]
@@ -199,20 +200,29 @@ full_queues = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
-@given(fates=mistreated, closed=full_queues, overlap=st.integers(0, 1))
-def test_any_number_of_messages_may_be_mistreated(fates: dict[Name, Fate], closed: list[Closed], overlap: int) -> None:
-    played = run(fates, overlap, closed)
-    assert played.answers == unbroken(), played.simulation.manager.counters.redispatches
+@extents(15, 400)
+def test_any_number_of_messages_may_be_mistreated(extent: settings) -> None:
+    @extent
+    @given(fates=mistreated, closed=full_queues, overlap=st.integers(0, 1))
+    def check(fates: dict[Name, Fate], closed: list[Closed], overlap: int) -> None:
+        played = run(fates, overlap, closed)
+        assert played.answers == unbroken(), played.simulation.manager.counters.redispatches
+
+    check()
 
 
-@settings(deadline=None, max_examples=60)
-@given(fates=mistreated, closed=full_queues, overlap=st.integers(0, 1))
-def test_schedulers_that_disagree_never_get_mixed_up(
-    fates: dict[Name, Fate], closed: list[Closed], overlap: int
-) -> None:
-    """Every token is one scheduler's continuation of exactly the tokens before it, and the text matches the tokens."""
-    played = run(fates, overlap, closed, disagree=True)
+@extents(15, 400)
+def test_schedulers_that_disagree_never_get_mixed_up(extent: settings) -> None:
+    @extent
+    @given(fates=mistreated, closed=full_queues, overlap=st.integers(0, 1))
+    def check(fates: dict[Name, Fate], closed: list[Closed], overlap: int) -> None:
+        check_tokens(run(fates, overlap, closed, disagree=True))
+
+    check()
+
+
+def check_tokens(played: Played) -> None:
+    """Assert that a token is one scheduler's continuation of the tokens before it, and that the text matches them."""
     model = played.simulation.schedulers["scheduler-0"].executor
     tokenizer = Tokenizer.from_str(tokenizer_file().decode())
     for job, answer in zip(JOBS, played.answers, strict=True):
