@@ -93,6 +93,7 @@ def spelt(part: dict[str, Any]) -> str:
     return bytes(byte for each in part["logprobs"] for byte in each["bytes"]).decode(errors="ignore")
 
 
+@pytest.mark.parametrize("cuts", [4, pytest.param(12, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "text",
     [
@@ -107,12 +108,12 @@ def spelt(part: dict[str, Any]) -> str:
     ],
 )
 async def test_a_response_is_the_same_however_it_is_asked_for_and_cut(
-    text: str, saying: Saying, http_of: HttpOf, tokenizer: Tokenizer
+    text: str, cuts: int, saying: Saying, http_of: HttpOf, tokenizer: Tokenizer
 ) -> None:
     tokens = spoken(tokenizer, text)
     async with saying(tokens) as served:
         http = http_of(served)
-        for most in (*range(1, len(tokens), max(6, len(tokens) // 12)), None):
+        for most in (*range(1, len(tokens), max(6, len(tokens) // cuts)), None):
             whole = await every_way(http, {**BODY, "max_output_tokens": most})
             assert whole["status"] == ("incomplete" if most else "completed")
             assert whole["usage"]["output_tokens"] == (most or len(tokens))
