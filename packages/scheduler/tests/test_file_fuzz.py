@@ -39,7 +39,7 @@ def fuzzer() -> Iterator[Fuzzer]:
     forks.close()
 
 
-@pytest.mark.parametrize("count", [100, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [30, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["start", "weights", "adapter"])
 def test_damaged_files_are_read_or_refused_in_one_line(
     kind: str, count: int, checkpoints: Checkpoints, fuzzer: Fuzzer, tmp_path: Path

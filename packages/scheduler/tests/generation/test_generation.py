@@ -57,6 +57,7 @@ WITH_EXPERTS = [
 ALIKE = {
     *("llama3_rope", "llama_tied", "qwen2", "qwen3", "qwen3_sliding"),
     *("qwen3_5", "qwen3_5_moe", "lfm2_moe", "granite_hybrid_moe", "deepseek_v3_moe"),
+    *("kimi_linear_dense", "olmo_hybrid_nope"),
 }
 """Families with the caches of another one here: each generates ordinarily, and what steps do to caches is slow."""
 

@@ -1,6 +1,7 @@
 """A whole model on fused kernels, in Triton's interpreter where there is no GPU, against the same model on torch."""
 
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,9 @@ PARAMS = [
     SamplingParams(max_new_tokens=9, temperature=0.0),
     SamplingParams(max_new_tokens=9, temperature=1.2, top_p=0.9, seed=5),
 ]
+
+ALIKE = ["qwen2_moe", "olmoe", "minimax_m2", "glm", "smollm3", "gemma3", "deepseek_v2"]
+"""Families whose operations others have, too."""
 
 pytestmark = pytest.mark.skipif(bool(missing_triton(DEVICE)), reason=missing_triton(DEVICE))
 
@@ -93,21 +97,9 @@ def generate(
 @pytest.mark.parametrize(
     "name",
     [
-        "llama_tied",
-        "qwen3_sliding",
-        "qwen2_moe",
-        "olmoe",
-        "glm4_moe",
-        "minimax_m2",
-        "phi3_longrope",
-        "glm",
-        "smollm3",
-        "granite",
-        "gemma2",
-        "gemma3",
-        "gpt_oss",
-        "deepseek_v2",
+        *("llama_tied", "qwen3_sliding", "glm4_moe", "phi3_longrope", "granite", "gemma2", "gpt_oss"),
         "deepseek_v3_moe",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ALIKE),
     ],
 )
 def test_a_fused_model_says_the_same(name: str, checkpoints: Callable[[str], Path]) -> None:
@@ -215,14 +207,23 @@ def test_experts_as_gpt_oss_is_published_say_the_same(tmp_path: Path, monkeypatc
 
 
 WEIGHTS: list[tuple[str, dict[str, Any]]] = [
-    *((kind, {}) for kind in KINDS),
+    *((kind, {}) for kind in ("awq", "packed zeros", "channel", "deepseek")),
     ("channel", MIXTURE),
     ("awq", MIXTURE),
     ("gptq", GEMMA),
 ]
+MORE_WEIGHTS: list[tuple[str, dict[str, Any]]] = [(kind, {}) for kind in KINDS if (kind, {}) not in WEIGHTS]
+"""Other formats of the weights that kernels read in the same way."""
+CACHES = [None, torch.float8_e4m3fn]
 
 
-@pytest.mark.parametrize(("weights", "cached"), alternating(WEIGHTS, [None, torch.float8_e4m3fn]))
+@pytest.mark.parametrize(
+    ("weights", "cached"),
+    [
+        *alternating(WEIGHTS, CACHES),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in product(MORE_WEIGHTS, CACHES)),
+    ],
+)
 def test_a_quantised_fused_model_says_what_its_weights_in_full_say(
     weights: tuple[str, dict[str, Any]], cached: torch.dtype | None, tmp_path: Path
 ) -> None:
