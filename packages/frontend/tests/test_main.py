@@ -18,6 +18,7 @@ import msgspec
 import pytest
 from cyclopts import App
 
+from packages.kernels.tests.forks import Forks
 from tercet.frontend.config.config import FrontendConfig
 from tercet.protocol.messages.messages import (
     BatchStrOutput,
@@ -346,6 +347,14 @@ def test_sigterm_lets_a_lost_request_be_redispatched_and_finish(peers: Peers) ->
         process.wait()
 
 
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Yield forks of a process that has imported the frontend."""
+    forks = Forks("tercet.frontend.wiring", "uvloop", env=os.environ)
+    yield forks
+    forks.close()
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -361,10 +370,9 @@ def test_sigterm_lets_a_lost_request_be_redispatched_and_finish(peers: Peers) ->
         *("--sibling=../frontend-1", "--sibling=frontend-1"),
     ],
 )
-def test_options_that_cannot_work_end_the_process_with_2(wrong: str) -> None:
-    command = [sys.executable, "-m", "tercet.frontend", "--port=0", "--insecure-loopback", wrong]
-    ended = subprocess.run(command, capture_output=True, timeout=60, check=False)
+def test_options_that_cannot_work_end_the_process_with_2(wrong: str, forks: Forks) -> None:
+    ended = forks.run("-m", "tercet.frontend", "--port=0", "--insecure-loopback", wrong, check=False)
     assert ended.returncode == 2
-    assert wrong.partition("=")[2].encode() in ended.stderr
-    assert ended.stderr.splitlines()[-1].startswith(b"tercet-frontend: ")
-    assert b"Traceback" not in ended.stderr
+    assert wrong.partition("=")[2] in ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("tercet-frontend: ")
+    assert "Traceback" not in ended.stderr

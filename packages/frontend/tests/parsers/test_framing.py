@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from packages.frontend.tests.parsers.transcripts import read
+from packages.protocol.tests.extents import extents
 from tercet.frontend.parsers.call_writer import example_call, write_calls
 from tercet.frontend.parsers.events import ToolArgumentsDelta, ToolCallStart
 from tercet.frontend.parsers.port import ToolFraming, ToolSpec
@@ -33,18 +34,23 @@ def spec(name: str, arguments: Arguments) -> ToolSpec:
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
-@settings(max_examples=20, deadline=None)
-@given(calls=calls_of, cut=st.integers(1, 30))
-def test_written_calls_are_read(name: str, calls: list[tuple[str, Arguments]], cut: int) -> None:
+@extents(8, 100)
+def test_written_calls_are_read(name: str, extent: settings) -> None:
     form = tool_format(name)
-    calls = list(dict(calls).items())  # a tool has one schema
-    text = write_calls(form.framing, calls)
-    parser = tool_parser(form, [spec(tool, arguments) for tool, arguments in calls])
-    found = read(parser, [text[at : at + cut] for at in range(0, len(text), cut)])
-    assert [(call.name, json.loads(call.arguments), call.complete) for call in found.calls] == [
-        (tool, arguments, True) for tool, arguments in calls
-    ]
-    assert found.text == ""
+
+    @extent
+    @given(calls=calls_of, cut=st.integers(1, 30))
+    def check(calls: list[tuple[str, Arguments]], cut: int) -> None:
+        calls = list(dict(calls).items())  # a tool has one schema
+        text = write_calls(form.framing, calls)
+        parser = tool_parser(form, [spec(tool, arguments) for tool, arguments in calls])
+        found = read(parser, [text[at : at + cut] for at in range(0, len(text), cut)])
+        assert [(call.name, json.loads(call.arguments), call.complete) for call in found.calls] == [
+            (tool, arguments, True) for tool, arguments in calls
+        ]
+        assert found.text == ""
+
+    check()
 
 
 @pytest.mark.parametrize("name", TOOL_FORMATS)
