@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import hypothesis
 import pytest
 
 GRIDS = (
@@ -24,6 +25,8 @@ GRIDS = (
 """Folders and files with grids of cases that compute much, or start a process each."""
 SHARE_SERVERS = ("tests/chaos/", "tests/e2e/", "tests/real/")
 
+hypothesis.settings.register_profile("untimed", deadline=None)  # a machine beside other work
+hypothesis.settings.load_profile("untimed")
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # threads wait for one another, and other workers have their cores
 if not Path("/proc/driver/nvidia/version").exists():

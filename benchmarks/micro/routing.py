@@ -1,20 +1,22 @@
 """Effect of routing: four simulated schedulers under each policy, against one scheduler with all their memory.
 
 The schedulers are real cores with a model that costs nothing; a step takes simulated time by the tokens it computes.
-Sixty-four clients send requests without pause. The router's knowledge of the schedulers is a quarter of a second old,
-as in production. Throughput is output tokens per simulated second; the one large scheduler has the memory, not the
-speed, of four.
+Sixty-four clients, or twelve, send requests without pause, through one frontend, or in turn through two that do not
+know each other's requests. Their knowledge of the schedulers' load is a quarter of a second old, as in production.
+Throughput is output tokens per simulated second; the one large scheduler has the memory, not the speed, of four.
+
+`exact` is `cache_aware` with the schedulers' own caches in place of what was sent to them.
 """
 
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from tercet.frontend.routing.peers import SchedulerPeer
-from tercet.frontend.routing.policies import POLICIES, RoutingPolicy
+from tercet.frontend.routing.policies import POLICIES, CacheAware, Routed, RoutingPolicy
 from tercet.frontend.routing.prefix_tree import PrefixTree
 from tercet.protocol.messages.messages import BatchTokenIDOutput, Heartbeat, TokenizedGenerateReqInput
 from tercet.protocol.messages.values import ModelLimits, Phase, pack_ints
@@ -26,8 +28,9 @@ from tercet.scheduler.testing import FakeExecutor, request, small_capacity
 Row = tuple[str, float, str, float | None]
 
 SCHEDULERS = 4
-CLIENTS = 64
+CLIENTS, FEW_CLIENTS = 64, 12
 REQUESTS = 1500
+SLOTS = 64
 MEMORY = 1024
 """Pages of 16 tokens in each scheduler."""
 OUTPUT = 24
@@ -53,6 +56,15 @@ def conversations(chance: random.Random) -> Iterator[Prompt]:
         place = chance.randrange(len(begun))
         begun[place] = (begun[place] if len(begun[place]) < 640 else ()) + _words(chance, 64)
         yield begun[place]
+
+
+def agents(chance: random.Random) -> Iterator[Prompt]:
+    """Yield prompts of 192 conversations of up to six turns of 64 tokens, with one system prompt of 256 tokens."""
+    system, begun = _words(chance, 256), [_words(chance, 64) for _ in range(192)]
+    while True:
+        place = chance.randrange(len(begun))
+        begun[place] = (begun[place] if len(begun[place]) < 384 else ()) + _words(chance, 64)
+        yield system + begun[place]
 
 
 def _words(chance: random.Random, count: int) -> Prompt:
@@ -103,13 +115,30 @@ class Simulated:
         return STEP_SECONDS + TOKEN_SECONDS * sum(row.count for row in plan.rows), len(ended)
 
 
+class Exact(CacheAware):
+    """`CacheAware` that knows the caches of schedulers, and remembers the prompts that they were sent last."""
+
+    def __init__(self, schedulers: Sequence[Simulated]) -> None:
+        super().__init__()
+        self._cores = {each.peer.peer: each.core for each in schedulers}
+
+    def on_dispatched(self, request: Routed, scheduler: SchedulerPeer) -> None:
+        self._trees.setdefault(scheduler.peer, PrefixTree(8192))
+        super().on_dispatched(request, scheduler)
+
+    def _match(self, peer: str, request: Routed) -> int:
+        cached = self._cores[peer].memory.cache.measure(f"/{request.salt}", request.prompt_ids)
+        return max(cached, super()._match(peer, request))
+
+
 @dataclass
 class World:
-    """Clients, a router and schedulers in simulated time."""
+    """Clients, frontends with a policy each, and schedulers in simulated time."""
 
-    policy: RoutingPolicy
+    policies: Sequence[RoutingPolicy]
     schedulers: list[Simulated]
     prompts: Iterator[Prompt]
+    clients: int = CLIENTS
     now: float = 0.0
     asked: int = 0
     _events: list[tuple[float, int, Simulated]] = field(default_factory=list)
@@ -119,7 +148,7 @@ class World:
     def run(self) -> None:
         """Run until every request has ended."""
         self._idle = {each.peer.peer for each in self.schedulers}
-        for _ in range(CLIENTS):
+        for _ in range(self.clients):
             self._ask()
         beat = 0.0
         while self._events:
@@ -142,8 +171,9 @@ class World:
         self.asked += 1
         prompt = next(self.prompts)
         asked = Asked(pack_ints(prompt), len(prompt))
-        chosen = self.policy.order(asked, [each.peer for each in self.schedulers])[0]
-        self.policy.on_dispatched(asked, chosen)
+        policy = self.policies[self.asked % len(self.policies)]
+        chosen = policy.order(asked, [each.peer for each in self.schedulers])[0]
+        policy.on_dispatched(asked, chosen)
         scheduler = next(each for each in self.schedulers if each.peer is chosen)
         message = request(f"r{self.asked}", prompt, max_new_tokens=OUTPUT, ignore_eos=True)
         scheduler.take(message, len(prompt))
@@ -152,11 +182,14 @@ class World:
             heapq.heappush(self._events, (self.now, next(self._order), scheduler))
 
 
-def simulate(policy: str, workload: Workload, count: int) -> tuple[float, float]:
+def simulate(
+    policy: str, workload: Workload, count: int, frontends: int = 1, clients: int = CLIENTS
+) -> tuple[float, float]:
     """Return the percentage of prompt tokens found in caches, and output tokens per second."""
-    each, slots = MEMORY * SCHEDULERS // count, CLIENTS * SCHEDULERS // count
+    each, slots = MEMORY * SCHEDULERS // count, SLOTS * SCHEDULERS // count
     schedulers = [Simulated(f"scheduler-{number}", each, slots) for number in range(count)]
-    world = World(POLICIES[policy](), schedulers, workload(random.Random(7)))
+    policies = [Exact(schedulers) if policy == "exact" else POLICIES[policy]() for _ in range(frontends)]
+    world = World(policies, schedulers, workload(random.Random(7)), clients)
     random.seed(7)
     world.run()
     found = sum(each.core.counters.cached_tokens for each in schedulers)
@@ -181,7 +214,7 @@ def match_and_insert(rounds: int = 2000) -> float:
 def rows() -> list[Row]:
     """Return all figures."""
     found: list[Row] = []
-    for workload in (shared_prefixes, conversations):
+    for workload in (shared_prefixes, conversations, agents):
         name = workload.__name__.replace("_", " ")
         best, alone = simulate("round_robin", workload, 1)
         found.append((f"{name}: one scheduler with all the memory, hits", best, "%", None))
@@ -191,6 +224,13 @@ def rows() -> list[Row]:
             aim = 0.95 * best if policy == "cache_aware" else None
             found.append((f"{name}: {policy}, hits", hits, "%", aim))
             found.append((f"{name}: {policy}", speed, "tok/s", None))
+        for policy in ("cache_aware", "exact"):
+            hits, speed = simulate(policy, workload, SCHEDULERS, frontends=2)
+            found.append((f"{name}: {policy} in two frontends, hits", hits, "%", None))
+            found.append((f"{name}: {policy} in two frontends", speed, "tok/s", None))
+            hits, speed = simulate(policy, workload, SCHEDULERS, clients=FEW_CLIENTS)
+            found.append((f"{name}: {policy}, {FEW_CLIENTS} clients, hits", hits, "%", None))
+            found.append((f"{name}: {policy}, {FEW_CLIENTS} clients", speed, "tok/s", None))
     found.append(("prefix tree: match and insert 1,024 tokens", match_and_insert(), "us", 50.0))
     return found
 

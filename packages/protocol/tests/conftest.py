@@ -6,15 +6,11 @@ The duration of one example depends more on the machine than on the code.
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
 from tercet.protocol.messages.values import Role
 from tercet.protocol.testing import Network
 from tercet.protocol.transport.keys import write_keys
 from tercet.protocol.transport.security import Security
-
-settings.register_profile("untimed", deadline=None)
-settings.load_profile("untimed")
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """Routing policies."""
 
 import random
+from collections import Counter
 from dataclasses import dataclass
 
 import pytest
@@ -103,32 +104,65 @@ def test_power_of_two_never_takes_the_heaviest_of_many_but_spreads() -> None:
 
 def test_a_prompt_goes_where_its_beginning_went() -> None:
     policy, schedulers = CacheAware(), peers(0, 0, 0)
-    homes = first(policy, A, schedulers), first(policy, B, schedulers)
-    assert homes[0] != homes[1]
+    for place, prompt in enumerate((A, B)):
+        policy.on_dispatched(prompt, schedulers[place])
     for number in range(5):
-        assert first(policy, Prompt((*A.ids, number)), schedulers) == homes[0]
-        assert first(policy, Prompt((*B.ids, number)), schedulers) == homes[1]
+        assert first(policy, Prompt((*A.ids, number)), schedulers) == "s0"
+        assert first(policy, Prompt((*B.ids, number)), schedulers) == "s1"
 
 
 def test_new_prompts_fill_every_cache() -> None:
     policy, schedulers = CacheAware(), peers(0, 0, 0, 0)
     start = (1, 2, 3)  # common beginning of all chats of a model
-    homes = [first(policy, Prompt((*start, *[number] * 60)), schedulers) for number in range(10, 18)]
-    assert sorted(homes) == sorted(["s0", "s1", "s2", "s3"] * 2)
+    homes = Counter(first(policy, Prompt((*start, *[number] * 60)), schedulers) for number in range(400))
+    assert len(homes) == 4
+    assert min(homes.values()) > 60
+
+
+def test_policies_that_do_not_know_each_other_choose_the_same_scheduler() -> None:
+    system = tuple(range(1000, 1064))
+    here, there, schedulers = CacheAware(), CacheAware(), peers(0, 0, 0, 0)
+    for number in range(20):
+        chat = (*system, *[number] * 60)
+        for policy in (here, there):
+            for peer in schedulers:
+                policy.on_dispatched(Prompt(system), peer)
+        assert first(here, Prompt(chat), schedulers) == first(there, Prompt((*chat, 7, 7, 7)), schedulers)
+
+
+def test_equal_matches_of_almost_whole_prompts_are_sorted_by_load() -> None:
+    policy, schedulers = CacheAware(), peers(3, 1, 2)
+    for peer in schedulers:
+        policy.on_dispatched(A, peer)
+    order = policy.order(Prompt((*A.ids, 1, 2, 3)), schedulers)
+    assert [each.peer for each in order] == ["s1", "s2", "s0"]
+
+
+def test_an_idle_scheduler_takes_chats_with_a_common_beginning() -> None:
+    policy, schedulers = CacheAware(), peers(400, 0)
+    policy.on_dispatched(A, schedulers[0])
+    chat = Prompt((*A.ids, *[7] * 50))
+    assert first(policy, chat, schedulers, send=False) == "s0", "computing the beginning again costs more"
+    schedulers[0].heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=401))
+    assert first(policy, chat, schedulers, send=False) == "s1"
+    schedulers[1].heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=1))
+    assert first(policy, chat, schedulers, send=False) == "s0", "no scheduler is idle"
 
 
 def test_another_salt_is_another_prompt() -> None:
-    policy, schedulers = CacheAware(), peers(0, 0)
-    assert first(policy, A, schedulers) != first(policy, Prompt(A.ids, "theirs"), schedulers)
+    policy, schedulers = CacheAware(), peers(0, 0, 0, 0)
+    homes = {first(policy, Prompt(A.ids, f"tenant {number}"), schedulers) for number in range(40)}
+    assert homes == {"s0", "s1", "s2", "s3"}
 
 
 def test_an_overloaded_scheduler_is_spared_and_another_caches_the_prompt() -> None:
     policy, schedulers = CacheAware(), peers(0, 0)
     home = first(policy, A, schedulers)
     busy, free = sorted(schedulers, key=lambda each: each.peer != home)
-    busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=BALANCE_ABS_THRESHOLD))
-    assert first(policy, A, schedulers, send=False) == home
+    free.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=1))
     busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=BALANCE_ABS_THRESHOLD + 1))
+    assert first(policy, A, schedulers, send=False) == home
+    busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=BALANCE_ABS_THRESHOLD + 2))
     assert first(policy, A, schedulers) == free.peer
     busy.heartbeat = Heartbeat(phase=Phase.STEP, load=Load(running_tokens=100))
     assert first(policy, A, schedulers) == free.peer  # both caches have it now, and this one is less loaded
@@ -141,7 +175,7 @@ def test_nobody_waits_for_a_slot_while_another_has_some() -> None:
     busy, free = sorted(schedulers, key=lambda each: each.peer != home)
 
     def tell(part: SchedulerPeer, queued: int, slots_free: int) -> None:
-        tokens = 100 * (8 - slots_free)
+        tokens = 100 * (9 - slots_free)
         load = Load(queued=queued, running_tokens=tokens, slots_total=8, slots_free=slots_free)
         part.heartbeat = Heartbeat(phase=Phase.STEP, load=load)
 

@@ -1,18 +1,23 @@
 """Routing policies: the order in which schedulers are tried for a request."""
 
+import hashlib
 import random
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tercet.frontend.routing.peers import SchedulerPeer
-from tercet.frontend.routing.prefix_tree import PrefixTree
+from tercet.frontend.routing.prefix_tree import TOKEN, PrefixTree
 
 BALANCE_ABS_THRESHOLD = 8192
 BALANCE_REL_THRESHOLD = 1.5
 """A scheduler is overloaded if it has `BALANCE_ABS_THRESHOLD` more than the least loaded one and
 `BALANCE_REL_THRESHOLD` times as many, or if choices wait for a slot there while the least loaded one has free slots."""
+IDLE_FACTOR = 4
+"""Beside an idle scheduler, one is overloaded that has so many times the tokens that the idle one lacks."""
 CACHE_THRESHOLD = 0.1
 """Minimum share of a prompt that must match a scheduler's prefixes for the cache to decide its routing."""
+HASHED_TOKENS = 32
+"""Tokens after a match that are hashed. Matches that differ by less are equal."""
 MAX_TREE_TOKENS = 1 << 22
 """Maximum number of tokens remembered for one scheduler, even if its cache is larger."""
 
@@ -89,7 +94,8 @@ class PowerOfTwo(RoundRobin):
 class CacheAware:
     """Policy that prefers the scheduler with the longest matching prefix, unless it is overloaded.
 
-    A prompt without a match goes to the scheduler with the fewest remembered tokens, which fills all caches evenly.
+    Between equal matches, a hash of the scheduler and of the tokens after the match decides (rendezvous hashing, Thaler
+    and Ravishankar 1996). So frontends that do not know each other's requests send equal prompts to one scheduler.
     """
 
     def __init__(self) -> None:
@@ -97,16 +103,31 @@ class CacheAware:
         self._trees: dict[str, PrefixTree] = {}
 
     def order(self, request: Routed, schedulers: Sequence[SchedulerPeer]) -> list[SchedulerPeer]:
-        """Sort by matching prefix; without a match by remembered tokens; by load if the first is overloaded."""
+        """Sort by matching prefix, then by the hash; by load if the first is overloaded.
+
+        If little follows the match, equal matches are sorted by load. Idle schedulers come first if the best one has
+        much work.
+        """
         by_load = self._least_loaded.order(request, schedulers)
         if len(by_load) == 1:
             return by_load
         found = {each.peer: self._match(each.peer, request) for each in by_load}
-        if max(found.values()) < CACHE_THRESHOLD * request.prompt_tokens:
-            chosen = sorted(by_load, key=lambda each: self._tree_tokens(each.peer))
-        else:
+        few = CACHE_THRESHOLD * request.prompt_tokens
+        if max(found.values()) < few:
+            found = dict.fromkeys(found, 0)
+        match = max(found.values()) // HASHED_TOKENS * HASHED_TOKENS
+        if request.prompt_tokens - match < few:
             chosen = sorted(by_load, key=lambda each: -found[each.peer])
-        return by_load if _is_overloaded(chosen[0], by_load[0]) else chosen
+        else:
+            hashed = request.salt.encode() + request.prompt_ids[TOKEN * match : TOKEN * (match + HASHED_TOKENS)]
+            chosen = sorted(by_load, key=lambda each: (-(found[each.peer] // HASHED_TOKENS), _rank(hashed, each.peer)))
+        home, least = chosen[0], by_load[0]
+        if _is_overloaded(home, least):
+            return by_load
+        lost = max(found[home.peer] - found[least.peer], HASHED_TOKENS)
+        if not least.tokens and home.tokens > IDLE_FACTOR * lost:
+            return sorted(chosen, key=lambda each: each.tokens > 0)
+        return chosen
 
     def on_dispatched(self, request: Routed, scheduler: SchedulerPeer) -> None:
         """Remember the prompt of the request."""
@@ -123,9 +144,9 @@ class CacheAware:
         tree = self._trees.get(peer)
         return 0 if tree is None else tree.match(request.salt, request.prompt_ids)
 
-    def _tree_tokens(self, peer: str) -> int:
-        tree = self._trees.get(peer)
-        return 0 if tree is None else tree.tokens
+
+def _rank(hashed: bytes, peer: str) -> bytes:
+    return hashlib.blake2b(hashed + peer.encode(), digest_size=8).digest()
 
 
 def _is_overloaded(home: SchedulerPeer, least: SchedulerPeer) -> bool:

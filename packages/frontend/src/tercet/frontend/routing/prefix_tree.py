@@ -3,7 +3,7 @@
 import heapq
 import itertools
 
-_INT = 4
+TOKEN = 4
 """Bytes of a token id in an int32 buffer."""
 
 
@@ -37,18 +37,18 @@ class PrefixTree:
         """Return the number of leading tokens of an int32 buffer that are in the tree."""
         node, at = self._roots.get(salt), 0
         while node is not None and at < len(ids):
-            node = node.children.get(ids[at : at + _INT])
+            node = node.children.get(ids[at : at + TOKEN])
             if node is None:
                 break
             shared = _common_prefix(node.edge, ids, at)
             at += shared
             if shared < len(node.edge):
                 break
-        return at // _INT
+        return at // TOKEN
 
     def insert(self, salt: str, ids: bytes) -> None:
         """Add the tokens of a prompt and mark their path as just used."""
-        ids = ids[: self._capacity * _INT]
+        ids = ids[: self._capacity * TOKEN]
         if not ids:
             return
         now, at = next(self._ticks), 0
@@ -56,11 +56,11 @@ class PrefixTree:
         if node is None:
             node = self._roots[salt] = _Node(b"", None, now)
         while at < len(ids):
-            child = node.children.get(ids[at : at + _INT])
+            child = node.children.get(ids[at : at + TOKEN])
             if child is None:
                 self._leaf_count += bool(node.children) or node.parent is None
-                child = node.children[ids[at : at + _INT]] = _Node(ids[at:], node, now)
-                self.tokens += len(child.edge) // _INT
+                child = node.children[ids[at : at + TOKEN]] = _Node(ids[at:], node, now)
+                self.tokens += len(child.edge) // TOKEN
                 at = len(ids)
             else:
                 shared = _common_prefix(child.edge, ids, at)
@@ -85,9 +85,9 @@ class PrefixTree:
     def _remove_leaf(self, salt: str, leaf: _Node) -> None:
         parent = leaf.parent
         assert parent is not None
-        del parent.children[leaf.edge[:_INT]]
+        del parent.children[leaf.edge[:TOKEN]]
         leaf.parent = None
-        self.tokens -= len(leaf.edge) // _INT
+        self.tokens -= len(leaf.edge) // TOKEN
         if parent.children:
             self._leaf_count -= 1
         elif parent.parent is not None:
@@ -105,22 +105,22 @@ def _is_valid(entry: tuple[int, int, str, _Node]) -> bool:
 def _split(parent: _Node, child: _Node, at: int) -> _Node:
     """Split an edge and return the new node in the middle."""
     middle = _Node(child.edge[:at], parent, child.used)
-    parent.children[middle.edge[:_INT]] = middle
+    parent.children[middle.edge[:TOKEN]] = middle
     child.edge, child.parent = child.edge[at:], middle
-    middle.children[child.edge[:_INT]] = child
+    middle.children[child.edge[:TOKEN]] = child
     return middle
 
 
 def _common_prefix(edge: bytes, ids: bytes, at: int) -> int:
     """Return the number of bytes of whole tokens that an edge and a buffer from `at` on share: at least one token."""
-    most = min(len(edge), len(ids) - at) // _INT
-    if edge[: most * _INT] == ids[at : at + most * _INT]:
-        return most * _INT
+    most = min(len(edge), len(ids) - at) // TOKEN
+    if edge[: most * TOKEN] == ids[at : at + most * TOKEN]:
+        return most * TOKEN
     low, high = 1, most  # invariant: the first `low` tokens are equal, the first `high` are not
     while high - low > 1:
         middle = (low + high) // 2
-        if edge[low * _INT : middle * _INT] == ids[at + low * _INT : at + middle * _INT]:
+        if edge[low * TOKEN : middle * TOKEN] == ids[at + low * TOKEN : at + middle * TOKEN]:
             low = middle
         else:
             high = middle
-    return low * _INT
+    return low * TOKEN
