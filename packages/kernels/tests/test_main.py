@@ -27,7 +27,7 @@ from tercet.kernels.triton import missing_triton
     ("command", "streams", "code"),
     [
         ("check", ">/dev/full", 1),
-        ("check", ">/dev/full 2>/dev/full", 1),
+        pytest.param("check", ">/dev/full 2>/dev/full", 1, marks=pytest.mark.slow),
         ("--help", ">&-", 0),
     ],
 )

@@ -27,6 +27,7 @@ def test_check_covers_split_k(device: torch.device, monkeypatch: pytest.MonkeyPa
     assert verdict(lambda: CHECKS["triton quantised"](device)).startswith("AssertionError")
 
 
+@pytest.mark.slow
 def test_check_covers_split_lists(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that stays as it was for the first step is found."""
     monkeypatch.setattr(triton_plan.TritonPlan, "set_batch", _keep_lists)

@@ -134,7 +134,7 @@ def test_logits_that_rounding_makes_equal_are_kept_by_id(device: torch.device) -
     compare(logits, torch.full((6,), 1.5, device=device), filters(device, *kept))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 6))])
 def test_any_filters_of_any_logits(seed: int, device: torch.device) -> None:
     """Rows with different filters in one call, flat and peaked, of every type, a vocabulary of no round number."""
     torch.manual_seed(seed)
