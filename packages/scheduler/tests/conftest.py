@@ -4,7 +4,7 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -598,7 +598,21 @@ def checkpoint(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path
     return checkpoints(request.param)
 
 
-@pytest.fixture(params=ALL)
+VARIANTS = {
+    *("llama3_rope", "llama_linear", "llama_yarn", "llama_tied", "granite_biases", "smollm3_sliding", "glm_whole"),
+    *("ernie_biases", "seed_oss_biases", "deepseek_v3_halves", "deepseek_v3_yarn", "deepseek_v2_greedy"),
+    *("deepseek_v3_ungrouped", "glm4_moe_air", "dots1", "qwen3_moe_sliding"),
+}
+"""Families with the layers of another one, and other rotations, biases, windows or routing. In an ordinary run each
+computes a whole prompt as transformers does, in every form of its checkpoint; further tests of them are slow."""
+
+
+def distinct(names: Iterable[str]) -> list[Any]:
+    """Return names of families for `parametrize`, of which `VARIANTS` are slow."""
+    return [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in names]
+
+
+@pytest.fixture(params=distinct(ALL))
 def family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
     """One checkpoint of each family."""
     return checkpoints(request.param)
@@ -608,7 +622,7 @@ NOT_NATIVE = ["gemma4", "gemma4_moe", "llama4", "mimo_v2", "ministral3", "minima
 """Those whose decoder native kernels do not run whole."""
 
 
-@pytest.fixture(params=[name for name in ALL if name not in NOT_NATIVE])
+@pytest.fixture(params=distinct(name for name in ALL if name not in NOT_NATIVE))
 def native_family(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) -> Path:
     """One checkpoint of each family that native kernels run."""
     return checkpoints(request.param)

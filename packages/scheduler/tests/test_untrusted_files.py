@@ -147,7 +147,7 @@ def test_whatever_looking_at_weights_raises_is_a_fault_of_one_line(error: Except
     assert "\n" not in fault
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_weights_that_fail_after_all_give_way_to_those_from_before(
     size: int, checkpoints: Checkpoints, tmp_path: Path
 ) -> None:

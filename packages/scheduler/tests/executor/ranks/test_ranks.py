@@ -78,7 +78,7 @@ def outputs_of(driver: Driver) -> tuple[Any, ...]:
 
 
 @pytest.mark.usefixtures("as_before")
-@pytest.mark.parametrize("overlap", [0, 1])
+@pytest.mark.parametrize("overlap", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_two_processes_say_what_one_says(overlap: int, options: WorkerOptions, place: Path) -> None:
     options = replace(options, overlap=overlap > 0)
     config = CoreConfig(token_budget=23)

@@ -239,7 +239,13 @@ def test_a_quantised_fused_model_says_what_its_weights_in_full_say(
     assert scores == pytest.approx(expected, abs=1e-3)
 
 
-WIDE = QUANTISED | {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "dtype": "float16"}
+WIDE = QUANTISED | {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "dtype": "float16",
+}
 
 
 @pytest.mark.parametrize("kind", ["full", "deepseek", "awq"])

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from packages.scheduler.tests.conftest import ALL, LATENT, MIXTURES, NOT_NATIVE
+from packages.scheduler.tests.conftest import ALL, LATENT, MIXTURES, NOT_NATIVE, distinct
 from packages.scheduler.tests.models.families.test_families import Paged, expected, load, some_tokens
 from tercet.kernels.native.library import load_library, missing_library
 from tercet.kernels.ops.lora import LoRARows, LoRAWeights, Segment
@@ -127,7 +127,7 @@ FAMILIES = [name for name in ALL if name not in ("phi3_longrope", *LATENT)]
 """All but the one whose angles depend on how long a sequence is, and those that run no adapters."""
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", distinct(FAMILIES))
 def test_every_family_gives_what_peft_gives(
     name: str, checkpoints: Checkpoints, reference: Reference, tmp_path: Path
 ) -> None:
@@ -172,7 +172,7 @@ def test_beside_linears_on_native_kernels(checkpoints: Checkpoints, reference: R
 
 
 @pytest.mark.skipif(bool(missing_library()), reason=missing_library())
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in NOT_NATIVE])
+@pytest.mark.parametrize("name", distinct(name for name in FAMILIES if name not in NOT_NATIVE))
 def test_the_native_decoder_gives_what_peft_gives(
     name: str, checkpoints: Checkpoints, reference: Reference, tmp_path: Path
 ) -> None:
