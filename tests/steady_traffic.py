@@ -1,4 +1,4 @@
-"""Clients that send requests without pause until standard input ends, with a line of JSON for every answer.
+"""Clients that send one request after the other until standard input ends, with a line of JSON for every answer.
 
 Usage: python tests/steady_traffic.py URL CLIENTS
 """
@@ -12,6 +12,8 @@ from openai import OpenAI, OpenAIError
 
 _PROMPTS = ["The parts of a server", "A request that", "When one of them", "Once upon a time"]
 _TOKENS = 40
+_PAUSE = 0.1
+"""Seconds in which the machine is free for the parts that a test starts or restarts."""
 
 
 def ask(client: OpenAI, model: str, prompt: str) -> str:
@@ -25,7 +27,7 @@ def ask(client: OpenAI, model: str, prompt: str) -> str:
 
 
 def keep_asking(client: OpenAI, model: str, number: int, stop: threading.Event) -> None:
-    """Send the next request whenever the last one has ended."""
+    """Send the next request soon after the last one has ended."""
     prompt = _PROMPTS[number % len(_PROMPTS)]
     while not stop.is_set():
         began = time.monotonic()
@@ -45,6 +47,7 @@ def keep_asking(client: OpenAI, model: str, number: int, stop: threading.Event) 
         }
         sys.stdout.write(json.dumps(line) + "\n")
         sys.stdout.flush()
+        stop.wait(_PAUSE)
 
 
 def main(url: str, clients: int) -> None:

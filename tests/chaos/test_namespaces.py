@@ -43,7 +43,7 @@ RECOVERY_LIMIT = 60.0
 
 
 class Traffic:
-    """Clients on the host `client` that send requests without pause, and their answers."""
+    """Clients on the host `client` that send one request after the other, and their answers."""
 
     def __init__(self, network: Network) -> None:
         script = str(ROOT / "tests" / "steady_traffic.py")
@@ -81,7 +81,7 @@ class Traffic:
                     ends.setdefault(each["client"], each["ended"])
             return len(ends) == CLIENTS
 
-        until(enough, RECOVERY_LIMIT, lambda: f"of {CLIENTS} clients only {sorted(ends)} went on")
+        until(enough, RECOVERY_LIMIT, lambda: f"of {CLIENTS} clients only {sorted(ends)} went on", pause=0.1)
         return max(ends.values())
 
     def stop(self) -> list[dict[str, Any]]:
@@ -97,11 +97,12 @@ class Traffic:
         self.lines.extend(iter(self._process.stdout.readline, ""))
 
 
-def until(condition: Callable[[], bool], limit: float, complaint: Callable[[], str]) -> None:
+def until(condition: Callable[[], bool], limit: float, complaint: Callable[[], str], pause: float = 0.5) -> None:
+    """Wait for a condition. Most start a process each time, which takes the time of those that they wait for."""
     end = time.monotonic() + limit
     while not condition():
         assert time.monotonic() < end, complaint()
-        time.sleep(0.1)
+        time.sleep(pause)
 
 
 @pytest.fixture(scope="module")
