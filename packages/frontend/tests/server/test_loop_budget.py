@@ -33,7 +33,8 @@ def schemas() -> dict[str, type[BaseModel]]:
         "tokenize": tokenize_request("reasoning_content"),
     }
     for path in _SOURCES.rglob("*.py"):
-        for call in ast.walk(ast.parse(path.read_text())):
+        text = path.read_text()
+        for call in ast.walk(ast.parse(text)) if "read_model(" in text else ():
             match call:
                 case ast.Call(ast.Name("read_model"), [_, ast.Name(schema), *_]):
                     name = ".".join(("tercet.frontend", *path.relative_to(_SOURCES).with_suffix("").parts))
