@@ -59,7 +59,7 @@ ALIKE = {
     *("qwen3_5", "qwen3_5_moe", "lfm2_moe", "granite_hybrid_moe", "deepseek_v3_moe"),
     *("kimi_linear_dense", "olmo_hybrid_nope"),
 }
-"""Families with the caches of another one here: each generates ordinarily, and what steps do to caches is slow."""
+"""Families with the caches of another one: their tokens are slow. `tests/models/families` compares their logits."""
 
 
 def by_cache(names: Sequence[str], *options: Any) -> list[Any]:
@@ -152,7 +152,7 @@ def serve(request: pytest.FixtureRequest, checkpoints: Callable[[str], Path]) ->
         server.assert_empty()
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *HYBRID])
+@with_hybrids
 def test_alone(family: str, serve: Serve, expected: Expected) -> None:
     server = serve(family)
     server.ask("a", "long")
