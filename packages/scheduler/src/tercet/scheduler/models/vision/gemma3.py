@@ -7,18 +7,42 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from tercet.protocol.messages.media import FixedSize, ImageFormat
-from tercet.scheduler.model_files import ModelError, read_json, tokenizer_files
+from tercet.scheduler.model_files import ModelError, read_json
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
-from tercet.scheduler.tokenizer_files import added_token_texts
+from tercet.scheduler.models.vision.processor import (
+    FILE,
+    Normalization,
+    normalization_of,
+    read_processor,
+    token_texts,
+)
 
 _TOKENS = {"boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144}
 """Ids of the tokens before, after and in the place of an image, where config.json does not say them."""
-_FILE, _COMMON_FILE = "preprocessor_config.json", "processor_config.json"
 _CONFIGS = ("vision_config", "text_config", "mm_tokens_per_image")
 _BILINEAR = 2
-_USUAL = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_pan_and_scan": False}
+_HALF = [0.5] * 3
+_NAMES = {
+    "vision_tower.vision_model.": "vision_tower.",  # of transformers 4
+    "vision_tower.": "vision_tower.",
+    "multi_modal_projector.": "multi_modal_projector.",
+}
+
+
+class _Tower(VisionTower):
+    def __init__(self, normalization: Normalization, vision_tower: nn.Module, projector: nn.Module) -> None:
+        super().__init__(normalization)
+        self.vision_tower = vision_tower
+        self.multi_modal_projector = projector
+
+    def forward(self, array: torch.Tensor) -> torch.Tensor:
+        """See `VisionTower`."""
+        states = self.vision_tower(pixel_values=self.pixels(array)[None], return_dict=True).last_hidden_state
+        embeddings: torch.Tensor = self.multi_modal_projector(states)
+        return embeddings[0]
 
 
 def image_model(directory: Path) -> ImageModel | None:
@@ -26,32 +50,18 @@ def image_model(directory: Path) -> ImageModel | None:
 
     Raise ModelError for a size or an option that is not supported.
     """
+    if (processor := read_processor(directory, {"do_pan_and_scan": False})) is None:
+        return None
     config = read_json(directory / "config.json")
-    if not isinstance(config.get("vision_config"), dict) or (processor := _processor(directory)) is None:
-        return None
-    for name, usual in _USUAL.items():
-        if processor.get(name) not in (usual, None):
-            raise ModelError(f"{_FILE}: {name} {processor[name]!r} is not supported")
-    return ImageModel(form=_form(directory, config, processor), whole=True, build=partial(_build, config, processor))
-
-
-def _processor(directory: Path) -> dict[str, Any] | None:
-    """Return the config of the image processor, which transformers 5 writes into a file with the tokenizer's."""
-    if (directory / _FILE).is_file():
-        return read_json(directory / _FILE)
-    if not (directory / _COMMON_FILE).is_file():
-        return None
-    processor = read_json(directory / _COMMON_FILE).get("image_processor")
-    return processor if isinstance(processor, dict) else None
+    return ImageModel(
+        form=_form(directory, config, processor), whole=True, build=partial(_build, config, processor), names=_NAMES
+    )
 
 
 def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, Any]) -> ImageFormat:
     size, tokens = _size(config, processor), config.get("mm_tokens_per_image") or 256
-    texts = added_token_texts(tokenizer_files(directory))
     ids = [config.get(name) or config.get(name.replace("_index", "_id")) or usual for name, usual in _TOKENS.items()]
-    if lacking := [each for each in ids if each not in texts]:
-        raise ModelError(f"tokenizer.json lacks the tokens of images, which are {lacking} in config.json")
-    begin, end, image = map(texts.__getitem__, ids)
+    begin, end, image = token_texts(directory, ids)
     return ImageFormat(
         size=FixedSize(height=size, width=size),
         patch=size // math.isqrt(tokens),
@@ -69,7 +79,7 @@ def _size(config: Mapping[str, Any], processor: Mapping[str, Any]) -> int:
     wanted = config["vision_config"].get("image_size") or 224
     size = processor.get("size") or {}
     if (size.get("height"), size.get("width")) != (wanted, wanted):
-        raise ModelError(f"{_FILE}: size {size} is not the image_size {wanted} of config.json")
+        raise ModelError(f"{FILE}: size {size} is not the image_size {wanted} of config.json")
     return int(wanted)
 
 
@@ -78,13 +88,5 @@ def _build(config: Mapping[str, Any], processor: Mapping[str, Any]) -> VisionTow
     from transformers.models.gemma3.modeling_gemma3 import Gemma3MultiModalProjector
 
     known = Gemma3Config(**{name: config[name] for name in _CONFIGS if name in config})
-    half = [0.5] * 3
-    with torch.device("meta"):
-        tower, projector = AutoModel.from_config(known.vision_config), Gemma3MultiModalProjector(known)
-    return VisionTower(
-        tower,
-        projector,
-        factor=processor.get("rescale_factor") or 1 / 255,
-        mean=processor.get("image_mean") or half,
-        std=processor.get("image_std") or half,
-    )
+    tower, projector = AutoModel.from_config(known.vision_config), Gemma3MultiModalProjector(known)
+    return _Tower(normalization_of(processor, _HALF, _HALF), tower, projector)

@@ -1,47 +1,37 @@
 """The record of a model's images: their form, and the tower that makes embeddings of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from tercet.protocol.messages.media import ImageFormat
 from tercet.scheduler.model_files import ModelError, read_header, weight_files
+from tercet.scheduler.models.vision.processor import Normalization
 from tercet.scheduler.models.weights.tensor_files import open_tensors
-
-_PARTS = ("vision_tower.", "multi_modal_projector.")
-"""Prefixes of the tower's tensors in checkpoints, by transformers 4. Transformers 5 writes `model.` before them."""
 
 
 class VisionTower(nn.Module):
-    """transformers' own modules: an encoder of patches, and a projection to the text model's embeddings."""
+    """transformers' own modules, which a subclass has: images to embeddings of the text model's size."""
 
-    def __init__(
-        self,
-        vision_tower: nn.Module,
-        projector: nn.Module,
-        *,
-        factor: float,
-        mean: Sequence[float],
-        std: Sequence[float],
-    ) -> None:
-        """Create a tower. Pixels are multiplied by `factor`, then normalized by `mean` and `std` of each channel."""
+    def __init__(self, normalization: Normalization) -> None:
         super().__init__()
-        self.vision_tower = vision_tower
-        self.multi_modal_projector = projector
-        self._factor = factor
-        self._mean, self._std = (torch.tensor(each, device="cpu").view(3, 1, 1) for each in (mean, std))
+        self._factor = normalization.factor
+        self._mean, self._std = (torch.tensor(each).view(3, 1, 1) for each in (normalization.mean, normalization.std))
+
+    def pixels(self, array: torch.Tensor) -> torch.Tensor:
+        """Return the normalized pixels [3, height, width] of an array, for the tower's parameters."""
+        parameter = next(self.parameters())
+        pixels = (array.permute(2, 0, 1).double() * self._factor).float()
+        return ((pixels - self._mean) / self._std).to(parameter.device, parameter.dtype)
 
     def forward(self, array: torch.Tensor) -> torch.Tensor:
-        """Return embeddings [tokens, hidden] of an array uint8 [height, width, 3] on the CPU."""
-        parameter = next(self.multi_modal_projector.parameters())
-        pixels = (array[None].permute(0, 3, 1, 2).double() * self._factor).float()
-        pixels = ((pixels - self._mean) / self._std).to(parameter.device, parameter.dtype)
-        states = self.vision_tower(pixel_values=pixels, return_dict=True).last_hidden_state
-        embeddings: torch.Tensor = self.multi_modal_projector(states)
-        return embeddings[0]
+        """Return embeddings [embeddings, hidden] of an array uint8 [height, width, 3] on the CPU."""
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,37 +42,55 @@ class ImageModel:
     whole: bool
     """The tokens of an image see each other."""
     build: Callable[[], VisionTower]
-    """Makes the tower on torch's default device in its default dtype, without loaded weights."""
+    """Makes the tower on the CPU, without loaded weights."""
+    names: Mapping[str, str]
+    """Beginnings of the names of stored tensors, without transformers 5's `model.`, and of the tower's parameters. The
+    first that fits counts."""
+
+    def name_here(self, stored: str) -> str | None:
+        """Return the name of a stored tensor in the tower; None for those of the text model."""
+        name = stored.removeprefix("model.")
+        for beginning, here in self.names.items():
+            if name.startswith(beginning):
+                return here + name.removeprefix(beginning)
+        return None
 
 
 def load_tower(model: ImageModel, directory: Path, dtype: torch.dtype, device: torch.device) -> VisionTower:
     """Return the tower with the weights of a checkpoint. Raise ModelError for one that lacks any."""
-    with torch.device("meta"):
-        tower = model.build().to(dtype).eval()
-    tower = tower.to_empty(device=device)
-    for module in tower.modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if buffer.dtype == torch.int64:  # positions, which checkpoints do not store
-                buffer.copy_(torch.arange(buffer.numel()).view_as(buffer))
-            else:
-                raise ModelError(f"{directory}: the vision tower has a buffer {name!r}, which is not known here")
-    missing = dict(tower.named_parameters())
+    with _parameters_on_meta():
+        tower = model.build().eval()
+    missing = {name for name, _ in tower.named_parameters()}
     for path in weight_files(directory):
         header = read_header(path)
         with open_tensors(path) as file:
             for stored in header:
-                if (here := _name_here(stored)) is None:
+                if (here := model.name_here(stored)) is None:
                     continue
-                parameter = missing.pop(here, None)
-                if parameter is None or parameter.shape != header[stored].shape:
+                if here not in missing or tower.get_parameter(here).shape != header[stored].shape:
                     raise ModelError(f"{directory}: the tensor {stored!r} does not fit the vision tower of config.json")
-                parameter.data.copy_(file.get_tensor(stored))
+                missing.remove(here)
+                _set(tower, here, torch.empty(header[stored].shape, dtype=dtype).copy_(file.get_tensor(stored)))
     if missing:
         raise ModelError(f"{directory} lacks tensors of the vision tower: {', '.join(sorted(missing)[:8])}")
-    return tower.requires_grad_(False)
+    return tower.to(device)
 
 
-def _name_here(stored: str) -> str | None:
-    """Return the name of a stored tensor in a `VisionTower`; None for those of the text model."""
-    name = stored.removeprefix("model.")
-    return name.replace(".vision_model.", ".") if name.startswith(_PARTS) else None
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    """Let modules have parameters without memory. Buffers are computed, because checkpoints do not store them all."""
+    # torch takes the parameter that the hook returns, which its annotations do not say
+    hook = register_module_parameter_registration_hook(_without_memory)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _without_memory(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(parameter.to("meta"), requires_grad=False)
+
+
+def _set(tower: nn.Module, name: str, weight: torch.Tensor) -> None:
+    path, _, last = name.rpartition(".")
+    setattr(tower.get_submodule(path), last, nn.Parameter(weight, requires_grad=False))
