@@ -79,6 +79,10 @@ TEMPLATES: dict[str, tuple[str, ParserNames]] = {
         "{{- '<start_function_call>call:' + function['name'] + '{' -}}",
         ParserNames(None, "functiongemma"),
     ),
+    "Qwen/Qwen2.5-VL-7B-Instruct": (
+        "<|im_start|>{{ role }}\n<|vision_start|><|image_pad|><|vision_end|>{{ text }}<|im_end|>",
+        ParserNames(),
+    ),
     "google/gemma-3-4b-it": ("<start_of_turn>{{ role }}", ParserNames()),
     "CohereForAI/c4ai-command-r7b-12-2024": (
         "write <|START_THINKING|> followed by a plan. 1. Action: write <|START_ACTION|> followed by a list",

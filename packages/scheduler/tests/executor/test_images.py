@@ -77,18 +77,19 @@ def slot(number: int, *images: tuple[int, int]) -> SlotInit:
 def test_embeddings_are_in_the_places_of_their_tokens(whole: bool) -> None:
     tower = Tower()
     images = StepImages(tower, store_of(1, 2), IMAGE, torch.device("cpu"), whole=whole)
-    images.introduce([slot(0, (1, 2), (2, 6)), slot(1), slot(2, (2, 0))])
+    for init in (slot(0, (1, 2), (2, 6)), slot(1), slot(2, (2, 0))):
+        images.introduce(init)
     rows = [Row(1, 8, 1, True), Row(0, 3, 6, False), Row(2, 0, 4, False)]
-    found = images.begin(rows)
+    found = images.embeddings(rows)
     assert found is not None
     assert found.places.tolist() == [1, 2, 4, 5, 6, 7, 8, 9]
     assert found.vectors.flatten().tolist() == pytest.approx([1.1, 1.2, 2.0, 2.1, 2.2, 2.0, 2.1, 2.2])
     assert sorted(tower.encoded) == [1, 2], "an image of two choices is encoded once"
     seen = [9, 5, 5, 6, 9, 9, 9, 3, 3, 3, 4] if whole else None
     assert (None if found.seen is None else found.seen.tolist()) == seen
-    assert images.begin([Row(1, 9, 1, True), Row(0, 9, 1, True)]) is None
-    images.introduce([slot(0)])
-    assert images.begin([Row(0, 0, 9, False)]) is None
+    assert images.embeddings([Row(1, 9, 1, True), Row(0, 9, 1, True)]) is None
+    images.introduce(slot(0))
+    assert images.embeddings([Row(0, 0, 9, False)]) is None
 
 
 def test_tokens_between_the_placeholders_of_an_image_keep_their_embeddings() -> None:
@@ -96,8 +97,8 @@ def test_tokens_between_the_placeholders_of_an_image_keep_their_embeddings() -> 
     images = StepImages(tower, store_of(1), IMAGE, torch.device("cpu"), whole=False)
     ids = array("i", [1, IMAGE, 2, IMAGE, 3, IMAGE, 4])
     init = msgspec.structs.replace(slot(0), tokens=ids.tobytes(), images=[planned(1, first=1, tokens=5)])
-    images.introduce([init])
-    first, second = images.begin([Row(0, 0, 4, False)]), images.begin([Row(0, 4, 3, True)])
+    images.introduce(init)
+    first, second = images.embeddings([Row(0, 0, 4, False)]), images.embeddings([Row(0, 4, 3, True)])
     assert first is not None
     assert second is not None
     assert (first.places.tolist(), second.places.tolist()) == ([1, 3], [1])
@@ -124,9 +125,10 @@ def test_the_cache_returns_the_embeddings_that_it_got(images: list[tuple[int, in
 def test_embeddings_used_last_are_kept_within_the_bound() -> None:
     tower = Tower()
     images = StepImages(tower, store_of(0, 1, 2), IMAGE, torch.device("cpu"), whole=True, most_bytes=2 * 64 * 4)
-    images.introduce([slot(number, (number, 0)) for number in range(3)])
+    for number in range(3):
+        images.introduce(slot(number, (number, 0)))
     for number in (0, 1, 0, 2, 0, 1):
-        assert images.begin([Row(number, 0, 3, False)]) is not None
+        assert images.embeddings([Row(number, 0, 3, False)]) is not None
     assert tower.encoded == [0, 1, 2, 1]
 
 
@@ -146,8 +148,8 @@ def test_embeddings_that_are_kept_let_no_memory_grow() -> None:
     for number, (place, each) in enumerate(zip(places, arrays, strict=True)):
         assert store.add([place], [each]) == ""
         shown = PlannedImage(number=-1 - number, sha256=place.sha256, **sizes)
-        images.introduce([msgspec.structs.replace(slot(0, (0, 0)), images=[shown])])
-        assert images.begin([Row(0, 0, 3, False)]) is not None
+        images.introduce(msgspec.structs.replace(slot(0, (0, 0)), images=[shown]))
+        assert images.embeddings([Row(0, 0, 3, False)]) is not None
         store.retain(())
         resident.append(int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize())
     assert resident[-1] - resident[19] < 100 << 20, "each embedding keeps freed blocks from being used again"

@@ -28,7 +28,7 @@ def test_a_step_reads_every_token_and_page_that_its_rows_name(device: str, spare
     pages = {slot: [chance.sample(range(99), LENGTH // PAGE) for _ in range(2)] for slot in range(SLOTS)}
     prompts = {slot: chance.randint(1, len(known)) for slot, known in tokens.items()}
     for slot in range(SLOTS):
-        tables.introduce(init(slot, tokens[slot], prompts[slot]))
+        tables.introduce(init(slot, tokens[slot], prompts[slot]), -slot)
     tables.update_pages([PageUpdate(slot, 2, [[7, 7, 7], [8, 8, 8]]) for slot in range(SLOTS)])
     tables.update_pages([PageUpdate(slot, 0, pages[slot]) for slot in range(SLOTS)])  # the later one holds
     rows = []
@@ -43,7 +43,7 @@ def test_a_step_reads_every_token_and_page_that_its_rows_name(device: str, spare
 
     each = [(row.slot, position) for row in rows for position in range(row.start, row.start + row.count)]
     assert tables.ids_at(inputs.places).tolist() == [tokens[slot][position] for slot, position in each]
-    assert inputs.positions.tolist() == [position for _, position in each]
+    assert inputs.positions.tolist() == [position - slot for slot, position in each]
     last = [sum(row.count for row in rows[: index + 1]) - 1 for index in sampling]
     assert inputs.sample_index.tolist() == last
     assert inputs.sampling_rows == sampling

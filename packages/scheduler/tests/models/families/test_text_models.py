@@ -43,6 +43,7 @@ LATENT = {
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 16}
 SECTIONS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 2, 2], "mrope_interleaved": True}
+BLOCKS = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [1, 3, 2]}
 SIGHT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
 MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
     "kimi_k25": ("Kimi_K25", "deepseek_v3", LATENT, {}),
@@ -64,6 +65,13 @@ MODELS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
         "mistral4",
         {**LATENT, "head_dim": 16, "n_shared_experts": 1, "rope_parameters": {**YARN, "llama_4_scaling_beta": 0.5}},
         {"model_type": "pixtral", "head_dim": 16, "image_size": 28},
+    ),
+    "qwen2_vl": ("Qwen2VL", "qwen2_vl_text", {"rope_parameters": BLOCKS}, {"depth": 1, "num_heads": 2}),
+    "qwen2_5_vl": (
+        "Qwen2_5_VL",
+        "qwen2_5_vl_text",
+        {"rope_parameters": BLOCKS},
+        {"depth": 1, "num_heads": 2, "out_hidden_size": 48},
     ),
     "qwen3_vl": (
         "Qwen3VL",

@@ -22,6 +22,7 @@ class Family(msgspec.Struct, frozen=True):
 _LLAMA = ("LlamaForCausalLM",)
 _LLAMA4 = ("Llama4ForCausalLM", "Llama4ForConditionalGeneration")
 _QWEN2 = ("Qwen2ForCausalLM", "Qwen2MoeForCausalLM")
+_QWEN2_VL = ("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration")
 _QWEN3 = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 _QWEN35 = (
     *("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
@@ -53,6 +54,7 @@ FAMILIES = (
         (*_LLAMA, *_NEMOTRON),
     ),
     Family("Qwen2, Qwen2-MoE, Qwen2.5", "hermes", None, "Qwen/Qwen2.5-7B-Instruct", _QWEN2),
+    Family("Qwen2-VL, Qwen2.5-VL", None, None, "Qwen/Qwen2.5-VL-7B-Instruct", _QWEN2_VL),
     Family(
         "Qwen3, Qwen3-VL, Qwen3-MoE, Qwen3-Next",
         "hermes",

@@ -3,6 +3,7 @@
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,9 @@ from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.protocol.messages.codec import Frame
 from tercet.protocol.messages.media import FixedSize, ImageFormat, ImageInput, LongestEdge, PixelRange
 from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit, excess_tokens
+from tercet.scheduler.executor.image_positions import ImagePositions
+from tercet.scheduler.executor.slot_tables import StepInputs
+from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
 
 MOST_ARRAY_BYTES = 4 << 30
@@ -155,24 +159,27 @@ class StepImages:
         device: torch.device,
         *,
         whole: bool,
+        positions: ImagePositions | None = None,
         most_bytes: int = MOST_EMBEDDING_BYTES,
     ) -> None:
+        """Create the images of steps; `positions` are those of a model in which they have several parts."""
         self._tower = tower
         self._store = store
         self._token_id = token_id
         self._device = device
         self._whole = whole
+        self._positions = positions
         self._slots: dict[int, list[_Shown]] = {}
         self._embeddings = EmbeddingCache(most_bytes)
         """By number and not by hash: embeddings of other namespaces must not save time."""
 
-    def introduce(self, inits: Sequence[SlotInit]) -> None:
-        """Note the images of choices that take slots."""
-        for init in inits:
-            self._slots.pop(init.slot, None)
-            if init.images:
-                ids = np.frombuffer(init.tokens, np.int32)
-                self._slots[init.slot] = [_Shown(each, self._places(each, ids)) for each in init.images]
+    def introduce(self, init: SlotInit) -> int:
+        """Note the images of a choice that takes a slot. Return the shift of positions: see `SlotTables.introduce`."""
+        self._slots.pop(init.slot, None)
+        if init.images:
+            ids = np.frombuffer(init.tokens, np.int32)
+            self._slots[init.slot] = [_Shown(each, self._places(each, ids)) for each in init.images]
+        return 0 if self._positions is None else self._positions.introduce(init)
 
     def _places(
         self, image: PlannedImage, ids: "np.ndarray[tuple[int], np.dtype[np.int32]]"
@@ -180,7 +187,15 @@ class StepImages:
         own = ids[image.first : image.first + image.tokens]
         return image.first + np.flatnonzero(own == self._token_id)
 
-    def begin(self, rows: Sequence[Row]) -> ReplacedEmbeddings | None:
+    def begin(self, rows: Sequence[Row], inputs: StepInputs) -> tuple[StepInputs, ReplacedEmbeddings | None]:
+        """Return the inputs of a step as it needs them, and `embeddings`."""
+        if self._positions is not None:
+            inputs = self._positions.begin(rows, inputs)
+        replaced = self.embeddings(rows)
+        # no graph has images
+        return inputs if replaced is None else replace(inputs, in_fixed_buffers=False), replaced
+
+    def embeddings(self, rows: Sequence[Row]) -> ReplacedEmbeddings | None:
         """Return the embeddings of a step, after encoding what is missing; None if no row is in an image."""
         if not self._slots:
             return None
@@ -220,8 +235,13 @@ class StepImages:
         return torch.cat(vectors)
 
 
-def step_images(loaded: LoadedImages | None, store: ImageStore | None, device: torch.device) -> StepImages | None:
+def step_images(
+    loaded: LoadedImages | None, rotary: Rotary | None, store: ImageStore | None, device: torch.device
+) -> StepImages | None:
     """Return the images of a model's steps; None if it takes none."""
     if loaded is None or store is None:
         return None
-    return StepImages(loaded.tower, store, loaded.model.form.token_id, device, whole=loaded.model.whole)
+    form, positions = loaded.model.form, None
+    if rotary is not None and rotary.parts is not None:
+        positions = ImagePositions(rotary, form.patch, device)
+    return StepImages(loaded.tower, store, form.token_id, device, whole=loaded.model.whole, positions=positions)

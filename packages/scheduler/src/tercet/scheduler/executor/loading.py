@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,6 +35,7 @@ from tercet.scheduler.models import hugging_face
 from tercet.scheduler.models.config.model_config import DecoderShape, ModelConfig, computed_dtype
 from tercet.scheduler.models.layers.decoder import CausalLM
 from tercet.scheduler.models.layers.layer_ops import OpsModule, layer_ops, set_ops
+from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.layers.lora import LoRABank
 from tercet.scheduler.models.layers.shard import WHOLE, Shard
 from tercet.scheduler.models.native import NativeCausalLM, unsupported_natively
@@ -62,6 +63,8 @@ class LoadedModel(NamedTuple):
     """Memory of the adapters; None if the model cannot run any."""
     images: LoadedImages | None = None
     """None if the model takes none."""
+    rotary: Rotary | None = None
+    """The rotation of most layers; None for a model on transformers' own modules."""
 
 
 @contextmanager
@@ -86,7 +89,8 @@ def shape_of(options: WorkerOptions, device: torch.device) -> DecoderShape:
     """Read the model's shape; a `ModelConfig` if the architecture is implemented here."""
     with reading_model(options.model):
         dtype = computed_dtype(options.model, options.dtype, device)
-        return _read_shape(options.model, dtype)
+        shape = _read_shape(options.model, dtype)
+    return replace(shape, spare_positions=options.step_tokens) if isinstance(shape, ModelConfig) else shape
 
 
 def _read_shape(directory: Path, dtype: str) -> DecoderShape:
@@ -159,11 +163,11 @@ def load_model(
             torch.set_num_threads(1)
         if bank is not None:
             bank.attach(model)
-        return LoadedModel(model, bank)
+        return LoadedModel(model, bank, rotary=model.model.rotary)
     packed = NativeCausalLM(model, load_library(), quantization=options.quantization, adapters=bank)
     # torch has little left to compute, and its threads would spin on the native kernels' cores
     torch.set_num_threads(1)
-    return LoadedModel(packed, bank)
+    return LoadedModel(packed, bank, rotary=model.model.rotary)
 
 
 def load_images(

@@ -4,7 +4,6 @@ A step writes each sampled token into its slot's token buffer. The next plan can
 has seen the result.
 """
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol, TypeVar
@@ -157,9 +156,7 @@ class ModelRunner:
         constrained = self._grammars.begin(plan.step, slots, assumed) if self._grammars else None
         lora = None if self._adapters is None else self._adapters.rows(plan.rows)
         segments = None if self._states is None else self._states.begin(plan)
-        replaced = None if self._images is None else self._images.begin(plan.rows)
-        if replaced is not None:  # no graph has images
-            inputs = dataclasses.replace(inputs, in_fixed_buffers=False)
+        inputs, replaced = (inputs, None) if self._images is None else self._images.begin(plan.rows, inputs)
         hidden = self._forward(inputs, lora, segments, replaced)
         if self._states is not None:
             self._states.end(plan)
@@ -176,12 +173,10 @@ class ModelRunner:
             self._inits[init.slot] = init
             self._scored[init.slot] = init.prompt_logprobs
             self._constrained[init.slot] = init.sampling.grammar is not None
-            self._tables.introduce(init)
+            self._tables.introduce(init, 0 if self._images is None else self._images.introduce(init))
         again(partial(self._sampler.introduce, inits), self._release)
         if self._grammars is not None:
             self._grammars.introduce(inits)
-        if self._images is not None:
-            self._images.introduce(inits)
 
     def _forward(
         self,

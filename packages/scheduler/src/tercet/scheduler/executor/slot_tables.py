@@ -30,7 +30,7 @@ class StepInputs:
     """The inputs of a step's rows, on the device except for arrays and lists."""
 
     places: torch.Tensor  # int64 [tokens]: flat token indices, see `SlotTables.ids_at`
-    positions: torch.Tensor  # int64 [tokens]
+    positions: torch.Tensor  # int64 [tokens]: rows of rotary tables
     sample_index: torch.Tensor  # int64 [sampling rows]: the last token of each
     sampled_places: torch.Tensor  # int64 [sampling rows]: flat index for each sampled token
     sent_positions: torch.Tensor  # int64 [sampling rows]: `output_positions` on the device
@@ -64,6 +64,7 @@ class _Layout:
     prompts: Integers  # [rows]: prompt lengths
     row_of: Integers  # [tokens]
     within: Integers  # [tokens]: offset from the first token of the row
+    shifts: Integers  # [tokens]: see `SlotTables.introduce`
     sampling: Integers  # [sampling rows]
     sampling_rows: list[int]  # `sampling` as a list
     last: Integers  # [sampling rows]: index of the last token of each
@@ -100,6 +101,7 @@ class SlotTables:
         self._flat = self._tokens.view(-1)
         self._zero = torch.zeros(1, dtype=torch.int64, device=device)  # int64: `maximum` widens token ids to it
         self._prompts = np.full(slots + 1, _EMPTY_SLOT, dtype=np.int64)
+        self._shifts = np.zeros(slots + 1, dtype=np.int64)
         self._layout: _Layout | None = None
         width = -(-length // page_size)
         self._pages = [np.zeros((slots + 1, width), dtype=np.int32) for _ in range(groups)]
@@ -109,9 +111,10 @@ class SlotTables:
         for table, page in zip(self._pages, spare_pages, strict=False):
             table[slots] = page
 
-    def introduce(self, init: SlotInit) -> None:
-        """Store the known tokens of a choice in its slot."""
+    def introduce(self, init: SlotInit, shift: int = 0) -> None:
+        """Store the known tokens of a choice in its slot. `shift` is from the index of a token to its position."""
         self._prompts[init.slot] = init.prompt_tokens
+        self._shifts[init.slot] = shift
         self._layout = None
         self._write(init.slot, 0, np.array(unpack_ints(init.tokens), dtype=np.int32))
 
@@ -161,7 +164,8 @@ class SlotTables:
         places = slots[row_of] * self._length + positions
         paged = [self._place(pages, slots, ends, row_of, positions) for pages in self._pages]
         output_positions = (ends - layout.prompts)[sampling]
-        integers = ends.astype(np.int32), positions, places, places[layout.last] + 1, output_positions
+        rotary = positions + layout.shifts
+        integers = ends.astype(np.int32), rotary, places, places[layout.last] + 1, output_positions
         sent = self._to_device.send([*integers, *(part for pair in paged for part in pair)])
         kv_lens, position, place, sampled_places, sent_positions, *of_groups = sent
         host_kv_lens = ends.tolist()
@@ -243,8 +247,7 @@ class SlotTables:
         rows = np.full(self._slots, self._slots)
         rows[: len(slots)] = slots
         offsets = np.zeros((OFFSETS, self._slots), dtype=np.int64)
-        offsets[1] = rows * self._length
-        offsets[2] = offsets[1] + 1
+        offsets[:3] = self._shifts[rows], rows * self._length, rows * self._length + 1
         offsets[3, : len(slots)] = 1 - prompts
         return _Decodes(slots=rows, offsets=offsets, views=memory.first(len(slots)))
 
@@ -302,6 +305,7 @@ class SlotTables:
                 prompts=prompts,
                 row_of=row_of,
                 within=np.arange(query_start[-1]) - query_start[row_of],
+                shifts=self._shifts[slots][row_of],
                 sampling=sampling,
                 sampling_rows=sampling.tolist(),
                 last=last,

@@ -222,7 +222,7 @@ class TpModelWorker:
             oom_policy=strategy.oom_policy,
             logprobs_mode=options.logprobs_mode,
             states=self._states,
-            images=step_images(loaded.images, self.images, device),
+            images=step_images(loaded.images, loaded.rotary, self.images, device),
         )
 
     def _warm_up(self, model: Model) -> None:

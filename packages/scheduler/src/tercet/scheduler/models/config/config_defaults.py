@@ -35,5 +35,9 @@ class ConfigDefaults:
     """Adjacent elements are rotated as pairs."""
     scales_queries: bool = False
     """Rope parameters may have `llama_4_scaling_beta` (`QueryScaling`)."""
+    sections: tuple[int, ...] = ()
+    """Default of `mrope_section`; empty if the family does not read it. See `RopeConfig.sections`."""
+    alternating: bool = False
+    """The pairs of these sections alternate."""
     mtp_layers: int = 0
     """Default number of multi-token-prediction layers after the others."""

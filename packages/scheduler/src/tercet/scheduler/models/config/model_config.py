@@ -88,6 +88,8 @@ class ModelConfig(DecoderShape):
     """Layers with attention; None: all without a recurrent state."""
     local_rope: RopeConfig | None = None
     """The rotation of layers with a window, if it differs from that of the rest."""
+    spare_positions: int = 0
+    """Rows of rotary tables after those of the context length, which steps with images fill. See `Rotary.write`."""
     unrotated: frozenset[int] = frozenset()
     """Layers without rotary embedding."""
     chunks: Mapping[int, int] = field(default_factory=dict)

@@ -15,11 +15,11 @@ from tercet.scheduler.models.config.field_support import names
 
 HONOURED_ROPE = names(
     "attention_factor beta_fast beta_slow factor full_attention high_freq_factor llama_4_scaling_beta "
-    "long_factor low_freq_factor mscale mscale_all_dim original_max_position_embeddings partial_rotary_factor "
+    "long_factor low_freq_factor mrope_section mscale mscale_all_dim original_max_position_embeddings "
+    "partial_rotary_factor "
     "rope_theta rope_type short_factor sliding_attention truncate type"
 )
 """Keys of `rope_parameters` that are read here or in `families/gemma.py`."""
-REFUSED_ROPE = {"mrope_section": "positions of images, with several numbers each, are not supported"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +54,22 @@ class RopeConfig:
     """Share of a head's pairs that rotate, from the fastest on."""
     query_scaling: QueryScaling | None = None
     """Factors of the queries that are rotated."""
+    sections: tuple[int, ...] = ()
+    """M-RoPE: pairs of a head that rotate by the time, by the height and by the width of a token of an image. Empty:
+    every token has one position."""
+    alternating: bool = False
+    """The pairs of the sections alternate, as far as there are some of height and width."""
 
     def rotated(self, head_dim: int) -> int:
         """Return the number of a head's elements that are rotated."""
         return int(head_dim * self.share)
+
+    def parts(self, pairs: int) -> list[int]:
+        """Return for each pair of a head the part of the position that it rotates by: 0, 1 or 2."""
+        if self.alternating:
+            return [pair % 3 if pair < 3 * self.sections[pair % 3] else 0 for pair in range(pairs)]
+        rotated = [part for part, section in enumerate(self.sections) for _ in range(section)]
+        return rotated + [0] * (pairs - len(rotated))
 
     def for_length(self, length: int) -> "RopeConfig":
         """Return the rotation of a model that serves `length` tokens, independent of the length of rotary tables."""
@@ -98,9 +110,6 @@ def parse_rope(config: Mapping[str, Any], defaults: ConfigDefaults, *, by_layer_
     kind = defaults.rope_names.get(kind, kind) if isinstance(kind, str) else str(kind)
     if kind not in ROPE_TYPES:
         raise wrong(name, f"type {kind!r} is not supported, only {', '.join(ROPE_TYPES)}")
-    for key, why in REFUSED_ROPE.items():
-        if values.get(key) is not None:
-            raise wrong(f"{name}.{key}", why)
     outside = {field: config.get(field) for field in ("rope_theta", "partial_rotary_factor")}
     if defaults.rotary_dim and outside["partial_rotary_factor"] is None and config.get("rotary_dim") is not None:
         whole = Fields(config)
@@ -113,6 +122,8 @@ def parse_rope(config: Mapping[str, Any], defaults: ConfigDefaults, *, by_layer_
         share=_rotated_share(fields, defaults),
         interleaved=defaults.interleaved,
         query_scaling=_query_scaling(fields) if defaults.scales_queries else None,
+        sections=_sections(fields, defaults),
+        alternating=defaults.alternating,
     )
 
 
@@ -121,6 +132,14 @@ def _query_scaling(fields: Fields) -> QueryScaling | None:
         return None
     strength = fields.number("llama_4_scaling_beta", zero=True)
     return QueryScaling(strength=strength, length=fields.count("original_max_position_embeddings"))
+
+
+def _sections(fields: Fields, defaults: ConfigDefaults) -> tuple[int, ...]:
+    if not fields.has("mrope_section"):
+        return defaults.sections
+    if not defaults.sections:
+        raise wrong(f"{fields.where}mrope_section", "positions of images, with several numbers each, are not supported")
+    return tuple(map(int, fields.numbers("mrope_section")))
 
 
 def _rotated_share(fields: Fields, defaults: ConfigDefaults) -> float:
@@ -137,6 +156,8 @@ def check_rotation(rope: RopeConfig, head_dim: int) -> None:
     rotated, scaling = rope.rotated(head_dim), rope.scaling
     if rotated % 2 or not rotated:
         raise wrong("partial_rotary_factor", f"{rotated} of {head_dim} elements are no pairs to turn")
+    if rope.sections and (len(rope.sections) != 3 or (not rope.alternating and 2 * sum(rope.sections) != rotated)):
+        raise wrong("mrope_section", f"{[*rope.sections]} are no three parts of {rotated // 2} pairs")
     if scaling is not None and scaling.type == "longrope":
         for name in ("short_factor", "long_factor"):
             if (found := len(getattr(scaling, name))) != rotated // 2:

@@ -16,18 +16,18 @@ WRAPPER_FIELDS = field_table(
         names(
             "attention_chunk_size attention_context_left attention_context_right attention_invalid_logits_value "
             "attention_logit_cap audio_config audio_token_id boa_token_id boi_token_id boi_token_index "
-            "conv_kernel_size deepstack_visual_indexes depth eoa_token_index eoi_token_id eoi_token_index "
-            "gradient_clipping image_size image_token_id image_token_index in_channels layer_norm_eps "
-            "merge_kernel_size mm_tokens_per_image multi_modal_projector_bias multimodal_projector_bias norm_eps "
-            "num_channels num_heads num_position_embeddings out_hidden_size output_proj_dims patch_size "
-            "pixel_shuffle_ratio pooling_kernel_size pos_emb_height pos_emb_time pos_emb_width "
-            "position_embedding_size projection_hidden_size projection_layer_norm_eps projector_dropout "
+            "conv_kernel_size deepstack_visual_indexes depth embed_dim eoa_token_index eoi_token_id eoi_token_index "
+            "fullatt_block_indexes gradient_clipping image_size image_token_id image_token_index in_channels "
+            "layer_norm_eps merge_kernel_size mlp_ratio mm_tokens_per_image multi_modal_projector_bias "
+            "multimodal_projector_bias norm_eps num_channels num_heads num_position_embeddings out_hidden_size "
+            "output_proj_dims patch_size pixel_shuffle_ratio pooling_kernel_size pos_emb_height pos_emb_time "
+            "pos_emb_width position_embedding_size projection_hidden_size projection_layer_norm_eps projector_dropout "
             "projector_hidden_act projector_input_dim projector_output_dim residual_weight spatial_merge_size "
-            "standardize subsampling_conv_channels temporal_patch_size use_clipped_linears video_token_id "
-            "vision_config vision_end_token_id vision_feature_layer vision_feature_select_strategy "
-            "vision_output_dim vision_start_token_id"
+            "standardize subsampling_conv_channels temporal_patch_size tokens_per_second use_clipped_linears "
+            "video_token_id vision_config vision_end_token_id vision_feature_layer vision_feature_select_strategy "
+            "vision_output_dim vision_start_token_id window_size"
         ),
-        "of images or sound, which are not read",
+        "of images or sound, which the text model does not read",
     ),
 )
 """Fields of models that read more than text, beside those of the text model."""

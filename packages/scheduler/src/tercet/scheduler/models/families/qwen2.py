@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5: biases of queries, keys and values (`ModelConfig.attention_bias`), and none of the output."""
+"""Qwen2 and Qwen2.5, also those that read images: biases of queries, keys and values, and none of the output."""
 
 from tercet.scheduler.models.config.attention_windows import Windows, from_max_window_layers
 from tercet.scheduler.models.config.config_defaults import ConfigDefaults
@@ -6,6 +6,7 @@ from tercet.scheduler.models.config.config_fields import Fields
 from tercet.scheduler.models.config.field_support import QWEN_EXPERTS, QWEN_WINDOWS, field_table
 from tercet.scheduler.models.config.moe_config import MoeDefaults
 from tercet.scheduler.models.family import ModelFamily
+from tercet.scheduler.models.vision import qwen
 
 
 def _every_second_before_max_window_layers(fields: Fields, layers: int) -> list[bool]:
@@ -19,6 +20,20 @@ FAMILIES = (
         fields=field_table(QWEN_WINDOWS),
         defaults=ConfigDefaults(attention_bias=None, output_bias=None),
         windows=Windows(usual=4096, switched=True, pattern=from_max_window_layers(28)),
+    ),
+    ModelFamily(
+        architectures=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+        fields=field_table(QWEN_WINDOWS),
+        defaults=ConfigDefaults(
+            rms_norm_eps=1e-5,
+            attention_bias=None,
+            output_bias=None,
+            rope_theta=1e6,
+            rope_names={"mrope": "default"},
+            sections=(16, 24, 24),
+        ),
+        windows=Windows(usual=4096, switched=True, pattern=from_max_window_layers(80)),
+        images=qwen.image_model,
     ),
     ModelFamily(
         architectures=("Qwen2MoeForCausalLM", "Qwen2MoeModel"),

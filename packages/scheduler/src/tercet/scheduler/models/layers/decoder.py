@@ -107,7 +107,7 @@ class Decoder(nn.Module):
         norm: type[RMSNorm],
     ) -> None:
         super().__init__()
-        rotary = Unrotated(config) if len(config.unrotated) == config.layers else Rotary(config)
+        self.rotary = rotary = Unrotated(config) if len(config.unrotated) == config.layers else Rotary(config)
         self.embed_tokens = VocabParallelEmbedding(config, shard)
         self.layers = nn.ModuleList(layer(number, rotary) for number in range(config.layers))
         self.norm = norm(config.hidden_size, config.rms_norm_eps, config.dtype)

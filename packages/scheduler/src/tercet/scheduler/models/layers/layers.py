@@ -7,6 +7,7 @@ from typing import Literal, cast
 
 import torch
 from torch import nn
+from torch.nn.functional import pad
 
 from tercet.kernels.attention.api import AttentionParams
 from tercet.kernels.ops.activation import Gate, squared_relu
@@ -34,6 +35,7 @@ class Rotary(nn.Module):
     """
 
     cache: torch.Tensor
+    parts: torch.Tensor | None
     query_factors: torch.Tensor | None
 
     def __init__(self, config: ModelConfig, rope: RopeConfig | None = None, head_dim: int | None = None) -> None:
@@ -43,13 +45,25 @@ class Rotary(nn.Module):
         size = head_dim or config.rotated_head_dim
         rotary_dim = rope.rotated(size)
         table = pad_to_heads(rope_cache(config.context_length, rotary_dim, rope.theta, rope.scaling), size)
+        self.spare = len(table)
         if rope.proportion < 1:
             table = keep_pairs(table, int(rope.proportion * size // 2))
+        if rope.sections:
+            table = pad(table, (0, 0, 0, config.spare_positions))
         self.register_buffer("cache", table, persistent=False)
+        parts = torch.tensor(2 * rope.parts(size // 2)) if rope.sections else None
+        self.register_buffer("parts", parts, persistent=False)
         self.order = head_order(size, rotary_dim, interleaved=rope.interleaved)
         scaling = rope.query_scaling
         factors = None if scaling is None else scaling.factors(config.context_length)
         self.register_buffer("query_factors", factors, persistent=False)
+
+    def write(self, positions: torch.Tensor) -> None:
+        """Write the rows of positions of three parts, int64 [tokens, 3], into the table from row `spare` on."""
+        if self.parts is None:
+            raise RuntimeError("positions here have one part")
+        rows = self.cache[self.spare : self.spare + len(positions)]
+        rows.copy_(self.cache.gather(0, positions[:, self.parts]))
 
     def scaled(self, q: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Multiply queries [tokens, ...] by the factors of their positions."""

@@ -146,7 +146,7 @@ def _without_images(stored: Collection[str]) -> dict[str, str]:
         if any(name.startswith(prefix) for name in stored):
             kept = (name for name in stored if not name.startswith(_VISION))
             return {name: here + name.removeprefix(prefix) if name.startswith(prefix) else name for name in kept}
-    return {name: name for name in stored}
+    return {name: name for name in stored if not name.startswith(_VISION)}
 
 
 class Place(NamedTuple):

@@ -1,0 +1,121 @@
+"""Images of Qwen2-VL, Qwen2.5-VL and Qwen3-VL: one token for each square of patches, in an image's aspect ratio."""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tercet.protocol.messages.media import ImageFormat, PixelRange
+from tercet.scheduler.model_files import ModelError, read_json
+from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
+from tercet.scheduler.models.vision.processor import (
+    FILE,
+    Normalization,
+    normalization_of,
+    read_processor,
+    token_texts,
+)
+
+_IMAGE_TOKEN = 151_655
+_BICUBIC = 3
+_MEAN, _STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
+_PIXELS = {"shortest_edge": ("min_pixels", 56 * 56), "longest_edge": ("max_pixels", 28 * 28 * 1280)}
+"""Fields of the processor's `size`, and for each the older name and the default."""
+_SIZES = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+"""Fields of the processor that config.json has, too, and their defaults."""
+_LONGEST = 200
+"""Maximum ratio of an image's sides."""
+
+
+class QwenTower(VisionTower):
+    """A tower of patches with rotary positions. Embeddings of further layers (deepstack) follow those of the last."""
+
+    def __init__(self, normalization: Normalization, visual: nn.Module, patch: int, merge: int, frames: int) -> None:
+        super().__init__(normalization)
+        self.visual = visual
+        self._patch, self._merge, self._frames = patch, merge, frames
+
+    def forward(self, array: torch.Tensor) -> torch.Tensor:
+        """See `VisionTower`."""
+        patches, grid = self.patches(array)
+        out = self.visual(patches, grid_thw=grid, return_dict=True)
+        return torch.cat([out.pooler_output, *(getattr(out, "deepstack_features", None) or ())], 1)
+
+    def patches(self, array: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the patches of an image, [patches, channels * frames * pixels], and their grid int64 [1, 3].
+
+        Patches that share an embedding follow each other. An image stands for `frames` equal ones.
+        """
+        patch, merge = self._patch, self._merge
+        pixels = self.pixels(array)
+        rows, columns = pixels.shape[1] // patch, pixels.shape[2] // patch
+        squares = pixels.reshape(3, rows // merge, merge, patch, columns // merge, merge, patch)
+        frames = squares.permute(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None].expand(*[-1] * 5, self._frames, -1, -1)
+        return frames.reshape(rows * columns, -1), torch.tensor([[1, rows, columns]], device=pixels.device)
+
+
+def image_model(directory: Path) -> ImageModel | None:
+    """Return the images of the model in a directory; None for its text model alone.
+
+    Raise ModelError for a size that is not supported.
+    """
+    if (processor := read_processor(directory)) is None:
+        return None
+    config = read_json(directory / "config.json")
+    vision = _vision_config(config)
+    sizes = {name: processor.get(name) or usual for name, usual in _SIZES.items()}
+    for name, size in sizes.items():
+        wanted = getattr(vision, name.replace("merge", "spatial_merge"))
+        if size != wanted:
+            raise ModelError(f"{FILE}: {name} {size} is not the one of config.json, {wanted}")
+    return ImageModel(
+        form=_form(directory, config.get("image_token_id") or _IMAGE_TOKEN, processor, sizes),
+        whole=False,
+        build=partial(_build, vision, processor, sizes),
+        names={"visual.": "visual."},
+    )
+
+
+def _vision_config(config: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig
+
+    known: Any = AutoConfig.for_model(config["model_type"], vision_config=config["vision_config"])
+    return known.vision_config
+
+
+def _form(directory: Path, token_id: int, processor: Mapping[str, Any], sizes: Mapping[str, int]) -> ImageFormat:
+    patch = sizes["patch_size"] * sizes["merge_size"]
+    given = processor.get("size") or {}
+    least, most = (
+        processor.get(old) or given.get(name) or given.get(old) or usual for name, (old, usual) in _PIXELS.items()
+    )
+    [token] = token_texts(directory, [token_id])
+    return ImageFormat(
+        size=PixelRange(min_pixels=least, max_pixels=most),
+        patch=patch,
+        resample=processor.get("resample") or _BICUBIC,
+        marker=token,
+        token=token,
+        token_id=token_id,
+        max_tokens=_most_tokens(least / patch**2, most / patch**2),
+    )
+
+
+def _most_tokens(least: float, most: float) -> int:
+    """Return the maximum tokens of an image: of one with the most pixels, of the longest row, and of the longest image
+    with the least pixels, whose sides are rounded up.
+    """
+    return max(int(most), _LONGEST, math.ceil(least + math.sqrt(least * _LONGEST) + math.sqrt(least / _LONGEST) + 1))
+
+
+def _build(vision: Any, processor: Mapping[str, Any], sizes: Mapping[str, int]) -> VisionTower:
+    from transformers import AutoModel
+    from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
+
+    make = Qwen2VisionTransformerPretrainedModel._from_config  # AutoModel does not have it
+    visual = make(vision) if vision.model_type == "qwen2_vl_vision" else AutoModel.from_config(vision)
+    return QwenTower(normalization_of(processor, _MEAN, _STD), visual, *sizes.values())

@@ -1,0 +1,95 @@
+"""Tiny random Qwen2-VL, Qwen2.5-VL and Qwen3-VL, with a processor, a tokenizer and a chat template."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from packages.scheduler.tests.conftest import VOCAB_SIZE, write_tokenizer
+
+MARKS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
+START, END, IMAGE = range(VOCAB_SIZE - 5, VOCAB_SIZE - 2)
+PATCH, MERGE = 4, 2
+SQUARE = PATCH * MERGE
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+_TEXT = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]},
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+_VISION = {"depth": 2, "num_heads": 2, "patch_size": PATCH, "spatial_merge_size": MERGE}
+_WIDE = {"hidden_size": 32, "intermediate_size": 48, "out_hidden_size": 64}
+_SIGHT: dict[str, dict[str, Any]] = {
+    "Qwen2VL": {"embed_dim": 32, "hidden_size": 64},
+    "Qwen2_5_VL": {**_WIDE, "window_size": 16, "fullatt_block_indexes": [1]},
+}
+FAMILIES = tuple(_SIGHT)
+
+
+def processor_of() -> dict[str, Any]:
+    """Return the fields of preprocessor_config.json."""
+    return {
+        "patch_size": PATCH,
+        "merge_size": MERGE,
+        "temporal_patch_size": 2,
+        "min_pixels": 4 * SQUARE**2,
+        "max_pixels": 60 * SQUARE**2,
+        "image_mean": [0.48, 0.45, 0.4],
+        "image_std": [0.27, 0.26, 0.28],
+    }
+
+
+def write_qwen(directory: Path, family: str = "Qwen2_5_VL", *, old: bool = True) -> Path:
+    """Write the same checkpoint every time; an `old` one has names of tensors and a config.json of transformers 4."""
+    import torch
+    import transformers
+    from tokenizers import AddedToken, Tokenizer
+
+    config = getattr(transformers, f"{family}Config")(
+        text_config=_TEXT,
+        vision_config={**_VISION, **_SIGHT[family]},
+        vision_start_token_id=START,
+        vision_end_token_id=END,
+        image_token_id=IMAGE,
+        video_token_id=VOCAB_SIZE - 1,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+        for name, parameter in model.named_parameters():
+            if "visual" in name or "norm" in name or "bias" in name:
+                torch.nn.init.normal_(parameter, 0.5 if "norm" in name else 0.0, 0.3)
+    model.save_pretrained(directory, save_original_format=old)
+    if old:
+        _write_old_config(directory / "config.json")
+    (directory / "preprocessor_config.json").write_text(json.dumps(processor_of()))
+    write_tokenizer(directory)
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in MARKS])
+    tokenizer.save(str(directory / "tokenizer.json"))
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return directory
+
+
+def _write_old_config(path: Path) -> None:
+    """Move the fields of the text model out of `text_config`, and write its rotation in the older format."""
+    config = json.loads(path.read_text())
+    text = config.pop("text_config")
+    del text["model_type"]
+    rope = text.pop("rope_parameters")
+    text["rope_theta"] = rope["rope_theta"]
+    text["rope_scaling"] = {"type": "mrope", "mrope_section": rope["mrope_section"]}
+    path.write_text(json.dumps({**text, **config, "torch_dtype": config["dtype"]}))
