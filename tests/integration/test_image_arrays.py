@@ -13,32 +13,117 @@ pytest.importorskip("PIL")
 
 from PIL import Image, ImageOps
 from transformers.image_utils import ChannelDimension
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.pixtral.image_processing_pil_pixtral import get_resize_output_image_size
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.pixtral.image_processing_pil_pixtral import (
+    PixtralImageProcessorPil,
+    get_resize_output_image_size,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import smart_resize
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.models.smolvlm.processing_smolvlm import get_image_prompt_string
 
-from packages.frontend.tests.media.files import odd_images
-from tercet.frontend.media.pipe import Decode
+from packages.frontend.tests.media.files import noise, odd_images, saved
+from tercet.frontend.media.pipe import Decode, Decoded
 from tercet.frontend.media.sizes import AspectRatioError, array_size
 from tercet.frontend.media.worker import decoded_image
-from tercet.protocol.messages.media import FixedSize, ImageSize, LongestEdge, PixelRange
+from tercet.protocol.messages.media import (
+    AspectTiles,
+    CenterCrop,
+    EdgeTiles,
+    FixedSize,
+    ImageFormat,
+    ImageSize,
+    LongestEdge,
+    PixelRange,
+    TileTexts,
+)
 
-IMAGES = odd_images()
+IMAGES = odd_images() | {
+    f"{width}x{height}": saved(noise(width, height)) for width, height in ((100, 100), (90, 200), (333, 77), (28, 57))
+}
+NARROW = "3x2000"
+AS_THEY_ARE: dict[str, Any] = {"do_rescale": False, "do_normalize": False}
+"""Options of processors that leave pixels as they are in arrays."""
 
 
-def array_of(name: str, size: ImageSize, patch: int, resample: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Return the array [3, height, width] of a file."""
+def decoded(name: str, size: ImageSize, patch: int, resample: int) -> Decoded:
     file = base64.b64encode(IMAGES[name]).decode()
-    image = decoded_image(Decode(base64=file, size=size, patch=patch, resample=resample, seconds=1))
+    return decoded_image(Decode(base64=file, size=size, patch=patch, resample=resample, seconds=1))
+
+
+def array_of(image: Decoded) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return the array [3, height, width]."""
     return np.frombuffer(image.array, np.uint8).reshape(image.height, image.width, 3).transpose(2, 0, 1)
+
+
+def expected_of(name: str, processor: Any, **options: Any) -> Any:
+    """Return the inputs that an image processor makes of a file."""
+    return processor(images=ImageOps.exif_transpose(Image.open(BytesIO(IMAGES[name]))), return_tensors="np", **options)
+
+
+def stacked(tiles: Any) -> Any:
+    """Return tiles [tiles, 3, side, side] one below another."""
+    return np.concatenate([*tiles], axis=1)
 
 
 @pytest.mark.parametrize("name", IMAGES)
 def test_the_array_of_gemma_equals_that_of_transformers(name: str) -> None:
-    processor = Gemma3ImageProcessorPil(size={"height": 56, "width": 42}, do_rescale=False, do_normalize=False)
-    image = ImageOps.exif_transpose(Image.open(BytesIO(IMAGES[name])))
-    [expected] = processor(images=image, return_tensors="np")["pixel_values"]
-    np.testing.assert_array_equal(array_of(name, FixedSize(height=56, width=42), 14, 2), expected)
+    processor = Gemma3ImageProcessorPil(size={"height": 56, "width": 42}, **AS_THEY_ARE)
+    [expected] = expected_of(name, processor)["pixel_values"]
+    np.testing.assert_array_equal(array_of(decoded(name, FixedSize(height=56, width=42), 14, 2)), expected)
+
+
+@pytest.mark.parametrize("name", IMAGES.keys() - {NARROW})
+def test_the_array_of_pixtral_equals_that_of_transformers(name: str) -> None:
+    processor = PixtralImageProcessorPil(size={"longest_edge": 80}, patch_size={"height": 14, "width": 14})
+    [expected] = expected_of(name, processor, **AS_THEY_ARE)["pixel_values"]
+    np.testing.assert_array_equal(array_of(decoded(name, LongestEdge(max_edge=80), 14, 3)), expected)
+
+
+@pytest.mark.parametrize("edge", [56, 30])
+@pytest.mark.parametrize("name", IMAGES.keys() - {NARROW})
+def test_the_array_of_clip_equals_that_of_transformers(name: str, edge: int) -> None:
+    processor = CLIPImageProcessorPil(
+        size={"shortest_edge": edge}, crop_size={"height": 42, "width": 56}, **AS_THEY_ARE
+    )
+    [expected] = expected_of(name, processor)["pixel_values"]
+    found = decoded(name, CenterCrop(shortest_edge=edge, height=42, width=56), 14, 3)
+    np.testing.assert_array_equal(array_of(found), expected)
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 12), (3, 6), (1, 1)])
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_tiles_of_internvl_equal_those_of_transformers(name: str, least: int, most: int) -> None:
+    processor = GotOcr2ImageProcessorPil(size={"height": 28, "width": 28}, min_patches=least, max_patches=most)
+    expected = expected_of(name, processor, crop_to_patches=True, **AS_THEY_ARE)["pixel_values"]
+    found = decoded(name, AspectTiles(tile=28, min_tiles=least, max_tiles=most), 14, 3)
+    np.testing.assert_array_equal(array_of(found), stacked(expected))
+
+
+@pytest.mark.parametrize(("tile", "edge"), [(28, 112), (30, 75), (64, 64)])
+@pytest.mark.parametrize("name", IMAGES)
+def test_the_tiles_of_smolvlm_equal_those_of_transformers(name: str, tile: int, edge: int) -> None:
+    sizes = {"size": {"longest_edge": edge}, "max_image_size": {"longest_edge": tile}}
+    expected = expected_of(name, SmolVLMImageProcessorPil(**sizes), return_row_col_info=True, **AS_THEY_ARE)
+    found = decoded(name, EdgeTiles(tile=tile, longest_edge=edge), tile // 2, 1)
+    np.testing.assert_array_equal(array_of(found), stacked(expected["pixel_values"][0]))
+    form = ImageFormat(
+        size=EdgeTiles(tile=tile, longest_edge=edge),
+        patch=tile // 2,
+        resample=1,
+        marker="<image>",
+        prefix="<fake><global>",
+        token="<image>",
+        suffix="<fake>",
+        token_id=1,
+        max_tokens=1,
+        tiles=TileTexts(tile="<fake><row_{row}_col_{column}>", row_break="\n", thumbnail="\n\n<fake><global>"),
+    )
+    [[rows]], [[columns]] = expected["rows"], expected["cols"]
+    text = get_image_prompt_string(rows, columns, 4, "<fake>", "<image>", "<global>")
+    assert form.replacement(found.height, found.width, found.grid) == text
 
 
 sides = st.integers(1, 3000)

@@ -10,7 +10,7 @@ import pytest
 from tercet.protocol.messages import messages as m
 from tercet.protocol.messages.codec import Envelope, encode, encode_envelope, tag_of
 from tercet.protocol.messages.internal_state import ChoicePhase, ChoiceRow, PrefixRow
-from tercet.protocol.messages.media import ImageFormat, ImageInput, PixelRange
+from tercet.protocol.messages.media import ImageFormat, ImageInput, PixelRange, TileTexts
 from tercet.protocol.messages.profiles import StartProfileReq, StopProfileReq
 from tercet.protocol.messages.values import (
     WIRE_VERSION,
@@ -105,6 +105,7 @@ MESSAGES: list[m.Message] = [
                 max_tokens=16_384,
                 prefix="<begin>",
                 row_break="<break>",
+                tiles=TileTexts(tile="<{row}, {column}>", row_break="\n", thumbnail="<whole>"),
             ),
         ),
         identity=ModelIdentity(

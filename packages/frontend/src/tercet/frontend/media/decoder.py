@@ -34,11 +34,13 @@ class ImageSource(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DecodedImage(msgspec.Struct, frozen=True, kw_only=True):
-    """Array of an image, uint8 [height, width, 3], and the SHA-256 of its size and itself."""
+    """Array of an image, uint8 [height, width, 3], and the SHA-256 of its size, its grid and itself."""
 
     array: bytes
     height: int
     width: int
+    grid: tuple[int, int] = (0, 0)
+    """Rows and columns of tiles of an image that is cut into several."""
     sha256: bytes
 
 
@@ -92,7 +94,9 @@ class ImageDecoder:
         if result.error:
             raise _refused(result.error, source)
         sha256 = await asyncio.to_thread(_digest, result)
-        return DecodedImage(array=result.array, height=result.height, width=result.width, sha256=sha256)
+        return DecodedImage(
+            array=result.array, height=result.height, width=result.width, grid=result.grid, sha256=sha256
+        )
 
     def _file(self, source: ImageSource) -> AbstractAsyncContextManager[str | bytes]:
         """Return the file at a URL, in base64 from a `data:` URL. Raises ApiError."""
@@ -112,8 +116,8 @@ class ImageDecoder:
 
 
 def _digest(image: Decoded) -> bytes:
-    """Return the hash of an image. Its size is a part, because arrays of other sizes may have the same bytes."""
-    digest = hashlib.sha256(f"{image.height} {image.width} ".encode())
+    """Return the hash of an image. Size and grid are parts, because arrays of other ones may have the same bytes."""
+    digest = hashlib.sha256("{} {} {} {} ".format(image.height, image.width, *image.grid).encode())
     digest.update(image.array)
     return digest.digest()
 

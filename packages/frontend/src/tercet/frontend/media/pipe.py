@@ -23,6 +23,8 @@ class Decoded(msgspec.Struct, frozen=True, kw_only=True):
     array: bytes = b""
     height: int = 0
     width: int = 0
+    grid: tuple[int, int] = (0, 0)
+    """Rows and columns of tiles of an image that is cut into several."""
     error: str = ""
 
 

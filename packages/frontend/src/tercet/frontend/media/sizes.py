@@ -1,8 +1,10 @@
-"""Sizes of the arrays that models take, from an image's own size."""
+"""Sizes of the arrays that models take, from an image's own size. Sizes are (height, width)."""
 
 import math
 
-from tercet.protocol.messages.media import FixedSize, ImageSize, LongestEdge, PixelRange
+from tercet.protocol.messages.media import AspectTiles, FixedSize, LongestEdge, PixelRange
+
+Size = tuple[int, int]
 
 _MAX_ASPECT_RATIO = 200
 """Maximum ratio of the sides of an image whose own ratio is kept, as in Qwen's image processors."""
@@ -12,8 +14,8 @@ class AspectRatioError(ValueError):
     """Image with one side much longer than the other."""
 
 
-def array_size(height: int, width: int, size: ImageSize, patch: int) -> tuple[int, int]:
-    """Return height and width of the array of an image: multiples of `patch`. Raises AspectRatioError."""
+def array_size(height: int, width: int, size: FixedSize | PixelRange | LongestEdge, patch: int) -> Size:
+    """Return the size of an image that is resized once: multiples of `patch`. Raises AspectRatioError."""
     match size:
         case FixedSize():
             return size.height, size.width
@@ -30,7 +32,7 @@ def _check_ratio(height: int, width: int) -> None:
         raise AspectRatioError(f"it has {width} x {height} pixels, and no side may be 200 times as long as the other")
 
 
-def _within(height: int, width: int, size: PixelRange, patch: int) -> tuple[int, int]:
+def _within(height: int, width: int, size: PixelRange, patch: int) -> Size:
     """Return the nearest size with a number of pixels in a range, by the rule of Qwen2-VL's `smart_resize`."""
     rounded = round(height / patch) * patch, round(width / patch) * patch
     if math.prod(rounded) > size.max_pixels:
@@ -45,9 +47,52 @@ def _within(height: int, width: int, size: PixelRange, patch: int) -> tuple[int,
     return rounded
 
 
-def _below(height: int, width: int, max_edge: int, patch: int) -> tuple[int, int]:
+def _below(height: int, width: int, max_edge: int, patch: int) -> Size:
     """Return a size with sides of at most `max_edge`, by the rule of Pixtral's image processor."""
     ratio = max(height, width) / max_edge
     if ratio > 1:
         height, width = math.floor(height / ratio), math.floor(width / ratio)
     return max(1, math.ceil(height / patch)) * patch, max(1, math.ceil(width / patch)) * patch
+
+
+def shortest_edge_size(height: int, width: int, edge: int) -> Size:
+    """Return a size whose shorter side is `edge`. Raises AspectRatioError."""
+    _check_ratio(height, width)
+    long = int(edge * max(height, width) / min(height, width))
+    return (long, edge) if width <= height else (edge, long)
+
+
+def longest_edge_size(height: int, width: int, edge: int) -> Size:
+    """Return a size whose longer side is `edge`, and the other one even, by the rule of Idefics3's image processor."""
+    if width >= height:
+        other = int(edge / (width / height))
+        return max(1, other + other % 2), edge
+    other = int(edge * (width / height))
+    return edge, max(1, other + other % 2)
+
+
+def whole_tiles(height: int, width: int, tile: int) -> Size:
+    """Return the rows and columns of tiles that an image of this size is resized to, as Idefics3's processor has it."""
+    ratio = width / height
+    if width >= height:
+        columns = math.ceil(width / tile)
+        return math.ceil(int(columns * tile / ratio) / tile), columns
+    rows = math.ceil(height / tile)
+    return rows, math.ceil(int(rows * tile * ratio) / tile)
+
+
+def aspect_grid(height: int, width: int, size: AspectTiles) -> Size:
+    """Return the rows and columns of tiles whose aspect ratio is nearest an image's.
+
+    Of equal ones it is the largest whose area is less than twice the image's, as in InternVL's image processor.
+    """
+    counts = range(1, size.max_tiles + 1)
+    grids = [(rows, columns) for columns in counts for rows in counts]
+    fitting = [grid for grid in grids if size.min_tiles <= math.prod(grid) <= size.max_tiles]
+    best, least = (1, 1), math.inf
+    for rows, columns in sorted(fitting, key=math.prod):
+        difference = abs(width / height - columns / rows)
+        small = height * width > 0.5 * size.tile * size.tile * rows * columns
+        if difference < least or (difference == least and small):
+            best, least = (rows, columns), difference
+    return best

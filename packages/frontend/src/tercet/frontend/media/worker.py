@@ -12,7 +12,8 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from tercet.frontend.helper.limits import detach, limit_memory, processor_time
 from tercet.frontend.helper.pipe import encode_frame, read_frame
 from tercet.frontend.media.pipe import Decode, Decoded, decode_order
-from tercet.frontend.media.sizes import AspectRatioError, array_size
+from tercet.frontend.media.resizing import arranged
+from tercet.frontend.media.sizes import AspectRatioError
 
 FORMATS = ("PNG", "JPEG", "GIF", "WEBP")
 """Formats that OpenAI's and Anthropic's APIs take. Others would only be more code that reads untrusted files."""
@@ -55,9 +56,8 @@ def _decoded(order: Decode) -> Decoded:
 def decoded_image(order: Decode) -> Decoded:
     """Return the first frame of a file, upright and resized. Raises an error for a file that is refused or damaged."""
     image = ImageOps.exif_transpose(_open(order.file or _file(order.base64)))
-    height, width = array_size(image.height, image.width, order.size, order.patch)
-    array = _rgb(image).resize((width, height), Image.Resampling(order.resample)).tobytes()
-    return Decoded(array=array, height=height, width=width)
+    array, grid = arranged(_rgb(image), order.size, order.patch, order.resample)
+    return Decoded(array=array.tobytes(), height=array.height, width=array.width, grid=grid)
 
 
 def _file(text: str) -> bytes:

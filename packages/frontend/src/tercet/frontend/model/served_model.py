@@ -187,7 +187,7 @@ class ServedModel:
         form = self.limits.images
         if not images or form is None:
             return text
-        texts = [form.replacement(image.height, image.width) for image in images]
+        texts = [form.replacement(image.height, image.width, image.grid) for image in images]
         replaced = self.tokenizer.replace_control(text, form.marker, texts)
         if replaced is None:
             raise BadRequestError(

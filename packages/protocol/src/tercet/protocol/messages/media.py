@@ -23,7 +23,50 @@ class LongestEdge(msgspec.Struct, frozen=True, kw_only=True, tag="longest_edge")
     max_edge: int
 
 
-ImageSize = FixedSize | PixelRange | LongestEdge
+class CenterCrop(msgspec.Struct, frozen=True, kw_only=True, tag="crop"):
+    """Fixed size: the center of an image whose shorter side is resized to `shortest_edge`, with a black margin where it
+    is too small.
+    """
+
+    shortest_edge: int
+    height: int
+    width: int
+
+
+class AspectTiles(msgspec.Struct, frozen=True, kw_only=True, tag="aspect_tiles"):
+    """Square tiles, `min_tiles` to `max_tiles`, in the grid whose aspect ratio is nearest the image's.
+
+    Tiles are one below another in the array. If there are several, a thumbnail of the size of a tile follows them.
+    """
+
+    tile: int
+    """Pixels of a side."""
+    min_tiles: int
+    max_tiles: int
+
+
+class EdgeTiles(msgspec.Struct, frozen=True, kw_only=True, tag="edge_tiles"):
+    """Square tiles of an image whose longer side is resized to `longest_edge`, and both sides then to whole tiles.
+
+    They are in the array as those of `AspectTiles`.
+    """
+
+    tile: int
+    longest_edge: int
+
+
+ImageSize = FixedSize | PixelRange | LongestEdge | CenterCrop | AspectTiles | EdgeTiles
+
+
+class TileTexts(msgspec.Struct, frozen=True, kw_only=True):
+    """Texts around the tiles of an image that is cut into several, in the place of its prefix."""
+
+    tile: str
+    """Text before each tile. `{row}` and `{column}` stand for its place, from 1."""
+    row_break: str
+    """Text between the rows of tiles."""
+    thumbnail: str
+    """Text between the last tile and the thumbnail."""
 
 
 class ImageFormat(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,9 +91,22 @@ class ImageFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Texts around the placeholder tokens of an image."""
     row_break: str = ""
     """Text between the rows of an image."""
+    tiles: TileTexts | None = None
+    """Texts of an image that is cut into several tiles; None if they are like those of any other."""
 
-    def replacement(self, height: int, width: int) -> str:
-        """Return the text that takes the place of the marker before tokenization."""
+    def replacement(self, height: int, width: int, grid: tuple[int, int] = (0, 0)) -> str:
+        """Return the text that takes the place of the marker before tokenization.
+
+        `grid` has the rows and columns of tiles of an image that is cut into several.
+        """
+        rows, columns = grid
+        if self.tiles is not None and rows:
+            tile = self.token * (self.embeddings(height, width) // (rows * columns + 1))
+            lines = (
+                "".join(self.tiles.tile.format(row=row + 1, column=column + 1) + tile for column in range(columns))
+                for row in range(rows)
+            )
+            return f"{self.tiles.row_break.join(lines)}{self.tiles.thumbnail}{tile}{self.suffix}"
         row = self.token * (width // self.patch)
         return f"{self.prefix}{self.row_break.join([row] * (height // self.patch))}{self.suffix}"
 

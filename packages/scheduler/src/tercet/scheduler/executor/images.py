@@ -11,7 +11,16 @@ import torch
 
 from tercet.kernels.ops.embedding import ReplacedEmbeddings
 from tercet.protocol.messages.codec import Frame
-from tercet.protocol.messages.media import FixedSize, ImageFormat, ImageInput, LongestEdge, PixelRange
+from tercet.protocol.messages.media import (
+    AspectTiles,
+    CenterCrop,
+    EdgeTiles,
+    FixedSize,
+    ImageFormat,
+    ImageInput,
+    LongestEdge,
+    PixelRange,
+)
 from tercet.scheduler.core.plan import PlannedImage, Row, SlotInit, excess_tokens
 from tercet.scheduler.executor.image_positions import ImagePositions
 from tercet.scheduler.executor.slot_tables import StepInputs
@@ -44,8 +53,12 @@ class LoadedImages(NamedTuple):
 
 def _largest(form: ImageFormat) -> tuple[int, int]:
     match form.size:
-        case FixedSize() as size:
+        case FixedSize() | CenterCrop() as size:
             return size.height, size.width
+        case AspectTiles() as size:
+            return (size.max_tiles + 1) * size.tile, size.tile
+        case EdgeTiles() as size:
+            return (math.ceil(size.longest_edge / size.tile) ** 2 + 1) * size.tile, size.tile
         case PixelRange() as size:
             side = math.isqrt(size.max_pixels)
         case LongestEdge() as size:
