@@ -27,6 +27,7 @@ _WITHOUT_FIELDS = (
     "integrations",  # their relevant parts are above
     "integrations/accelerate",
     "models/auto",
+    "models/auto/configuration_auto",
     "models/auto/modeling_auto",
     "modeling_flash_attention_utils",
     "modeling_outputs",

@@ -166,7 +166,7 @@ def test_an_attempt_goes_on_only_with_the_same_images() -> None:
         ({"tokens": 5}, "not in the place"),
         ({"tokens": 0}, "no place"),
         ({"tokens": -3}, "no place"),
-        ({"height": 4, "width": 3}, "not in the place"),
+        ({"height": 4, "width": 3}, "size"),
         ({"height": 0}, "size"),
         ({"height": -2, "width": -3}, "size"),
         ({"first": 0}, "not in the place"),

@@ -79,9 +79,21 @@ _KIMI = {"deepseek_v3": "DeepseekV3ForCausalLM", "kimi_k2": "DeepseekV3ForCausal
 WRAPPERS: Mapping[str, Mapping[str, str]] = {
     "Gemma3ForConditionalGeneration": {"gemma3_text": "Gemma3ForCausalLM"},
     "Gemma4ForConditionalGeneration": {"gemma4_text": "Gemma4ForCausalLM"},
+    "Idefics3ForConditionalGeneration": {"llama": "LlamaForCausalLM"},
+    "InternVLForConditionalGeneration": {
+        "qwen2": "Qwen2ForCausalLM",
+        "qwen3": "Qwen3ForCausalLM",
+        "qwen3_moe": "Qwen3MoeForCausalLM",
+        "llama": "LlamaForCausalLM",
+    },
     "Kimi_K25ForConditionalGeneration": _KIMI,
     "KimiK25ForConditionalGeneration": _KIMI,
     "Llama4ForConditionalGeneration": {"llama4_text": "Llama4ForCausalLM"},
+    "LlavaForConditionalGeneration": {
+        "llama": "LlamaForCausalLM",
+        "mistral": "MistralForCausalLM",
+        "qwen2": "Qwen2ForCausalLM",
+    },
     "Mistral3ForConditionalGeneration": {
         "mistral": "MistralForCausalLM",
         "ministral3": "Ministral3ForCausalLM",
@@ -92,6 +104,7 @@ WRAPPERS: Mapping[str, Mapping[str, str]] = {
     "Qwen3VLForConditionalGeneration": {"qwen3_vl_text": "Qwen3VLForConditionalGeneration"},
     "Qwen3_5ForConditionalGeneration": {"qwen3_5_text": "Qwen3_5ForCausalLM"},
     "Qwen3_5MoeForConditionalGeneration": {"qwen3_5_moe_text": "Qwen3_5MoeForCausalLM"},
+    "SmolVLMForConditionalGeneration": {"llama": "LlamaForCausalLM"},
 }
 """Models that read more than text: the architecture of the text model by the `model_type` of its `text_config`.
 

@@ -93,7 +93,7 @@ class ImageDecoder:
                 raise _refused(f"it takes too {error.why} to decode", source) from None
         if result.error:
             raise _refused(result.error, source)
-        sha256 = await asyncio.to_thread(_digest, result)
+        sha256 = await asyncio.to_thread(digest_of, result)
         return DecodedImage(
             array=result.array, height=result.height, width=result.width, grid=result.grid, sha256=sha256
         )
@@ -115,7 +115,7 @@ class ImageDecoder:
         )
 
 
-def _digest(image: Decoded) -> bytes:
+def digest_of(image: Decoded) -> bytes:
     """Return the hash of an image. Size and grid are parts, because arrays of other ones may have the same bytes."""
     digest = hashlib.sha256("{} {} {} {} ".format(image.height, image.width, *image.grid).encode())
     digest.update(image.array)

@@ -34,6 +34,10 @@ _MISTRAL3 = (*_MISTRAL, "Ministral3ForCausalLM", "Mistral3ForConditionalGenerati
 _KIMI = ("DeepseekV3ForCausalLM", "KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration")
 _GEMMA3 = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration")
 _GEMMA4 = ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration")
+_SEEING = (
+    *("Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration"),
+    *("LlavaForConditionalGeneration", "SmolVLMForConditionalGeneration"),
+)
 _PHI = ("Phi3ForCausalLM",)
 _GRANITE = ("GraniteForCausalLM",)
 _NEMOTRON = ("NemotronHForCausalLM",)
@@ -131,5 +135,11 @@ FAMILIES = (
     Family("Jamba", "hunyuan", None, "ai21labs/AI21-Jamba-1.5-Mini"),
     Family("Step 3", "step3", "qwen3", "stepfun-ai/step3"),
     Family("InternLM 2.5, InternLM 3", "internlm", None, "internlm/internlm2_5-7b-chat"),
-    Family("xLAM, GPT-NeoX, Starcoder2, GPT-2, Llava", None, None, "Salesforce/Llama-xLAM-2-8b-fc-r"),
+    Family(
+        "xLAM, GPT-NeoX, Starcoder2, GPT-2, Llava, Pixtral, InternVL, SmolVLM",
+        None,
+        None,
+        "Salesforce/Llama-xLAM-2-8b-fc-r",
+        _SEEING,
+    ),
 )

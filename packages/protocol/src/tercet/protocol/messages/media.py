@@ -72,8 +72,8 @@ class TileTexts(msgspec.Struct, frozen=True, kw_only=True):
 class ImageFormat(msgspec.Struct, frozen=True, kw_only=True):
     """Form of the images that a model takes: arrays uint8 [height, width, 3].
 
-    `size` has the size of an image's array. Both sides are multiples of `patch`, and each square of `patch` pixels has
-    one placeholder token, in whose place the model gets an embedding. `resample` is the number of the filter in Pillow.
+    `size` has the size of an image's array. Each whole square of `patch` pixels has one placeholder token, in whose
+    place the model gets an embedding. `resample` is the number of the filter in Pillow.
     """
 
     size: ImageSize
@@ -102,16 +102,29 @@ class ImageFormat(msgspec.Struct, frozen=True, kw_only=True):
         rows, columns = grid
         if self.tiles is not None and rows:
             tile = self.token * (self.embeddings(height, width) // (rows * columns + 1))
-            lines = (
+            lines = [
                 "".join(self.tiles.tile.format(row=row + 1, column=column + 1) + tile for column in range(columns))
                 for row in range(rows)
-            )
+            ]
             return f"{self.tiles.row_break.join(lines)}{self.tiles.thumbnail}{tile}{self.suffix}"
-        row = self.token * (width // self.patch)
-        return f"{self.prefix}{self.row_break.join([row] * (height // self.patch))}{self.suffix}"
+        columns = width // self.patch
+        lines = [self.token * columns] * (self.embeddings(height, width) // columns)
+        return f"{self.prefix}{self.row_break.join(lines)}{self.suffix}"
+
+    def fits(self, height: int, width: int) -> bool:
+        """Return whether an array of this size may be an image's."""
+        match self.size:
+            case FixedSize() | CenterCrop() as fixed:
+                return (height, width) == (fixed.height, fixed.width)
+            case AspectTiles() | EdgeTiles() as tiles:
+                return width == tiles.tile and height > 0 and height % tiles.tile == 0
+            case PixelRange() | LongestEdge():
+                return all(side > 0 and side % self.patch == 0 for side in (height, width))
 
     def embeddings(self, height: int, width: int) -> int:
         """Return the number of embeddings, and so of placeholder tokens, of an image."""
+        if isinstance(self.size, AspectTiles | EdgeTiles):
+            return height // self.size.tile * (self.size.tile // self.patch) ** 2
         return (height // self.patch) * (width // self.patch)
 
 

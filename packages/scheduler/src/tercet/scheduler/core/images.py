@@ -98,14 +98,9 @@ def image_error(request: TokenizedGenerateReqInput, form: ImageFormat | None) ->
         before, end = end, each.first + each.tokens
         if len(each.sha256) != _HASH_BYTES or not before <= each.first < end <= len(ids):
             return "an image has no place in the prompt"
-        if not _fits(each, form):
+        if each.tokens > form.max_tokens or not form.fits(each.height, each.width):
             return "an image has a size that the model does not take"
         own = list(ids[each.first : end])
         if {own[0], own[-1]} != {form.token_id} or own.count(form.token_id) != form.embeddings(each.height, each.width):
             return "an image is not in the place of placeholder tokens"
     return None
-
-
-def _fits(image: ImageInput, form: ImageFormat) -> bool:
-    sides = image.height, image.width
-    return image.tokens <= form.max_tokens and all(side > 0 and side % form.patch == 0 for side in sides)

@@ -16,14 +16,16 @@ WRAPPER_FIELDS = field_table(
         names(
             "attention_chunk_size attention_context_left attention_context_right attention_invalid_logits_value "
             "attention_logit_cap audio_config audio_token_id boa_token_id boi_token_id boi_token_index "
-            "conv_kernel_size deepstack_visual_indexes depth embed_dim eoa_token_index eoi_token_id eoi_token_index "
-            "fullatt_block_indexes gradient_clipping image_size image_token_id image_token_index in_channels "
-            "layer_norm_eps merge_kernel_size mlp_ratio mm_tokens_per_image multi_modal_projector_bias "
-            "multimodal_projector_bias norm_eps num_channels num_heads num_position_embeddings out_hidden_size "
-            "output_proj_dims patch_size pixel_shuffle_ratio pooling_kernel_size pos_emb_height pos_emb_time "
-            "pos_emb_width position_embedding_size projection_hidden_size projection_layer_norm_eps projector_dropout "
-            "projector_hidden_act projector_input_dim projector_output_dim residual_weight spatial_merge_size "
-            "standardize subsampling_conv_channels temporal_patch_size tokens_per_second use_clipped_linears "
+            "conv_kernel_size deepstack_visual_indexes depth downsample_ratio embed_dim eoa_token_index eoi_token_id "
+            "eoi_token_index fullatt_block_indexes gradient_clipping hidden_dropout_prob image_seq_length image_size "
+            "image_token_id image_token_index in_channels layer_norm_eps layer_scale_init_value merge_kernel_size "
+            "mlp_ratio mm_tokens_per_image multi_modal_projector_bias multimodal_projector_bias norm_eps norm_type "
+            "num_channels num_heads num_position_embeddings out_hidden_size output_proj_dims patch_size "
+            "pixel_shuffle_ratio pooling_kernel_size pos_emb_height pos_emb_time pos_emb_width position_embedding_size "
+            "projection_dropout projection_hidden_size projection_layer_norm_eps projector_dropout "
+            "projector_hidden_act projector_input_dim projector_output_dim residual_weight scale_factor "
+            "spatial_merge_size standardize subsampling_conv_channels temporal_patch_size tokens_per_second "
+            "use_absolute_position_embeddings use_clipped_linears use_mask_token use_mean_pooling use_qk_norm "
             "video_token_id vision_config vision_end_token_id vision_feature_layer vision_feature_select_strategy "
             "vision_output_dim vision_start_token_id window_size"
         ),
@@ -31,6 +33,27 @@ WRAPPER_FIELDS = field_table(
     ),
 )
 """Fields of models that read more than text, beside those of the text model."""
+
+_SIZES: Mapping[str, Mapping[str, int]] = {
+    "LlamaForCausalLM": {
+        "hidden_size": 4096,
+        "intermediate_size": 11_008,
+        "max_position_embeddings": 2048,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "vocab_size": 32_000,
+    },
+    "MistralForCausalLM": {
+        "hidden_size": 4096,
+        "intermediate_size": 14_336,
+        "max_position_embeddings": 131_072,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32_000,
+    },
+}
+"""transformers' defaults, which the `text_config` of LLaVA's and Pixtral's checkpoints leaves out."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -44,6 +67,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         raise wrong("text_config", "is not an object")
     above = {name: honoured[name] for name in _ANYWHERE if honoured.get(name) is not None}
     return {
+        **_SIZES.get(architecture, {}),
         **{name: value for name, value in text.items() if name != "torch_dtype"},
         **above,
         "architectures": [architecture],

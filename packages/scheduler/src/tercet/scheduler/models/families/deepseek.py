@@ -16,6 +16,7 @@ from tercet.scheduler.models.layers.latent_attention import LatentAttention
 from tercet.scheduler.models.layers.layers import Rotary
 from tercet.scheduler.models.layers.moe import mlp_of
 from tercet.scheduler.models.layers.shard import Shard
+from tercet.scheduler.models.vision import wrappers
 
 
 def build(config: ModelConfig, shard: Shard) -> CausalLM:
@@ -123,5 +124,6 @@ FAMILIES = (
         adapt=_adapt_mistral4,
         moe=DeepSeekMoeDefaults(experts=128, top_k=4, size=2048, shared=1, dense=0, renormalizes=True, score="softmax"),
         latent=LatentDefaults(query_rank=1024, nope_dim=64),
+        images=wrappers.image_model,
     ),
 )

@@ -4,11 +4,13 @@ from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.field_support import BIASES, field_table
 from tercet.scheduler.models.config.multipliers import MULTIPLIERS, with_multipliers
 from tercet.scheduler.models.family import ModelFamily
+from tercet.scheduler.models.vision import wrappers
 
 FAMILIES = (
     ModelFamily(
         architectures=("LlamaForCausalLM", "LlamaModel", "LLaMAForCausalLM"),  # an older name
         fields=field_table(BIASES),
+        images=wrappers.image_model,
     ),
     ModelFamily(
         architectures=("Ernie4_5ForCausalLM", "Ernie4_5Model"),

@@ -5,12 +5,14 @@ from tercet.scheduler.models.config.config_defaults import ConfigDefaults
 from tercet.scheduler.models.config.field_support import EXPERTS, WINDOWS, Refused, field_table
 from tercet.scheduler.models.config.moe_config import MoeDefaults
 from tercet.scheduler.models.family import ModelFamily
+from tercet.scheduler.models.vision import wrappers
 
 FAMILIES = (
     ModelFamily(
         architectures=("MistralForCausalLM", "MistralModel"),
         fields=field_table(WINDOWS),
         windows=Windows(usual=4096, pattern=all_layers),
+        images=wrappers.image_model,
     ),
     ModelFamily(
         architectures=("Ministral3ForCausalLM",),
@@ -32,6 +34,7 @@ FAMILIES = (
             scales_queries=True,
         ),
         windows=Windows(),
+        images=wrappers.image_model,
     ),
     ModelFamily(
         architectures=("MixtralForCausalLM", "MixtralModel"),

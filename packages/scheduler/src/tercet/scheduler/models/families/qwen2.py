@@ -6,7 +6,7 @@ from tercet.scheduler.models.config.config_fields import Fields
 from tercet.scheduler.models.config.field_support import QWEN_EXPERTS, QWEN_WINDOWS, field_table
 from tercet.scheduler.models.config.moe_config import MoeDefaults
 from tercet.scheduler.models.family import ModelFamily
-from tercet.scheduler.models.vision import qwen
+from tercet.scheduler.models.vision import qwen, wrappers
 
 
 def _every_second_before_max_window_layers(fields: Fields, layers: int) -> list[bool]:
@@ -20,6 +20,7 @@ FAMILIES = (
         fields=field_table(QWEN_WINDOWS),
         defaults=ConfigDefaults(attention_bias=None, output_bias=None),
         windows=Windows(usual=4096, switched=True, pattern=from_max_window_layers(28)),
+        images=wrappers.image_model,
     ),
     ModelFamily(
         architectures=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),

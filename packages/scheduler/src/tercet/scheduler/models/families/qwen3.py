@@ -17,6 +17,7 @@ from tercet.scheduler.models.config.moe_config import DeepSeekMoeDefaults, MoeDe
 from tercet.scheduler.models.config.rope_config import text_positions
 from tercet.scheduler.models.family import ModelFamily
 from tercet.scheduler.models.layers.decoder import build_decoder
+from tercet.scheduler.models.vision import wrappers
 
 FAMILIES = (
     ModelFamily(
@@ -25,6 +26,7 @@ FAMILIES = (
         fields=field_table(QWEN_WINDOWS + "attention_bias"),
         defaults=ConfigDefaults(head_dim=128),
         windows=Windows(usual=4096, switched=True, pattern=from_max_window_layers(28)),
+        images=wrappers.image_model,
     ),
     ModelFamily(
         architectures=("Qwen3VLForConditionalGeneration",),
@@ -39,6 +41,7 @@ FAMILIES = (
         fields=field_table(QWEN_EXPERTS + "attention_bias sliding_window use_sliding_window"),
         windows=Windows(usual=4096, switched=True),
         moe=MoeDefaults(experts=128, top_k=8, size=("moe_intermediate_size", 768), chooses_layers=True),
+        images=wrappers.image_model,
     ),
     ModelFamily(
         architectures=("Dots1ForCausalLM",),

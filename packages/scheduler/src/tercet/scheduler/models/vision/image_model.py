@@ -34,6 +34,12 @@ class VisionTower(nn.Module):
         raise NotImplementedError
 
 
+def tiles_of(pixels: torch.Tensor) -> torch.Tensor:
+    """Return the square tiles [tiles, 3, side, side] of pixels [3, tiles * side, side], one below another."""
+    channels, height, side = pixels.shape
+    return pixels.view(channels, height // side, side, side).transpose(0, 1)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageModel:
     """Images of a model."""

@@ -9,6 +9,10 @@ from tercet.scheduler.tokenizer_files import added_token_texts
 
 FILE, _COMMON_FILE = "preprocessor_config.json", "processor_config.json"
 _USUAL = {"do_resize": True, "do_rescale": True, "do_normalize": True}
+CLIP_MEAN = 0.48145466, 0.4578275, 0.40821073
+CLIP_STD = 0.26862954, 0.26130258, 0.27577711
+BICUBIC = 3
+"""Defaults of most image processors."""
 
 
 class Normalization(NamedTuple):
@@ -47,9 +51,35 @@ def normalization_of(processor: Mapping[str, Any], mean: Sequence[float], std: S
     return Normalization(factor, processor.get("image_mean") or mean, processor.get("image_std") or std)
 
 
+def resample_of(processor: Mapping[str, Any], usual: int) -> int:
+    """Return the number of a processor's filter in Pillow, by default the family's."""
+    number = processor.get("resample")
+    return usual if number is None else int(number)
+
+
 def token_texts(directory: Path, ids: Sequence[int]) -> list[str]:
     """Return the texts of tokens of images. Raise ModelError for one that the tokenizer lacks."""
     texts = added_token_texts(tokenizer_files(directory))
     if lacking := [each for each in ids if each not in texts]:
         raise ModelError(f"tokenizer.json lacks the tokens of images, which are {lacking} in config.json")
     return [texts[each] for each in ids]
+
+
+def check_token_texts(directory: Path, texts: Sequence[str]) -> None:
+    """Raise ModelError for a text around images that is no token of the tokenizer."""
+    known = added_token_texts(tokenizer_files(directory)).values()
+    if lacking := [text for text in texts if text not in known]:
+        raise ModelError(f"tokenizer.json lacks the tokens {', '.join(lacking)} of images")
+
+
+def side_of(config: Mapping[str, Any], name: str, usual: int | None = None) -> int:
+    """Return the side of squares that a field of a vision config has as one number or as two equal ones.
+
+    Raise ModelError for any other value.
+    """
+    value = config.get(name) or usual
+    if isinstance(value, list | tuple) and len({*value}) == 1:
+        value = value[0]
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"config.json: vision_config.{name}: {value!r} is not supported, only a square's side")
+    return value

@@ -24,7 +24,7 @@ from tercet.scheduler.models.layers.moe import ExpertLinear, Experts
 from tercet.scheduler.models.layers.recurrent import CausalConv
 from tercet.scheduler.models.layers.shard import Cut
 
-_TEXT = {"language_model.": "", "model.language_model.": "model."}
+_TEXT = {"language_model.": "", "model.language_model.": "model.", "model.text_model.": "model."}
 """Prefixes of text tensors in models that also read images, by transformers 4 and 5, and their replacement."""
 _CORRECTION = ".e_score_correction_bias"
 """Suffix of the router's score correction in checkpoints that store it outside the router."""
@@ -33,7 +33,7 @@ _VISION = tuple(
     for prefix in ("", "model.")
     for part in (
         *("vision_tower.", "vision_model.", "visual.", "multi_modal_projector.", "mm_projector.", "embed_vision."),
-        *("audio_tower.", "embed_audio."),
+        *("connector.", "audio_tower.", "embed_audio."),
     )
 )
 
