@@ -19,9 +19,13 @@ TEMPLATE = (
 
 
 def seeing(
-    engine_of: Callable[..., FakeEngine], files: dict[str, bytes], limits: ModelLimits, tokenizer: Tokenizer
+    engine_of: Callable[..., FakeEngine],
+    files: dict[str, bytes],
+    limits: ModelLimits,
+    tokenizer: Tokenizer,
+    **changes: Any,
 ) -> FakeEngine:
-    """Return an engine whose model reads images of three tokens."""
+    """Return an engine whose model reads images of three tokens, or in the form with these changes."""
     token_id = tokenizer.token_to_id("</s>")
     assert token_id is not None
     form = ImageFormat(
@@ -35,6 +39,7 @@ def seeing(
         token_id=token_id,
         max_tokens=3,
     )
+    form = msgspec.structs.replace(form, **changes)
     files = {**files, "chat_template.jinja": TEMPLATE.encode()}
     return engine_of(files=files, limits=msgspec.structs.replace(limits, images=form))
 

@@ -30,8 +30,8 @@ from packages.frontend.tests.polling import until
 from tercet.frontend.errors import BadRequestError, UnavailableError
 from tercet.frontend.helper import pool
 from tercet.frontend.media import worker
-from tercet.frontend.media.decoder import DecodedImage, ImageDecoder, ImageSource
-from tercet.frontend.media.pipe import Decode
+from tercet.frontend.media.decoder import DecodedImage, ImageDecoder, ImageSource, digest_of
+from tercet.frontend.media.pipe import Decode, Decoded
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><rect width="9" height="9"/></svg>'
 GOOD, GIF = saved(noise(40, 30)), saved(noise(9, 9), "GIF")
@@ -69,6 +69,15 @@ async def test_the_array_and_its_hash_come_from_a_helper(decoder: ImageDecoder) 
     assert image.array == noise(40, 30).resize((14, 28), Image.Resampling.BILINEAR).tobytes()
     assert (image.height, image.width) == (28, 14)
     assert image.sha256 == hashlib.sha256(b"28 14 0 0 " + image.array).digest()
+
+
+OTHERS = [(1, (0, 0)), (2, (0, 0)), (1, (2, 3)), (1, (3, 2)), (1, (1, 6))]
+"""Heights and grids of images with equal arrays."""
+
+
+def test_hashes_differ_where_arrays_are_equal_and_sizes_or_grids_differ() -> None:
+    grids = [Decoded(array=bytes(18), height=height, width=6 // height, grid=grid) for height, grid in OTHERS]
+    assert len({digest_of(image) for image in grids}) == len(OTHERS)
 
 
 BAD = {

@@ -24,6 +24,7 @@ from tercet.frontend.media.decoder import ImageDecoder
 from tercet.frontend.media.fetcher import ImageFetcher
 from tercet.frontend.model.prompts import TextPrompt
 from tercet.frontend.testing import FakeEngine, Served, serving
+from tercet.protocol.messages.media import AspectTiles, TileTexts
 from tercet.protocol.messages.values import ModelLimits, unpack_ints
 
 OpenAIOf = Callable[..., openai.AsyncOpenAI]
@@ -122,6 +123,29 @@ async def test_responses_have_images(
     assert kept["message"]["content"] == [input_text("see"), input_image(CAT, detail="high"), input_text("this")]
     assert kept["function_call_output"]["output"] == [input_text("as"), file]
     assert second.status == "completed"
+
+
+async def test_a_prompt_names_the_tiles_of_an_image(
+    engine_of: Callable[..., FakeEngine],
+    files: dict[str, bytes],
+    limits: ModelLimits,
+    tokenizer: Tokenizer,
+    http_of: HttpOf,
+) -> None:
+    tiles = TileTexts(tile="<s>{row}, {column}", row_break="\n", thumbnail="\n\n<s>")
+    two = AspectTiles(tile=4, min_tiles=2, max_tiles=2)
+    engine = seeing(engine_of, files, limits, tokenizer, size=two, tiles=tiles, max_tokens=99)
+    async with serving(engine) as served:
+        body = {"model": "tiny", "messages": [user(text("see"), image(CAT))]}
+        assert (await http_of(served).post("/v1/chat/completions", json=body)).status_code == 200
+    [sent] = engine.requests()
+    tile = "</s>" * 4
+    shown = f"<s>1, 1{tile}\n<s>2, 1{tile}\n\n<s>{tile}\n"
+    ids = tokenizer.encode(f"<|im_start|>user\nsee{shown}<|im_end|>\n").ids
+    assert list(unpack_ints(sent.input_ids)) == ids
+    [place] = sent.images
+    places = [index for index, token in enumerate(ids) if token == tokenizer.token_to_id("</s>")]
+    assert (place.height, place.width, place.first, place.tokens) == (12, 4, places[0], places[-1] + 1 - places[0])
 
 
 async def test_conversations_keep_images(served: Served, engine: FakeEngine, openai_of: OpenAIOf) -> None:
