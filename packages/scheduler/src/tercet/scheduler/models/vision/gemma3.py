@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from tercet.protocol.messages.media import FixedSize, ImageFormat
-from tercet.scheduler.model_files import ModelError, read_json
+from tercet.scheduler.model_files import read_json
 from tercet.scheduler.models.vision.image_model import ImageModel, VisionTower
 from tercet.scheduler.models.vision.processor import (
-    FILE,
     Normalization,
+    check_size,
     normalization_of,
     read_processor,
+    side_of,
     token_texts,
 )
 
@@ -59,7 +60,8 @@ def image_model(directory: Path) -> ImageModel | None:
 
 
 def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, Any]) -> ImageFormat:
-    size, tokens = _size(config, processor), config.get("mm_tokens_per_image") or 256
+    size, tokens = side_of(config["vision_config"], "image_size", 224), config.get("mm_tokens_per_image") or 256
+    check_size(processor, size)
     ids = [config.get(name) or config.get(name.replace("_index", "_id")) or usual for name, usual in _TOKENS.items()]
     begin, end, image = token_texts(directory, ids)
     return ImageFormat(
@@ -73,14 +75,6 @@ def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, An
         suffix=f"{end}\n\n",
         max_tokens=tokens,
     )
-
-
-def _size(config: Mapping[str, Any], processor: Mapping[str, Any]) -> int:
-    wanted = config["vision_config"].get("image_size") or 224
-    size = processor.get("size") or {}
-    if (size.get("height"), size.get("width")) != (wanted, wanted):
-        raise ModelError(f"{FILE}: size {size} is not the image_size {wanted} of config.json")
-    return int(wanted)
 
 
 def _build(config: Mapping[str, Any], processor: Mapping[str, Any]) -> VisionTower:

@@ -17,11 +17,11 @@ from tercet.scheduler.models.vision.processor import (
     FILE,
     Normalization,
     check_token_texts,
+    image_token,
     normalization_of,
     read_processor,
     resample_of,
     side_of,
-    token_texts,
 )
 
 _TOKEN = 128_257
@@ -72,8 +72,7 @@ def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, An
     edge = _edge(processor, "size", 4 * 364)
     if (shown := _edge(processor, "max_image_size", 364)) != tile:
         raise ModelError(f"{FILE}: max_image_size {shown} is not the image_size {tile} of config.json")
-    token_id = config.get("image_token_id") or _TOKEN
-    [token] = token_texts(directory, [token_id])
+    token_id, token = image_token(directory, config, _TOKEN)
     check_token_texts(directory, [_AROUND])
     side, tokens = math.ceil(edge / tile), (tile // patch) ** 2
     texts = len(_TILES.tile.format(row=side, column=side)) + len(_TILES.row_break)

@@ -16,13 +16,13 @@ from tercet.scheduler.models.vision.processor import (
     BICUBIC,
     CLIP_MEAN,
     CLIP_STD,
-    FILE,
+    check_size,
     check_token_texts,
+    image_token,
     normalization_of,
     read_processor,
     resample_of,
     side_of,
-    token_texts,
 )
 
 _TOKEN = 151_667
@@ -80,15 +80,12 @@ def image_model(directory: Path) -> ImageModel | None:
 
 def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, Any], factor: int) -> ImageFormat:
     tile, patch = (side_of(config["vision_config"], *each) for each in (("image_size", 448), ("patch_size", 14)))
-    size = processor.get("size") or {}
-    if (size.get("height"), size.get("width")) != (tile, tile):
-        raise ModelError(f"{FILE}: size {size} is not the image_size {tile} of config.json")
+    check_size(processor, tile)
     tokens = (tile // (patch * factor)) ** 2
     if (wanted := config.get("image_seq_length") or 256) != tokens:
         raise ModelError(f"config.json: image_seq_length: a tile has {tokens} embeddings and not {wanted}")
     least, most = processor.get("min_patches") or 1, processor.get("max_patches") or 12
-    token_id = config.get("image_token_id") or _TOKEN
-    [token] = token_texts(directory, [token_id])
+    token_id, token = image_token(directory, config, _TOKEN)
     check_token_texts(directory, [_BEGIN, _END])
     return ImageFormat(
         size=AspectTiles(tile=tile, min_tiles=least, max_tiles=most),

@@ -15,11 +15,11 @@ from tercet.scheduler.models.vision.processor import (
     CLIP_MEAN,
     CLIP_STD,
     FILE,
+    image_token,
     normalization_of,
     read_processor,
     resample_of,
     side_of,
-    token_texts,
 )
 
 _TOKEN = 32_000
@@ -49,7 +49,7 @@ def image_model(directory: Path) -> ImageModel | None:
     if strategy != _STRATEGIES[kind]:
         raise ModelError(f"config.json: vision_feature_select_strategy: {strategy!r} is not supported with {kind}")
     if kind == _PIXTRAL:
-        form = pixtral.form_of(directory, config, processor, token_id=_TOKEN)
+        form = pixtral.form_of(directory, config, processor, usual_token=_TOKEN)
     else:
         form = _form(directory, config, processor)
     build = partial(_build, config, processor, layers_of(config, -2), skipped=int(strategy == "default"))
@@ -62,8 +62,7 @@ def _form(directory: Path, config: Mapping[str, Any], processor: Mapping[str, An
     side = side_of(config["vision_config"], "image_size", 336)
     if (size.height, size.width) != (side, side):
         raise ModelError(f"{FILE}: images of {size.height} x {size.width} pixels are not of image_size {side}")
-    token_id = config.get("image_token_index") or config.get("image_token_id") or _TOKEN
-    [token] = token_texts(directory, [token_id])
+    token_id, token = image_token(directory, config, _TOKEN)
     return ImageFormat(
         size=size,
         patch=patch,

@@ -18,11 +18,11 @@ from tercet.scheduler.models.vision.processor import (
     CLIP_STD,
     FILE,
     check_token_texts,
+    image_token,
     normalization_of,
     read_processor,
     resample_of,
     side_of,
-    token_texts,
 )
 
 USUAL = {"do_center_crop": False}
@@ -52,25 +52,24 @@ def image_model(directory: Path) -> ImageModel | None:
     if (processor := read_processor(directory, USUAL)) is None:
         return None
     config = read_json(directory / "config.json")
-    form = form_of(directory, config, processor, token_id=10, merged=config.get("spatial_merge_size", 2))
+    form = form_of(directory, config, processor, usual_token=10, merged=config.get("spatial_merge_size", 2))
     build = partial(_build, config, processor, layers_of(config, -1))
     return ImageModel(form=form, whole=False, build=build, names=NAMES)
 
 
 def form_of(
-    directory: Path, config: Mapping[str, Any], processor: Mapping[str, Any], *, token_id: int, merged: int = 1
+    directory: Path, config: Mapping[str, Any], processor: Mapping[str, Any], *, usual_token: int, merged: int = 1
 ) -> ImageFormat:
     """Return the form of images whose embeddings are of squares of `merged` patches.
 
-    `token_id` is the default of the token of images. Raise ModelError for a size that is not supported.
+    `usual_token` is the default of the placeholder token. Raise ModelError for a size that is not supported.
     """
     size = processor.get("size") or {"longest_edge": 1024}
     patch = merged * side_of(config["vision_config"], "patch_size", 16)
     edge = size.get("longest_edge") or (size.get("height") if size.get("height") == size.get("width") else None)
     if type(edge) is not int or edge < 1:
         raise ModelError(f"{FILE}: size {size} is not supported, only a longest_edge")
-    token_id = config.get("image_token_index") or config.get("image_token_id") or token_id
-    [token] = token_texts(directory, [token_id])
+    token_id, token = image_token(directory, config, usual_token)
     check_token_texts(directory, [_BREAK, _END])
     side = math.ceil(edge / patch)
     return ImageFormat(

@@ -65,11 +65,25 @@ def token_texts(directory: Path, ids: Sequence[int]) -> list[str]:
     return [texts[each] for each in ids]
 
 
+def image_token(directory: Path, config: Mapping[str, Any], usual: int) -> tuple[int, str]:
+    """Return id and text of the placeholder token of images. Raise ModelError if the tokenizer lacks it."""
+    token_id = config.get("image_token_index") or config.get("image_token_id") or usual
+    [text] = token_texts(directory, [token_id])
+    return token_id, text
+
+
 def check_token_texts(directory: Path, texts: Sequence[str]) -> None:
     """Raise ModelError for a text around images that is no token of the tokenizer."""
     known = added_token_texts(tokenizer_files(directory)).values()
     if lacking := [text for text in texts if text not in known]:
         raise ModelError(f"tokenizer.json lacks the tokens {', '.join(lacking)} of images")
+
+
+def check_size(processor: Mapping[str, Any], side: int) -> None:
+    """Raise ModelError for a processor whose images are no squares of the tower's `side`."""
+    size = processor.get("size") or {}
+    if (size.get("height"), size.get("width")) != (side, side):
+        raise ModelError(f"{FILE}: size {size} is not the image_size {side} of config.json")
 
 
 def side_of(config: Mapping[str, Any], name: str, usual: int | None = None) -> int:
